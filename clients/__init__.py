@@ -1,0 +1,1 @@
+"""Client side: one file a method, plus what all share in `base`."""

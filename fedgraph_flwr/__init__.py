@@ -1,0 +1,3 @@
+"""Federated graph neural networks on Flower."""
+
+__version__ = "0.1.0"

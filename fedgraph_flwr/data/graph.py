@@ -1,0 +1,213 @@
+"""The graph containers that travel through the program, and their file format.
+
+Letters used project-wide: N nodes, E directed edges, F features, H hidden width, C classes, M clients.
+
+They are plain dataclasses of tensors, not PyG ``Data``, because importing PyG doubles the start-up time of a
+client process; `Graph.from_pyg` and `Graph.to_pyg` convert.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.errors import FedGraphError
+
+FORMAT_VERSION = 1
+
+
+@dataclass
+class Graph:
+    """A homogeneous graph with node labels.
+
+    Attributes:
+        x: node features, float32 [N, F].
+        edge_index: int64 [2, E], row 0 source and row 1 target, as stored: an undirected edge is listed twice.
+        y: labels, int64 [N], -1 where unknown.
+        train_mask: bool [N]; likewise ``val_mask`` and ``test_mask``. All False before a split.
+        num_classes: C, over the whole dataset (a client may miss classes).
+        name: the dataset's name.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    num_classes: int
+    name: str = ""
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.y.size(0)
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.x.size(1)
+
+    @classmethod
+    def from_pyg(cls, data: Any, num_classes: int, name: str = "") -> "Graph":
+        """From a PyG ``Data``; masks that are missing become all False, 2-D masks keep their first column."""
+        n = int(data.num_nodes)
+
+        def mask(key: str) -> Tensor:
+            value = getattr(data, key, None)
+            if value is None:
+                return torch.zeros(n, dtype=torch.bool)
+            return (value[:, 0] if value.dim() == 2 else value).bool().clone()
+
+        return Graph(
+            x=data.x.to(torch.float32),
+            edge_index=data.edge_index.to(torch.int64),
+            y=data.y.view(-1).to(torch.int64),
+            train_mask=mask("train_mask"),
+            val_mask=mask("val_mask"),
+            test_mask=mask("test_mask"),
+            num_classes=num_classes,
+            name=name,
+        )
+
+    def to_pyg(self) -> Any:
+        """To a PyG ``Data`` with the same tensors."""
+        from torch_geometric.data import Data
+
+        return Data(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    def save(self, path: Path | str) -> None:
+        """Write one file atomically: tensors as safetensors, everything else as JSON in its header."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
+        write_tensors(path, tensors, values | {"kind": type(self).__name__})
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            FedGraphError: the file is missing, truncated, of another version, or holds another kind of graph.
+        """
+        tensors, values = read_tensors(path)
+        kind = values.pop("kind", None)
+        if kind != cls.__name__:
+            raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")
+        return cls(**tensors, **values)
+
+
+def _no_edges() -> Tensor:
+    return torch.zeros(2, 0, dtype=torch.int64)
+
+
+def _no_ids() -> Tensor:
+    return torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass
+class ClientGraph(Graph):
+    """One client's private graph: the nodes it owns, the edges among them, and the ends of its cut edges.
+
+    Attributes:
+        node_id: global ids of the client's nodes, int64 [N].
+        cut_out: cut edges that leave, int64 [2, E_out]: local source, global id of the target.
+        cut_in: cut edges that arrive, int64 [2, E_in]: local target, global id of the source.
+        cut_out_owner: client that owns the other end of each leaving edge, int64 [E_out]; likewise ``cut_in_owner``.
+        part: empty, except in the pooled graph of the Central reference: the client each node belongs to, int64 [N].
+        client: index of this client, 0..M-1.
+        num_clients: M.
+        num_global_nodes: nodes of the whole graph.
+    """
+
+    node_id: Tensor = field(default_factory=_no_ids)
+    cut_out: Tensor = field(default_factory=_no_edges)
+    cut_in: Tensor = field(default_factory=_no_edges)
+    cut_out_owner: Tensor = field(default_factory=_no_ids)
+    cut_in_owner: Tensor = field(default_factory=_no_ids)
+    part: Tensor = field(default_factory=_no_ids)
+    client: int = 0
+    num_clients: int = 1
+    num_global_nodes: int = 0
+
+
+def write_tensors(path: Path | str, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Write named tensors and JSON values to one safetensors file, atomically (a reader never sees half a file).
+
+    Wide sparse float matrices (bags of words) are stored as compressed rows.
+    """
+    from safetensors.torch import save
+
+    packed: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.dim() == 2 and tensor.is_floating_point() and tensor.numel() > 4096:
+            nonzero = tensor != 0
+            if int(nonzero.sum()) * 5 < tensor.numel():
+                index = nonzero.nonzero()
+                packed[f"{key}#row"] = index[:, 0].to(torch.int32)
+                packed[f"{key}#col"] = index[:, 1].to(torch.int32)
+                packed[f"{key}#value"] = tensor[nonzero]
+                packed[f"{key}#shape"] = torch.tensor(tensor.shape)
+                continue
+        packed[key] = tensor
+    header = {"format": str(FORMAT_VERSION), "values": json.dumps(values)}
+    write_bytes(path, save(packed, metadata=header))
+
+
+def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote; nothing is unpickled.
+
+    Raises:
+        FedGraphError: the file is missing, truncated, or of another version.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise FedGraphError(f"no such file: {path}; expected one written by `fedgraph-flwr partition` or `import`")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+            packed = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FedGraphError(f"{path} cannot be read, it is truncated or no safetensors file ({error})") from error
+    if header.get("format") != str(FORMAT_VERSION):
+        raise FedGraphError(
+            f"{path} has format version {header.get('format')!r}, expected '{FORMAT_VERSION}': write it again"
+        )
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in packed.items():
+        name, _, role = key.partition("#")
+        if role == "shape":
+            dense = torch.zeros(tuple(tensor.tolist()), dtype=packed[f"{name}#value"].dtype)
+            dense[packed[f"{name}#row"].long(), packed[f"{name}#col"].long()] = packed[f"{name}#value"]
+            tensors[name] = dense
+        elif not role:
+            tensors[name] = tensor
+    return tensors, json.loads(header["values"])
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Write a file atomically: to a temporary name beside it, flushed, then renamed.
+
+    Raises:
+        FedGraphError: the disk is full or the folder cannot be written; an older file at ``path`` stays whole.
+    """
+    path = Path(path)
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,38 @@
+"""The one exception a user is meant to see: a sentence, and the exit code that goes with it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedGraphError(Exception):
+    """Wrong input or a run that cannot go on.
+
+    The message is one sentence with the value, where it came from and what is accepted.
+
+    Attributes:
+        exit_code: what the command line ends with (2: wrong input; 1: the run itself failed).
+    """
+
+    exit_code = 2
+
+
+class RunFailed(FedGraphError):
+    """The input was right but the run could not go on (too few clients answered, say)."""
+
+    exit_code = 1
+
+
+def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") -> FedGraphError:
+    """Error for a name that is not known, with the nearest match.
+
+    Args:
+        kind: what the name stands for, such as ``"dataset"``.
+        value: the name given.
+        accepted: the names that are known.
+        where: the file or key the name came from.
+    """
+    names = sorted(accepted)
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    source = f" ({where})" if where else ""
+    return FedGraphError(f"{kind} '{value}' unknown{source}{hint}{'' if hint else ';'} one of: {', '.join(names)}")

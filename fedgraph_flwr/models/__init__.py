@@ -1,0 +1,1 @@
+"""GNN modules and layers; no federation in them."""

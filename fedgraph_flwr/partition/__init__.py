@@ -1,0 +1,1 @@
+"""From one graph to the private graphs of M clients."""
