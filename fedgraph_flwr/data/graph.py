@@ -21,6 +21,14 @@ from fedgraph_flwr.errors import FedGraphError
 FORMAT_VERSION = 1
 
 
+def _no_edges() -> Tensor:
+    return torch.zeros(2, 0, dtype=torch.int64)
+
+
+def _no_ids() -> Tensor:
+    return torch.zeros(0, dtype=torch.int64)
+
+
 @dataclass
 class Graph:
     """A homogeneous graph with node labels.
@@ -32,6 +40,7 @@ class Graph:
         train_mask: bool [N]; likewise ``val_mask`` and ``test_mask``. All False before a split.
         num_classes: C, over the whole dataset (a client may miss classes).
         name: the dataset's name.
+        group: the client each node was planted in or listed under by its source, int64 [N]; empty where there is none.
     """
 
     x: Tensor
@@ -42,6 +51,7 @@ class Graph:
     test_mask: Tensor
     num_classes: int
     name: str = ""
+    group: Tensor = field(default_factory=_no_ids)
 
     @property
     def num_nodes(self) -> int:
@@ -99,14 +109,6 @@ class Graph:
         if kind != cls.__name__:
             raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")
         return cls(**tensors, **values)
-
-
-def _no_edges() -> Tensor:
-    return torch.zeros(2, 0, dtype=torch.int64)
-
-
-def _no_ids() -> Tensor:
-    return torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass
