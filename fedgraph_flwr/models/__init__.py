@@ -1,1 +1,33 @@
 """GNN modules and layers; no federation in them."""
+
+import inspect
+from typing import Any
+
+from fedgraph_flwr.config import ModelConfig, locate
+from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.models.base import Inputs, Model
+
+__all__ = ["MODELS", "Inputs", "Model", "build"]
+
+MODELS = {
+    "gcn": "fedgraph_flwr.models.gcn:GCN",
+}
+
+
+def build(cfg: ModelConfig, num_features: int, num_classes: int) -> Model:
+    """The network that ``cfg`` names, freshly initialised from torch's global generator.
+
+    Its class takes (F, C) and, by keyword, ``hidden``, ``layers``, ``dropout`` and what ``cfg.params`` holds.
+
+    Raises:
+        FedGraphError: no such model, or a key it does not know.
+    """
+    if cfg.name not in MODELS:
+        raise unknown("model", cfg.name, MODELS)
+    network: Any = locate(MODELS[cfg.name])
+    accepted = [name for name in inspect.signature(network).parameters if name not in ("num_features", "num_classes")]
+    given = {"hidden": cfg.hidden, "layers": cfg.layers, "dropout": cfg.dropout, **cfg.params}
+    for key in cfg.params:
+        if key not in accepted:
+            raise unknown(f"model {cfg.name}: key", key, accepted)
+    return network(num_features, num_classes, **given)
