@@ -277,7 +277,9 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> Ru
             if group in selected:
                 layers.append(_group(group, selected[group]))
         if "protocol" in selected:
-            raise FedGraphError("protocol= cannot be combined with config=: a resolved config already holds its protocol")
+            raise FedGraphError(
+                "protocol= cannot be combined with config=: a resolved config already holds its protocol"
+            )
     else:
         layers = _layers(given)
     layers.append(("override", OmegaConf.create(_nest(given))))
@@ -325,7 +327,9 @@ def check_method(cfg: RunConfig) -> None:
     for key in cfg.strategy.params:
         if key not in accepted:
             raise unknown(
-                f"strategy {cfg.strategy.name}: key", key, accepted | {f.name for f in dataclasses.fields(StrategyConfig)}
+                f"strategy {cfg.strategy.name}: key",
+                key,
+                accepted | {f.name for f in dataclasses.fields(StrategyConfig)},
             )
     for side in sides:
         method_params(side, cfg)
@@ -388,7 +392,9 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     layers = [(str(root), config)]
 
     protocol_name = chosen.get("protocol", defaults.protocol)
-    protocol_path, protocol = ("", OmegaConf.create({})) if protocol_name == "none" else _group("protocol", protocol_name)
+    protocol_path, protocol = (
+        ("", OmegaConf.create({})) if protocol_name == "none" else _group("protocol", protocol_name)
+    )
     by_protocol = protocol.pop("defaults", OmegaConf.create({}))
     by_dataset = protocol.pop("datasets", OmegaConf.create({}))
     by_strategy = protocol.pop("strategies", OmegaConf.create({}))

@@ -93,7 +93,7 @@ class Graph:
 
     def save(self, path: Path | str) -> None:
         """Write one file atomically: tensors as safetensors, everything else as JSON in its header."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
@@ -108,7 +108,7 @@ class Graph:
         kind = values.pop("kind", None)
         if kind != cls.__name__:
             raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")
-        return cls(**tensors, **values)
+        return cls(**{**tensors, **values})
 
 
 @dataclass

@@ -1,0 +1,129 @@
+"""From a Flower message to a client's answer: find or build the client, restore its state, answer, keep its state.
+
+A client object stays alive in its process between messages, because building one costs more than a round. Its private state
+also goes through ``context.state``, tagged with a version: a process that holds no client, or a stale one, rebuilds it
+from there. An engine that serves all messages of a client in one process says so with ``live`` in the node config, and spares the copying.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+
+from clients.base import GraphClient
+from fedgraph_flwr.config import RunConfig, from_run_config, locate
+from fedgraph_flwr.data.graph import ClientGraph, read_tensors, write_tensors
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, derive_seed, from_record, groups_of, pack, to_record
+
+STATE = "fedgraph-state"
+VERSION = "fedgraph-version"
+
+_live: dict[tuple[int, int], tuple[GraphClient, int]] = {}
+
+
+def respond(message: Message, context: Context) -> Message:
+    """Answer one message; wrong input becomes an error reply whose reason is a sentence for the user."""
+    try:
+        return Message(_answer(message, context), reply_to=message)
+    except FedGraphError as error:
+        return Message(Error(FAILED, str(error)), reply_to=message)
+
+
+def forget(run_id: int) -> None:
+    """Drop the live clients of a run."""
+    for key in [key for key in _live if key[0] == run_id]:
+        del _live[key]
+
+
+def _answer(message: Message, context: Context) -> RecordDict:
+    config = dict(message.content.config_records[CONFIG])
+    phase, server_round = str(config["phase"]), int(config.get("round", 0))  # type: ignore[arg-type]
+    cfg = _run_config(tuple(sorted((str(k), str(v)) for k, v in context.run_config.items())))
+    if torch.get_num_threads() != cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    client, version = _find(cfg, context)
+    if "resume" in config:
+        client.load_state(_read_state(_state_folder(cfg, context, client), int(config["resume"])))  # type: ignore[arg-type]
+    torch.manual_seed(derive_seed(cfg.seed, client.graph.client, server_round, phase))
+    client.server_round = server_round
+    groups, metrics = client.answer(phase, groups_of(message.content), config)
+    if phase not in ("describe", "evaluate"):
+        version += 1
+        _keep(client, version, context)
+        if phase == TRAIN and config.get("checkpoint"):
+            _write_state(_state_folder(cfg, context, client), server_round, client.state())
+    reply = pack(groups)
+    reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
+    return reply
+
+
+@functools.lru_cache(maxsize=8)
+def _run_config(items: tuple[tuple[str, str], ...]) -> RunConfig:
+    return from_run_config(dict(items))
+
+
+def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
+    """The live client of this node if it is up to date, else one rebuilt from its graph and ``context.state``."""
+    key = (context.run_id, context.node_id)
+    stored = int(context.state.config_records[VERSION]["version"]) if VERSION in context.state.config_records else 0  # type: ignore[arg-type]
+    if key in _live and (_live[key][1] == stored or context.node_config.get("live")):
+        return _live[key]
+    client: GraphClient = locate(cfg.strategy.client)(cfg, load_graph(cfg, context), device(cfg, context))
+    if STATE in context.state.array_records:
+        arrays = from_record(context.state.array_records[STATE])
+        client.load_state({name: torch.from_numpy(array) for name, array in arrays.items()})
+    _live[key] = (client, stored)
+    return _live[key]
+
+
+def _keep(client: GraphClient, version: int, context: Context) -> None:
+    _live[context.run_id, context.node_id] = (client, version)
+    if context.node_config.get("live"):
+        return
+    context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in client.state().items()})
+    context.state[VERSION] = ConfigRecord({"version": version})
+
+
+def load_graph(cfg: RunConfig, context: Context) -> Any:
+    """The client's graph: the file named in the node config, else the one of its partition."""
+    from fedgraph_flwr import partition
+
+    if path := context.node_config.get("graph"):
+        return ClientGraph.load(str(path))
+    if "partition-id" not in context.node_config:
+        raise FedGraphError(
+            "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', "
+            "a file made by `fedgraph-flwr partition` or `fedgraph-flwr import`"
+        )
+    return partition.load_client(cfg, int(context.node_config["partition-id"]))
+
+
+def device(cfg: RunConfig, context: Context) -> torch.device:
+    """Where this node trains: its own ``device``, else the run's; ``auto`` takes a GPU where there is one."""
+    name = str(context.node_config.get("device", cfg.device))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise FedGraphError("device=cuda, but this node sees no GPU; use device=auto or device=cpu")
+    return torch.device("cuda" if name in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
+
+
+def _state_folder(cfg: RunConfig, context: Context, client: GraphClient) -> Path:
+    root = context.node_config.get("state") or (Path(cfg.out) / "state" if cfg.out else None)
+    if root is None:
+        raise FedGraphError(
+            "a checkpoint needs a folder for private state: give the SuperNode --node-config 'state=\"DIR\"'"
+        )
+    return Path(str(root)) / f"client_{client.graph.client:04d}"
+
+
+def _write_state(folder: Path, server_round: int, state: dict[str, torch.Tensor]) -> None:
+    """Write this checkpoint's state and drop all but the one before it, which an interrupted server may still need."""
+    write_tensors(folder / f"round_{server_round:06d}.safetensors", state, {"round": server_round})
+    for old in sorted(folder.glob("round_*.safetensors"))[:-2]:
+        old.unlink(missing_ok=True)
+
+
+def _read_state(folder: Path, server_round: int) -> dict[str, torch.Tensor]:
+    return read_tensors(folder / f"round_{server_round:06d}.safetensors")[0]

@@ -1,0 +1,17 @@
+"""Flower's entry point on a client; thin, and quick to import."""
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+def _respond(message: Message, context: Context) -> Message:
+    from clients.session import respond  # torch and the method are imported with the first message, not before
+
+    return respond(message, context)
+
+
+app.train()(_respond)
+app.evaluate()(_respond)
+app.query()(_respond)

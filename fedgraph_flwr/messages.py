@@ -1,0 +1,130 @@
+"""What travels between server and clients: named arrays in Flower records, phases, and the size of a message.
+
+A message holds one `ArrayRecord` a group of tensors. The group ``MODEL`` holds the shared parameters; a method names further
+groups as it likes (``"moments"``). Going down, ``CONFIG`` says which phase is meant; coming up, ``METRICS`` holds numbers.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedgraph_flwr.errors import FedGraphError
+
+Arrays = dict[str, np.ndarray]
+"""Named arrays: one group of tensors."""
+
+MODEL = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
+
+DESCRIBE = "describe"
+TRAIN = "train"
+EVALUATE = "evaluate"
+
+FAILED = 1001
+"""Code of an error reply whose reason is a sentence for the user."""
+
+
+@dataclass
+class Reply:
+    """One client's valid answer to an exchange.
+
+    Attributes:
+        client: index of the client, 0..M-1: the stable order in which replies are reduced.
+        groups: named groups of arrays; ``groups[MODEL]`` are the shared parameters after training.
+        metrics: numbers, or lists of numbers.
+    """
+
+    client: int
+    groups: dict[str, Arrays] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> Arrays:
+        """The shared parameters."""
+        return self.groups.get(MODEL, {})
+
+
+def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Named arrays to an `ArrayRecord`, in the order given."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+
+
+def from_record(record: ArrayRecord) -> Arrays:
+    """An `ArrayRecord` to named arrays."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def groups_of(content: RecordDict) -> dict[str, Arrays]:
+    """All array groups of a message."""
+    return {key: from_record(record) for key, record in content.array_records.items()}
+
+
+def pack(groups: Mapping[str, Mapping[str, np.ndarray] | ArrayRecord]) -> RecordDict:
+    """Groups of named arrays to a message content; a group may already be a record (shared by many messages)."""
+    return RecordDict({key: g if isinstance(g, ArrayRecord) else to_record(g) for key, g in groups.items()})
+
+
+def payload_bytes(content: RecordDict) -> int:
+    """Bytes a message carries: its arrays, 8 for each number, strings as they are; framing is not counted."""
+    total = 0
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            total += sum(int(np.prod(a.shape, dtype=np.int64)) * np.dtype(a.dtype).itemsize for a in record.values())
+        elif isinstance(record, ConfigRecord | MetricRecord):
+            total += sum(_value_bytes(value) for value in record.values())
+    return total
+
+
+def _value_bytes(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(_value_bytes, value))
+    return 8
+
+
+def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[int, ...]], sender: str) -> None:
+    """Raise unless the names and shapes are those expected and all values are finite.
+
+    Raises:
+        FedGraphError: naming the sender, the array, and what was expected.
+    """
+    if arrays.keys() != expected.keys():
+        odd = sorted(arrays.keys() ^ expected.keys())
+        raise FedGraphError(f"{sender} sent other arrays than the shared ones; the difference is {', '.join(odd)}")
+    for name, array in arrays.items():
+        if array.shape != tuple(expected[name]):
+            raise FedGraphError(f"{sender} sent '{name}' of shape {array.shape}, expected {tuple(expected[name])}")
+        if not np.isfinite(array).all():
+            raise FedGraphError(f"{sender} sent '{name}' with values that are not finite")
+
+
+def weighted_mean(groups: Iterable[Arrays], weights: Iterable[float]) -> Arrays:
+    """Σ_i w_i y_i / Σ_i w_i over named arrays, summed in float64 in the order given.
+
+    Raises:
+        FedGraphError: the weights sum to zero.
+    """
+    members, factors = list(groups), np.asarray(list(weights), dtype=np.float64)
+    total = factors.sum()
+    if not total > 0:
+        raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")
+    mean: Arrays = {}
+    for name, like in members[0].items():
+        mixed = sum(
+            (w * member[name].astype(np.float64) for w, member in zip(factors / total, members, strict=True)),
+            np.zeros(like.shape),
+        )
+        mean[name] = np.asarray(mixed).astype(like.dtype)
+    return mean
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed for one random stream, such as (seed, client, round, phase); streams do not depend on each other."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,131 @@
+"""Scores of a model on a client's nodes, and their means over clients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.config import AVERAGES, METRICS, EvaluationConfig
+
+SPLITS = ("val", "test")
+
+
+def accuracy(logits: Tensor, y: Tensor) -> float:
+    """Share of rows whose largest logit is the label; logits [N, C], y [N]."""
+    return float((logits.argmax(1) == y).double().mean())
+
+
+def macro_f1(logits: Tensor, y: Tensor) -> float:
+    """Unweighted mean over the classes that occur, in labels or predictions, of 2 TP / (2 TP + FP + FN)."""
+    guess, c = logits.argmax(1), logits.size(1)
+    hits = torch.bincount(y[guess == y], minlength=c).double()
+    either = torch.bincount(y, minlength=c).double() + torch.bincount(guess, minlength=c).double()
+    return float((2 * hits[either > 0] / either[either > 0]).mean())
+
+
+def auc(logits: Tensor, y: Tensor) -> float:
+    """Area under the ROC curve (Mann-Whitney, ties count half); for C > 2 the mean over classes against the rest.
+
+    NaN where only one class occurs.
+    """
+    scores = torch.softmax(logits.double(), dim=1).cpu().numpy()
+    labels = y.cpu().numpy()
+    columns = [1] if scores.shape[1] == 2 else range(scores.shape[1])
+    areas = [_area(scores[:, c], labels == c) for c in columns]
+    known = [a for a in areas if not np.isnan(a)]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def _area(score: np.ndarray, positive: np.ndarray) -> float:
+    from scipy.stats import rankdata
+
+    p, n = int(positive.sum()), int((~positive).sum())
+    if p == 0 or n == 0:
+        return float("nan")
+    return float((rankdata(score)[positive].sum() - p * (p + 1) / 2) / (p * n))
+
+
+_FUNCTIONS = {"accuracy": accuracy, "macro_f1": macro_f1, "auc": auc}
+
+
+def score(
+    logits: Tensor, y: Tensor, masks: dict[str, Tensor], metrics: Sequence[str], part: Tensor | None = None
+) -> dict[str, list[float]]:
+    """Scores of one model on one client's nodes.
+
+    Args:
+        logits: [N, C].
+        y: labels [N].
+        masks: bool [N] for each split, ``val`` and ``test``.
+        metrics: names out of `METRICS`.
+        part: the client each node belongs to [N], for the pooled graph of Central: one score a client.
+
+    Returns:
+        ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each a list with one entry a part; NaN where a part
+        has no node of the split.
+    """
+    parts = [None] if part is None or not part.numel() else list(range(int(part.max()) + 1))
+    scores: dict[str, list[float]] = {}
+    for split, mask in masks.items():
+        rows: list[list[float]] = []
+        for p in parts:
+            chosen = mask if p is None else mask & (part == p)
+            count = int(chosen.sum())
+            if count == 0:
+                rows.append([0.0] + [float("nan")] * (1 + len(metrics)))
+                continue
+            out, labels = logits[chosen], y[chosen]
+            rows.append(
+                [float(count), float(F.cross_entropy(out, labels)), *(_FUNCTIONS[m](out, labels) for m in metrics)]
+            )
+        for key, column in zip(("count", "loss", *metrics), zip(*rows, strict=True), strict=True):
+            scores[f"{split}-{key}"] = list(column)
+    return scores
+
+
+def wanted(cfg: EvaluationConfig) -> tuple[str, ...]:
+    """Accuracy and macro-F1 always; AUC, which sorts, where it is the headline."""
+    return METRICS if cfg.metric == "auc" else METRICS[:2]
+
+
+def averages(per_client: dict[str, list[float]], nodes: list[float] | None = None) -> dict[str, float]:
+    """Means over clients of every score.
+
+    Args:
+        per_client: what `score` gives, concatenated over clients.
+        nodes: nodes of each client, for the mean weighted by all nodes.
+
+    Returns:
+        ``{split}_{metric}`` (plain mean), ``..._by_test_nodes`` (weighted by the split's nodes) and ``..._by_nodes``.
+        Clients without a node of the split do not count.
+    """
+    result: dict[str, float] = {}
+    for key, values in per_client.items():
+        split, _, metric = key.partition("-")
+        if metric == "count":
+            continue
+        value = np.asarray(values, dtype=np.float64)
+        known = ~np.isnan(value)
+        weights: dict[str, Any] = {
+            "": np.ones_like(value),
+            "_by_test_nodes": np.asarray(per_client[f"{split}-count"], dtype=np.float64),
+        }
+        if nodes is not None:
+            weights["_by_nodes"] = np.asarray(nodes, dtype=np.float64)
+        for suffix, weight in weights.items():
+            total = weight[known].sum()
+            result[f"{split}_{metric}{suffix}"] = (
+                float((weight * value)[known].sum() / total) if total else float("nan")
+            )
+    return result
+
+
+_SUFFIX = dict(zip(AVERAGES, ("", "_by_test_nodes", "_by_nodes"), strict=True))
+
+
+def headline(cfg: EvaluationConfig, split: str) -> str:
+    """Key, among those of `averages`, of the protocol's figure."""
+    return f"{split}_{cfg.metric}{_SUFFIX[cfg.average]}"

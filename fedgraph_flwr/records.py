@@ -1,0 +1,264 @@
+"""The record of a run: its folder, one line a round, the summary, the global parameters, and checkpoints.
+
+config.yaml        the resolved configuration, from which the run is repeated (`run config=DIR/config.yaml`)
+rounds.jsonl       one JSON object a round (see `Recorder.end_round`)
+summary.json       see `Recorder.finish`
+model_final.safetensors, model_best.safetensors     shared parameters after the last and the best validation round
+checkpoint.safetensors, state/                      what `resume=DIR` goes on from
+"""
+
+import json
+import platform
+import resource
+import subprocess
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgraph_flwr import metrics
+from fedgraph_flwr.config import RunConfig, to_yaml
+from fedgraph_flwr.data.graph import read_tensors, write_bytes, write_tensors
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import Arrays
+
+CHECKPOINT = "checkpoint.safetensors"
+ROUNDS = "rounds.jsonl"
+SUMMARY = "summary.json"
+
+
+class Recorder:
+    """Collects what happens in a run, decides when to stop, and writes it down.
+
+    Args:
+        cfg: the run's configuration; ``cfg.out`` is the folder, empty: nothing is written.
+        on_round: called with each finished round's record (a progress bar, say).
+    """
+
+    def __init__(self, cfg: RunConfig, on_round: Callable[[dict[str, Any]], None] | None = None):
+        self.cfg = cfg
+        self.folder = Path(cfg.out) if cfg.out else None
+        self.on_round = on_round
+        self.rounds: list[dict[str, Any]] = []
+        self.best_round, self.best_score = 0, -np.inf
+        self.best_arrays: Arrays = {}
+        self.final_arrays: Arrays = {}
+        self.extra: dict[str, Any] = {}
+        self.setup_record: dict[str, Any] = _blank(0, [])
+        self._open: dict[str, Any] = self.setup_record
+        self._pending: dict[str, Any] | None = None
+        self._began = time.perf_counter()
+        self._round_began = self._began
+        if self.folder:
+            write_bytes(self.folder / "config.yaml", to_yaml(cfg).encode())
+
+    # --- called by the strategy, in the order of a run --------------------------------------------------------------
+
+    def exchanged(self, phase: str, down: int, up: int, seconds: float, failures: dict[str, str]) -> None:
+        """Book one exchange under its phase."""
+        entry = self._open["phases"].setdefault(phase, {"exchanges": 0, "bytes_down": 0, "bytes_up": 0, "seconds": 0.0})
+        entry["exchanges"] += 1
+        entry["bytes_down"] += down
+        entry["bytes_up"] += up
+        entry["seconds"] += seconds
+        self._open["failed"].update({f"{who} ({phase})": reason for who, reason in failures.items()})
+
+    def setup_done(self) -> None:
+        """Everything before round 1 is over."""
+        self.setup_record["seconds"] = time.perf_counter() - self._began
+
+    def begin_round(self, server_round: int, cohort: list[int]) -> None:
+        """A round starts."""
+        self._open = _blank(server_round, cohort)
+        self._round_began = time.perf_counter()
+
+    def scored(self, scores: dict[str, Any], arrays: Arrays) -> None:
+        """Scores of the shared parameters after the pending round: they complete its record."""
+        if self._pending is None:
+            raise RuntimeError("scores without a finished round")
+        record, self._pending = self._pending, None
+        record |= scores
+        value = scores["metrics"].get(metrics.headline(self.cfg.evaluation, "val"), float("nan"))
+        if value > self.best_score + self.cfg.evaluation.min_delta or not self.best_round:
+            self.best_round, self.best_score, self.best_arrays = record["round"], value, arrays
+        self._write(record)
+
+    def end_round(self, train: dict[str, Any], arrays: Arrays) -> None:
+        """The round's parameters are known; its record waits for their scores.
+
+        A record holds ``round``, ``cohort``, ``failed`` (client and phase → reason), ``seconds``, ``phases`` (exchanges, bytes
+        and seconds of each), ``train`` (mean training loss), ``metrics`` (means over clients) and ``clients`` (their scores).
+        """
+        if self._pending is not None:
+            self._write(self._pending)
+        self._open["seconds"] = time.perf_counter() - self._round_began
+        self._open["train"] = train
+        self.final_arrays = arrays
+        self._pending = self._open
+
+    @property
+    def pending(self) -> bool:
+        """Whether the last finished round still lacks its scores."""
+        return self._pending is not None
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the validation figure has not been better for ``evaluation.patience`` rounds."""
+        patience = self.cfg.evaluation.patience
+        scored = [r["round"] for r in self.rounds if "metrics" in r]
+        return bool(patience and scored and scored[-1] - self.best_round >= patience)
+
+    def checkpoint(self, server_round: int, arrays: Arrays, server_state: dict[str, torch.Tensor]) -> None:
+        """Write everything the server needs to go on after this round."""
+        if not self.folder:
+            return
+        tensors = {f"arrays/{k}": torch.from_numpy(v) for k, v in arrays.items()}
+        tensors |= {f"best/{k}": torch.from_numpy(v) for k, v in self.best_arrays.items()}
+        tensors |= {f"server/{k}": v for k, v in server_state.items()}
+        done = {"best_round": self.best_round, "best_score": self.best_score, "pending": self._pending}
+        write_tensors(self.folder / CHECKPOINT, tensors, {"round": server_round, **done})
+
+    def resume(self) -> tuple[int, Arrays, dict[str, torch.Tensor]] | None:
+        """Take up the run of ``cfg.resume``: the round of its checkpoint, the shared parameters, the server's state.
+
+        Raises:
+            FedGraphError: the folder holds no whole checkpoint.
+        """
+        if not self.cfg.resume:
+            if self.folder:
+                (self.folder / ROUNDS).unlink(missing_ok=True)
+            return None
+        folder = Path(self.cfg.resume)
+        if not (folder / CHECKPOINT).is_file():
+            raise FedGraphError(
+                f"resume={folder} holds no {CHECKPOINT}; set checkpoint_every to write one every n rounds"
+            )
+        tensors, values = read_tensors(folder / CHECKPOINT)
+        groups: dict[str, dict[str, torch.Tensor]] = {"arrays": {}, "best": {}, "server": {}}
+        for key, tensor in tensors.items():
+            group, _, name = key.partition("/")
+            groups[group][name] = tensor
+        self.best_round, self.best_score = values["best_round"], values["best_score"]
+        self.best_arrays = {k: t.numpy() for k, t in groups["best"].items()}
+        self._pending = values["pending"]
+        done = int(values["round"])
+        lines = (folder / ROUNDS).read_text().splitlines() if (folder / ROUNDS).is_file() else []
+        self.rounds = [record for record in map(json.loads, lines) if record["round"] < done]
+        if self.folder:
+            write_bytes(self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode())
+        self.final_arrays = {k: t.numpy() for k, t in groups["arrays"].items()}
+        return done, self.final_arrays, groups["server"]
+
+    def finish(self) -> dict[str, Any]:
+        """Write summary and parameters; returns the summary.
+
+        Keys: ``test_accuracy`` (the protocol's headline figure), ``headline`` (which figure that is), ``best_round``, ``rounds``,
+        ``metrics`` (every score and mean ``at_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median),
+        ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole
+        run), ``bytes_by_phase``, ``failures``, ``peak_rss_mb`` (of this process and its largest child), ``versions``, ``commit``.
+        """
+        if self._pending is not None:
+            self._write(self._pending)
+            self._pending = None
+        scored = [r for r in self.rounds if "metrics" in r]
+        at: dict[str, dict[str, float]] = {}
+        if scored:
+            at["last"] = scored[-1]["metrics"]
+            at["last5"] = {k: float(np.mean([r["metrics"][k] for r in scored[-5:]])) for k in scored[-1]["metrics"]}
+            at["best_val"] = next(
+                (r["metrics"] for r in scored if r["round"] == self.best_round), scored[-1]["metrics"]
+            )
+        choice, figure = self.cfg.evaluation.select, metrics.headline(self.cfg.evaluation, "test")
+        every = [self.setup_record, *self.rounds]
+        phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
+        last_round = self.rounds[-1] if self.rounds else self.setup_record
+        by_phase: dict[str, dict[str, int]] = {}
+        for name, entry in phases:
+            total = by_phase.setdefault(name, {"bytes_up": 0, "bytes_down": 0, "exchanges": 0})
+            for key in total:
+                total[key] += entry[key]
+        summary = {
+            "test_accuracy": at.get(choice, {}).get(figure, float("nan")),
+            "headline": f"{figure} at {choice}",
+            "strategy": self.cfg.strategy.name,
+            "dataset": self.cfg.dataset.name,
+            "protocol": self.cfg.protocol,
+            "seed": self.cfg.seed,
+            "rounds": last_round["round"],
+            "best_round": self.best_round,
+            "metrics": at,
+            "seconds_per_round": float(np.median([r["seconds"] for r in self.rounds])) if self.rounds else 0.0,
+            "setup_seconds": self.setup_record["seconds"],
+            "total_seconds": time.perf_counter() - self._began,
+            "exchanges_per_round": _exchanges_per_round(self.rounds),
+            "setup_exchanges": sum(e["exchanges"] for e in self.setup_record["phases"].values()),
+            "bytes_up": sum(e["bytes_up"] for _, e in phases),
+            "bytes_down": sum(e["bytes_down"] for _, e in phases),
+            "bytes_by_phase": by_phase,
+            "failures": {k: v for r in every for k, v in r["failed"].items()},
+            "peak_rss_mb": _peak_rss_mb(),
+            "versions": _versions(),
+            "commit": _commit(),
+            **self.extra,
+        }
+        self.summary = summary
+        if self.folder:
+            write_bytes(self.folder / SUMMARY, json.dumps(summary, indent=2).encode())
+            for name, arrays in (("final", self.final_arrays), ("best", self.best_arrays)):
+                tensors = {k: torch.from_numpy(v) for k, v in arrays.items()}
+                write_tensors(self.folder / f"model_{name}.safetensors", tensors, {"strategy": self.cfg.strategy.name})
+        return summary
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.rounds.append(record)
+        if self.folder:
+            try:
+                with (self.folder / ROUNDS).open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            except OSError as error:
+                raise FedGraphError(f"cannot write {self.folder / ROUNDS}: {error.strerror or error}") from error
+        if self.on_round:
+            self.on_round(record)
+
+
+def _blank(server_round: int, cohort: list[int]) -> dict[str, Any]:
+    return {"round": server_round, "cohort": cohort, "seconds": 0.0, "phases": {}, "failed": {}}
+
+
+def _exchanges_per_round(rounds: list[dict[str, Any]]) -> float:
+    """The median over rounds, without the exchange of its own that scores the last round."""
+    if not rounds:
+        return 0.0
+    return float(np.median([sum(e["exchanges"] for n, e in r["phases"].items() if n != "evaluate") for r in rounds]))
+
+
+def _peak_rss_mb() -> float:
+    kb = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return kb / (1024.0 * 1024.0 if platform.system() == "Darwin" else 1024.0)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("fedgraph-flwr", "flwr", "torch", "torch-geometric", "numpy", "ray"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    """The commit of the checkout this code runs from, empty where it is none."""
+    try:
+        root = Path(__file__).parent.parent
+        if not (root / ".git").exists():
+            return ""
+        return subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        ).stdout.strip()
+    except OSError:
+        return ""

@@ -1,0 +1,50 @@
+"""A run from its configuration to its results, on any engine."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedgraph_flwr.config import RunConfig, check_method, locate
+from fedgraph_flwr.records import Recorder
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
+    """The server's part of a run: the strategy on a grid. Returns the summary."""
+    cfg = with_folder(cfg)
+    check_method(cfg)
+    recorder = Recorder(cfg, on_round)
+    strategy = locate(cfg.strategy.server)(cfg, recorder)
+    strategy.start(grid)
+    return recorder.summary
+
+
+def with_folder(cfg: RunConfig) -> RunConfig:
+    """The configuration with its result folder named, as an absolute path."""
+    if not cfg.out:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{cfg.dataset.name}-{cfg.seed}"
+        cfg = dataclasses.replace(cfg, out=cfg.resume or str(Path("runs") / name))
+    return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))
+
+
+def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
+    """Run a configuration on the engine it names; returns the summary.
+
+    Raises:
+        FedGraphError: wrong input.
+        RunFailed: the run could not go on.
+    """
+    cfg = with_folder(cfg)
+    check_method(cfg)
+    if cfg.engine == "inline":
+        from fedgraph_flwr.engine.inline import run_inline
+
+        return run_inline(cfg, on_round)
+    from fedgraph_flwr.engine.flower import run_flower
+
+    return run_flower(cfg, on_round)
