@@ -1,0 +1,199 @@
+"""CSBM: the contextual stochastic block model, one block of nodes a client, each with its own homophily.
+
+Source: Deshpande et al., NeurIPS 2018, as used by FedSPA (CVPR 2025), Section 5.3 and Appendix C. For a client of N
+nodes with homophily h and mean degree d, label signs y_u ∈ {−1, +1} and one centroid ξ ~ N(0, I/F) that all clients
+share:
+
+    x_u = √(μ/N) y_u ξ + g_u / √F,   g_u ~ N(0, I)                                           (16)
+    P(u ~ v | y_u = y_v) = (d + σ√d) / N,   P(u ~ v | y_u ≠ y_v) = (d − σ√d) / N             (17)
+    σ = √d (2h − 1)
+
+so that a pair of one class is linked with 2dh/N and a pair of two classes with 2d(1−h)/N. For C classes these become
+C·d·h/N and C·d·(1−h)/((C−1)N), and ±ξ become C centred centroids of the same law; C = 2 is the paper's model.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgraph_flwr.config import DatasetConfig, at_least
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+
+@dataclass(frozen=True)
+class Csbm:
+    """The keys of ``conf/dataset/csbm.yaml``."""
+
+    clients: int | None = None  # planted clients; null: the run's num_clients
+    nodes: int | None = None  # N over all clients; null: whatever nodes_per_client draws
+    nodes_per_client: tuple[int, int] = (1000, 5000)  # drawn uniformly; scaled to `nodes` when that is given
+    features: int = 64  # F
+    classes: int = 2  # C
+    degree: float = 10.0  # d, within a client
+    mu: float = 50.0  # μ, weight of the features
+    homophily: float = 0.75  # mean over clients
+    gap: float = 0.4  # clients' levels are uniform in homophily ± gap/2
+    cut_degree: float = 0.0  # mean number of a node's neighbours at other clients
+    seed: int | None = None  # null: the run's seed
+
+    def __post_init__(self) -> None:
+        low, high = self.nodes_per_client
+        at_least(low, 1, "dataset.nodes_per_client")
+        at_least(high, low, "dataset.nodes_per_client (its upper end)")
+        at_least(self.features, 1, "dataset.features")
+        at_least(self.classes, 2, "dataset.classes")
+        at_least(self.degree, 0, "dataset.degree")
+        at_least(self.mu, 0, "dataset.mu")
+        at_least(self.gap, 0, "dataset.gap")
+        at_least(self.cut_degree, 0, "dataset.cut_degree")
+        if not (self.homophily - self.gap / 2 >= -1e-9 and self.homophily + self.gap / 2 <= 1 + 1e-9):
+            raise FedGraphError(
+                f"dataset.homophily {self.homophily} ± dataset.gap {self.gap} / 2 must stay within [0, 1]"
+            )
+
+
+def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
+    """Generate the graph that ``cfg.params`` describes.
+
+    Raises:
+        FedGraphError: a key or value that is not accepted, or a degree that the smallest client cannot have.
+    """
+    fields = Csbm.__dataclass_fields__
+    for key in cfg.params:
+        if key not in fields:
+            raise unknown("dataset key", key, fields, f"dataset={cfg.name}")
+    values: dict[str, Any] = dict(cfg.params)
+    if "nodes_per_client" in values:
+        values["nodes_per_client"] = tuple(values["nodes_per_client"])
+    try:
+        spec = Csbm(**values)
+    except (TypeError, ValueError) as error:
+        raise FedGraphError(f"dataset={cfg.name}: a key has a value of the wrong type, got {cfg.params}") from error
+    return generate(
+        spec, seed=seed if spec.seed is None else spec.seed, num_clients=spec.clients or num_clients, name=cfg.name
+    )
+
+
+def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> Graph:
+    """Draw one graph: M blocks (``group``), undirected edges listed in both directions, sorted, no self-loops.
+
+    Nothing is N x N: the number of edges of each pair of classes is drawn, then that many distinct pairs.
+    """
+    rng = np.random.default_rng([seed, 0])
+    sizes = _sizes(spec, num_clients, rng)
+    levels = client_homophily(spec, num_clients, rng)
+    centroid = rng.standard_normal((spec.classes, spec.features), dtype=np.float32) / np.sqrt(spec.features)
+    centroid = (centroid - centroid.mean(0)) * np.sqrt(spec.classes / (spec.classes - 1))  # [C, F]; C = 2: ±ξ
+
+    total = int(sizes.sum())
+    x = np.empty((total, spec.features), dtype=np.float32)
+    y = np.empty(total, dtype=np.int64)
+    edges = []
+    for client, (start, n) in enumerate(zip(np.cumsum(sizes) - sizes, sizes, strict=True)):
+        block = slice(start, start + n)
+        own = np.random.default_rng([seed, 1, client])
+        y[block] = own.permutation(np.arange(n) % spec.classes)
+        own.standard_normal(dtype=np.float32, out=x[block])
+        x[block] /= np.sqrt(spec.features)
+        x[block] += np.sqrt(spec.mu / n) * centroid[y[block]]  # Eq. (16)
+        edges.append(_block_edges(y[block], spec, levels[client], own) + start)
+    group = np.repeat(np.arange(num_clients), sizes)
+    if spec.cut_degree and num_clients > 1:
+        edges.append(_cut_edges(y, group, spec, rng))
+
+    pairs = np.concatenate(edges, axis=1)
+    both = np.concatenate([pairs, pairs[::-1]], axis=1)
+    both = both[:, np.argsort(both[0] * total + both[1])]
+    none = torch.zeros(total, dtype=torch.bool)
+    return Graph(
+        x=torch.from_numpy(x),
+        edge_index=torch.from_numpy(np.ascontiguousarray(both)),
+        y=torch.from_numpy(y),
+        train_mask=none,
+        val_mask=none.clone(),
+        test_mask=none.clone(),
+        num_classes=spec.classes,
+        name=name,
+        group=torch.from_numpy(group),
+    )
+
+
+def client_homophily(spec: Csbm, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Planned homophily of each client, uniform in ``homophily ± gap/2`` (FedSPA 5.3) [M]."""
+    return np.clip(spec.homophily + spec.gap * (rng.random(num_clients) - 0.5), 0.0, 1.0)
+
+
+def _sizes(spec: Csbm, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Nodes of each client [M]."""
+    low, high = spec.nodes_per_client
+    sizes = rng.integers(low, high + 1, num_clients)
+    if spec.nodes is not None:
+        exact = sizes * (spec.nodes / sizes.sum())
+        sizes = np.floor(exact).astype(np.int64)
+        leftover = spec.nodes - int(sizes.sum())
+        sizes[np.argsort(sizes - exact, kind="stable")[:leftover]] += 1
+    if sizes.min() < spec.classes:
+        raise FedGraphError(
+            f"dataset=csbm: a client would get {sizes.min()} nodes for {spec.classes} classes:"
+            " raise dataset.nodes or dataset.nodes_per_client, or lower the number of clients"
+        )
+    return sizes
+
+
+def _block_edges(y: np.ndarray, spec: Csbm, homophily: float, rng: np.random.Generator) -> np.ndarray:
+    """Eq. (17) for one client: distinct pairs of its nodes, each pair once [2, E/2]."""
+    n, classes = len(y), spec.classes
+    same = classes * spec.degree * homophily / n
+    different = classes * spec.degree * (1 - homophily) / ((classes - 1) * n)
+    if max(same, different) > 1:
+        raise FedGraphError(
+            f"dataset.degree {spec.degree:g} is too high for a client of {n} nodes: lower it or raise the nodes"
+        )
+    members = [np.flatnonzero(y == c) for c in range(classes)]
+    found = []
+    for a in range(classes):
+        count = len(members[a])
+        first, second = _triangle(_draw(count * (count - 1) // 2, same, rng))
+        found.append(np.stack([members[a][first], members[a][second]]))
+        for b in range(a):
+            code = _draw(count * len(members[b]), different, rng)
+            found.append(np.stack([members[a][code // len(members[b])], members[b][code % len(members[b])]]))
+    return np.concatenate(found, axis=1)
+
+
+def _draw(pairs: int, probability: float, rng: np.random.Generator) -> np.ndarray:
+    """Which of ``pairs`` independent Bernoulli trials succeed, in time linear in their number."""
+    return rng.choice(pairs, rng.binomial(pairs, probability), replace=False, shuffle=False).astype(np.int64)
+
+
+def _triangle(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The code-th pair (i, j) with i > j, counted row by row: code = i(i−1)/2 + j."""
+    i = ((1 + np.sqrt(1 + 8.0 * code)) / 2).astype(np.int64)
+    i -= i * (i - 1) // 2 > code  # the root may round up for large codes
+    return i, code - i * (i - 1) // 2
+
+
+def _cut_edges(y: np.ndarray, group: np.ndarray, spec: Csbm, rng: np.random.Generator) -> np.ndarray:
+    """Distinct pairs of nodes of different clients, of one class with the mean homophily, each pair once [2, E_cut]."""
+    n = len(y)
+    wanted = round(n * spec.cut_degree / 2)
+    order = np.argsort(y, kind="stable")
+    count = np.bincount(y, minlength=spec.classes)
+    first = np.cumsum(count) - count
+    code = np.empty(0, dtype=np.int64)
+    for _ in range(100):
+        u = rng.integers(n, size=wanted + 16)
+        other = (y[u] + rng.integers(1, spec.classes, size=u.size)) % spec.classes
+        target = np.where(rng.random(u.size) < spec.homophily, y[u], other)
+        v = order[first[target] + rng.integers(count[target])]
+        new = (np.minimum(u, v) * n + np.maximum(u, v))[group[u] != group[v]]
+        merged = np.concatenate([code, new])
+        code = merged[np.sort(np.unique(merged, return_index=True)[1])][:wanted]  # distinct, in the order drawn
+        if len(code) == wanted:
+            return np.stack([code // n, code % n])
+    raise FedGraphError(
+        f"dataset.cut_degree {spec.cut_degree:g} asks for more edges between clients than there are pairs"
+    )
