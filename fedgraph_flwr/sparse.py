@@ -71,3 +71,78 @@ def _to_torch(csr: Any, dtype: torch.dtype) -> Tensor:
         torch.from_numpy(csr.data).to(dtype),
         csr.shape,
     )
+
+
+class Pattern:
+    """Where a sparse matrix [N, N] has entries; its values are tensors of their own, which may carry gradient.
+
+    The two products are each other's backward pass, so memory is O(E) beside the operands, never E x H.
+
+    Args:
+        row: of each entry, int64 [E], ascending.
+        col: of each entry, int64 [E].
+        num_nodes: N.
+    """
+
+    def __init__(self, row: Tensor, col: Tensor, num_nodes: int):
+        self.row, self.col, self.num_nodes = row, col, num_nodes
+        self.pointer = _pointer(row, num_nodes)
+        self.order = torch.argsort(col, stable=True)  # entries of the transpose, in its own row order
+        self.col_pointer = _pointer(col[self.order], num_nodes)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Pattern":
+        """A copy on a device; it holds no values, so ``dtype`` changes nothing."""
+        return Pattern(self.row.to(device), self.col.to(device), self.num_nodes)
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """The matrix with these values [E], as a CSR tensor."""
+        return torch.sparse_csr_tensor(self.pointer, self.col, values, (self.num_nodes,) * 2)
+
+    def transposed(self, values: Tensor) -> Tensor:
+        """Its transpose, as a CSR tensor."""
+        size = (self.num_nodes,) * 2
+        return torch.sparse_csr_tensor(self.col_pointer, self.row[self.order], values[self.order], size)
+
+    def dot(self, left: Tensor, right: Tensor) -> Tensor:
+        """<left_row, right_col> for each entry: [N, H], [N, H] → [E]."""
+        return _Dot.apply(self, left, right)  # type: ignore[no-any-return]
+
+    def product(self, values: Tensor, dense: Tensor) -> Tensor:
+        """The matrix with these values times a dense one: [E], [N, H] → [N, H]."""
+        return _ValuedProduct.apply(self, values, dense)  # type: ignore[no-any-return]
+
+    def row_sum(self, values: Tensor) -> Tensor:
+        """Sum of each row's values: [E] → [N]."""
+        return values.new_zeros(self.num_nodes).index_add(0, self.row, values)
+
+
+def _pointer(ascending: Tensor, num_nodes: int) -> Tensor:
+    return torch.searchsorted(ascending, torch.arange(num_nodes + 1, device=ascending.device))
+
+
+class _Dot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pattern: Pattern, left: Tensor, right: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        ctx.save_for_backward(left, right)
+        entries = pattern.matrix(left.new_zeros(pattern.col.numel()))
+        return torch.sparse.sampled_addmm(entries, left, right.T, beta=0.0).values()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
+        left, right = ctx.saved_tensors
+        return None, ctx.pattern.matrix(grads[0]) @ right, ctx.pattern.transposed(grads[0]) @ left
+
+
+class _ValuedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pattern: Pattern, values: Tensor, dense: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        ctx.save_for_backward(values, dense)
+        return pattern.matrix(values) @ dense
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor]:
+        values, dense = ctx.saved_tensors
+        grad_values = ctx.pattern.dot(grads[0], dense) if ctx.needs_input_grad[1] else None
+        return None, grad_values, ctx.pattern.transposed(values) @ grads[0]

@@ -10,7 +10,9 @@ from fedgraph_flwr.models.base import Inputs, Model
 __all__ = ["MODELS", "Inputs", "Model", "build"]
 
 MODELS = {
+    "fedhero": "fedgraph_flwr.models.fedhero:FedHERO",
     "gcn": "fedgraph_flwr.models.gcn:GCN",
+    "projected_gcn": "fedgraph_flwr.models.projected_gcn:ProjectedGCN",
 }
 
 

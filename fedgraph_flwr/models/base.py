@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.layers import gcn_adjacency
-from fedgraph_flwr.sparse import SparseMatrix
+from fedgraph_flwr.sparse import Pattern, SparseMatrix
 
 SPARSE_BELOW = 0.1  # share of non-zeros under which a sparse product beats a dense one
 
@@ -32,7 +32,7 @@ class Inputs:
         """A copy on a device, its floating-point values of a type; other fields stay as they are."""
 
         def move(value: Any) -> Any:
-            if isinstance(value, SparseMatrix) or (isinstance(value, Tensor) and value.is_floating_point()):
+            if isinstance(value, SparseMatrix | Pattern) or (isinstance(value, Tensor) and value.is_floating_point()):
                 return value.to(device, dtype)
             return value.to(device) if isinstance(value, Tensor) else value
 

@@ -1,0 +1,131 @@
+r"""FedHERO's dual-channel network (arXiv 2504.21206, Section 3.2).
+
+    Ã     = g_L(X, A)                                                    `structure_learner`, shared
+    Z^0   = f_0(X) = ReLU(X W_0 + b_0)                                   `projection.`, private
+    H^l   = P̃ Z^{l-1} W_g^l + b_g^l,  P̃ = (D̃ + I)⁻¹ (Ã + I)              `global_convs.`, shared
+    E^l   = P(A) Z^{l-1} W_loc^l + b_loc^l                               `local_convs.`, private
+    Z^l   = ReLU(α E^l + (1 − α) H^l)                                    (5)
+    Y     = softmax(f_c([X, Z^0, ..., Z^L]))                             (6) `classifier.`, private
+
+Shapes: X [N, F], A [N, N], all W_g and W_loc [H, H], f_c [F + (L+1) H, C]. α weighs the LOCAL channel. Ours, where the
+paper is silent: f_0 is one layer, dropout on every Z and none on the ego features X.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.base import Inputs, Model
+from fedgraph_flwr.models.layers import Linear, adjacency, dropout
+from fedgraph_flwr.models.structure_learner import LatentGraph, StructureLearner
+from fedgraph_flwr.sparse import Pattern
+
+
+@dataclass
+class DualInputs(Inputs):
+    """What both channels and the smoothness loss read.
+
+    Attributes:
+        edges: A without loops and duplicates (row: target, column: source).
+        raw: features, dense [N, F].
+        square: ‖x_u‖², [N].
+    """
+
+    edges: Pattern
+    raw: Tensor
+    square: Tensor
+
+
+class FedHERO(Model):
+    """The network above; keyword arguments that it does not name go to `StructureLearner`.
+
+    Args:
+        num_features: F.
+        num_classes: C.
+        hidden: H, also the structure learner's width.
+        layers: L.
+        dropout: on every Z.
+        alpha: α of equation (5), the share of the local channel.
+        dual_channel: False drops `local_convs`: `global_convs` works on both graphs (Table 5).
+        heads: see `StructureLearner`, likewise the others.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        alpha: float = 0.2,
+        dual_channel: bool = True,
+        heads: int = 4,
+        k: int = 20,
+        metric: str = "multi_head",
+        edge_weight: str = "value",
+        symmetrize: bool = False,
+        latent: str = "top_k",
+        candidates: int = 5,
+    ):
+        super().__init__()
+        if not 0 <= alpha <= 1:
+            raise FedGraphError(f"model.alpha must lie in [0, 1], got {alpha}")
+        self.structure_learner = StructureLearner(
+            num_features,
+            hidden,
+            heads=heads,
+            k=k,
+            metric=metric,
+            edge_weight=edge_weight,
+            symmetrize=symmetrize,
+            latent=latent,
+            candidates=candidates,
+        )
+        self.projection = Linear(num_features, hidden)
+        self.global_convs = nn.ModuleList([Linear(hidden, hidden) for _ in range(layers)])
+        self.local_convs = nn.ModuleList([Linear(hidden, hidden) for _ in range(layers if dual_channel else 0)])
+        self.classifier = Linear(num_features + (layers + 1) * hidden, num_classes)
+        self.dropout, self.alpha = dropout, alpha
+
+    def prepare(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> DualInputs:
+        """Also the edges as a pattern, and the dense features and their squared norms for the smoothness loss."""
+        inputs = super().prepare(graph, device, dtype)
+        plain = adjacency(graph.edge_index, graph.num_nodes)
+        plain.setdiag(0)
+        plain.eliminate_zeros()
+        row, col = (torch.from_numpy(index.astype(np.int64)) for index in plain.nonzero())
+        raw = graph.x.to(device, dtype)
+        return DualInputs(
+            x=inputs.x,
+            adj=inputs.adj,
+            edges=Pattern(row, col, graph.num_nodes).to(device),
+            raw=raw,
+            square=raw.square().sum(1),
+        )
+
+    def forward(self, inputs: DualInputs) -> Tensor:
+        """Logits [N, C]."""
+        return self.both(inputs)[0]
+
+    def both(self, inputs: DualInputs) -> tuple[Tensor, LatentGraph]:
+        """Logits [N, C] and the latent graph they were computed on, which the smoothness loss needs."""
+        latent = self.structure_learner(inputs.x, inputs.adj, inputs.edges)
+        z = self._activate(self.projection(inputs.x))
+        kept = [z]
+        for shared, local in zip(self.global_convs, self.local_convs or self.global_convs, strict=True):
+            on_latent = shared(latent.propagate(z))
+            on_graph = local(inputs.adj @ z)
+            z = self._activate(self.alpha * on_graph + (1 - self.alpha) * on_latent)  # Eq. (5)
+            kept.append(z)
+        ego, hidden = self.classifier.weight.tensor_split([self.projection.weight.size(0)])
+        return inputs.x @ ego + torch.cat(kept, 1) @ hidden + self.classifier.bias, latent  # Eq. (6)
+
+    def _activate(self, z: Tensor) -> Tensor:
+        return dropout(torch.relu(z), self.dropout, self.training)

@@ -1,0 +1,367 @@
+r"""The structure learner of FedHERO (arXiv 2504.21206, Section 3.1): from (X, A) to a sparse latent graph Ã.
+
+    Z    = ReLU(P(A) X W_s + b_s)                                        one-layer GNN
+    ã_uv = (1/N_H) Σ_h cos(w¹_h ⊙ z_u, w²_h ⊙ z_v)                       (3)
+    Ã_uv = ã_uv if v is among the k largest of row u, v ≠ u; else 0      (4)
+
+Row u is the node that aggregates. Every metric that searches all pairs is one product ã = Q Tᵀ of factors [N, D], so
+the search runs over row blocks without gradient, and only the kept pairs are scored again with it. Nothing is N x N.
+Equation (4) as printed is 0/1 and has no gradient; ``edge_weight`` says what stands in its place.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.sparse import Pattern, SparseMatrix
+
+EDGE_WEIGHTS = ("value", "ste", "binary")
+LATENTS = ("top_k", "bernoulli")
+BLOCK = 512  # rows of ã held at a time
+TINY = 1e-12
+
+
+class LatentGraph:
+    """Ã with its row normalisation.
+
+    Attributes:
+        pattern: the E' kept pairs; row u aggregates from column v.
+        weight: Ã_uv >= 0, shape [E'].
+        penalty: the metric's own loss term (GAug's reconstruction; otherwise 0), a scalar.
+    """
+
+    def __init__(self, pattern: Pattern, weight: Tensor, penalty: Tensor):
+        self.pattern, self.weight, self.penalty = pattern, weight, penalty
+        self.scale = 1 / (pattern.row_sum(weight) + 1).unsqueeze(1)  # (D̃ + I)⁻¹, [N, 1]
+
+    def propagate(self, dense: Tensor) -> Tensor:
+        """(D̃ + I)⁻¹ (Ã + I) dense: [N, H] → [N, H]; by rows only, because a kNN graph is directed."""
+        return self.scale * (self.pattern.product(self.weight, dense) + dense)
+
+
+class StructureLearner(nn.Module):
+    """g_L: the GNN and the metric (see the module).
+
+    Args:
+        num_features: F.
+        hidden: d_s, width of Z.
+        heads: N_H.
+        k: neighbours kept per node.
+        metric: a key of `METRICS`; ``multi_head`` is equation (3), the others are Table 4's.
+        edge_weight: what an edge weighs: its score (``value``), 1 with the score's gradient (``ste``), or 1 without
+            gradient (``binary``, equation 4 to the letter).
+        symmetrize: replace Ã by (Ã + Ãᵀ) / 2.
+        latent: at inference ``top_k``, or ``bernoulli``: each candidate edge is drawn with probability clip(ã, 0, 1)
+            (appendix C.2). Training always keeps the top k.
+        candidates: the Bernoulli draw looks at the ``candidates`` * k best of each row, because over all pairs it would
+            keep O(N²) edges.
+
+    Raises:
+        FedGraphError: an option outside its range.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        hidden: int,
+        *,
+        heads: int = 4,
+        k: int = 20,
+        metric: str = "multi_head",
+        edge_weight: str = "value",
+        symmetrize: bool = False,
+        latent: str = "top_k",
+        candidates: int = 5,
+    ):
+        super().__init__()
+        at_least(heads, 1, "model.heads")
+        at_least(k, 1, "model.k")
+        at_least(candidates, 1, "model.candidates")
+        one_of(edge_weight, EDGE_WEIGHTS, "model.edge_weight")
+        one_of(latent, LATENTS, "model.latent")
+        one_of(metric, tuple(METRICS), "model.metric")
+        if latent == "bernoulli" and metric not in ("multi_head", "cos"):
+            raise FedGraphError(
+                f"model.latent=bernoulli needs scores in [-1, 1]: metric multi_head or cos, got '{metric}'"
+            )
+        self.k, self.edge_weight, self.symmetrize = k, edge_weight, symmetrize
+        self.latent, self.candidates = latent, candidates
+        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_features, hidden)))
+        self.bias = nn.Parameter(torch.zeros(hidden))
+        self.metric = METRICS[metric](hidden, heads)
+
+    def forward(self, x: Tensor | SparseMatrix, propagation: SparseMatrix, edges: Pattern) -> LatentGraph:
+        """The latent graph of x [N, F] over the original graph.
+
+        Args:
+            x: features, dense or sparse.
+            propagation: P(A), [N, N].
+            edges: A itself (row: target, column: source), without self-loops.
+        """
+        z = torch.relu(propagation @ (x @ self.weight) + self.bias)  # [N, d_s]
+        draw = self.latent == "bernoulli" and not self.training
+        pattern, score = self.metric.search(z, self.k * self.candidates if draw else self.k, edges)
+        if draw:
+            drawn = torch.bernoulli(score.clamp(0, 1)).bool()
+            pattern = Pattern(pattern.row[drawn], pattern.col[drawn], pattern.num_nodes)
+            weight = score.new_ones(pattern.row.numel())
+        else:
+            weight = self.metric.weigh(score, pattern, edges, self.edge_weight)
+        if self.symmetrize:
+            pattern, weight = symmetric(pattern, weight)
+        return LatentGraph(pattern, weight, self.metric.penalty(z, edges))
+
+
+class Metric(nn.Module):
+    """ã_uv = <Q_u, T_v>, searched over all pairs.
+
+    Subclasses give the factors; those that score only the graph's own edges override `search`.
+    """
+
+    def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Q and T, both [N, D], with ã = Q Tᵀ."""
+        raise NotImplementedError
+
+    def search(self, z: Tensor, k: int, edges: Pattern) -> tuple[Pattern, Tensor]:
+        """The k best pairs of each row, chosen without gradient, and their scores ã [E'], which carry it."""
+        left, right = self.factors(z)
+        pattern = top_k(left, right, k)
+        return pattern, pattern.dot(left, right)
+
+    def value(self, score: Tensor, pattern: Pattern) -> Tensor:
+        """Non-negative edge weights from scores; relu for scores in [-1, 1]."""
+        return torch.relu(score)
+
+    def weigh(self, score: Tensor, pattern: Pattern, edges: Pattern, mode: str) -> Tensor:
+        """Edge weights under an ``edge_weight`` mode."""
+        if mode == "value":
+            return self.value(score, pattern)
+        return torch.ones_like(score) + (score - score.detach() if mode == "ste" else 0)
+
+    def penalty(self, z: Tensor, edges: Pattern) -> Tensor:
+        """A loss term of the metric's own."""
+        return z.new_zeros(())
+
+
+class MultiHead(Metric):
+    """Equation (3): weighted cosine with two weight vectors a head, [N_H, d_s] each; not symmetric."""
+
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+        self.left = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, hidden)))
+        self.right = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, hidden)))
+
+    def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """All heads side by side, so that one product sums over heads: [N, N_H d_s] each."""
+        left, right = (_unit(z.unsqueeze(1) * w).flatten(1) for w in (self.left, self.right))
+        return left / self.left.size(0), right
+
+
+class Cosine(Metric):
+    """cos(z_u, z_v), without parameters of its own; the gradient reaches Z."""
+
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+
+    def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Unit rows, twice."""
+        unit = _unit(z)
+        return unit, unit
+
+
+class _Softmax(Metric):
+    """Scores without bound become weights by a softmax over each row's kept entries."""
+
+    def value(self, score: Tensor, pattern: Pattern) -> Tensor:
+        peak = score.new_full((pattern.num_nodes,), -torch.inf).scatter_reduce(0, pattern.row, score.detach(), "amax")
+        grown = torch.exp(score - peak[pattern.row])
+        return grown / pattern.row_sum(grown)[pattern.row]
+
+
+class Attention(_Softmax):
+    """(1/N_H) Σ_h relu(W_h z_u) · relu(W_h z_v), then a softmax over the k kept."""
+
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, heads * hidden)))
+
+    def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """All heads side by side."""
+        projected = torch.relu(z @ self.weight)
+        return projected / self.heads, projected
+
+
+class _OverEdges(_Softmax):
+    """Scores only the edges of the original graph; a node keeps at most k of its in-edges.
+
+    Self-loops are left out, because P̃ adds its own.
+    """
+
+    def search(self, z: Tensor, k: int, edges: Pattern) -> tuple[Pattern, Tensor]:
+        score = self.score(z, edges)
+        kept = _best(score.detach(), edges, k)
+        return Pattern(edges.row[kept], edges.col[kept], edges.num_nodes), score[kept]
+
+    def score(self, z: Tensor, edges: Pattern) -> Tensor:
+        """Of every edge, [E]."""
+        raise NotImplementedError
+
+
+class EdgeAttention(_OverEdges):
+    """GAT (Veličković et al. 2018): (1/N_H) Σ_h leakyrelu(a¹_h · z_u + a²_h · z_v), softmax over the kept edges."""
+
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+        self.target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, heads)))
+        self.source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, heads)))
+
+    def score(self, z: Tensor, edges: Pattern) -> Tensor:
+        """The mean over heads, [E]."""
+        target, source = z @ self.target, z @ self.source  # [N, N_H]
+        return functional.leaky_relu(target[edges.row] + source[edges.col], 0.2).mean(1)
+
+
+class Glcn(_OverEdges):
+    """GLCN (Jiang et al. 2019): softmax of relu(aᵀ|z_u − z_v|) over the kept edges; its own loss is equation (7)'s."""
+
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, 1)))
+
+    def score(self, z: Tensor, edges: Pattern) -> Tensor:
+        """Before the softmax, [E]."""
+        return torch.relu((z[edges.row] - z[edges.col]).abs() @ self.weight).squeeze(1)
+
+
+class Gaug(Metric):
+    """GAug-O (Zhao et al. 2021): edges drawn from η M + (1 − η) A, M = sigmoid(Z Zᵀ), rebuilt towards A.
+
+    Candidates are the k best of each row and the graph's own edges. Training draws relaxed Bernoulli variables and
+    rounds them, straight through; inference keeps what has probability above 1/2. M is trained by cross entropy on the
+    edges and as many random pairs. η = 1/2, temperature 1, and weight 1 of that loss.
+    """
+
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+
+    def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of M."""
+        return z, z
+
+    def search(self, z: Tensor, k: int, edges: Pattern) -> tuple[Pattern, Tensor]:
+        """The k best pairs of each row and the graph's own edges."""
+        pattern = _union(top_k(z, z, k), edges)
+        return pattern, pattern.dot(z, z)
+
+    def weigh(self, score: Tensor, pattern: Pattern, edges: Pattern, mode: str) -> Tensor:
+        """0 or 1, by the draw."""
+        probability = 0.5 * torch.sigmoid(score) + 0.5 * _contains(edges, pattern).to(score.dtype)
+        if self.training:
+            probability = probability.clamp(1e-6, 1 - 1e-6)
+            noise = torch.rand_like(score).clamp(1e-6, 1 - 1e-6)
+            probability = torch.sigmoid(torch.logit(probability) + torch.logit(noise))
+        kept = (probability > 0.5).to(score.dtype)
+        return kept if mode == "binary" else kept + (probability - probability.detach())
+
+    def penalty(self, z: Tensor, edges: Pattern) -> Tensor:
+        """Cross entropy of M on edges and random pairs."""
+        if not self.training or not edges.row.numel():
+            return z.new_zeros(())
+        negative = torch.randint(edges.num_nodes, (2, edges.row.numel()), device=z.device)
+        row, col = torch.cat([torch.stack([edges.row, edges.col]), negative], 1)
+        row, order = torch.sort(row)
+        col = col[order]
+        real = (order < edges.row.numel()).to(z.dtype)
+        logit = Pattern(row, col, edges.num_nodes).dot(z, z)
+        return functional.binary_cross_entropy_with_logits(logit, real)
+
+
+METRICS: dict[str, type] = {
+    "multi_head": MultiHead,
+    "cos": Cosine,
+    "att": Attention,
+    "gat": EdgeAttention,
+    "glcn": Glcn,
+    "gaug": Gaug,
+}
+
+
+@torch.no_grad()
+def top_k(left: Tensor, right: Tensor, k: int, block: int = BLOCK) -> Pattern:
+    """The min(k, N − 1) largest entries of each row of left @ rightᵀ, its diagonal left out.
+
+    Works on ``block`` rows at a time, so it holds block x N scores. Shapes: left and right [N, D].
+    """
+    num_nodes = left.size(0)
+    k = min(k, num_nodes - 1)
+    columns = []
+    for start in range(0, num_nodes, block):
+        scores = left[start : start + block] @ right.T  # [block, N]
+        scores.diagonal(start).fill_(-torch.inf)
+        columns.append(scores.topk(k).indices)
+    row = torch.arange(num_nodes, device=left.device).repeat_interleave(k)
+    return Pattern(row, torch.cat(columns).flatten(), num_nodes)
+
+
+def symmetric(pattern: Pattern, weight: Tensor) -> tuple[Pattern, Tensor]:
+    """(Ã + Ãᵀ) / 2 as a pattern without duplicates and its weights."""
+    n = pattern.num_nodes
+    key = torch.cat([pattern.row * n + pattern.col, pattern.col * n + pattern.row])
+    unique, place = key.unique(return_inverse=True)
+    merged = weight.new_zeros(unique.numel()).index_add(0, place, weight.repeat(2) / 2)
+    return Pattern(unique // n, unique % n, n), merged
+
+
+def smoothness(
+    latent: LatentGraph, x: Tensor, square: Tensor, *, lam: float, mu: float, reduction: str = "n2"
+) -> Tensor:
+    """λ Σ_uv Ã_uv ‖x_u − x_v‖² + μ ‖Ã‖²_F, equation (7), over the kept pairs; a scalar with gradient through Ã.
+
+    Args:
+        latent: Ã.
+        x: raw features, [N, F].
+        square: ‖x_u‖², [N].
+        lam: λ.
+        mu: μ.
+        reduction: ``sum`` as printed, where the term outweighs the cross entropy by four orders of magnitude; ``n2``
+            divides it by N²; ``edges`` by the number of kept pairs.
+    """
+    pattern = latent.pattern
+    with torch.no_grad():
+        distance = square[pattern.row] + square[pattern.col] - 2 * pattern.dot(x, x)
+    total = lam * (latent.weight * distance).sum() + mu * latent.weight.square().sum()
+    return total / REDUCTIONS[reduction](pattern)
+
+
+REDUCTIONS = {
+    "n2": lambda pattern: pattern.num_nodes**2,
+    "sum": lambda pattern: 1,
+    "edges": lambda pattern: max(pattern.row.numel(), 1),
+}
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return functional.normalize(rows, dim=-1, eps=TINY)
+
+
+def _best(score: Tensor, pattern: Pattern, k: int) -> Tensor:
+    """Places of the pattern's k best-scored entries of each row, row by row."""
+    order = torch.argsort(score, descending=True, stable=True)
+    order = order[torch.argsort(pattern.row[order], stable=True)]
+    rank = torch.arange(order.numel(), device=order.device) - pattern.pointer[pattern.row]
+    return order[rank < k]
+
+
+def _union(one: Pattern, other: Pattern) -> Pattern:
+    n = one.num_nodes
+    key = torch.cat([one.row * n + one.col, other.row * n + other.col]).unique()
+    return Pattern(key // n, key % n, n)
+
+
+def _contains(whole: Pattern, part: Pattern) -> Tensor:
+    """Whether each entry of ``part`` is one of ``whole``, bool [E]."""
+    n = whole.num_nodes
+    return torch.isin(part.row * n + part.col, whole.row * n + whole.col)

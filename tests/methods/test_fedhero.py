@@ -1,0 +1,306 @@
+"""FedHERO: structure learner, dual channel and smoothness loss against dense NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr.config import ModelConfig
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import build
+from fedgraph_flwr.models.structure_learner import METRICS, LatentGraph, smoothness, top_k
+from fedgraph_flwr.sparse import Pattern
+
+N, F, C, H = 23, 40, 3, 8
+
+
+def make_graph(seed: int = 0, density: float = 0.3) -> Graph:
+    """A directed graph with a duplicate edge, a self-loop, and nodes without in-edges."""
+    rng = np.random.default_rng(seed)
+    edges = np.concatenate([rng.integers(0, [[N], [N - 3]], (2, 4 * N)), [[1, 1, 2], [0, 0, 2]]], axis=1)
+    x = rng.normal(size=(N, F)) * (rng.random((N, F)) < density)
+    mask = torch.from_numpy(rng.random(N) < 0.6)
+    y = torch.from_numpy(rng.integers(0, C, N))
+    return Graph(torch.from_numpy(x).double(), torch.from_numpy(edges), y, mask, ~mask, ~mask, C)
+
+
+def make_model(seed: int = 0, layers: int = 2, dropout: float = 0.0, **params):
+    torch.manual_seed(seed)
+    return build(ModelConfig("fedhero", H, layers, dropout, {"k": 4, **params}), F, C).double()
+
+
+def prepared(model, graph: Graph):
+    return model.prepare(graph, dtype=torch.float64)
+
+
+def dense_adjacency(graph: Graph) -> np.ndarray:
+    a = np.zeros((N, N))
+    for source, target in graph.edge_index.T.tolist():
+        a[target, source] += source != target
+    return a
+
+
+def numpy_of(module) -> dict[str, np.ndarray]:
+    return {name: p.detach().numpy() for name, p in module.named_parameters()}
+
+
+def unit(z: np.ndarray) -> np.ndarray:
+    return z / np.maximum(np.linalg.norm(z, axis=-1, keepdims=True), 1e-12)
+
+
+def gcn_oracle(graph: Graph) -> np.ndarray:
+    """D^-1/2 (A + I) D^-1/2 with in-degrees."""
+    with_loops = dense_adjacency(graph) + np.eye(N)
+    scale = with_loops.sum(1) ** -0.5
+    return scale[:, None] * with_loops * scale
+
+
+def scores_oracle(graph: Graph, w: dict[str, np.ndarray], metric: str) -> np.ndarray:
+    """ã, dense and head by head; -inf where the metric looks at edges only and there is none."""
+    z = np.maximum(gcn_oracle(graph) @ graph.x.numpy() @ w["weight"] + w["bias"], 0)
+    off_graph = np.where(dense_adjacency(graph) > 0, 0.0, -np.inf)
+    if metric == "multi_head":
+        pairs = zip(w["metric.left"], w["metric.right"], strict=True)
+        return np.mean([unit(z * left) @ unit(z * right).T for left, right in pairs], axis=0)
+    if metric == "cos":
+        return unit(z) @ unit(z).T
+    if metric == "att":
+        heads = [np.maximum(z @ part, 0) for part in np.split(w["metric.weight"], 4, axis=1)]
+        return np.mean([head @ head.T for head in heads], axis=0)
+    if metric == "gat":
+        pairs = zip(w["metric.target"].T, w["metric.source"].T, strict=True)
+        raw = [(z @ to)[:, None] + (z @ of)[None, :] for to, of in pairs]
+        return np.mean([np.where(r > 0, r, 0.2 * r) for r in raw], axis=0) + off_graph
+    if metric == "glcn":
+        return np.maximum(np.abs(z[:, None] - z[None]) @ w["metric.weight"][:, 0], 0) + off_graph
+    return z @ z.T
+
+
+def latent_oracle(graph: Graph, w: dict[str, np.ndarray], metric: str, k: int = 4) -> np.ndarray:
+    """Ã, dense, as `value` weights; GAug's as it stands at inference."""
+    score = scores_oracle(graph, w, metric)
+    np.fill_diagonal(score, -np.inf)
+    kept = np.argsort(np.argsort(-score, axis=1), axis=1) < k
+    if metric == "gaug":
+        a = dense_adjacency(graph) > 0
+        return (kept | a) & (0.5 / (1 + np.exp(-np.where(np.isinf(score), 0, score))) + 0.5 * a > 0.5)
+    kept &= np.isfinite(score)
+    if metric in ("multi_head", "cos"):
+        return np.where(kept, np.maximum(score, 0), 0)
+    grown = np.where(kept, np.exp(score), 0)
+    return grown / np.maximum(grown.sum(1, keepdims=True), 1e-300)
+
+
+def dense(latent: LatentGraph) -> np.ndarray:
+    return latent.pattern.matrix(latent.weight.detach()).to_dense().numpy()
+
+
+@pytest.mark.parametrize("block", [1, 3, 7, N, 500])
+@pytest.mark.parametrize("k", [1, 5, N - 1, 500])
+def test_blockwise_top_k_equals_dense(block, k):
+    torch.manual_seed(0)
+    left, right = torch.randn(2, N, 6, dtype=torch.float64)
+    scores = left @ right.T
+    scores.fill_diagonal_(-torch.inf)
+    expected = scores.topk(min(k, N - 1)).indices.sort().values
+    pattern = top_k(left, right, k, block)
+    assert torch.equal(pattern.row, torch.arange(N).repeat_interleave(min(k, N - 1)))
+    assert torch.equal(pattern.col.view(N, -1).sort().values, expected)
+    assert not (pattern.row == pattern.col).any()
+
+
+def test_pattern_products_and_their_gradients():
+    """Rows and columns without an entry included; compared with dense autograd."""
+    mask = torch.rand(9, 9, generator=torch.Generator().manual_seed(1)) < 0.3
+    mask[2], mask[:, 4] = False, False
+    pattern = Pattern(*mask.nonzero().T, 9)
+    torch.manual_seed(0)
+    values = torch.randn(pattern.row.numel(), dtype=torch.float64, requires_grad=True)
+    left, right = (torch.randn(9, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(pattern.dot, (left, right))
+    assert torch.autograd.gradcheck(pattern.product, (values, left))
+    torch.testing.assert_close(pattern.dot(left, right), (left @ right.T)[mask])
+    full = torch.zeros(9, 9, dtype=torch.float64).masked_scatter(mask, values)
+    torch.testing.assert_close(pattern.product(values, left), full @ left)
+    torch.testing.assert_close(pattern.row_sum(values), full.sum(1))
+
+
+@pytest.mark.parametrize("density", [0.05, 0.6])  # sparse and dense features
+@pytest.mark.parametrize("metric", sorted(METRICS))
+def test_latent_graph_equals_dense_oracle(metric, density):
+    graph, model = make_graph(density=density), make_model(metric=metric).eval()
+    inputs = prepared(model, graph)
+    learner = model.structure_learner
+    expected = latent_oracle(graph, numpy_of(learner), metric)
+    np.testing.assert_allclose(dense(learner(inputs.x, inputs.adj, inputs.edges)), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("dual", [True, False])
+def test_prediction_equals_dense_oracle(dual):
+    graph, model = make_graph(), make_model(dual_channel=dual, alpha=0.3).eval()
+    w = numpy_of(model)
+    learnt = latent_oracle(graph, numpy_of(model.structure_learner), "multi_head") + np.eye(N)
+    on_latent, on_graph = learnt / learnt.sum(1, keepdims=True), gcn_oracle(graph)
+    x = graph.x.numpy()
+    z = [np.maximum(x @ w["projection.weight"] + w["projection.bias"], 0)]
+    for layer in range(2):
+        local = f"local_convs.{layer}" if dual else f"global_convs.{layer}"
+        h = on_latent @ z[-1] @ w[f"global_convs.{layer}.weight"] + w[f"global_convs.{layer}.bias"]
+        e = on_graph @ z[-1] @ w[f"{local}.weight"] + w[f"{local}.bias"]
+        z.append(np.maximum(0.3 * e + 0.7 * h, 0))
+    expected = np.concatenate([x, *z], axis=1) @ w["classifier.weight"] + w["classifier.bias"]
+    np.testing.assert_allclose(model(prepared(model, graph)).detach().numpy(), expected, atol=1e-12)
+    assert any(name.startswith("local_convs.") for name in w) == dual
+
+
+def cross_entropy(model, graph: Graph) -> torch.Tensor:
+    logits = model(prepared(model, graph))[graph.train_mask]
+    return torch.nn.functional.cross_entropy(logits, graph.y[graph.train_mask])
+
+
+@pytest.mark.parametrize(
+    ("alpha", "silent"), [(1.0, ("structure_learner.", "global_convs.")), (0.0, ("local_convs.",))]
+)
+def test_a_channel_of_weight_zero_is_silent(alpha, silent):
+    """Neither prediction nor gradient depends on it, exactly; every other parameter has a gradient."""
+    graph, model = make_graph(), make_model(alpha=alpha)
+    before = model(prepared(model, graph)).detach()
+    cross_entropy(model, graph).backward()
+    for name, p in model.named_parameters():
+        assert bool(p.grad.any()) != name.startswith(silent), name
+        if name.startswith(silent):
+            p.data.normal_()
+    assert torch.equal(model(prepared(model, graph)), before)
+
+
+def test_one_head_of_ones_is_plain_cosine_and_scale_does_not_matter():
+    graph = make_graph()
+    one, plain = make_model(heads=1).eval(), make_model(metric="cos").eval()
+    for head in (one.structure_learner.metric.left, one.structure_learner.metric.right):
+        torch.nn.init.ones_(head)
+    plain.load_state_dict(one.state_dict(), strict=False)
+    inputs = prepared(one, graph)
+    torch.testing.assert_close(one(inputs), plain(inputs))
+
+    model = make_model().eval()
+    before = model(inputs)
+    model.structure_learner.metric.left.data *= torch.rand(4, 1, dtype=torch.float64) + 0.1
+    torch.testing.assert_close(model(inputs), before)
+    z = torch.randn(N, H, dtype=torch.float64)
+    left, right = model.structure_learner.metric.factors(z)
+    assert (left @ right.T).abs().max() <= 1 + 1e-12
+
+
+def test_directed_scores_are_symmetrised_on_demand():
+    graph = make_graph()
+    plain, both = make_model().eval(), make_model(symmetrize=True).eval()
+    inputs = prepared(plain, graph)
+    arguments = inputs.x, inputs.adj, inputs.edges
+    one = dense(plain.structure_learner(*arguments))
+    assert not np.allclose(one, one.T)
+    np.testing.assert_allclose(dense(both.structure_learner(*arguments)), (one + one.T) / 2, atol=1e-15)
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
+def test_relabelling_nodes_permutes_predictions(metric):
+    k = N if metric == "glcn" else 4  # its relu makes ties at 0, which k < in-degree would break by node number
+    graph, model = make_graph(), make_model(metric=metric, k=k).eval()
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(3))
+    place = torch.argsort(order)
+    moved = make_graph()
+    moved.x, moved.edge_index = graph.x[order], place[graph.edge_index]
+    torch.testing.assert_close(model(prepared(model, moved)), model(prepared(model, graph))[order])
+
+
+@pytest.mark.parametrize(("reduction", "divisor"), [("sum", 1), ("n2", N**2), ("edges", 4 * N)])
+def test_smoothness_equals_dense_sum(reduction, divisor):
+    graph, model = make_graph(), make_model().eval()
+    inputs = prepared(model, graph)
+    latent = model.both(inputs)[1]
+    x, weight = graph.x.numpy(), dense(latent)
+    distance = ((x[:, None] - x[None]) ** 2).sum(-1)
+    expected = (0.3 * (weight * distance).sum() + 0.7 * (weight**2).sum()) / divisor
+    loss = smoothness(latent, inputs.raw, inputs.square, lam=0.3, mu=0.7, reduction=reduction)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
+def test_edge_weight_says_whether_the_learner_is_trained(metric):
+    graph = make_graph()
+    size = {}
+    for mode in ("value", "ste", "binary"):
+        model = make_model(metric=metric, edge_weight=mode)
+        torch.manual_seed(0)
+        inputs = prepared(model, graph)
+        logits, latent = model.both(inputs)
+        loss = logits.square().sum() + smoothness(latent, inputs.raw, inputs.square, lam=0.1, mu=0.1)
+        grads = torch.autograd.grad(loss, list(model.structure_learner.parameters()), allow_unused=True)
+        size[mode] = [0.0 if g is None else float(g.abs().sum()) for g in grads]
+        if mode != "value":
+            assert set(latent.weight.tolist()) <= ({0.0, 1.0} if metric == "gaug" else {1.0})
+    assert min(size["value"]) > 0
+    assert min(size["ste"]) > 0
+    assert max(size["binary"]) == 0
+
+
+def test_straight_through_gradient_is_that_of_the_score():
+    """d/dã of f(1 + ã − stop(ã)) is f'(1), which is not the gradient at the value ã."""
+    graph, model = make_graph(), make_model(edge_weight="ste")
+    inputs = prepared(model, graph)
+    latent = model.structure_learner(inputs.x, inputs.adj, inputs.edges)
+    pattern, score = model.structure_learner.metric.search(
+        torch.relu(inputs.adj @ (inputs.x @ model.structure_learner.weight) + model.structure_learner.bias),
+        4,
+        inputs.edges,
+    )
+    head = model.structure_learner.metric.left
+    target = torch.linspace(0, 1, pattern.row.numel(), dtype=torch.float64)
+    straight = torch.autograd.grad(((latent.weight - target) ** 2).sum(), head)[0]
+    expected = torch.autograd.grad((2 * (1 - target) * score).sum(), head)[0]
+    torch.testing.assert_close(straight, expected)
+
+
+def test_bernoulli_draws_each_candidate_with_its_score_at_inference_only():
+    graph = make_graph()
+    model, plain = make_model(latent="bernoulli", candidates=2), make_model()
+    inputs = prepared(model, graph)
+    arguments = inputs.x, inputs.adj, inputs.edges
+    np.testing.assert_array_equal(
+        dense(model.structure_learner(*arguments)), dense(plain.structure_learner(*arguments))
+    )
+    model.eval()
+    score = latent_oracle(graph, numpy_of(model.structure_learner), "multi_head", k=8)
+    torch.manual_seed(0)
+    draws = np.mean([dense(model.structure_learner(*arguments)) for _ in range(600)], axis=0)
+    assert set(np.unique(dense(model.structure_learner(*arguments)))) <= {0.0, 1.0}
+    assert (draws[score == 0] == 0).all()
+    assert np.abs(draws - score).max() < 0.1  # five standard deviations of 600 draws
+
+
+def test_a_lone_node_has_no_latent_neighbour():
+    graph = make_graph()
+    alone = Graph(
+        graph.x[:1],
+        torch.zeros(2, 0, dtype=torch.int64),
+        *(getattr(graph, k)[:1] for k in ("y", "train_mask", "val_mask", "test_mask")),
+        C,
+    )
+    for metric in METRICS:
+        model = make_model(metric=metric)
+        logits, latent = model.both(prepared(model, alone))
+        assert latent.weight.numel() == 0
+        assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("metric", "rbf"), ("edge_weight", "hard"), ("k", 0), ("alpha", 1.5), ("heads", 0), ("latent", "gumbel")],
+)
+def test_an_option_outside_its_range_is_named(key, value):
+    with pytest.raises(FedGraphError, match=f"model.{key}"):
+        make_model(**{key: value})
+
+
+def test_bernoulli_needs_scores_that_are_probabilities():
+    with pytest.raises(FedGraphError, match="att"):
+        make_model(latent="bernoulli", metric="att")
