@@ -105,11 +105,11 @@ class Pattern:
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
         """<left_row, right_col> for each entry: [N, H], [N, H] → [E]."""
-        return _Dot.apply(self, left, right)  # type: ignore[no-any-return]
+        return _Dot.apply(self, left, right)
 
     def product(self, values: Tensor, dense: Tensor) -> Tensor:
         """The matrix with these values times a dense one: [E], [N, H] → [N, H]."""
-        return _ValuedProduct.apply(self, values, dense)  # type: ignore[no-any-return]
+        return _ValuedProduct.apply(self, values, dense)
 
     def row_sum(self, values: Tensor) -> Tensor:
         """Sum of each row's values: [E] → [N]."""

@@ -125,7 +125,8 @@ class FedHERO(Model):
             z = self._activate(self.alpha * on_graph + (1 - self.alpha) * on_latent)  # Eq. (5)
             kept.append(z)
         ego, hidden = self.classifier.weight.tensor_split([self.projection.weight.size(0)])
-        return inputs.x @ ego + torch.cat(kept, 1) @ hidden + self.classifier.bias, latent  # Eq. (6)
+        logits = inputs.x @ ego + torch.cat(kept, 1) @ hidden + self.classifier.bias  # type: ignore[operator]
+        return logits, latent  # Eq. (6)
 
     def _activate(self, z: Tensor) -> Tensor:
         return dropout(torch.relu(z), self.dropout, self.training)

@@ -1,0 +1,62 @@
+"""FedHERO client (arXiv 2504.21206): the dual-channel network, trained as a whole on the private graph.
+
+    L = CE(Y, Y_train) + λ Σ_uv Ã_uv ‖x_u − x_v‖² + μ ‖Ã‖²_F                                    (7), (8)
+
+Every step trains all parameters; those of f_global are then averaged, the others stay, with their share of Adam's moments.
+Leaves the client: f_global, N_i, scores.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clients.base import GraphClient
+from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.fedhero import FedHERO
+from fedgraph_flwr.models.structure_learner import REDUCTIONS, smoothness
+
+
+@dataclass
+class Params:
+    """Keys of FedHERO's objective."""
+
+    lam: float = 0.1  # λ of Eq. (7)
+    mu: float = 0.1  # μ of Eq. (7)
+    reduction: str = "n2"  # see `smoothness`
+
+    def __post_init__(self) -> None:
+        at_least(self.lam, 0, "strategy.lam")
+        at_least(self.mu, 0, "strategy.mu")
+        one_of(self.reduction, tuple(REDUCTIONS), "strategy.reduction")
+
+
+class FedHEROClient(GraphClient):
+    """FedAvg's client with the smoothness loss of Eq. (7)."""
+
+    Params: ClassVar[type] = Params
+    model: FedHERO
+
+    def build_model(self) -> torch.nn.Module:
+        """The network, which must have a latent graph.
+
+        Raises:
+            FedGraphError: another network.
+        """
+        model = super().build_model()
+        if not isinstance(model, FedHERO):
+            raise FedGraphError(
+                f"strategy fedhero needs the latent graph of model=fedhero, got '{self.cfg.model.name}'"
+            )
+        return model
+
+    def loss(self) -> Tensor:
+        """Eq. (8)."""
+        logits, latent = self.model.both(self.inputs)
+        task = F.cross_entropy(logits[self.train_nodes], self.y[self.train_nodes])
+        p, inputs = self.params, self.inputs
+        smooth = smoothness(latent, inputs.raw, inputs.square, lam=p.lam, mu=p.mu, reduction=p.reduction)
+        return task + smooth + latent.penalty
