@@ -1,0 +1,356 @@
+"""Rows of the L-hop combined adjacency, centrally and by clients that each know only their own edges.
+
+    Ã = A + I,   Â = D̃⁻¹ Ã,   Ā = Σ_{l=1}^{L} β_l Â^l                              FedStruct, Eq. (4)
+    B_i^k = Ã_k^[i] [Â^[k]]^{l-1}            computed by client k, sent to i        Algorithm 3
+    [Â^[i]]^l = D̃_i⁻¹ Σ_k B_i^k,   Ā^[i] = Σ_l β_l [Â^[i]]^l                        Eqs. (45), (46)
+
+A row is a node, its columns are the out-neighbours; parallel edges count once, and a self-loop in the data is the loop that
+A + I adds. Client k knows Ã_k^[i], the edges from i's nodes to its own, as its arriving cut edges. Everything is CSR with
+global column ids and built in blocks of rows. No formal privacy is claimed: with few hops a message can reveal edges of its
+sender to the client that it is addressed to.
+
+Letters: n nodes of the whole graph, n_i nodes of client i, b rows of i that touch k, L hops, J combinations of hops.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+
+Array = NDArray[Any]
+BLOCK = 2048  # rows of a product that are built, and pruned, at a time
+TIE_DIGITS = 12  # values equal to so many decimals tie, so that the order of a sum does not decide what is pruned
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What is kept of each hop.
+
+    Attributes:
+        keep: p; 0 keeps everything.
+        mode: ``per_row`` (the p largest entries of each row), ``per_block`` (the p·n_i largest of each block B_ij^k before
+            it is sent, appendix L.2.1) or ``global`` (the p·n largest of the whole matrix, first hop included, as the
+            authors' program does).
+    """
+
+    keep: int = 0
+    mode: str = "per_row"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("per_row", "per_block", "global"):
+            raise FedGraphError(f"strategy.prune_mode must be per_row, per_block or global, got '{self.mode}'")
+        if self.keep < 0:
+            raise FedGraphError(f"strategy.prune must be >= 0 (0 keeps every entry), got {self.keep}")
+
+    def active(self, mode: str) -> bool:
+        """Whether this mode prunes."""
+        return self.keep > 0 and self.mode == mode
+
+
+EXACT = Pruning()
+
+
+def hop_weights(beta: str | Sequence[float], hops: int) -> Array:
+    """The weights of the hops in each combination that is kept, [J, L].
+
+    ``last`` is Â^L, ``uniform`` the mean of the powers, a list gives β_1..β_L, and ``learned`` keeps each power apart (J = L).
+
+    Raises:
+        FedGraphError: another word, or a list of another length than L.
+    """
+    named = {"last": np.eye(hops)[-1:], "uniform": np.full((1, hops), 1 / hops), "learned": np.eye(hops)}
+    if isinstance(beta, str):
+        if beta not in named:
+            raise FedGraphError(f"model.beta must be last, uniform, learned or a list of numbers, got '{beta}'")
+        return named[beta]
+    if len(beta) != hops:
+        raise FedGraphError(f"model.beta has {len(beta)} weights for {hops} hops")
+    return np.asarray(beta, dtype=np.float64)[None]
+
+
+def with_loops(
+    rows: Array, columns: Array, own: Array, shape: tuple[int, int], dtype: Any = np.float64
+) -> sp.csr_matrix:
+    """Ã of the given edges: ones, once an entry, and a one at (row v, column ``own[v]``) for each row."""
+    loops = np.arange(shape[0])
+    rows, columns = np.concatenate([rows, loops]), np.concatenate([columns, own])
+    matrix = sp.csr_matrix((np.ones(rows.size, dtype), (rows, columns)), shape=shape)
+    matrix.sum_duplicates()
+    matrix.data[:] = 1
+    return matrix
+
+
+def row_normalized(matrix: sp.csr_matrix) -> sp.csr_matrix:
+    """D⁻¹ M for a matrix without empty rows."""
+    scale = 1 / np.asarray(matrix.sum(axis=1)).ravel()
+    return sp.csr_matrix(
+        (matrix.data * np.repeat(scale, np.diff(matrix.indptr)), matrix.indices, matrix.indptr), matrix.shape
+    )
+
+
+def combined_rows(adjacency: sp.csr_matrix, weights: Array, pruning: Pruning = EXACT) -> list[sp.csr_matrix]:
+    """The J combinations Σ_l weights[j, l] Â^l of a whole graph, each [n, n] in CSR, from Ã [n, n].
+
+    Raises:
+        FedGraphError: ``per_block``, which only clients can do.
+    """
+    if pruning.active("per_block"):
+        raise FedGraphError("prune_mode per_block needs clients; a whole graph can be pruned per_row or global")
+
+    def pruned(matrix: sp.csr_matrix) -> sp.csr_matrix:
+        if pruning.active("global"):
+            return top_globally(matrix, [spectrum(matrix)], 0, pruning.keep * matrix.shape[1])
+        return top_per_row(matrix, pruning.keep) if pruning.active("per_row") else matrix
+
+    step = row_normalized(adjacency)
+    current = pruned(step)
+    totals = _accumulated([sp.csr_matrix(current.shape, dtype=current.dtype)] * len(weights), weights[:, 0], current)
+    for hop in range(1, weights.shape[1]):
+        current = pruned(multiply(step, current, pruning))
+        totals = _accumulated(totals, weights[:, hop], current)
+    return totals
+
+
+def multiply(left: sp.csr_matrix, right: sp.csr_matrix, pruning: Pruning = EXACT) -> sp.csr_matrix:
+    """``left @ right`` in blocks of rows; where pruning is per row, each block is pruned before the next is built."""
+
+    def block(start: int) -> sp.csr_matrix:
+        rows = left[start : start + BLOCK] @ right
+        return top_per_row(rows, pruning.keep) if pruning.active("per_row") else rows
+
+    return sp.vstack([block(start) for start in range(0, max(left.shape[0], 1), BLOCK)], format="csr")
+
+
+def top_per_row(matrix: sp.csr_matrix, keep: int) -> sp.csr_matrix:
+    """The ``keep`` largest entries of each row; of equal ones those with the smaller column id."""
+    counts = np.diff(matrix.indptr)
+    if not counts.size or counts.max() <= keep:
+        return matrix
+    matrix.sort_indices()
+    return _entries(
+        matrix, _largest(matrix.data, np.repeat(np.arange(counts.size), counts), np.full(counts.size, keep))
+    )
+
+
+def top_per_block(matrix: sp.csr_matrix, owner: Array, keep: int) -> sp.csr_matrix:
+    """The ``keep`` largest entries of each block of columns with one owner; ``owner`` is [n]."""
+    matrix.sort_indices()
+    blocks = owner[matrix.indices]
+    return _entries(matrix, _largest(matrix.data, blocks, np.full(int(owner.max()) + 1, keep)))
+
+
+def spectrum(matrix: sp.csr_matrix) -> tuple[Array, Array]:
+    """The distinct values of a matrix in rising order, and how often each occurs: all that global pruning needs to know."""
+    return np.unique(np.round(matrix.data, TIE_DIGITS), return_counts=True)
+
+
+def top_globally(matrix: sp.csr_matrix, spectra: Sequence[tuple[Array, Array]], own: int, keep: int) -> sp.csr_matrix:
+    """The entries of this client among the ``keep`` largest of all clients; ties go to earlier clients, rows and columns.
+
+    Args:
+        matrix: the rows of client number ``own``, [n_i, n].
+        spectra: what `spectrum` gives for each client, in the order of clients.
+        own: this client's place in ``spectra``.
+        keep: p·n.
+    """
+    values, place = np.unique(np.concatenate([v for v, _ in spectra]), return_inverse=True)
+    counts = np.zeros((len(spectra), values.size), np.int64)
+    client = np.repeat(np.arange(len(spectra)), [v.size for v, _ in spectra])
+    np.add.at(counts, (client, place), np.concatenate([c for _, c in spectra]))
+    at_least = counts.sum(0)[::-1].cumsum()[::-1]  # entries of value >= values[t]
+    if at_least[0] <= keep:
+        return matrix
+    bound = int(np.flatnonzero(at_least >= keep)[-1])
+    spare = keep - (at_least[bound + 1] if bound + 1 < values.size else 0)
+    ties = np.clip(spare - counts[:own, bound].sum(), 0, counts[own, bound])
+    matrix.sort_indices()
+    rounded = np.round(matrix.data, TIE_DIGITS)
+    tied = rounded == values[bound]
+    return _entries(matrix, (rounded > values[bound]) | (tied & (tied.cumsum() <= ties)))
+
+
+def _largest(data: Array, group: Array, keep: Array) -> Array:
+    """Mask of the ``keep[g]`` largest values of each group g, the earlier of equal ones first."""
+    order = np.lexsort((-np.round(data, TIE_DIGITS), group))
+    start = np.concatenate([[0], np.bincount(group, minlength=keep.size).cumsum()[:-1]])
+    kept = np.zeros(data.size, bool)
+    sorted_group = group[order]
+    kept[order[np.arange(data.size) - start[sorted_group] < keep[sorted_group]]] = True
+    return kept
+
+
+def _entries(matrix: sp.csr_matrix, kept: Array) -> sp.csr_matrix:
+    before = np.concatenate([[0], kept.cumsum()])
+    return sp.csr_matrix((matrix.data[kept], matrix.indices[kept], before[matrix.indptr]), shape=matrix.shape)
+
+
+def _accumulated(totals: Sequence[sp.csr_matrix], weights: Array, current: sp.csr_matrix) -> list[sp.csr_matrix]:
+    return [total + float(w) * current if w else total for total, w in zip(totals, weights, strict=True)]
+
+
+@dataclass(frozen=True)
+class RowMessage:
+    """B_i^k without its empty rows.
+
+    Attributes:
+        nodes: global ids of the rows, nodes of client i that client k's nodes receive edges from, [b].
+        rows: the entries, CSR [b, n].
+    """
+
+    nodes: Array
+    rows: sp.csr_matrix
+
+    def arrays(self) -> dict[str, Array]:
+        """As named arrays, ids in 32 bits."""
+        rows = self.rows
+        ids = {"nodes": self.nodes, "starts": rows.indptr, "columns": rows.indices}
+        return {key: value.astype(np.int32) for key, value in ids.items()} | {"values": rows.data}
+
+    @staticmethod
+    def of(arrays: Mapping[str, Array], num_nodes: int) -> "RowMessage":
+        """From `arrays`; ``num_nodes`` is n."""
+        nodes = arrays["nodes"]
+        parts = (arrays["values"], arrays["columns"], arrays["starts"])
+        return RowMessage(nodes, sp.csr_matrix(parts, shape=(nodes.size, num_nodes)))
+
+
+class HopExchange:
+    """Client i's side of Algorithm 3: ``messages`` of one hop, ``receive`` those of all, until ``hop == hops``.
+
+    Attributes:
+        hop: l, the power that ``current`` holds.
+        current: [Â^[i]]^l, CSR [n_i, n].
+        totals: the J combinations so far, each [n_i, n].
+    """
+
+    def __init__(
+        self,
+        graph: ClientGraph,
+        weights: Array,
+        pruning: Pruning = EXACT,
+        owner: Array | None = None,
+        max_entries: int = 0,
+        dtype: Any = np.float64,
+    ):
+        """Start from hop 1, the client's own adjacency.
+
+        Args:
+            graph: the client's graph with its cut edges.
+            weights: of the hops, [J, L] (`hop_weights`).
+            pruning: what is kept of each hop.
+            owner: client of each node [n], known to all; needed by ``per_block``.
+            max_entries: refuse a hop with more entries; 0 allows any.
+            dtype: of the values.
+        """
+        self.weights, self.pruning, self.owner, self.max_entries = weights, pruning, owner, max_entries
+        self.client, self.nodes = graph.client, graph.node_id.numpy()
+        n, own = graph.num_global_nodes, graph.num_nodes
+        source, target = graph.edge_index.numpy()
+        out_source, out_target = graph.cut_out.numpy()
+        sources, targets = np.concatenate([source, out_source]), np.concatenate([self.nodes[target], out_target])
+        edges = with_loops(sources, targets, self.nodes, (own, n), dtype)
+        self.scale = 1 / np.asarray(edges.sum(axis=1)).ravel()  # D̃_i⁻¹
+        self.inner = edges[:, self.nodes]  # Ã_i^[i]
+        self.arriving = {peer: _arriving(graph, peer, dtype) for peer in np.unique(graph.cut_in_owner.numpy()).tolist()}
+        self.expected = set(graph.cut_out_owner.tolist())
+        self.hop, self.current = 1, row_normalized(edges)
+        self.totals = [sp.csr_matrix((own, n), dtype=dtype)] * len(weights)
+        if not pruning.active("global"):
+            self.keep_hop()
+
+    @property
+    def hops(self) -> int:
+        """L."""
+        return int(self.weights.shape[1])
+
+    def keep_hop(self, spectra: Sequence[tuple[Array, Array]] = ()) -> None:
+        """Prune the hop at hand and add it to the combinations, Eq. (46).
+
+        Args:
+            spectra: every client's `spectrum` of this hop; needed by ``global``, where nothing is kept before.
+        """
+        keep = self.pruning.keep
+        if self.pruning.active("global"):
+            self.current = top_globally(self.current, spectra, self.client, keep * self.current.shape[1])
+        elif self.pruning.active("per_row"):
+            self.current = top_per_row(self.current, keep)
+        if 0 < self.max_entries < self.current.nnz:
+            raise FedGraphError(
+                f"client {self.client} holds {self.current.nnz} entries of hop {self.hop}, more than"
+                f" strategy.max_entries={self.max_entries}: set strategy.prune (30 in the paper)"
+            )
+        self.totals = _accumulated(self.totals, self.weights[:, self.hop - 1], self.current)
+
+    def messages(self) -> dict[int, RowMessage]:
+        """B_i^k = Ã_k^[i] [Â^[k]]^l for every client i with edges into this client k; no message where no edge joins them."""
+        built = {}
+        for peer, (nodes, edges) in self.arriving.items():
+            built[peer] = RowMessage(nodes, self._block_pruned(multiply(edges, self.current), peer))
+        return built
+
+    def receive(self, messages: Mapping[int, RowMessage]) -> None:
+        """Take in B_i^k of the other clients: [Â^[i]]^{l+1} = D̃_i⁻¹ Σ_k B_i^k, Eq. (45).
+
+        Raises:
+            FedGraphError: a message is missing, comes from a client without edges to this one, or holds foreign rows.
+        """
+        if set(messages) != self.expected:
+            raise FedGraphError(f"client {self.client} expects rows from clients {self.expected}, got {set(messages)}")
+        own = self.nodes.size
+        parts, selectors = [self.current], [self.inner]
+        if self.pruning.active("per_block"):
+            parts = [self._block_pruned(multiply(self.inner, self.current), self.client)]
+            selectors = [sp.identity(own, self.inner.dtype, format="csr")]
+        for peer in sorted(messages):
+            nodes, rows = messages[peer].nodes, messages[peer].rows
+            place = np.searchsorted(self.nodes, nodes).clip(max=own - 1)
+            if rows.shape[1] != self.current.shape[1] or not np.array_equal(self.nodes[place], nodes):
+                raise FedGraphError(f"client {peer} sent client {self.client} rows of nodes that are not its own")
+            ones = np.ones(nodes.size, self.inner.dtype)
+            selectors.append(sp.csr_matrix((ones, (place, np.arange(nodes.size))), shape=(own, nodes.size)))
+            parts.append(rows)
+        left = sp.diags(self.scale) @ sp.hstack(selectors, format="csr")
+        self.current = multiply(sp.csr_matrix(left), sp.vstack(parts, format="csr"), self.pruning)
+        self.hop += 1
+        if not self.pruning.active("global"):
+            self.keep_hop()
+
+    def state(self) -> dict[str, Array]:
+        """What must survive between two messages to this client, as named arrays."""
+        arrays = {"hop": np.array([self.hop])}
+        for name, matrix in [("current", self.current), *((f"total{j}", total) for j, total in enumerate(self.totals))]:
+            arrays |= {f"{name}.{part}": getattr(matrix, part) for part in ("data", "indices", "indptr")}
+        return arrays
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Go on from what `state` gave."""
+
+        def matrix(name: str) -> sp.csr_matrix:
+            parts = tuple(arrays[f"{name}.{part}"] for part in ("data", "indices", "indptr"))
+            return sp.csr_matrix(parts, shape=self.current.shape)
+
+        self.hop, self.current = int(arrays["hop"][0]), matrix("current")
+        self.totals = [matrix(f"total{j}") for j in range(len(self.weights))]
+
+    def _block_pruned(self, rows: sp.csr_matrix, receiver: int) -> sp.csr_matrix:
+        if not self.pruning.active("per_block"):
+            return rows
+        if self.owner is None:
+            raise FedGraphError("prune_mode per_block needs the owner of every node")
+        return top_per_block(rows, self.owner, self.pruning.keep * int((self.owner == receiver).sum()))
+
+
+def _arriving(graph: ClientGraph, peer: int, dtype: Any) -> tuple[Array, sp.csr_matrix]:
+    """Nodes of ``peer`` with edges into this client [b], and those edges as Ã_k^[i] without empty rows [b, n_k]."""
+    target, source = graph.cut_in[:, graph.cut_in_owner == peer].numpy()
+    nodes, row = np.unique(source, return_inverse=True)
+    edges = sp.csr_matrix((np.ones(row.size, dtype), (row, target)), shape=(nodes.size, graph.num_nodes))
+    edges.sum_duplicates()
+    edges.data[:] = 1
+    return nodes, edges

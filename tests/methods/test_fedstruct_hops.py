@@ -1,0 +1,238 @@
+"""Collaborative acquisition of hop rows: equal to the dense powers of the whole graph, whatever the partition."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr import hops
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.hops import HopExchange, Pruning, RowMessage
+
+N = 60
+
+
+def edges_of(kind: str, seed: int = 0) -> np.ndarray:
+    """Edges [2, E] of a graph with three isolated nodes; `directed` has parallel edges and self-loops too."""
+    rng = np.random.default_rng(seed)
+    pairs = rng.integers(0, N - 3, size=(2, 90))
+    if kind == "directed":
+        return np.concatenate([pairs, pairs[:, :10], np.array([[5, 6], [5, 6]])], axis=1)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    return np.unique(np.concatenate([pairs, pairs[::-1]], axis=1), axis=1)
+
+
+def partition_of(kind: str, edges: np.ndarray, num_clients: int = 4) -> np.ndarray:
+    """Owner of each node [N]."""
+    rng = np.random.default_rng(1)
+    if kind == "random":
+        return rng.integers(0, num_clients, N)
+    if kind == "kmeans":
+        from sklearn.cluster import KMeans
+
+        return KMeans(num_clients, n_init=1, random_state=0).fit_predict(rng.normal(size=(N, 5)))
+    import networkx as nx
+
+    graph = nx.Graph()
+    graph.add_nodes_from(range(N))
+    graph.add_edges_from(edges.T.tolist())
+    owner = np.empty(N, np.int64)
+    for group, nodes in enumerate(nx.community.louvain_communities(graph, seed=0)):
+        owner[list(nodes)] = group % num_clients
+    return owner
+
+
+def clients_of(edges: np.ndarray, owner: np.ndarray) -> list[ClientGraph]:
+    graphs = []
+    for client in range(int(owner.max()) + 1):
+        nodes = np.flatnonzero(owner == client)
+        local = np.full(owner.size, -1)
+        local[nodes] = np.arange(nodes.size)
+        source, target = edges
+        inside = (owner[source] == client) & (owner[target] == client)
+        leaves = (owner[source] == client) & (owner[target] != client)
+        arrives = (owner[source] != client) & (owner[target] == client)
+        empty = torch.zeros(nodes.size, dtype=torch.bool)
+        graphs.append(
+            ClientGraph(
+                x=torch.zeros(nodes.size, 1),
+                edge_index=torch.from_numpy(local[edges[:, inside]]),
+                y=torch.zeros(nodes.size, dtype=torch.int64),
+                train_mask=empty,
+                val_mask=empty,
+                test_mask=empty,
+                num_classes=2,
+                node_id=torch.from_numpy(nodes),
+                cut_out=torch.from_numpy(np.stack([local[source[leaves]], target[leaves]])),
+                cut_in=torch.from_numpy(np.stack([local[target[arrives]], source[arrives]])),
+                cut_out_owner=torch.from_numpy(owner[target[leaves]]),
+                cut_in_owner=torch.from_numpy(owner[source[arrives]]),
+                client=client,
+                num_clients=int(owner.max()) + 1,
+                num_global_nodes=owner.size,
+            )
+        )
+    return graphs
+
+
+def acquire(graphs: list[ClientGraph], weights: np.ndarray, pruning: Pruning = hops.EXACT) -> list[HopExchange]:
+    """Algorithm 3 with messages handed over directly, through their wire form."""
+    owner = np.empty(graphs[0].num_global_nodes, np.int64)
+    for graph in graphs:
+        owner[graph.node_id.numpy()] = graph.client
+    clients = [HopExchange(graph, weights, pruning, owner) for graph in graphs]
+    while True:
+        if pruning.active("global"):
+            spectra = [hops.spectrum(client.current) for client in clients]
+            for client in clients:
+                client.keep_hop(spectra)
+        if clients[0].hop == clients[0].hops:
+            return clients
+        sent = [client.messages() for client in clients]
+        for client in clients:
+            inbox = {k: out[client.client].arrays() for k, out in enumerate(sent) if client.client in out}
+            client.receive({k: RowMessage.of(arrays, owner.size) for k, arrays in inbox.items()})
+
+
+def dense_step(edges: np.ndarray) -> np.ndarray:
+    """Â = D̃⁻¹ (A + I) by hand."""
+    a = np.zeros((N, N))
+    a[edges[0], edges[1]] = 1
+    np.fill_diagonal(a, 1)
+    return a / a.sum(1, keepdims=True)
+
+
+def gathered(clients: list[HopExchange], combination: int = 0) -> np.ndarray:
+    dense = np.zeros((N, N))
+    for client in clients:
+        dense[client.nodes] = client.totals[combination].toarray()
+    return dense
+
+
+@pytest.mark.parametrize("partition", ["random", "louvain", "kmeans"])
+@pytest.mark.parametrize("kind", ["undirected", "directed"])
+def test_collaborative_rows_equal_powers_of_the_whole_graph(kind, partition):
+    edges = edges_of(kind)
+    beta = [0.5, 0.0, -0.2, 0.7]
+    clients = acquire(clients_of(edges, partition_of(partition, edges)), hops.hop_weights(beta, 4))
+    step = dense_step(edges)
+    wanted = sum(b * np.linalg.matrix_power(step, h + 1) for h, b in enumerate(beta))
+    np.testing.assert_allclose(gathered(clients), wanted, atol=1e-12, rtol=0)
+    isolated = gathered(clients)[N - 1]
+    assert isolated[N - 1] == pytest.approx(sum(beta))
+    assert np.count_nonzero(isolated) == 1
+
+
+@pytest.mark.parametrize(("beta", "total"), [("last", 1.0), ("uniform", 1.0), ([0.3, 0.3, 0.3], 0.9)])
+def test_rows_sum_to_the_sum_of_beta(beta, total):
+    edges = edges_of("directed")
+    rows = gathered(acquire(clients_of(edges, partition_of("random", edges)), hops.hop_weights(beta, 3)))
+    np.testing.assert_allclose(rows.sum(1), total, atol=1e-12)
+    assert (rows >= 0).all()
+
+
+def test_learned_beta_keeps_every_power_apart():
+    edges = edges_of("undirected")
+    clients = acquire(clients_of(edges, partition_of("random", edges)), hops.hop_weights("learned", 3))
+    for power in (1, 2, 3):
+        wanted = np.linalg.matrix_power(dense_step(edges), power)
+        np.testing.assert_allclose(gathered(clients, power - 1), wanted, atol=1e-12)
+
+
+def test_central_rows_equal_powers():
+    edges, loops = edges_of("directed"), np.arange(N)
+    adjacency = hops.with_loops(edges[0], edges[1], loops, (N, N))
+    (rows,) = hops.combined_rows(adjacency, hops.hop_weights("last", 5))
+    np.testing.assert_allclose(rows.toarray(), np.linalg.matrix_power(dense_step(edges), 5), atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["per_row", "per_block", "global"])
+def test_pruning_to_n_keeps_everything(mode):
+    edges = edges_of("undirected")
+    graphs = clients_of(edges, partition_of("random", edges))
+    weights = hops.hop_weights("last", 4)
+    pruned = gathered(acquire(graphs, weights, Pruning(N, mode)))
+    np.testing.assert_allclose(pruned, gathered(acquire(graphs, weights)), rtol=1e-14)
+
+
+@pytest.mark.parametrize("mode", ["per_row", "global"])
+@pytest.mark.parametrize("partition", ["random", "louvain"])
+def test_pruned_rows_equal_those_pruned_centrally(mode, partition):
+    edges = edges_of("directed", seed=3)
+    owner = np.sort(partition_of(partition, edges))  # ties of global pruning go by client, then row: here, by row
+    clients = acquire(clients_of(edges, owner), hops.hop_weights("uniform", 4), Pruning(4, mode))
+    adjacency = hops.with_loops(edges[0], edges[1], np.arange(N), (N, N))
+    (wanted,) = hops.combined_rows(adjacency, hops.hop_weights("uniform", 4), Pruning(4, mode))
+    np.testing.assert_allclose(gathered(clients), wanted.toarray(), atol=1e-12)
+    entries = sum(client.current.nnz for client in clients)
+    assert entries <= 4 * N
+    if mode == "per_row":
+        assert all((np.diff(client.current.indptr) <= 4).all() for client in clients)
+        assert all((np.diff(client.current.indptr) > 0).all() for client in clients)
+
+
+def test_top_per_row_keeps_the_largest_by_hand():
+    row = hops.sp.csr_matrix(np.array([[0.1, 0.4, 0.2, 0.2], [0.0, 0.9, 0.0, 0.0]]))
+    np.testing.assert_array_equal(hops.top_per_row(row, 2).toarray(), [[0.0, 0.4, 0.2, 0.0], [0.0, 0.9, 0.0, 0.0]])
+
+
+def test_per_block_keeps_the_largest_of_each_block_sent():
+    """Appendix L.2.1 by hand: of every block B_ij^k the p·n_i largest entries."""
+    edges = edges_of("undirected", seed=5)
+    owner = partition_of("random", edges)
+    graphs = clients_of(edges, owner)
+    exact = {c.client: c.messages() for c in (HopExchange(g, hops.hop_weights("last", 2)) for g in graphs)}
+    for graph in graphs:
+        sent = HopExchange(graph, hops.hop_weights("last", 2), Pruning(1, "per_block"), owner).messages()
+        for peer, message in sent.items():
+            whole, kept = exact[graph.client][peer].rows.toarray(), message.rows.toarray()
+            for j in range(4):
+                block, limit = kept[:, owner == j], int((owner == peer).sum())
+                entries = np.sort(whole[:, owner == j].ravel())[::-1]
+                wanted = entries[:limit][entries[:limit] > 0]
+                np.testing.assert_allclose(np.sort(block[block > 0])[::-1], wanted)
+
+
+def test_messages_hold_boundary_rows_only_and_none_between_strangers():
+    edges = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])  # a path 0-1-2 and N - 3 isolated nodes
+    owner = np.array([0, 1, 1] + [2] * (N - 3))
+    clients = acquire(clients_of(edges, owner), hops.hop_weights("last", 1))
+    sent = [client.messages() for client in clients]
+    assert [set(out) for out in sent] == [{1}, {0}, set()]
+    assert sent[0][1].nodes.tolist() == [1]
+    np.testing.assert_allclose(sent[0][1].rows.toarray()[0, :3], [0.5, 0.5, 0.0])
+
+
+def test_state_survives_between_messages():
+    edges = edges_of("undirected")
+    graphs, weights = clients_of(edges, partition_of("random", edges)), hops.hop_weights("uniform", 3)
+    (done, *_) = acquire(graphs, weights)
+    fresh = HopExchange(graphs[0], weights)
+    fresh.restore(done.state())
+    assert fresh.hop == 3
+    assert (fresh.totals[0] != done.totals[0]).nnz == 0
+
+
+def test_wrong_messages_are_refused():
+    edges = edges_of("undirected")
+    graphs, weights = clients_of(edges, partition_of("random", edges)), hops.hop_weights("last", 2)
+    client, other = HopExchange(graphs[0], weights), HopExchange(graphs[1], weights)
+    with pytest.raises(FedGraphError, match="expects rows"):
+        client.receive({})
+    good = {k: HopExchange(graphs[k], weights).messages()[0] for k in (1, 2, 3)}
+    good[1] = RowMessage(other.nodes[:1], other.current[:1])
+    with pytest.raises(FedGraphError, match="not its own"):
+        client.receive(good)
+
+
+def test_limits_and_options_are_checked():
+    edges = edges_of("undirected")
+    graph = clients_of(edges, partition_of("random", edges))[0]
+    with pytest.raises(FedGraphError, match="max_entries=3"):
+        HopExchange(graph, hops.hop_weights("last", 2), max_entries=3)
+    with pytest.raises(FedGraphError, match="3 hops"):
+        hops.hop_weights([0.5, 0.5], 3)
+    with pytest.raises(FedGraphError, match="'first'"):
+        hops.hop_weights("first", 3)
+    with pytest.raises(FedGraphError, match="'rows'"):
+        Pruning(3, "rows")
