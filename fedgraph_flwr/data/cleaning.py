@@ -1,0 +1,99 @@
+"""Checks on a graph that comes from outside, and the options that change it before it is split and partitioned."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import DatasetConfig
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+
+
+def check(graph: Graph, where: str) -> Graph:
+    """The graph itself, when its tensors fit together.
+
+    Raises:
+        FedGraphError: wrong shapes, no nodes, no labels, features that are not finite, edges that point nowhere, labels
+            outside -1..C-1.
+    """
+    n = graph.num_nodes
+    if n == 0:
+        raise FedGraphError(f"{where} has no nodes")
+    if graph.x.dim() != 2 or graph.x.size(0) != n or graph.x.size(1) == 0:
+        raise FedGraphError(f"{where}: x must be [{n}, F] with F >= 1, got {list(graph.x.shape)}")
+    if graph.edge_index.dim() != 2 or graph.edge_index.size(0) != 2:
+        raise FedGraphError(f"{where}: edge_index must be [2, E], got {list(graph.edge_index.shape)}")
+    for key in ("train_mask", "val_mask", "test_mask"):
+        if getattr(graph, key).shape != (n,):
+            raise FedGraphError(f"{where}: {key} must be [{n}], got {list(getattr(graph, key).shape)}")
+    if not bool(torch.isfinite(graph.x).all()):
+        row, column = (~torch.isfinite(graph.x)).nonzero()[0].tolist()
+        value = float(graph.x[row, column])
+        raise FedGraphError(f"{where}: features must be finite, node {row} has {value} in column {column}")
+    nowhere = ((graph.edge_index < 0) | (graph.edge_index >= n)).any(dim=0)
+    if bool(nowhere.any()):
+        edge = int(nowhere.nonzero()[0])
+        source, target = graph.edge_index[:, edge].tolist()
+        raise FedGraphError(
+            f"{where}: edge {edge} points nowhere, it joins {source} and {target} among nodes 0..{n - 1}"
+        )
+    wrong = (graph.y < -1) | (graph.y >= graph.num_classes)
+    if bool(wrong.any()):
+        node = int(wrong.nonzero()[0])
+        raise FedGraphError(
+            f"{where}: labels must lie in 0..{graph.num_classes - 1}, or be -1 where unknown,"
+            f" node {node} has {int(graph.y[node])}"
+        )
+    if not bool((graph.y >= 0).any()):
+        raise FedGraphError(f"{where} has no labelled node")
+    return graph
+
+
+def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
+    """Apply ``undirected``, ``remove_self_loops``, ``largest_component`` and ``normalize_features``, in this order."""
+    if cfg.undirected:
+        graph = replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes))
+    if cfg.remove_self_loops:
+        graph = replace(graph, edge_index=graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]])
+    if cfg.largest_component:
+        graph = subgraph(graph, largest_component(graph.edge_index, graph.num_nodes))
+    if cfg.normalize_features:
+        total = graph.x.abs().sum(dim=1, keepdim=True)
+        graph = replace(graph, x=graph.x / torch.where(total > 0, total, torch.ones(())))  # an empty row stays empty
+    return graph
+
+
+def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """Both directions of every edge, each once, sorted by source, then target [2, E]."""
+    source, target = edge_index
+    code = torch.cat([source * num_nodes + target, target * num_nodes + source]).unique()
+    return torch.stack([code // num_nodes, code % num_nodes])
+
+
+def largest_component(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """Which nodes are in the largest weakly connected component, the first of equals, bool [N]."""
+    import numpy as np
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    source, target = edge_index.numpy()
+    adjacency = coo_matrix((np.ones(len(source), dtype=np.int8), (source, target)), shape=(num_nodes, num_nodes))
+    _, component = connected_components(adjacency, directed=False)
+    return torch.from_numpy(component == np.bincount(component).argmax())
+
+
+def subgraph(graph: Graph, keep: Tensor) -> Graph:
+    """The graph induced by the nodes marked in ``keep`` [N], their order kept."""
+    new_id = keep.cumsum(0) - 1
+    inside = keep[graph.edge_index[0]] & keep[graph.edge_index[1]]
+    return replace(
+        graph,
+        x=graph.x[keep],
+        edge_index=new_id[graph.edge_index[:, inside]],
+        y=graph.y[keep],
+        train_mask=graph.train_mask[keep],
+        val_mask=graph.val_mask[keep],
+        test_mask=graph.test_mask[keep],
+        group=graph.group[keep] if len(graph.group) else graph.group,
+    )

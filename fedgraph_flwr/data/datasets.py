@@ -1,0 +1,294 @@
+"""The datasets by name, and the way from raw files to a `Graph`.
+
+The first load reads the raw files (through PyG's class where there is one, downloading what lacks) and keeps the graph as
+``<root>/fedgraph/<name>-v1.safetensors``; later loads need neither PyG nor the raw files. Everything half-done stays in a
+temporary folder, and a file lock lets several processes ask at once.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from fedgraph_flwr.config import DatasetConfig
+from fedgraph_flwr.data import csbm, raw
+from fedgraph_flwr.data.cleaning import check, clean
+from fedgraph_flwr.data.graph import Graph, write_bytes
+from fedgraph_flwr.data.root import cache_dir, data_root, writable
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+CACHE_VERSION = 1
+
+
+Sizes = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset comes from, and what it is expected to be.
+
+    Attributes:
+        kind: ``generated``, ``pyg`` (downloads on first use), ``files`` (put there by hand) or ``hetero`` (typed).
+        sizes: N, E (as stored: both directions where both are), F and C; 0 where it varies.
+        origin: where the raw files come from.
+        folder: where they go, under the root.
+        files: their names.
+        pyg_root: the part of ``folder`` that PyG's class takes as its root.
+        read: the reader; it is given the root of PyG's class, or the folder of the files.
+    """
+
+    kind: str
+    sizes: Sizes
+    origin: str
+    folder: str = ""
+    files: tuple[str, ...] = ()
+    pyg_root: str = ""
+    read: raw.Reader | None = None
+
+
+def _planetoid(name: str, sizes: Sizes) -> Source:
+    endings = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+    return Source(
+        "pyg",
+        sizes,
+        origin="https://github.com/kimiyoung/planetoid/raw/master/data",
+        folder=f"Planetoid/{name}/raw",
+        files=tuple(f"ind.{name.lower()}.{ending}" for ending in endings),
+        pyg_root="Planetoid",
+        read=raw.pyg("Planetoid", name=name),
+    )
+
+
+def _gnn_benchmark(cls: str, name: str, file: str, sizes: Sizes) -> Source:
+    return Source(
+        "pyg",
+        sizes,
+        origin="https://github.com/shchur/gnn-benchmark/raw/master/data/npz",
+        folder=f"{cls}/{name}/raw",
+        files=(file,),
+        pyg_root=cls,
+        read=raw.pyg(cls, name=name),
+    )
+
+
+def _geom_gcn(folder: str, split: str, reader: raw.Reader, sizes: Sizes) -> Source:
+    return Source(
+        "pyg",
+        sizes,
+        origin="https://github.com/graphdml-uiuc-jlu/geom-gcn (new_data, splits)",
+        folder=folder,
+        files=(
+            "out1_node_feature_label.txt",
+            "out1_graph_edges.txt",
+            *(f"{split}_split_0.6_0.2_{i}.npz" for i in range(10)),
+        ),
+        pyg_root=folder.partition("/")[0],
+        read=reader,
+    )
+
+
+def _heterophilous(name: str, sizes: Sizes) -> Source:
+    file = name.lower().replace("-", "_")
+    return Source(
+        "pyg",
+        sizes,
+        origin="https://github.com/yandex-research/heterophilous-graphs/raw/main/data",
+        folder=f"HeterophilousGraphDataset/{file}/raw",
+        files=(f"{file}.npz",),
+        pyg_root="HeterophilousGraphDataset",
+        read=raw.pyg("HeterophilousGraphDataset", name=name),
+    )
+
+
+def _entities(name: str, sizes: Sizes) -> Source:
+    return Source(
+        "hetero",
+        sizes,
+        origin=f"https://data.dgl.ai/dataset/{name}.tgz",
+        folder=f"Entities/{name}/raw",
+        files=(f"{name}_stripped.nt.gz", "completeDataset.tsv", "trainingSet.tsv", "testSet.tsv"),
+        pyg_root="Entities",
+    )
+
+
+SOURCES: dict[str, Source] = {
+    "csbm": Source("generated", (0, 0, 0, 0), "generated from its keys (FedSPA, Appendix C)"),
+    "cora": _planetoid("Cora", (2708, 10556, 1433, 7)),
+    "citeseer": _planetoid("CiteSeer", (3327, 9104, 3703, 6)),
+    "pubmed": _planetoid("PubMed", (19717, 88648, 500, 3)),
+    "computers": _gnn_benchmark("Amazon", "Computers", "amazon_electronics_computers.npz", (13752, 491722, 767, 10)),
+    "photo": _gnn_benchmark("Amazon", "Photo", "amazon_electronics_photo.npz", (7650, 238162, 745, 8)),
+    "cs": _gnn_benchmark("Coauthor", "CS", "ms_academic_cs.npz", (18333, 163788, 6805, 15)),
+    "physics": _gnn_benchmark("Coauthor", "Physics", "ms_academic_phy.npz", (34493, 495924, 8415, 5)),
+    "chameleon": _geom_gcn(
+        "WikipediaNetwork/chameleon/geom_gcn/raw",
+        "chameleon",
+        raw.pyg("WikipediaNetwork", name="chameleon", geom_gcn_preprocess=True),
+        (2277, 36101, 2325, 5),
+    ),
+    "squirrel": _geom_gcn(
+        "WikipediaNetwork/squirrel/geom_gcn/raw",
+        "squirrel",
+        raw.pyg("WikipediaNetwork", name="squirrel", geom_gcn_preprocess=True),
+        (5201, 217073, 2089, 5),
+    ),
+    "actor": _geom_gcn("Actor/raw", "film", raw.pyg("Actor"), (7600, 30019, 932, 5)),
+    "cornell": _geom_gcn("WebKB/cornell/raw", "cornell", raw.pyg("WebKB", name="Cornell"), (183, 298, 1703, 5)),
+    "texas": _geom_gcn("WebKB/texas/raw", "texas", raw.pyg("WebKB", name="Texas"), (183, 325, 1703, 5)),
+    "wisconsin": _geom_gcn("WebKB/wisconsin/raw", "wisconsin", raw.pyg("WebKB", name="Wisconsin"), (251, 515, 1703, 5)),
+    "amazon-ratings": _heterophilous("Amazon-ratings", (24492, 186100, 300, 5)),
+    "minesweeper": _heterophilous("Minesweeper", (10000, 78804, 7, 2)),
+    "flickr": Source(
+        "pyg",
+        (89250, 899756, 500, 7),
+        origin="GraphSAINT's Google Drive, https://github.com/GraphSAINT/GraphSAINT",
+        folder="Flickr/raw",
+        files=("adj_full.npz", "feats.npy", "class_map.json", "role.json"),
+        pyg_root="Flickr",
+        read=raw.pyg("Flickr"),
+    ),
+    "arxiv-year": Source(
+        "files",
+        (169343, 1166243, 128, 5),
+        origin="http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip (its folder raw)",
+        folder="ogbn_arxiv/raw",
+        files=("edge.csv.gz", "node-feat.csv.gz", "node_year.csv.gz"),
+        read=raw.arxiv_year,
+    ),
+    "syn-cora": Source(
+        "files",
+        (14900, 59348, 1433, 5),
+        origin="https://github.com/GemsLab/H2GCN (npz-datasets/syn-cora)",
+        folder="syn-cora",
+        files=("h0.00-r1.npz",),
+        read=raw.syn_cora,
+    ),
+    "credit": Source(
+        "files",
+        (30000, 274754, 13, 2),
+        origin="https://github.com/chirag-agarwall/nifty (dataset/credit)",
+        folder="credit",
+        files=("credit.csv", "credit_edges_rebuilt.npz"),
+        read=raw.credit,
+    ),
+    "ieee-fraud": Source(
+        "files",
+        (144233, 0, 0, 2),
+        origin="https://kaggle.com/competitions/ieee-fraud-detection/data",
+        folder="ieee-fraud",
+        files=("train_transaction.csv", "train_identity.csv"),
+        read=raw.ieee_fraud,
+    ),
+    "aifb": _entities("aifb", (8285, 58086, 0, 4)),
+    "mutag": _entities("mutag", (23644, 148454, 0, 2)),
+    "bgs": _entities("bgs", (333845, 1832398, 0, 2)),
+}
+
+
+def imported_path(name: str) -> Path:
+    """Where a user's own graph of this name lies (`fedgraph-flwr import`)."""
+    return data_root() / "imported" / f"{name}.safetensors"
+
+
+def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
+    """The graph that a config names, with the config's options applied.
+
+    Args:
+        cfg: which dataset; ``edge_flip`` is not applied here but on each client's graph.
+        seed: for generated graphs whose own ``seed`` is null.
+        num_clients: likewise for their ``clients``.
+
+    Raises:
+        FedGraphError: the name is unknown, or its files are not at hand, cannot be read or hold an impossible graph.
+    """
+    path = cfg.params.get("path")
+    source = SOURCES.get(cfg.name)
+    if path or (source is None and imported_path(cfg.name).is_file()):
+        graph = _own(Path(path).expanduser() if path else imported_path(cfg.name))
+    elif source is None:
+        raise unknown("dataset", cfg.name, SOURCES)
+    elif source.kind == "generated":
+        graph = csbm.load(cfg, seed=seed, num_clients=num_clients)
+    elif source.read is None:
+        raise FedGraphError(f"dataset '{cfg.name}' has typed nodes and edges: it needs strategy=fedhgn")
+    else:
+        graph = _cached(cfg, source, source.read)
+    return clean(graph, cfg)
+
+
+def _own(path: Path) -> Graph:
+    graph = Graph.load(path)
+    return check(graph, str(path))
+
+
+def cached_path(cfg: DatasetConfig) -> Path:
+    """Where the converted graph is kept; a dataset's own keys tell its versions apart."""
+    own = f"-{hashlib.sha256(json.dumps(cfg.params, sort_keys=True).encode()).hexdigest()[:8]}" if cfg.params else ""
+    return cache_dir() / f"{cfg.name}{own}-v{CACHE_VERSION}.safetensors"
+
+
+def at_hand(name: str) -> bool:
+    """Whether a dataset loads without a download: it is generated, converted already, or its raw files are there."""
+    source = SOURCES[name]
+    converted = any(cache_dir().glob(f"{name}-v{CACHE_VERSION}.safetensors"))
+    return source.kind == "generated" or converted or not _missing(source)
+
+
+def _missing(source: Source) -> list[str]:
+    folder = data_root() / source.folder
+    return [name for name in source.files if not (folder / name).is_file()]
+
+
+def _cached(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph:
+    path = cached_path(cfg)
+    if not path.is_file():
+        with FileLock(path.with_suffix(".lock")):
+            if not path.is_file():
+                graph = replace(_convert(cfg, source, read), name=cfg.name)
+                check(graph, f"dataset '{cfg.name}'").save(path)
+    return Graph.load(path)
+
+
+def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph:
+    folder = data_root() / source.folder
+    missing = _missing(source)
+    advice = f"put {', '.join(missing[:12])} into {folder}, from {source.origin}; FEDGRAPH_DATA names another root"
+    if missing and source.kind == "files":
+        raise FedGraphError(f"dataset '{cfg.name}' is not at hand: {advice}")
+    try:
+        if source.kind == "files":
+            return read(folder, cfg.params)
+        return _through_pyg(source, read, folder, download=bool(missing))
+    except FedGraphError:
+        raise
+    except Exception as error:  # a reader or a download can fail in any way; the user gets one sentence
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no details'}"
+        if missing:
+            raise FedGraphError(f"dataset '{cfg.name}' cannot be downloaded ({reason}): {advice}") from error
+        raise FedGraphError(
+            f"dataset '{cfg.name}' cannot be read from {folder} ({reason}): fetch its files again from {source.origin}"
+        ) from error
+
+
+def _through_pyg(source: Source, read: raw.Reader, folder: Path, download: bool) -> Graph:
+    """Let PyG's class download and process in a temporary folder, and keep what it downloaded once it is complete."""
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".convert-") as stage:
+        staged = Path(stage) / source.folder
+        staged.mkdir(parents=True)
+        if download:
+            print(f"downloading {source.folder} from {source.origin}", file=sys.stderr)
+        else:
+            for name in source.files:
+                (staged / name).symlink_to(folder / name)
+        with contextlib.redirect_stderr(io.StringIO()):  # PyG reports its steps there
+            graph = read(Path(stage) / source.pyg_root, {})
+        if download and writable(folder):
+            for name in source.files:
+                write_bytes(folder / name, (staged / name).read_bytes())
+    return graph

@@ -1,0 +1,137 @@
+"""Readers of raw files that no PyG class reads, and the way into PyG's classes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+
+Reader = Callable[[Path, dict[str, Any]], Graph]
+
+
+def _graph(x: np.ndarray, edges: np.ndarray, y: np.ndarray, num_classes: int, group: np.ndarray | None = None) -> Graph:
+    none = torch.zeros(len(y), dtype=torch.bool)
+    return Graph(
+        x=torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)),
+        edge_index=torch.from_numpy(np.ascontiguousarray(edges, dtype=np.int64)),
+        y=torch.from_numpy(y.astype(np.int64)),
+        train_mask=none,
+        val_mask=none.clone(),
+        test_mask=none.clone(),
+        num_classes=num_classes,
+        group=torch.from_numpy((group if group is not None else np.empty(0)).astype(np.int64)),
+    )
+
+
+def _both_directions(edges: np.ndarray, num_nodes: int) -> np.ndarray:
+    """Each edge of [2, E] in both directions, once, without self-loops, sorted."""
+    edges = edges.astype(np.int64)
+    edges = edges[:, edges[0] != edges[1]]
+    code = np.unique(np.concatenate([edges[0] * num_nodes + edges[1], edges[1] * num_nodes + edges[0]]))
+    return np.stack([code // num_nodes, code % num_nodes])
+
+
+def pyg(cls: str, **kwargs: Any) -> Reader:
+    """A reader through the PyG dataset class ``cls``; it downloads into the folder it is given when raw files lack."""
+
+    def read(folder: Path, params: dict[str, Any]) -> Graph:
+        import torch_geometric.datasets
+
+        dataset = getattr(torch_geometric.datasets, cls)(str(folder), **kwargs)
+        return Graph.from_pyg(dataset[0], num_classes=int(dataset.num_classes))
+
+    return read
+
+
+def arxiv_year(folder: Path, params: dict[str, Any]) -> Graph:
+    """ogbn-arxiv with the year of publication, in C = 5 classes of equal count, as label (Lim et al., NeurIPS 2021)."""
+    import pandas as pd
+
+    raw = folder / "raw"
+
+    def table(name: str, dtype: Any) -> np.ndarray:
+        return pd.read_csv(raw / name, header=None, dtype=dtype).to_numpy()
+
+    year = table("node_year.csv.gz", np.int64)[:, 0]
+    bounds = np.quantile(year, [0.2, 0.4, 0.6, 0.8])
+    y = np.searchsorted(bounds, year, side="right")  # class k: bounds[k-1] <= year < bounds[k]
+    return _graph(table("node-feat.csv.gz", np.float32), table("edge.csv.gz", np.int64).T, y, 5)
+
+
+def syn_cora(folder: Path, params: dict[str, Any]) -> Graph:
+    """Random graphs of several homophily levels with Cora's features, side by side (Zhu et al., NeurIPS 2020).
+
+    ``group`` says which graph a node is from: each is one client's.
+    """
+    from scipy.sparse import csr_matrix
+
+    xs, edges, ys, start = [], [], [], 0
+    groups: list[np.ndarray] = []
+    names = [f"h{level:.2f}-r{copy}.npz" for level in params["homophily"] for copy in params["replicates"]]
+    for name in names:
+        if not (folder / name).is_file():
+            raise FedGraphError(f"dataset 'syn-cora' has no {name} in {folder}: see dataset.homophily and .replicates")
+        with np.load(folder / name, allow_pickle=False) as file:
+            attr, adj = (
+                csr_matrix((file[f"{key}_data"], file[f"{key}_indices"], file[f"{key}_indptr"]), file[f"{key}_shape"])
+                for key in ("attr", "adj")
+            )
+            ys.append(file["labels"])
+        xs.append(attr.toarray())
+        edges.append(np.stack(adj.nonzero()) + start)
+        groups.append(np.full(adj.shape[0], len(groups)))
+        start += adj.shape[0]
+    y = np.concatenate(ys)
+    return _graph(np.concatenate(xs), np.concatenate(edges, axis=1), y, int(y.max()) + 1, np.concatenate(groups))
+
+
+def credit(folder: Path, params: dict[str, Any]) -> Graph:
+    """Credit-card clients, linked where spending and payment are alike; label 1: pays next month.
+
+    13 features (without `Single`, the complement of `Married`), each scaled to [-1, 1] as in NIFTY (Agarwal et al., UAI
+    2021), whose edge list ``credit_edges.txt`` goes before the rebuilt one.
+    """
+    path = folder / "credit.csv"
+    header = path.open().readline().strip().split(",")
+    table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.float32)
+    label = header.index("NoDefaultNextMonth")
+    x = np.delete(table, [label, header.index("Single")], axis=1)
+    low, high = x.min(0), x.max(0)
+    x = 2 * (x - low) / np.maximum(high - low, 1e-12) - 1
+    original = folder / "credit_edges.txt"
+    if original.is_file():
+        edges = np.loadtxt(original).T
+    else:
+        with np.load(folder / "credit_edges_rebuilt.npz", allow_pickle=False) as file:
+            edges = file["edges"]
+    return _graph(x, _both_directions(edges, len(x)), table[:, label], 2)
+
+
+def ieee_fraud(folder: Path, params: dict[str, Any]) -> Graph:
+    """Card transactions that have an identity record; label 1: fraud; ``group``: the product (Howard et al., 2019).
+
+    Linked by nearness in time (FedHERO, Appendix A): each transaction to the ``neighbours`` next ones of its product.
+    Features: the numeric columns, standardised, 0 where missing.
+    """
+    import pandas as pd
+
+    table = pd.read_csv(folder / "train_transaction.csv").merge(
+        pd.read_csv(folder / "train_identity.csv"), on="TransactionID", how="inner"
+    )
+    numeric = table.select_dtypes("number").drop(columns=["TransactionID", "isFraud", "TransactionDT"])
+    numeric = numeric.loc[:, numeric.nunique() > 1].to_numpy(dtype=np.float64)
+    x = np.nan_to_num((numeric - np.nanmean(numeric, axis=0)) / np.nanstd(numeric, axis=0))
+
+    _, product = np.unique(table["ProductCD"].to_numpy(dtype=str), return_inverse=True)
+    order = np.lexsort((table["TransactionDT"].to_numpy(), product))  # by product, then by time
+    pairs = []
+    for step in range(1, int(params["neighbours"]) + 1):
+        earlier, later = order[:-step], order[step:]
+        alike = product[earlier] == product[later]
+        pairs.append(np.stack([earlier[alike], later[alike]]))
+    edges = _both_directions(np.concatenate(pairs, axis=1), len(table))
+    return _graph(x, edges, table["isFraud"].to_numpy(), 2, product)

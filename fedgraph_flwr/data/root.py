@@ -1,0 +1,33 @@
+"""Where data lives: the root the user chose, and a folder that can be written."""
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedgraph-flwr"
+
+
+def data_root() -> Path:
+    """Folder of the raw files, in PyG's layout: ``FEDGRAPH_DATA``, else the user's cache folder."""
+    given = os.environ.get("FEDGRAPH_DATA")
+    return Path(given).expanduser().absolute() if given else _user_cache()
+
+
+def writable(folder: Path) -> bool:
+    """Whether files can be made in ``folder``, or in the nearest folder above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    # The mode says "keep out" to the superuser too, for whom access() is always true.
+    return folder.is_dir() and os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
+
+
+def cache_dir() -> Path:
+    """Folder for what is derived from the raw files: ``<root>/fedgraph``, else in the user's cache folder."""
+    root = data_root()
+    folder = root / "fedgraph"
+    if not writable(folder):
+        folder = _user_cache() / f"fedgraph-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
