@@ -73,7 +73,7 @@ class GraphClient(NumPyClient):
 
     # --- what a method may override ---------------------------------------------------------------------------------
 
-    def build_model(self) -> torch.nn.Module:
+    def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
         return models.build(self.cfg.model, self.graph.num_features, self.graph.num_classes)
 
@@ -120,7 +120,7 @@ class GraphClient(NumPyClient):
         """Logits [N, C] of the model as it stands, without dropout."""
         self.model.eval()
         with torch.no_grad():
-            return self.model(self.inputs)  # type: ignore[no-any-return]
+            return self.model(self.inputs)
 
     def private_tensors(self) -> dict[str, Tensor]:
         """Tensors beyond the model and the optimiser that survive between messages."""

@@ -1,8 +1,9 @@
 """From a Flower message to a client's answer: find or build the client, restore its state, answer, keep its state.
 
 A client object stays alive in its process between messages, because building one costs more than a round. Its private state
-also goes through ``context.state``, tagged with a version: a process that holds no client, or a stale one, rebuilds it
-from there. An engine that serves all messages of a client in one process says so with ``live`` in the node config, and spares the copying.
+also goes through ``context.state``, tagged with a version: a process that holds no client, or a stale one, rebuilds it from
+there. An engine that serves all messages of a client in one process says so with ``live`` in the node config, and spares
+the copying.
 """
 
 import functools
@@ -46,15 +47,15 @@ def _answer(message: Message, context: Context) -> RecordDict:
         torch.set_num_threads(cfg.threads)
     client, version = _find(cfg, context)
     if "resume" in config:
-        client.load_state(_read_state(_state_folder(cfg, context, client), int(config["resume"])))  # type: ignore[arg-type]
+        _resume(client, _state_folder(cfg, context, client), int(config["resume"]))  # type: ignore[arg-type]
     torch.manual_seed(derive_seed(cfg.seed, client.graph.client, server_round, phase))
     client.server_round = server_round
     groups, metrics = client.answer(phase, groups_of(message.content), config)
     if phase not in ("describe", "evaluate"):
         version += 1
         _keep(client, version, context)
-        if phase == TRAIN and config.get("checkpoint"):
-            _write_state(_state_folder(cfg, context, client), server_round, client.state())
+        if phase == TRAIN and config.get("checkpoint") and (folder := _state_folder(cfg, context, client)):
+            _write_state(folder, server_round, client.state())
     reply = pack(groups)
     reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
     return reply
@@ -109,13 +110,10 @@ def device(cfg: RunConfig, context: Context) -> torch.device:
     return torch.device("cuda" if name in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _state_folder(cfg: RunConfig, context: Context, client: GraphClient) -> Path:
-    root = context.node_config.get("state") or (Path(cfg.out) / "state" if cfg.out else None)
-    if root is None:
-        raise FedGraphError(
-            "a checkpoint needs a folder for private state: give the SuperNode --node-config 'state=\"DIR\"'"
-        )
-    return Path(str(root)) / f"client_{client.graph.client:04d}"
+def _state_folder(cfg: RunConfig, context: Context, client: GraphClient) -> Path | None:
+    """Where private state is kept for a resumed run: the node's ``state`` folder; in a simulation, the run's own."""
+    root = context.node_config.get("state") or (f"{cfg.out}/state" if "partition-id" in context.node_config else None)
+    return Path(str(root)) / f"client_{client.graph.client:04d}" if root else None
 
 
 def _write_state(folder: Path, server_round: int, state: dict[str, torch.Tensor]) -> None:
@@ -125,5 +123,11 @@ def _write_state(folder: Path, server_round: int, state: dict[str, torch.Tensor]
         old.unlink(missing_ok=True)
 
 
-def _read_state(folder: Path, server_round: int) -> dict[str, torch.Tensor]:
-    return read_tensors(folder / f"round_{server_round:06d}.safetensors")[0]
+def _resume(client: GraphClient, folder: Path | None, server_round: int) -> None:
+    if folder is not None:
+        client.load_state(read_tensors(folder / f"round_{server_round:06d}.safetensors")[0])
+    elif client.state():
+        raise FedGraphError(
+            f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no folder for it; "
+            "start the SuperNode with --node-config 'state=\"DIR\"'"
+        )

@@ -8,6 +8,7 @@ the user, else by the protocol (for the model: the strategy goes first, since so
 
 import dataclasses
 import importlib
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -263,15 +264,17 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> Ru
 
     Args:
         overrides: ``key=value`` words, as on the command line.
-        base: a resolved ``config.yaml`` of an earlier run to start from, instead of the group files.
+        base: a resolved configuration to start from instead of the group files: a ``config.yaml``, or JSON.
 
     Raises:
         FedGraphError: an unknown key or name, a wrong type or an impossible value.
     """
     given = _parse(overrides)
     if base:
-        path = Path(base)
-        layers: list[tuple[str, DictConfig]] = [(str(path), _load(path))]
+        inline = str(base).startswith("{")
+        layers: list[tuple[str, DictConfig]] = [
+            ("config", OmegaConf.create(json.loads(str(base)))) if inline else (str(base), _load(Path(base)))
+        ]
         selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
         for group in ("dataset", "partition", "model", "strategy"):
             if group in selected:
@@ -287,13 +290,18 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> Ru
 
 
 def from_run_config(run_config: Any) -> RunConfig:
-    """The configuration of a Flower run: its ``overrides`` words on top of its ``config`` file, if any."""
+    """The configuration of a Flower run: its ``overrides`` words on top of its ``config``, a file or JSON, if any."""
     return compose(shlex.split(str(run_config.get("overrides", ""))), str(run_config.get("config", "")) or None)
 
 
 def to_yaml(cfg: RunConfig) -> str:
     """The resolved configuration as YAML, from which the run is repeated."""
     return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(cfg)))
+
+
+def to_json(cfg: RunConfig) -> str:
+    """The resolved configuration on one line, as it goes to the nodes of a fleet."""
+    return json.dumps(dataclasses.asdict(cfg))
 
 
 def locate(target: str) -> Any:

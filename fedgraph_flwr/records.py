@@ -29,6 +29,7 @@ from fedgraph_flwr.messages import Arrays
 CHECKPOINT = "checkpoint.safetensors"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
+FAILURE = "failure.json"
 
 
 class Recorder:

@@ -1,6 +1,8 @@
 """A run from its configuration to its results, on any engine."""
 
+import contextlib
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.config import RunConfig, check_method, locate
-from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.records import FAILURE, Recorder
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -17,10 +21,15 @@ OnRound = Callable[[dict[str, Any]], None]
 def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     """The server's part of a run: the strategy on a grid. Returns the summary."""
     cfg = with_folder(cfg)
-    check_method(cfg)
-    recorder = Recorder(cfg, on_round)
-    strategy = locate(cfg.strategy.server)(cfg, recorder)
-    strategy.start(grid)
+    try:
+        check_method(cfg)
+        recorder = Recorder(cfg, on_round)
+        locate(cfg.strategy.server)(cfg, recorder).start(grid)
+    except FedGraphError as error:  # whoever started the run may sit in another process
+        failure = {"error": str(error), "exit_code": error.exit_code}
+        with contextlib.suppress(FedGraphError):
+            write_bytes(Path(cfg.out) / FAILURE, json.dumps(failure).encode())
+        raise
     return recorder.summary
 
 

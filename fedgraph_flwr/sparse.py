@@ -61,7 +61,7 @@ class SparseMatrix:
         return moved
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        return _Product.apply(self.csr, self.transposed, dense)  # type: ignore[no-any-return]
+        return _Product.apply(self.csr, self.transposed, dense)
 
 
 def _to_torch(csr: Any, dtype: torch.dtype) -> Tensor:

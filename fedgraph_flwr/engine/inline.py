@@ -4,7 +4,6 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.run import OnRound, serve
 
 _run_ids = itertools.count(1)
@@ -122,12 +120,10 @@ def run_inline(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any
     from clients import session
     from fedgraph_flwr import partition
     from fedgraph_flwr.client_app import app
-    from fedgraph_flwr.config import to_yaml
+    from fedgraph_flwr.config import to_json
 
     num_nodes = partition.num_clients(cfg)
-    path = Path(cfg.out) / "config.yaml"
-    write_bytes(path, to_yaml(cfg).encode())
-    grid = InlineGrid(app, num_nodes, {"config": str(path), "overrides": ""})
+    grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""})
     try:
         with run_identity(grid.run_id), _same_process_state():
             return serve(grid, cfg, on_round)

@@ -1,0 +1,60 @@
+"""The command line ``fedgraph-flwr``.
+
+Exit codes: 0 done; 1 the run could not go on; 2 wrong input; 130 interrupted.
+"""
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from fedgraph_flwr import __version__
+from fedgraph_flwr.errors import FedGraphError
+
+# Command → the module that registers it and its one-line help. Imported on demand, so that --help is quick.
+COMMANDS = {
+    "run": ("fedgraph_flwr.run_command", "train: in this process, on Ray, or on a fleet"),
+    "partition": ("fedgraph_flwr.partition.command", "cut a dataset into one file a client, or describe the cut"),
+    "datasets": ("fedgraph_flwr.data.listing", "what is known, what is at hand, where files go"),
+    "import": ("fedgraph_flwr.data.importing", "bring your own graph: tables or a saved PyG object"),
+    "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parser(words).parse_args(words)
+    except SystemExit as stop:  # argparse ends with 0 after --help and with 2 on wrong input
+        return int(stop.code or 0)
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        return int(args.func(args))
+    except FedGraphError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has gone
+        return 0
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """A parser that knows all commands but fills in only the one that is asked for."""
+    parser = argparse.ArgumentParser(prog="fedgraph-flwr", description="Federated graph neural networks on Flower.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, (module, text) in COMMANDS.items():
+        if name in words[:1]:
+            importlib.import_module(module).register(commands)
+        else:
+            commands.add_parser(name, help=text)
+    return parser
+
+
+def _as_interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt

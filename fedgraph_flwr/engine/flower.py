@@ -1,0 +1,192 @@
+"""Flower's own engines: a simulation on Ray with a SuperLink of this run's own, or a fleet behind a SuperLink connection."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.config import RunConfig, to_json
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.records import FAILURE, SUMMARY
+from fedgraph_flwr.run import OnRound
+
+_STUB = """\
+[project]
+name = "fedgraph-flwr"
+version = "0.1.0"
+license = "Apache-2.0"
+dependencies = ["fedgraph-flwr"]
+
+[tool.flwr.app]
+publisher = "fedgraph"
+
+[tool.flwr.app.components]
+serverapp = "fedgraph_flwr.server_app:app"
+clientapp = "fedgraph_flwr.client_app:app"
+
+[tool.flwr.app.config]
+overrides = ""
+config = ""
+"""
+
+
+def run_flower(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
+    """Run a configuration through ``flwr run``; returns the summary.
+
+    Raises:
+        FedGraphError: as the server app raised it.
+        RunFailed: Flower ended without a summary.
+    """
+    out = Path(cfg.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (SUMMARY, FAILURE):
+        (out / name).unlink(missing_ok=True)
+    if cfg.engine != "ray":
+        _flwr_run(cfg, cfg.engine, os.environ.copy(), on_round)
+        return _result(out)
+    from fedgraph_flwr import partition
+
+    nodes = partition.num_clients(cfg)
+    shares = {
+        "num-supernodes": nodes,
+        "client-resources-num-cpus": cfg.client_cpus,
+        "client-resources-num-gpus": cfg.client_gpus,
+    }
+    federation = " ".join(f"{key}={value}" for key, value in shares.items())
+    with local_superlink(out / "superlink.log") as environment:
+        _flwr_run(cfg, "own", environment, on_round, ["--federation-config", federation])
+    return _result(out)
+
+
+@contextlib.contextmanager
+def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
+    """A SuperLink for one simulation, on a free port, with a home of its own; it ends with the block.
+
+    Yields:
+        The environment in which ``flwr run APP own`` reaches it.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedgraph-flwr-") as home:
+        port = _free_port()
+        environment = {
+            **os.environ,
+            "FLWR_HOME": home,
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "RAY_DEDUP_LOGS": "0",
+        }
+        Path(home, "config.toml").write_text(
+            f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
+        with log_file.open("w") as log:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            _wait_healthy(port, process, log_file)
+            yield environment
+        finally:
+            _end_group(process)
+
+
+def app_folder(out: Path) -> Path:
+    """What ``flwr run`` is given: the checkout, or, where the package is installed, a stub that points to it."""
+    root = Path(__file__).parents[2]
+    if (root / "pyproject.toml").is_file() and (root / "conf").is_dir():
+        return root
+    stub = out / "app"
+    stub.mkdir(parents=True, exist_ok=True)
+    (stub / "pyproject.toml").write_text(_STUB)
+    return stub
+
+
+def _flwr_run(
+    cfg: RunConfig,
+    connection: str,
+    environment: dict[str, str],
+    on_round: OnRound | None,
+    options: list[str] | None = None,
+) -> None:
+    config = f"overrides='' config={json.dumps(to_json(cfg))}"
+    command = [_tool("flwr"), "run", str(app_folder(Path(cfg.out))), connection, "--run-config", config, "--stream"]
+    process = subprocess.Popen(
+        [*command, *(options or [])], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    rounds, shown = Path(cfg.out) / "rounds.jsonl", 0
+    tail: list[str] = []
+    with (Path(cfg.out) / "flower.log").open("w") as log:
+        try:
+            for line in process.stdout or ():
+                log.write(line)
+                log.flush()
+                tail = [*tail[-20:], line.rstrip()]
+                if on_round and rounds.is_file():
+                    lines = rounds.read_text().splitlines()
+                    for record in lines[shown:]:
+                        on_round(json.loads(record))
+                    shown = len(lines)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.wait() != 0 and not (Path(cfg.out) / FAILURE).is_file():
+        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {' '.join(tail[-3:])}")
+
+
+def _result(out: Path) -> dict[str, Any]:
+    if (out / FAILURE).is_file():
+        failure = json.loads((out / FAILURE).read_text())
+        error = RunFailed if failure["exit_code"] == RunFailed.exit_code else FedGraphError
+        raise error(failure["error"])
+    if not (out / SUMMARY).is_file():
+        raise RunFailed(f"Flower ended without a {SUMMARY} in {out}; its log is {out / 'flower.log'}")
+    summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
+    return summary
+
+
+def _tool(name: str) -> str:
+    """Flower's command beside this Python, else on the PATH."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.is_file() else name
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_healthy(port: int, process: subprocess.Popen[bytes], log_file: Path, timeout: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise RunFailed(f"the local SuperLink did not start; its log is {log_file}")
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it started, politely, then not."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        try:
+            process.wait(timeout=10)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,132 @@
+"""The command ``run``: compose, train, show a progress bar and a closing table, write a report."""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.config import RunConfig, compose, group_names
+
+_EPILOG = """\
+keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|CONNECTION out=DIR resume=DIR
+config=FILE (a resolved config.yaml to repeat), and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
+examples:
+  fedgraph-flwr run
+  fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5 seed=1
+  fedgraph-flwr run protocol=fedomd strategy=fedspa dataset=cora
+  fedgraph-flwr run resume=runs/20260101-120000-fedavg-csbm-0
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``run`` to the subparsers."""
+    parser = commands.add_parser(
+        "run",
+        help="train: in this process, on Ray, or on a fleet",
+        epilog=_EPILOG
+        + f"strategies: {', '.join(group_names('strategy'))}\nprotocols: {', '.join(group_names('protocol'))}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="what differs from conf/config.yaml")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar, only the closing table")
+    parser.add_argument("--no-report", action="store_true", help="write no report.html")
+    parser.add_argument("--dry-run", action="store_true", help="print the composed configuration and stop")
+    parser.set_defaults(func=main)
+
+
+def configuration(words: list[str]) -> RunConfig:
+    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included."""
+    given = dict(word.partition("=")[::2] for word in words)
+    base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
+    cfg = compose([word for word in words if not word.startswith("config=")], base)
+    return dataclasses.replace(cfg, out=cfg.resume or cfg.out) if cfg.resume else cfg
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``run``."""
+    cfg = configuration(args.overrides)
+    if args.dry_run:
+        from fedgraph_flwr.config import to_yaml
+
+        print(to_yaml(cfg), end="")
+        return 0
+    from fedgraph_flwr.run import run, with_folder
+
+    cfg = with_folder(cfg)
+    try:
+        with _Progress(cfg, shown=not args.quiet) as progress:
+            summary = run(cfg, progress.round)
+    except KeyboardInterrupt:
+        checkpoint = Path(cfg.out) / "checkpoint.safetensors"
+        remedy = (
+            f"go on with: fedgraph-flwr run resume={cfg.out}" if checkpoint.is_file() else "no checkpoint was due yet"
+        )
+        print(f"interrupted; {remedy}", file=sys.stderr)
+        return 130
+    print_summary(summary, cfg)
+    if not args.no_report:
+        from fedgraph_flwr.report.command import write_report
+
+        print(f"report: {write_report([Path(cfg.out)], Path(cfg.out) / 'report.html')}")
+    return 0
+
+
+def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
+    """The closing table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}", show_header=True)
+    for column in ("", "best validation round", "last round", "mean of last five"):
+        table.add_column(column, justify="left" if not column else "right")
+    at = summary["metrics"]
+    for key in sorted(at.get("last", {})):
+        if key.startswith("test_") and "loss" not in key:
+            cells = (f"{at[column].get(key, float('nan')):.4f}" for column in ("best_val", "last", "last5"))
+            table.add_row(key.replace("_", " "), *cells)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"headline: {summary['headline']} = {summary['test_accuracy']:.4f}  |  "
+        f"rounds {summary['rounds']} (best {summary['best_round']}), "
+        f"{summary['seconds_per_round']:.3f} s each, set-up {summary['setup_seconds']:.1f} s  |  "
+        f"up {summary['bytes_up'] / 1e6:.1f} MB, down {summary['bytes_down'] / 1e6:.1f} MB",
+        highlight=False,
+    )
+    for who, reason in summary["failures"].items():
+        console.print(f"failed: client {who}: {reason}", highlight=False, style="yellow")
+    console.print(f"results: {cfg.out}", highlight=False, soft_wrap=True)
+
+
+class _Progress:
+    """A progress bar over the rounds."""
+
+    def __init__(self, cfg: RunConfig, shown: bool):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[score]}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, disable=not shown, console=Console(stderr=True))
+        self.task = self.bar.add_task(f"{cfg.strategy.name} on {cfg.dataset.name}", total=cfg.rounds, score="")
+
+    def __enter__(self) -> "_Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def round(self, record: dict[str, Any]) -> None:
+        """Show one finished round."""
+        told = record.get("metrics", {})
+        score = " ".join(
+            f"{split} {told[f'{split}_accuracy']:.3f}" for split in ("val", "test") if f"{split}_accuracy" in told
+        )
+        self.bar.update(self.task, completed=record["round"], score=score)

@@ -1,0 +1,94 @@
+"""Fixtures that many tests use: small client graphs, runs in this process, and the raw public data."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import ClientGraph
+
+torch.set_num_threads(1)
+
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def shared_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """``shared_data("Planetoid/Cora")`` copies that raw folder under a temporary data root, or skips the test."""
+    root = tmp_path / "data-root"
+    monkeypatch.setenv("FEDGRAPH_DATA", str(root))
+
+    def copy(folder: str) -> Path:
+        if not (SHARED_DATA / folder).exists():
+            pytest.skip(f"raw files of {folder} are not at hand ({SHARED_DATA})")
+        shutil.copytree(SHARED_DATA / folder, root / folder, dirs_exist_ok=True)
+        return root
+
+    return copy
+
+
+def client_graph(
+    client: int, num_nodes: int = 16, num_features: int = 5, num_classes: int = 3, seed: int = 0
+) -> ClientGraph:
+    """A small random undirected client graph whose features tell the class, a little."""
+    generator = torch.Generator().manual_seed(100 * seed + client)
+    y = torch.arange(num_nodes) % num_classes
+    x = torch.randn(num_nodes, num_features, generator=generator)
+    x[torch.arange(num_nodes), y] += 1.5
+    ends = torch.randint(0, num_nodes, (2, 2 * num_nodes), generator=generator)
+    ends = ends[:, ends[0] < ends[1]].unique(dim=1)
+    fold = torch.rand(num_nodes, generator=generator).argsort().argsort() % 4
+    return ClientGraph(
+        x=x,
+        edge_index=torch.cat([ends, ends.flip(0)], dim=1),
+        y=y,
+        train_mask=fold < 2,
+        val_mask=fold == 2,
+        test_mask=fold == 3,
+        num_classes=num_classes,
+        name="toy",
+        node_id=torch.arange(num_nodes) + 1000 * client,
+        client=client,
+        num_clients=3,
+        num_global_nodes=3000,
+    )
+
+
+@pytest.fixture
+def client_files(tmp_path: Path) -> Callable[..., str]:
+    """``client_files(sizes)`` writes client files of these sizes and returns ``graph=FOLDER`` for `compose`."""
+
+    def write(sizes: tuple[int, ...] = (12, 16, 20), **kwargs: Any) -> str:
+        folder = tmp_path / "clients"
+        for client, size in enumerate(sizes):
+            graph = client_graph(client, size, **kwargs)
+            graph.num_clients = len(sizes)
+            graph.save(folder / f"client_{client:04d}.safetensors")
+        return f"graph={folder}"
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path: Path, client_files: Callable[..., str]) -> Callable[..., Any]:
+    """``run("strategy=fedprox", ...)`` trains on three small clients in this process; returns summary, rounds, parameters."""
+    from fedgraph_flwr.engine.inline import run_inline
+    from fedgraph_flwr.run import with_folder
+    from tests.support import Finished
+
+    count = iter(range(1000))
+
+    def go(*overrides: str, sizes: tuple[int, ...] = (12, 16, 20), **kwargs: Any) -> Finished:
+        graph = (
+            client_files(sizes, **kwargs) if not any(w.startswith(("graph=", "dataset=")) for w in overrides) else None
+        )
+        words = [f"num_clients={len(sizes)}", "rounds=3", "model.hidden=8", f"out={tmp_path / f'run{next(count)}'}"]
+        words += [graph] if graph else []
+        cfg = with_folder(compose([*words, *overrides]))
+        return Finished(cfg, run_inline(cfg))
+
+    return go

@@ -1,0 +1,180 @@
+"""The run loop: exchanges, scores, early stopping, partial participation, failures, checkpoints and resuming."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clients.base import GraphClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.run import with_folder
+from tests.support import assert_same_arrays, recorded_messages
+
+
+def test_a_round_is_one_exchange_and_its_scores_are_those_of_the_model_after_it(run, monkeypatch):
+    finished = run("rounds=4")
+    assert finished.summary["exchanges_per_round"] == 1
+    assert finished.summary["setup_exchanges"] == 1
+    assert [r["round"] for r in finished.rounds] == [1, 2, 3, 4]
+    shorter = run("rounds=2")  # its last round is scored by an exchange of its own
+    assert finished.rounds[1]["metrics"] == shorter.rounds[1]["metrics"]
+
+
+def test_headline_is_the_test_figure_of_the_best_validation_round(run):
+    finished = run("rounds=6", "seed=3")
+    val = [r["metrics"]["val_accuracy"] for r in finished.rounds]
+    best = int(np.argmax(val))
+    assert finished.summary["best_round"] == best + 1
+    assert finished.summary["test_accuracy"] == finished.rounds[best]["metrics"]["test_accuracy"]
+    last5 = np.mean([r["metrics"]["test_accuracy"] for r in finished.rounds[-5:]])
+    assert run("rounds=6", "seed=3", "evaluation.select=last5").summary["test_accuracy"] == pytest.approx(
+        last5, abs=1e-12
+    )
+
+
+def test_means_over_clients(run):
+    last = run().rounds[-1]
+    scores, counts = np.array(last["clients"]["test-accuracy"]), np.array(last["clients"]["test-count"])
+    assert last["metrics"]["test_accuracy"] == pytest.approx(scores.mean())
+    assert last["metrics"]["test_accuracy_by_test_nodes"] == pytest.approx((scores * counts).sum() / counts.sum())
+
+
+def test_patience_stops_and_keeps_the_best_parameters(run):
+    still = ["train.lr=1e-12", "evaluation.patience=2", "rounds=50"]  # nothing gets better
+    finished = run(*still)
+    assert finished.summary["rounds"] == 3
+    assert finished.summary["best_round"] == 1
+
+
+def test_cohorts_differ_between_rounds_and_repeat_with_the_seed(run):
+    words = ["rounds=8", "strategy.fraction=0.34"]
+    cohorts = [r["cohort"] for r in run(*words).rounds]
+    assert all(len(c) == 1 for c in cohorts)
+    assert len({tuple(c) for c in cohorts}) > 1
+    assert cohorts == [r["cohort"] for r in run(*words).rounds]
+
+
+def test_scores_cover_all_clients_under_partial_participation(run):
+    finished = run("strategy.fraction=0.34", "rounds=3")
+    assert all(len(r["clients"]["test-accuracy"]) == 3 for r in finished.rounds)
+
+
+def test_resuming_gives_the_uninterrupted_run(run, monkeypatch):
+    words = ["rounds=6", "checkpoint_every=2", "strategy=local"]  # all state is private: optimiser and model
+    whole = run(*words)
+    broken = with_folder(
+        compose([*words, f"graph={whole.cfg.graph}", "num_clients=3", "model.hidden=8", "out=" + whole.cfg.out + "-b"])
+    )
+    calls = []
+
+    def stop(record):
+        calls.append(record["round"])
+        if record["round"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_inline(broken, stop)
+    resumed = compose([f"resume={broken.out}"], f"{broken.out}/config.yaml")
+    summary = run_inline(with_folder(resumed))
+    assert summary["test_accuracy"] == whole.summary["test_accuracy"]
+    rounds = [json.loads(line) for line in Path(broken.out, "rounds.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in rounds] == [1, 2, 3, 4, 5, 6]
+    assert [r["metrics"] for r in rounds] == [r["metrics"] for r in whole.rounds]
+
+
+def test_resuming_without_a_checkpoint_says_so(run, tmp_path):
+    with pytest.raises(FedGraphError, match="holds no checkpoint"):
+        run(f"resume={tmp_path}")
+
+
+def _break(monkeypatch, client, change):
+    """Let one client's training reply be changed before the server sees it."""
+    call = InlineGrid._call
+
+    def broken(self, message):
+        reply = call(self, message)
+        if message.metadata.dst_node_id == client + 1 and "arrays" in reply.content:
+            change(reply.content)
+        return reply
+
+    monkeypatch.setattr(InlineGrid, "_call", broken)
+
+
+def _nan(content):
+    from fedgraph_flwr.messages import from_record, to_record
+
+    arrays = from_record(content["arrays"])
+    next(iter(arrays.values())).flat[0] = np.nan
+    content["arrays"] = to_record(arrays)
+
+
+def _renamed(content):
+    from fedgraph_flwr.messages import from_record, to_record
+
+    content["arrays"] = to_record({f"x{k}": v for k, v in from_record(content["arrays"]).items()})
+
+
+def _reshaped(content):
+    from fedgraph_flwr.messages import from_record, to_record
+
+    content["arrays"] = to_record({k: np.ravel(v)[:-1] for k, v in from_record(content["arrays"]).items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [(_nan, "not finite"), (_renamed, "other arrays"), (_reshaped, "of shape")]
+)
+def test_a_bad_reply_is_named_and_left_out(run, monkeypatch, change, told):
+    good = run("rounds=1", sizes=(12, 16))
+    _break(monkeypatch, 2, change)
+    finished = run("rounds=1", sizes=(12, 16, 20))
+    assert told in finished.rounds[0]["failed"]["2 (train)"]
+    assert_same_arrays(finished.arrays, good.arrays)
+    with pytest.raises(RunFailed, match=told):
+        run("rounds=1", "strategy.on_failure=fail")
+
+
+def test_a_crash_in_a_client_is_a_failure_of_that_client(run, monkeypatch):
+    train = GraphClient.train
+
+    def crash(self):
+        if self.graph.client == 1:
+            raise ZeroDivisionError("no way")
+        return train(self)
+
+    monkeypatch.setattr(GraphClient, "train", crash)
+    finished = run()
+    assert "no way" in finished.rounds[0]["failed"]["1 (train)"]
+    with pytest.raises(RunFailed, match="at least 3 needed"):
+        run("strategy.min_clients=3")
+
+
+def test_the_ledger_counts_what_travels(run, monkeypatch):
+    with recorded_messages(monkeypatch) as messages:
+        finished = run("rounds=2")
+    size = sum(a.nbytes for a in finished.arrays.values())
+    trains = [c for d, _, c in messages if d == "up" and "arrays" in c]
+    assert len(trains) == 6
+    train = finished.rounds[0]["phases"]["train"]
+    assert 0 <= train["bytes_up"] - 3 * size < 600  # the rest is scores and counts
+    assert 0 <= train["bytes_down"] - 3 * size < 200
+
+
+def test_local_bytes_hold_no_parameters(run):
+    assert run("strategy=local", "rounds=2").summary["bytes_up"] < 2000
+
+
+def test_unknown_key_of_a_method_is_named(run):
+    with pytest.raises(FedGraphError, match="mu_typo"):
+        run("strategy=fedprox", "strategy.mu_typo=3")
+
+
+def test_clients_that_disagree_on_classes_are_named(run, client_files, tmp_path):
+    from tests.conftest import client_graph
+
+    folder = client_files().removeprefix("graph=")
+    client_graph(1, num_classes=4).save(f"{folder}/client_0001.safetensors")
+    with pytest.raises(FedGraphError, match="client 1 has num_classes=4, client 0 has 3"):
+        run(f"graph={folder}")
