@@ -13,6 +13,7 @@ MODELS = {
     "fedhero": "fedgraph_flwr.models.fedhero:FedHERO",
     "gcn": "fedgraph_flwr.models.gcn:GCN",
     "projected_gcn": "fedgraph_flwr.models.projected_gcn:ProjectedGCN",
+    "fedomd": "fedgraph_flwr.models.fedomd:OrthoGCN",
 }
 
 

@@ -1,0 +1,127 @@
+"""The orthogonal GCN of FedOMD (Tang et al., ICPP Workshops 2024, Table 1), built on Ortho-GCN (Guo et al., AAAI 2022).
+
+    Z^1 = ReLU(Â X W^0 + b^0)                     GCNConv F → H                              Eq. (7)
+    Z^{k+1} = ReLU(Â Z^k O(W^k)),  k = 1..n       OrthoConv H → H, no bias                   Eq. (8)
+    logits = Â Z^{n+1} W^{n+1} + b^{n+1}          GCNConv H → C                              Eq. (9)
+    L_ortho = Σ_k ‖O(W^k) O(W^k)ᵀ − I‖_F                                                     Eq. (6)
+
+Eq. (8) as printed multiplies by an N x N matrix Q̃ "solved by Newton iteration as in Ortho-GCN". That iteration acts on
+the H x H weight, and Table 1 gives OrthoConv the shape H → H; so Q̃ Z is read as Â Z O(W). The softmax of Eq. (9) is
+left to the loss. "2-hidden" (Table 7) is read as n = 2 OrthoConv layers, Ortho-GCN's own default.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import one_of
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.base import Inputs
+from fedgraph_flwr.models.gcn import GCN
+from fedgraph_flwr.models.layers import Linear, dropout
+
+
+def orthogonal(weight: Tensor, *, steps: int, mix: float = 1.0, center: bool = False, eps: float = 1e-5) -> Tensor:
+    """O(W) [H, H] → [H, H]: approximately the orthogonal factor U Vᵀ of Ŵ = mix W + (1 − mix) I = U Σ Vᵀ.
+
+    G = Ŵ Ŵᵀ + eps I is divided by its Frobenius norm c (spectral bounding), which puts its eigenvalues in (0, 1], where
+    Newton's iteration for S^{-1/2}, S = G / c, converges; then O = S^{-1/2} Ŵ / √c. The iteration is the coupled one,
+    Y ← Y M, B ← M B with M = (3 I − B Y) / 2 from Y = S, B = I: equal to B ← (3 B − B³ S) / 2 step by step, which
+    diverges in float32 from about 12 steps on because rounding makes B and S cease to commute.
+
+    ``center`` subtracts each row's mean first, as Ortho-GCN's program does; Ŵ is then singular, and so is O.
+    """
+    identity = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+    w = mix * weight + (1 - mix) * identity
+    if center:
+        w = w - w.mean(1, keepdim=True)
+    gram = w @ w.T + eps * identity
+    bound = torch.linalg.matrix_norm(gram)
+    y, b = gram / bound, identity
+    for _ in range(steps):
+        m = 1.5 * identity - 0.5 * b @ y
+        y, b = y @ m, m @ b
+    return b @ w / bound.sqrt()
+
+
+def orthogonality(weights: list[Tensor]) -> Tensor:
+    """L_ortho = Σ_k ‖W^k W^kᵀ − I‖_F of square matrices [H, H] (Eq. 6), with a finite gradient at 0."""
+    total = weights[0].new_zeros(()) if weights else torch.zeros(())
+    for w in weights:
+        gap = w @ w.T - torch.eye(len(w), dtype=w.dtype, device=w.device)
+        total = total + (gap.square().sum() + 1e-12).sqrt()
+    return total
+
+
+class Pass(NamedTuple):
+    """One forward pass: logits [N, C], Z^1..Z^{n+1} each [N, H], and the weights [H, H] that L_ortho judges."""
+
+    logits: Tensor
+    hidden: list[Tensor]
+    weights: list[Tensor]
+
+
+class OrthoGCN(GCN):
+    """GCNConv, ``layers`` − 2 OrthoConv, GCNConv. ``ortho=False`` is `GCN` itself, number for number.
+
+    Args:
+        num_features: F.
+        num_classes: C.
+        hidden: H.
+        layers: of both kinds together.
+        dropout: before every layer but the first.
+        ortho: whether the middle layers multiply by O(W) and have no bias.
+        ortho_on: what L_ortho judges, O(W) (``transformed``) or W (``raw``).
+        newton_steps: T of `orthogonal`.
+        mix: share of W against the identity in `orthogonal`.
+        center: see `orthogonal`.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        ortho: bool = True,
+        ortho_on: str = "transformed",
+        newton_steps: int = 8,
+        mix: float = 0.2,
+        center: bool = False,
+    ):
+        if layers < 2:
+            raise FedGraphError(f"model.layers must be >= 2 for fedomd (a GCNConv at each end), got {layers}")
+        if not 0 < mix <= 1:
+            raise FedGraphError(f"model.mix must lie in (0, 1], got {mix}")
+        one_of(ortho_on, ("transformed", "raw"), "model.ortho_on")
+        super().__init__(num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout)
+        self.middle = range(1, layers - 1) if ortho else range(0)
+        for i in self.middle:
+            self.layers[i] = Linear(hidden, hidden, bias=False)
+        self.raw = ortho_on == "raw"
+        self.steps, self.mix, self.center = newton_steps, mix, center
+
+    def propagate(self, inputs: Inputs) -> Pass:
+        """Logits together with what the losses of Eq. (6) and (11) read."""
+        hidden: list[Tensor] = []
+        weights: list[Tensor] = []
+        h = inputs.x
+        for i, layer in enumerate(self.layers):
+            weight = layer.weight
+            if i:
+                hidden.append(torch.relu(h))
+                h = dropout(hidden[-1], self.dropout, self.training)
+            if i in self.middle:
+                weight = orthogonal(weight, steps=self.steps, mix=self.mix, center=self.center)
+                weights.append(layer.weight if self.raw else weight)
+            h = inputs.adj @ (h @ weight)
+            if layer.bias is not None:
+                h = h + layer.bias
+        return Pass(h, hidden, weights)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits [N, C]."""
+        return self.propagate(inputs).logits

@@ -1,0 +1,93 @@
+"""Central moments of hidden features held by many clients, and the discrepancy that compares them (FedOMD, CMD).
+
+Moments stand in one array [H, 5, D] for H layers of width D: row 0 is the mean, rows 1 to 4 the central moments of
+orders 2 to 5. What clients send is pooled exactly: the moments of a union follow from the clients' own, either from
+moments taken about the pooled mean (:func:`pool_about`) or from moments about each client's mean (:func:`pool`).
+
+Source: Tang et al., ICPP Workshops 2024, Eq. 10-11; Zellinger et al., ICLR 2017 (CMD).
+"""
+
+from math import comb
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ORDERS = (2, 3, 4, 5)
+EPS = 1e-12  # inside a root: at 0 the gradient of a norm is undefined, and near 0 it is a unit vector of rounding noise
+
+
+class _CentralMoments(torch.autograd.Function):
+    """Mean and central moments along dim 0, keeping one copy of the features instead of all their powers.
+
+    With c = z − m:  ∂C_j/∂z_v = (j/n) (c_v^{j−1} − C_{j−1}),  C_1 = 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        mean = z.mean(0)
+        centred = z - mean
+        power, rows = centred, [mean]
+        for _ in ORDERS:
+            power = power * centred
+            rows.append(power.mean(0))
+        moments = torch.stack(rows, dim=-2)  # [..., 5, D]
+        ctx.save_for_backward(centred, moments)
+        return moments
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        centred, moments = ctx.saved_tensors
+        grad = grads[0].unbind(-2)
+        slope = 5 * grad[4] * centred
+        for j in (4, 3, 2):  # Horner: Σ_j j g_j c^{j−1}
+            slope = (slope + j * grad[j - 1]).mul_(centred)
+        centre = sum(j * grad[j - 1] * moments[..., j - 2, :] for j in (3, 4, 5))  # Σ_j j g_j C_{j−1}, C_1 = 0
+        return slope.add_(grad[0] - centre).div_(centred.shape[0])
+
+
+def central_moments(z: Tensor) -> Tensor:
+    """Mean and central moments about it, of features z [N, H, D] → [H, 5, D], differentiable."""
+    return _CentralMoments.apply(z)  # type: ignore[no-any-return]
+
+
+def moments_about(z: Tensor, mean: Tensor) -> Tensor:
+    """S_{i,j}: moments of orders 2 to 5 of z [N, H, D] about a given mean [H, D] → [H, 4, D]."""
+    centred = z - mean
+    power, rows = centred, []
+    for _ in ORDERS:
+        power = power * centred
+        rows.append(power.mean(0))
+    return torch.stack(rows, dim=-2)
+
+
+def pool_about(values: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Σ_i n_i v_i / Σ_i n_i (Eq. 10) of values [M, ...] with node counts [M], in float64."""
+    weight = counts.astype(np.float64) / counts.sum(dtype=np.float64)
+    return np.tensordot(weight, values.astype(np.float64), axes=1)  # type: ignore[no-any-return]
+
+
+def pool(moments: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Moments of the union from each client's own, [M, H, 5, D] and node counts [M] → [H, 5, D], in float64.
+
+    With δ_i = m_i − m the binomial theorem moves client i's moments to the pooled mean m exactly:
+    S_{i,j} = Σ_k (j choose k) C_{i,k} δ_i^{j−k},  C_{i,0} = 1, C_{i,1} = 0.
+    """
+    own = moments.astype(np.float64)
+    mean = pool_about(own[:, :, 0], counts)
+    delta = own[:, :, 0] - mean  # [M, H, D]
+    central = [np.ones_like(delta), np.zeros_like(delta), *(own[:, :, j - 1] for j in ORDERS)]
+    shifted = [sum(comb(j, k) * central[k] * delta ** (j - k) for k in range(j + 1)) for j in ORDERS]
+    return np.stack([mean, *(pool_about(np.asarray(s), counts) for s in shifted)], axis=1)
+
+
+def discrepancy(own: Tensor, target: Tensor, span: Tensor) -> Tensor:
+    """d_CMD (Eq. 11) between moments own and target [H, 5, D], summed over layers; span [H] holds b − a.
+
+    Σ_k ( ‖M_i − M‖₂ / (b−a) + Σ_{j=2}^{5} ‖C_{i,j} − S_j‖₂ / (b−a)^j ), a scalar with the gradient of ``own``.
+    """
+    norms = ((own - target).square().sum(-1) + EPS).sqrt()  # [H, 5]
+    orders = torch.arange(1, 6, device=span.device)
+    return (norms / span.unsqueeze(1) ** orders).sum()
