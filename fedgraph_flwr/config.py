@@ -206,8 +206,13 @@ class PrivacyConfig:
 class AttackConfig:
     """A study of what a method exposes, run at the end: ``attack=link_inference``."""
 
-    name: str = "none"
+    name: str = "none"  # none | link_inference
     params: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_of(self.name, ("none", "link_inference"), "attack")
+        for key in self.params:
+            raise unknown("attack key", key, ["name"])
 
 
 @dataclass

@@ -66,3 +66,7 @@ class Model(nn.Module):
     def forward(self, inputs: Any) -> Tensor:
         """Logits [N, C] of every node."""
         raise NotImplementedError
+
+    def representations(self, inputs: Any) -> dict[str, Tensor]:
+        """Node representations [N, D], each by the prefix of the parameters it is computed with; "" is all of them."""
+        return {"": self(inputs)}

@@ -128,5 +128,14 @@ class FedHERO(Model):
         logits = inputs.x @ ego + torch.cat(kept, 1) @ hidden + self.classifier.bias  # type: ignore[operator]
         return logits, latent  # Eq. (6)
 
+    def representations(self, inputs: DualInputs) -> dict[str, Tensor]:
+        """Also the structure learner's Z and the projection's Z^0."""
+        learner = self.structure_learner
+        return {
+            "": self(inputs),
+            "structure_learner.": learner.embed(inputs.x, inputs.adj),
+            "projection.": torch.relu(self.projection(inputs.x)),
+        }
+
     def _activate(self, z: Tensor) -> Tensor:
         return dropout(torch.relu(z), self.dropout, self.training)

@@ -100,7 +100,7 @@ class StructureLearner(nn.Module):
             propagation: P(A), [N, N].
             edges: A itself (row: target, column: source), without self-loops.
         """
-        z = torch.relu(propagation @ (x @ self.weight) + self.bias)  # [N, d_s]
+        z = self.embed(x, propagation)
         draw = self.latent == "bernoulli" and not self.training
         pattern, score = self.metric.search(z, self.k * self.candidates if draw else self.k, edges)
         if draw:
@@ -112,6 +112,10 @@ class StructureLearner(nn.Module):
         if self.symmetrize:
             pattern, weight = symmetric(pattern, weight)
         return LatentGraph(pattern, weight, self.metric.penalty(z, edges))
+
+    def embed(self, x: Tensor | SparseMatrix, propagation: SparseMatrix) -> Tensor:
+        """Z [N, d_s], the one-layer GNN."""
+        return torch.relu(propagation @ (x @ self.weight) + self.bias)
 
 
 class Metric(nn.Module):

@@ -249,9 +249,7 @@ def test_straight_through_gradient_is_that_of_the_score():
     inputs = prepared(model, graph)
     latent = model.structure_learner(inputs.x, inputs.adj, inputs.edges)
     pattern, score = model.structure_learner.metric.search(
-        torch.relu(inputs.adj @ (inputs.x @ model.structure_learner.weight) + model.structure_learner.bias),
-        4,
-        inputs.edges,
+        model.structure_learner.embed(inputs.x, inputs.adj), 4, inputs.edges
     )
     head = model.structure_learner.metric.left
     target = torch.linspace(0, 1, pattern.row.numel(), dtype=torch.float64)
