@@ -11,6 +11,7 @@ __all__ = ["MODELS", "Inputs", "Model", "build"]
 
 MODELS = {
     "fedhero": "fedgraph_flwr.models.fedhero:FedHERO",
+    "fedstruct": "fedgraph_flwr.models.fedstruct:FedStruct",
     "gcn": "fedgraph_flwr.models.gcn:GCN",
     "projected_gcn": "fedgraph_flwr.models.projected_gcn:ProjectedGCN",
     "fedomd": "fedgraph_flwr.models.fedomd:OrthoGCN",

@@ -1,0 +1,151 @@
+r"""FedStruct's network (Aliakbari, Östman & Graell i Amat, 2024): two perceptrons, propagated after the transformation.
+
+    logits_v = Σ_{u∈V} ā_vu g(s_u) + Σ_{u∈V_i} ā^(i)_vu f(x_u)                                                Eq. (20)
+    Ā = Σ_{l=1}^{L_s} β_l Â^l over the whole graph,   Ā^(i) = Σ_{l=1}^{L} β_l (Â^(i))^l over the client's own edges
+
+f and g normalise their input by layer, then alternate linear layers with ReLU and dropout (Table 4); with ``structure_mlp``
+off, g is the identity and s_u has width C (Eq. 23). A row of Â is a node, its columns are its out-neighbours and itself.
+The rows of Ā and the structure features S are not known to a client alone: the strategy puts them into the inputs.
+
+Letters: N nodes of the client, Q nodes within L_s hops of them (the support of Ā's rows), d_s width of S, J combinations of
+hops: 1, or the number of hops where β is learned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr import hops as hop
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.base import Inputs, Model
+from fedgraph_flwr.sparse import SparseMatrix
+
+
+@dataclass
+class StructureInputs(Inputs):
+    """Inputs with the structure branch; ``adj`` is Â^(i), [N, N].
+
+    Attributes:
+        rows: the J combinations of Ā's rows, one below the other, [J·N, Q]; None leaves out the structure branch.
+        s: structure features of the support, [Q, d_s].
+    """
+
+    rows: SparseMatrix | Tensor | None = None
+    s: Tensor | None = None
+
+
+class Perceptron(nn.Module):
+    """Layer normalisation of the input, then linear layers with ReLU and dropout between them: [·, d_in] → [·, d_out]."""
+
+    def __init__(self, widths: Sequence[int], dropout: float):
+        super().__init__()
+        layers: list[nn.Module] = [nn.LayerNorm(widths[0])]
+        for depth, (before, after) in enumerate(pairwise(widths)):
+            layers += [nn.ReLU(), nn.Dropout(dropout)] * bool(depth) + [nn.Linear(before, after)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[·, d_out]."""
+        return self.layers(x)
+
+
+class FedStruct(Model):
+    """Eq. (20).
+
+    Args:
+        num_features: F.
+        num_classes: C.
+        hidden: width of f's hidden layers.
+        layers: linear layers of f.
+        dropout: between the layers of f and g.
+        structure_layers: widths of g's hidden layers.
+        structure_width: d_s; without ``structure_mlp`` it is C.
+        structure_mlp: whether g is a perceptron, or the identity.
+        hops: L.
+        structure_hops: L_s.
+        beta: ``last``, ``uniform``, ``learned``, or β_1..β_max(L, L_s).
+    """
+
+    dense_features = True
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        structure_layers: Sequence[int] = (256,),
+        structure_width: int = 256,
+        structure_mlp: bool = True,
+        hops: int = 2,
+        structure_hops: int = 10,
+        beta: str | Sequence[float] = "last",
+    ):
+        super().__init__()
+        if min(hops, structure_hops) < 1:
+            raise FedGraphError(f"model.hops and model.structure_hops must be >= 1, got {hops} and {structure_hops}")
+        if not isinstance(beta, str) and len(beta) != max(hops, structure_hops):
+            raise FedGraphError(f"model.beta has {len(beta)} weights for {max(hops, structure_hops)} hops")
+        self.num_classes = num_classes
+        self.structure_width = structure_width if structure_mlp else num_classes
+        self.f = Perceptron([num_features, *[hidden] * (layers - 1), num_classes], dropout)
+        self.g: nn.Module = nn.Identity()
+        if structure_mlp:
+            self.g = Perceptron([structure_width, *structure_layers, num_classes], dropout)
+        self.feature_weights = hop.hop_weights(_first(beta, hops), hops)
+        self.structure_weights = hop.hop_weights(_first(beta, structure_hops), structure_hops)
+        self.learned = beta == "learned"
+        if self.learned:
+            self.feature_beta = nn.Parameter(torch.full((hops,), 1 / hops))
+            self.structure_beta = nn.Parameter(torch.full((structure_hops,), 1 / structure_hops))
+
+    def prepare(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> StructureInputs:
+        """Features and Â^(i); the structure branch is left out until its rows are known."""
+        source, target = graph.edge_index.cpu().numpy()
+        own = np.arange(graph.num_nodes)
+        adj = hop.row_normalized(hop.with_loops(source, target, own, (own.size, own.size)))
+        return StructureInputs(x=self.features(graph.x, dtype), adj=SparseMatrix(adj, dtype)).to(device)
+
+    def forward(self, inputs: StructureInputs) -> Tensor:
+        """Logits [N, C]."""
+        own = self.feature_part(inputs)
+        if inputs.rows is None:
+            return own
+        return own + self.structure_part(inputs.rows, self.g(inputs.s))
+
+    def feature_part(self, inputs: StructureInputs) -> Tensor:
+        """Ā^(i) f(X), [N, C]."""
+        powers = propagate(inputs.adj, self.feature_weights, self.f(inputs.x))
+        return self._combined(powers, "feature_beta")
+
+    def structure_part(self, rows: Any, embedded: Tensor) -> Tensor:
+        """Ā g(S) from the rows [J·N, Q] and g(S) [Q, C]: [N, C]."""
+        return self._combined(
+            (rows @ embedded).view(len(self.structure_weights), -1, self.num_classes), "structure_beta"
+        )
+
+    def _combined(self, parts: Tensor, beta: str) -> Tensor:
+        return torch.tensordot(getattr(self, beta), parts, 1) if self.learned else parts[0]
+
+
+def propagate(matrix: SparseMatrix, weights: hop.Array, h: Tensor) -> Tensor:
+    """Σ_l weights[j, l] M^l H without forming a power: M [N, N], H [N, C] → [J, N, C]."""
+    totals = [torch.zeros_like(h)] * len(weights)
+    for column in weights.T.tolist():
+        h = matrix @ h
+        totals = [total + w * h if w else total for total, w in zip(totals, column, strict=True)]
+    return torch.stack(totals)
+
+
+def _first(beta: str | Sequence[float], hops: int) -> str | Sequence[float]:
+    return beta if isinstance(beta, str) else beta[:hops]

@@ -1,0 +1,146 @@
+"""Node structure features s_u: what a node's place in the graph looks like, without any of its own features.
+
+FedStruct, section 5 and appendix A. ``degree`` is known to the owner of a node; ``graphlets`` and ``node2vec`` need the edges of
+other clients, so only a server that knows the graph can make them; ``hop2vec`` draws them and lets training find them.
+Edges count in both directions here, once a pair, and loops not at all (degree apart, which takes what it is given).
+
+Letters: n nodes, E directed edges, d_s width of the features.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import derive_seed
+
+Array = NDArray[Any]
+HOP2VEC_SCALE = 0.05  # standard deviation of the first draw, as in the authors' program
+
+
+def degree_one_hot(degree: Array, width: int) -> Array:
+    """One-hot degrees, [n] → float32 [n, d_s]; degrees beyond the last column share it."""
+    features = np.zeros((degree.size, width), np.float32)
+    features[np.arange(degree.size), degree.clip(max=width - 1)] = 1
+    return features
+
+
+def hop2vec(num_nodes: int, width: int, seed: int, client: int) -> Array:
+    """The first s_u of one client's nodes: N(0, 0.05²), float64 [n_i, d_s], from the client's own stream."""
+    rng = np.random.default_rng(derive_seed(seed, client, "hop2vec"))
+    return rng.normal(0.0, HOP2VEC_SCALE, (num_nodes, width))
+
+
+def graphlet_degrees(edges: Array, num_nodes: int, size: int = 4) -> Array:
+    """Graphlet degree vectors (Pržulj, 2007): log(1 + times a node sits on each orbit of graphlets of up to ``size`` nodes).
+
+    Shapes: edges [2, E] → float32 [n, 15] for size 4, [n, 73] for size 5. Counted by ORCA; the logarithm is ours, since counts
+    span many orders of magnitude.
+
+    Raises:
+        FedGraphError: another size, or the package `orbit-count` is missing.
+    """
+    if size not in (4, 5):
+        raise FedGraphError(f"strategy.graphlet_size must be 4 or 5, got {size}")
+    try:
+        from orbit_count import node_orbit_counts
+    except ImportError as error:
+        raise _missing("graphlets", "orbit-count") from error
+    import networkx as nx
+
+    graph = nx.from_scipy_sparse_array(_undirected(edges, num_nodes))
+    counts = node_orbit_counts(graph, graphlet_size=size, node_list=list(range(num_nodes)))
+    return np.log1p(np.asarray(counts, np.float64)).astype(np.float32)
+
+
+def node2vec(
+    edges: Array,
+    num_nodes: int,
+    width: int,
+    *,
+    seed: int,
+    walks: int = 10,
+    length: int = 40,
+    window: int = 5,
+    p: float = 1.0,
+    q: float = 1.0,
+    epochs: int = 1,
+) -> Array:
+    """Node2Vec (Grover & Leskovec, KDD 2016): skip-gram vectors of biased random walks, float32 [n, d_s].
+
+    Args:
+        edges: [2, E].
+        num_nodes: n.
+        width: d_s.
+        seed: of the walks and of the skip-gram.
+        walks: walks that start at each node.
+        length: nodes of a walk.
+        window: nodes on either side of a node that are its context.
+        p: return parameter; small values turn back often.
+        q: in-out parameter; small values walk away.
+        epochs: passes of the skip-gram over the walks.
+
+    Raises:
+        FedGraphError: the package `gensim` is missing.
+    """
+    try:
+        from gensim.models import Word2Vec
+    except ImportError as error:
+        raise _missing("node2vec", "gensim") from error
+    rng = np.random.default_rng(derive_seed(seed, "walks"))
+    steps = random_walks(_undirected(edges, num_nodes), np.tile(np.arange(num_nodes), walks), length, p, q, rng)
+    sentences = [list(map(str, walk)) for walk in steps[rng.permutation(len(steps))].tolist()]
+    model = Word2Vec(
+        sentences, vector_size=width, window=window, min_count=1, sg=1, workers=1, seed=seed % 2**31, epochs=epochs
+    )
+    return np.asarray(model.wv[list(map(str, range(num_nodes)))], np.float32)
+
+
+def random_walks(
+    adjacency: sp.csr_matrix, starts: Array, length: int, p: float, q: float, rng: np.random.Generator
+) -> Array:
+    """Second-order random walks, [W, length]; a walk that starts at an isolated node stays there.
+
+    From v, having come from t, a neighbour x is taken with weight 1/p if x = t, 1 if x neighbours t, else 1/q: drawn uniformly
+    and accepted with its weight over the largest.
+    """
+    n, degree = adjacency.shape[0], np.diff(adjacency.indptr)
+    keys = np.repeat(np.arange(n), degree) * n + adjacency.indices  # sorted: rows rise, columns rise within a row
+    largest = max(1 / p, 1.0, 1 / q)
+    walks = np.empty((starts.size, length), np.int64)
+    walks[:, 0] = starts
+    for step in range(1, length):
+        at = walks[:, step - 1]
+        walks[:, step] = at
+        pending = np.flatnonzero(degree[at] > 0)
+        while pending.size:
+            here = at[pending]
+            drawn = adjacency.indices[adjacency.indptr[here] + rng.integers(0, degree[here])]
+            weight = np.full(pending.size, largest)
+            if step > 1:
+                before = walks[pending, step - 2]
+                key = before * n + drawn
+                joined = keys[np.searchsorted(keys, key).clip(max=keys.size - 1)] == key
+                weight = np.where(drawn == before, 1 / p, np.where(joined, 1.0, 1 / q))
+            accepted = rng.random(pending.size) * largest < weight
+            walks[pending[accepted], step] = drawn[accepted]
+            pending = pending[~accepted]
+    return walks
+
+
+def _undirected(edges: Array, num_nodes: int) -> sp.csr_matrix:
+    """Both directions of each pair once, without loops, columns in order, [n, n]."""
+    source, target = edges[:, edges[0] != edges[1]]
+    rows, columns = np.concatenate([source, target]), np.concatenate([target, source])
+    matrix = sp.csr_matrix((np.ones(rows.size), (rows, columns)), shape=(num_nodes, num_nodes))
+    matrix.sum_duplicates()
+    matrix.data[:] = 1
+    return matrix
+
+
+def _missing(feature: str, package: str) -> FedGraphError:
+    return FedGraphError(
+        f"strategy.features={feature} needs the package {package}: pip install 'fedgraph-flwr[structure]'"
+    )
