@@ -1,0 +1,48 @@
+"""Noise on a client's structure: edges flipped with a probability (FedHERO, Section 4.8)."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.statistics import is_undirected
+
+AnyGraph = TypeVar("AnyGraph", bound=Graph)
+
+
+def flip_edges(graph: AnyGraph, probability: float, seed: int) -> AnyGraph:
+    """Remove each edge with ``probability`` and put a random pair that was no edge in the place of each one removed.
+
+    The paper states only the probability; replacing keeps the density, so that the noise is about where edges lie. In an
+    undirected graph the two directions flip together. Self-loops and cut edges stay.
+    """
+    if probability == 0 or graph.edge_index.size(1) == 0:
+        return graph
+    client = graph.client + 1 if isinstance(graph, ClientGraph) else 0
+    rng = np.random.default_rng([seed, client, 2])
+    n = graph.num_nodes
+    undirected = is_undirected(graph.edge_index, n)
+    source, target = graph.edge_index.numpy()
+    loop = source == target
+    mine = source < target if undirected else ~loop  # one entry for each edge that may flip
+    code = source[mine] * n + target[mine]
+    gone = rng.random(len(code)) < probability
+    # Distinct pairs that were no edge; with fewer of them than edges removed, all of them.
+    distinct = np.unique(code)
+    absent = n * (n - 1) // (2 if undirected else 1) - len(distinct)
+    wanted = min(int(gone.sum()), absent)
+    fresh = np.empty(0, dtype=np.int64)
+    while len(fresh) < wanted:
+        u, v = rng.integers(n, size=(2, 2 * wanted + 16))
+        first, second = (np.minimum(u, v), np.maximum(u, v)) if undirected else (u, v)
+        drawn = np.concatenate([fresh, (first * n + second)[u != v]])
+        drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
+        fresh = drawn[~np.isin(drawn, distinct)][:wanted]
+    kept = np.concatenate([code[~gone], fresh])
+    pairs = np.stack([kept // n, kept % n])
+    both = [pairs, pairs[::-1]] if undirected else [pairs]
+    edges = np.concatenate([*both, graph.edge_index.numpy()[:, loop]], axis=1)
+    edges = edges[:, np.argsort(edges[0] * n + edges[1], kind="stable")]
+    return replace(graph, edge_index=torch.from_numpy(np.ascontiguousarray(edges)))

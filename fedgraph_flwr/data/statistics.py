@@ -1,0 +1,69 @@
+"""What a graph looks like: sizes, homophily, labels, masks, cut edges."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.cleaning import to_undirected
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+
+
+def edge_homophily(edge_index: Tensor, y: Tensor) -> float | None:
+    """Share of the edges, of those whose two ends are labelled, that join one class (Zhu et al., NeurIPS 2020)."""
+    source, target = edge_index
+    known = (y[source] >= 0) & (y[target] >= 0)
+    if not bool(known.any()):
+        return None
+    return float((y[source] == y[target])[known].double().mean())
+
+
+def node_homophily(edge_index: Tensor, y: Tensor) -> float | None:
+    """Mean, over the nodes with a labelled in-neighbour, of their share of one's own class (Pei et al., ICLR 2020)."""
+    source, target = edge_index
+    known = (y[source] >= 0) & (y[target] >= 0)
+    source, target = source[known], target[known]
+    degree = torch.bincount(target, minlength=len(y))
+    same = torch.bincount(target[y[source] == y[target]], minlength=len(y))
+    reached = degree > 0
+    return float((same[reached] / degree[reached]).double().mean()) if bool(reached.any()) else None
+
+
+def describe(graph: Graph) -> dict[str, Any]:
+    """Statistics of a graph, as JSON values.
+
+    Returns:
+        ``nodes``, ``edges`` (directed, as stored), ``features``, ``classes``, ``labels`` (nodes of each class [C]),
+        ``labelled``, ``train``/``val``/``test`` (nodes in each mask), ``edge_homophily`` and ``node_homophily`` (None
+        without edges), ``degree`` (mean), ``isolated``, ``self_loops``, ``undirected``; for a client also ``client`` and
+        ``cut_edges`` (leaving or arriving).
+    """
+    n, (source, target) = graph.num_nodes, graph.edge_index
+    met = torch.bincount(torch.cat([source, target]), minlength=n)
+    found: dict[str, Any] = {
+        "nodes": n,
+        "edges": graph.edge_index.size(1),
+        "features": graph.num_features,
+        "classes": graph.num_classes,
+        "labels": torch.bincount(graph.y[graph.y >= 0], minlength=graph.num_classes).tolist(),
+        "labelled": int((graph.y >= 0).sum()),
+        "train": int(graph.train_mask.sum()),
+        "val": int(graph.val_mask.sum()),
+        "test": int(graph.test_mask.sum()),
+        "edge_homophily": edge_homophily(graph.edge_index, graph.y),
+        "node_homophily": node_homophily(graph.edge_index, graph.y),
+        "degree": graph.edge_index.size(1) / n if n else 0.0,
+        "isolated": int((met == 0).sum()),
+        "self_loops": int((source == target).sum()),
+        "undirected": is_undirected(graph.edge_index, n),
+    }
+    if isinstance(graph, ClientGraph):
+        found["client"] = graph.client
+        found["cut_edges"] = graph.cut_out.size(1) + graph.cut_in.size(1)
+    return found
+
+
+def is_undirected(edge_index: Tensor, num_nodes: int) -> bool:
+    """Whether the reverse of every edge is there."""
+    distinct = torch.unique(edge_index[0] * num_nodes + edge_index[1]).numel()
+    return to_undirected(edge_index, num_nodes).size(1) == distinct
