@@ -1,4 +1,4 @@
-"""From one graph to the private graphs of M clients."""
+"""From one graph to the private graphs of M clients: who owns which nodes, the clients' files, where they are kept."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,9 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition.clients import assign, cut, pool
+
+__all__ = ["assign", "cut", "load_client", "num_clients", "pool", "prepare"]
 
 
 def folder(cfg: RunConfig) -> Path:

@@ -1,0 +1,145 @@
+"""From a graph to its clients: who owns which nodes, and what each client then holds."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import PartitionConfig
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.partition.groups import GROUPINGS
+from fedgraph_flwr.partition.merges import MERGES
+
+
+def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> list[Tensor]:
+    """The global node ids of each client, ascending, each int64 [N_i].
+
+    ``cfg.name`` groups the nodes (`groups`), ``cfg.merge`` makes clients of the groups (`merges`). Disjoint and covering,
+    except with ``overlapping``. With ``random_merge`` the number of clients is what results, else it is M.
+
+    Raises:
+        FedGraphError: an unknown partitioner, or more clients than nodes or groups.
+    """
+    if cfg.name not in GROUPINGS:
+        raise unknown("partition.name", cfg.name, GROUPINGS)
+    if num_clients > graph.num_nodes:
+        raise FedGraphError(
+            f"num_clients={num_clients} exceeds the {graph.num_nodes} nodes of '{graph.name}': lower it"
+        )
+    seed %= 2**31  # what METIS, scikit-learn and NumPy all accept
+    groups = GROUPINGS[cfg.name](graph, cfg, num_clients, seed)
+    clients = MERGES[cfg.merge](groups, cfg, num_clients, np.random.default_rng([seed, 1]))
+    return [torch.from_numpy(np.sort(nodes)) for nodes in clients]
+
+
+def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
+    """One `ClientGraph` a client: its nodes, the edges among them relabelled, and its cut edges.
+
+    An edge is kept by every client that holds both ends, and is a cut edge of every client that holds one end, if someone
+    holds the other. Where clients share a node, its owner is the one with the lowest number. Edges keep their order.
+
+    Args:
+        graph: N nodes, E edges.
+        parts: global node ids of each client, ascending.
+    """
+    n, m = graph.num_nodes, len(parts)
+    sizes = np.array([part.numel() for part in parts], dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    node = torch.cat(parts).numpy()  # the memberships (client, node), sorted by both
+    client = np.repeat(np.arange(m), sizes)
+    key = client * n + node
+    by_node = np.argsort(node, kind="stable")
+    count = np.bincount(node, minlength=n)  # clients that hold each node
+    first = np.cumsum(count) - count
+    owner = np.full(n, -1)
+    owner[count > 0] = client[by_node[first[count > 0]]]
+
+    def seen_from(near: np.ndarray, far: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Each edge once for every client that holds its near end: client, local near, local far or -1, edge."""
+        edge = np.repeat(np.arange(near.size), count[near])
+        within = np.arange(edge.size) - np.repeat(np.cumsum(count[near]) - count[near], count[near])
+        member = by_node[first[near[edge]] + within]
+        who = client[member]
+        wanted = who * n + far[edge]
+        place = np.searchsorted(key, wanted)
+        known = key[np.minimum(place, key.size - 1)] == wanted
+        return who, member - starts[who], np.where(known, place - starts[who], -1), edge
+
+    def split(who: np.ndarray, *columns: np.ndarray) -> list[list[Tensor]]:
+        """Columns [E'] cut by client, their order kept."""
+        order = np.argsort(who, kind="stable")
+        ends = np.cumsum(np.bincount(who, minlength=m))[:-1]
+        cut_up = [np.split(column[order], ends) for column in columns]
+        return [[torch.from_numpy(piece) for piece in pieces] for pieces in zip(*cut_up, strict=True)]
+
+    def crossing(who: np.ndarray, near: np.ndarray, far: np.ndarray) -> list[list[Tensor]]:
+        """Local near end, global far end and its owner, by client."""
+        held = owner[far] >= 0
+        return split(who[held], near[held], far[held], owner[far[held]])
+
+    source, target = graph.edge_index.numpy()
+    who, near, far, edge = seen_from(source, target)
+    intra = split(who[far >= 0], near[far >= 0], far[far >= 0])
+    leaving = crossing(who[far < 0], near[far < 0], target[edge[far < 0]])
+    who, near, far, edge = seen_from(target, source)
+    arriving = crossing(who[far < 0], near[far < 0], source[edge[far < 0]])
+
+    return [
+        ClientGraph(
+            x=graph.x[nodes],
+            edge_index=torch.stack(intra[i]),
+            y=graph.y[nodes],
+            train_mask=graph.train_mask[nodes],
+            val_mask=graph.val_mask[nodes],
+            test_mask=graph.test_mask[nodes],
+            num_classes=graph.num_classes,
+            name=graph.name,
+            node_id=nodes,
+            cut_out=torch.stack(leaving[i][:2]),
+            cut_in=torch.stack(arriving[i][:2]),
+            cut_out_owner=leaving[i][2],
+            cut_in_owner=arriving[i][2],
+            client=i,
+            num_clients=m,
+            num_global_nodes=n,
+        )
+        for i, nodes in enumerate(parts)
+    ]
+
+
+def pool(clients: list[ClientGraph]) -> ClientGraph:
+    """The whole graph again, as the one client of the Central reference: all nodes, kept and cut edges, and ``part``.
+
+    A node that several clients hold is the owner's (the lowest number), masks included; nodes that nobody holds are
+    gone. Where clients are disjoint this is the graph that was cut, and each client's masks are its masks here.
+    """
+    nodes = torch.cat([c.node_id for c in clients])
+    part = torch.cat([torch.full_like(c.node_id, i) for i, c in enumerate(clients)])
+    node_id, place = np.unique(nodes.numpy(), return_index=True)  # the first, so the lowest client
+    local = torch.full((int(clients[0].num_global_nodes),), -1)
+    local[node_id] = torch.arange(node_id.size)
+    edges = torch.cat(
+        [c.node_id[c.edge_index] for c in clients]
+        + [torch.stack([c.node_id[c.cut_out[0]], c.cut_out[1]]) for c in clients],
+        dim=1,
+    )
+    if node_id.size < nodes.numel():  # clients share nodes, so several may list one edge
+        edges = torch.unique(edges, dim=1)
+    index = torch.from_numpy(place)
+
+    def whole(key: str) -> Tensor:
+        return torch.cat([getattr(c, key) for c in clients])[index]
+
+    return ClientGraph(
+        x=whole("x"),
+        edge_index=local[edges],
+        y=whole("y"),
+        train_mask=whole("train_mask"),
+        val_mask=whole("val_mask"),
+        test_mask=whole("test_mask"),
+        num_classes=clients[0].num_classes,
+        name=clients[0].name,
+        node_id=torch.from_numpy(node_id),
+        part=part[index],
+        num_global_nodes=clients[0].num_global_nodes,
+    )

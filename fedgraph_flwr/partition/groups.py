@@ -1,0 +1,127 @@
+"""Grouping nodes: the first half of a partitioner, before the groups are merged into clients (see `merges`).
+
+Every function takes the graph, its configuration, the number of clients M and a seed below 2^31, and returns groups of
+global node ids, each ascending, in an order that depends on nothing else. Edges count as undirected and once.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy import sparse
+
+from fedgraph_flwr.config import PartitionConfig
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+
+Groups = list[np.ndarray]
+"""Global node ids of each group, int64, ascending."""
+
+
+def louvain(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
+    """Communities by modularity (Blondel et al., 2008), through python-louvain; ordered by their lowest node.
+
+    ``isolated_together`` in ``cfg.params`` puts the nodes without an edge into one group (FedStruct); else each is alone.
+    """
+    import community
+    import networkx as nx
+
+    adjacency = simple_adjacency(graph)
+    upper = sparse.triu(adjacency, format="coo")
+    network = nx.Graph()
+    network.add_nodes_from(range(graph.num_nodes))
+    network.add_edges_from(zip(upper.row.tolist(), upper.col.tolist(), strict=True))
+    found = community.best_partition(network, resolution=cfg.resolution, random_state=seed)
+    label = np.fromiter((found[node] for node in range(graph.num_nodes)), np.int64, graph.num_nodes)
+    if cfg.params.get("isolated_together"):
+        label[np.diff(adjacency.indptr) == 0] = graph.num_nodes
+    groups = _by_label(label)
+    return sorted(groups, key=lambda group: int(group[0]))
+
+
+def metis(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
+    """M balanced parts with few cut edges (Karypis & Kumar, 1998), through pymetis."""
+    return _by_label(_metis(graph, num_clients, seed))
+
+
+def random(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
+    """Each node goes to one of M clients, uniformly and independently (FedStruct)."""
+    return _by_label(np.random.default_rng(seed).integers(num_clients, size=graph.num_nodes))
+
+
+def kmeans(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
+    """M clusters of the features by K-means (FedStruct; scikit-learn with its automatic number of starts)."""
+    from sklearn.cluster import KMeans
+
+    x = graph.x.numpy()
+    return _by_label(KMeans(num_clients, n_init="auto", random_state=seed).fit_predict(x))
+
+
+def overlapping(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
+    """Clients that share nodes (Baek et al., ICML 2023): each draws a share of the nodes of one METIS part.
+
+    M / ``clients_per_part`` parts; the client draws ``overlap`` of its part's nodes without replacement, independently of
+    the part's other clients. A node that nobody draws belongs to no client.
+    """
+    share, per_part = cfg.overlap, cfg.clients_per_part
+    if not 0 < share <= 1:
+        raise FedGraphError(f"partition.overlap must lie in (0, 1] for partition=overlapping, got {share}")
+    if per_part < 1 or num_clients % per_part:
+        raise FedGraphError(
+            f"num_clients={num_clients} is no multiple of partition.clients_per_part={per_part}: change one of them"
+        )
+    parts = _by_label(_metis(graph, num_clients // per_part, seed))
+    rng = np.random.default_rng(seed)
+    return [
+        np.sort(rng.choice(part, size=max(int(share * len(part)), 1), replace=False))
+        for part in parts
+        for _ in range(per_part)
+    ]
+
+
+def planted(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
+    """The groups that the graph's source plants or lists (``graph.group``), in the order of their numbers."""
+    if not graph.group.numel():
+        raise FedGraphError(
+            f"partition=planted needs a dataset whose source says which client a node is from (csbm, say);"
+            f" '{graph.name}' does not"
+        )
+    return _by_label(graph.group.numpy())
+
+
+GROUPINGS: dict[str, Callable[[Graph, PartitionConfig, int, int], Groups]] = {
+    "louvain": louvain,
+    "metis": metis,
+    "random": random,
+    "kmeans": kmeans,
+    "overlapping": overlapping,
+    "planted": planted,
+}
+
+
+def simple_adjacency(graph: Graph) -> sparse.csr_matrix:
+    """The undirected simple graph: symmetric, no loops, every entry 1; CSR [N, N] with sorted columns."""
+    source, target = graph.edge_index.numpy()
+    kept = source != target
+    rows = np.concatenate([source[kept], target[kept]])
+    cols = np.concatenate([target[kept], source[kept]])
+    matrix = sparse.csr_matrix((np.ones(rows.size, np.float32), (rows, cols)), shape=(graph.num_nodes, graph.num_nodes))
+    matrix.sum_duplicates()
+    matrix.data[:] = 1
+    return matrix
+
+
+def _metis(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
+    """The METIS part of each node [N]."""
+    import pymetis
+
+    adjacency = simple_adjacency(graph)
+    rows = pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices)
+    _, label = pymetis.part_graph(num_parts, rows, options=pymetis.Options(seed=seed))
+    return np.asarray(label)
+
+
+def _by_label(label: np.ndarray) -> Groups:
+    """Labels [N] to groups, ascending by label."""
+    order = np.argsort(label, kind="stable").astype(np.int64)
+    starts = np.flatnonzero(np.diff(label[order])) + 1
+    return list(np.split(order, starts))
