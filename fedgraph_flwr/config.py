@@ -235,7 +235,7 @@ class RunConfig:
     engine: str = "inline"  # inline | ray | the name of a SuperLink connection
     device: str = "auto"  # auto | cpu | cuda
     threads: int = 1  # torch threads in a client
-    client_cpus: float = 1.0  # share of the CPUs and the GPU a virtual client takes (engine=ray)
+    client_cpus: int = 1  # CPUs, and share of a GPU, that a virtual client takes (engine=ray)
     client_gpus: float = 0.0
     dtype: str = "float32"  # float32 | float64 (for tests of exactness)
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>

@@ -117,8 +117,9 @@ def _flwr_run(
     on_round: OnRound | None,
     options: list[str] | None = None,
 ) -> None:
-    config = f"overrides='' config={json.dumps(to_json(cfg))}"
-    command = [_tool("flwr"), "run", str(app_folder(Path(cfg.out))), connection, "--run-config", config, "--stream"]
+    config = Path(cfg.out) / "run-config.toml"
+    config.write_text(f'overrides = ""\nconfig = {json.dumps(to_json(cfg))}\n')
+    command = [_tool("flwr"), "run", str(app_folder(Path(cfg.out))), connection, "--run-config", str(config), "--stream"]
     process = subprocess.Popen(
         [*command, *(options or [])], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
