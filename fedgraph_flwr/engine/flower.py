@@ -119,7 +119,15 @@ def _flwr_run(
 ) -> None:
     config = Path(cfg.out) / "run-config.toml"
     config.write_text(f'overrides = ""\nconfig = {json.dumps(to_json(cfg))}\n')
-    command = [_tool("flwr"), "run", str(app_folder(Path(cfg.out))), connection, "--run-config", str(config), "--stream"]
+    command = [
+        _tool("flwr"),
+        "run",
+        str(app_folder(Path(cfg.out))),
+        connection,
+        "--run-config",
+        str(config),
+        "--stream",
+    ]
     process = subprocess.Popen(
         [*command, *(options or [])], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -1,0 +1,1 @@
+"""Reports of finished runs: PNG plots and one self-contained HTML page."""

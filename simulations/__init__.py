@@ -1,0 +1,1 @@
+"""The papers' tables and figures as YAML, and the script that runs them."""

@@ -1,0 +1,265 @@
+"""Run a table or figure: ``python -m simulations.run simulations/cora.yaml``.
+
+A YAML file names what is compared:
+
+    title, source      what it reproduces, and where the paper says so
+    common             words (``key=value``) of every run
+    settings           name → words: the rows of the table, or the points of a figure's x axis
+    methods            name → words: the columns. The method ``Majority`` runs nothing: it scores the most frequent label
+    seeds              list of seeds
+    paper              setting → method → the paper's figure, as it prints it
+    notes              what a reader must know; printed under the table
+    figure             optional: the name of the x axis; settings are then numbers, and a plot is drawn
+
+Each finished run appends a row to ``results/NAME.csv`` (written as they end, so an interrupted table goes on where it
+stopped); ``results/NAME.md`` shows ours beside the paper's, mean (standard deviation) over the seeds in percent.
+"""
+
+import argparse
+import csv
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+RESULTS = Path(__file__).parent / "results"
+FIELDS = (
+    "setting",
+    "method",
+    "seed",
+    "value",
+    "headline",
+    "last",
+    "last5",
+    "rounds",
+    "best_round",
+    "seconds_per_round",
+)
+FIELDS += ("bytes_up", "bytes_down", "words", "commit")
+MAJORITY = "Majority"
+
+
+@dataclass
+class Table:
+    """What one YAML file asks for."""
+
+    name: str
+    title: str
+    source: str = ""
+    common: list[str] = field(default_factory=list)
+    settings: dict[str, list[str]] = field(default_factory=dict)
+    methods: dict[str, list[str]] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    paper: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: str = ""
+    figure: str = ""
+
+    @classmethod
+    def load(cls, path: Path) -> "Table":
+        """Read a YAML file.
+
+        Raises:
+            FedGraphError: it is missing, or has a key that is not known.
+        """
+        if not path.is_file():
+            raise FedGraphError(
+                f"no such table: {path}; there are {', '.join(p.stem for p in path.parent.glob('*.yaml'))}"
+            )
+        body = yaml.safe_load(path.read_text())
+        for key in body:
+            if key not in cls.__dataclass_fields__ or key == "name":
+                raise unknown("key", key, set(cls.__dataclass_fields__) - {"name"}, str(path))
+        settings = {str(k): v for k, v in body.pop("settings").items()}
+        paper = {str(k): v for k, v in (body.pop("paper", None) or {}).items()}
+        return cls(name=path.stem, settings=settings, paper=paper, **body)
+
+    def jobs(self) -> Iterator[tuple[str, str, int, list[str]]]:
+        """Every run: setting, method, seed, words. Seeds go outermost, so that a table fills evenly."""
+        for seed in self.seeds:
+            for setting, where in self.settings.items():
+                for method, how in self.methods.items():
+                    yield setting, method, seed, [*self.common, *where, *(how or []), f"seed={seed}"]
+
+
+def one(job: tuple[str, str, int, list[str]]) -> dict[str, Any]:
+    """Run one job in this process; its row."""
+    setting, method, seed, words = job
+    from fedgraph_flwr.config import compose
+    from fedgraph_flwr.run import run
+
+    row = {"setting": setting, "method": method, "seed": seed, "words": " ".join(words)}
+    if method == MAJORITY:
+        return {**row, "value": majority(words)}
+    with tempfile.TemporaryDirectory() as out:
+        summary = run(compose([*words, f"out={out}"]))
+    key = summary["headline"].split(" at ")[0]
+    at = {name: summary["metrics"][name][key] for name in ("last", "last5")}
+    same = {name: summary[name] for name in FIELDS if name in summary and name not in row}
+    return {**row, **same, **at, "value": summary["test_accuracy"]}
+
+
+def majority(words: Sequence[str]) -> float:
+    """Accuracy, averaged as the protocol says, of always predicting the most frequent training label of all clients."""
+    import torch
+
+    from fedgraph_flwr import metrics, partition
+    from fedgraph_flwr.config import compose
+
+    cfg = compose(words)
+    graphs = [partition.load_client(cfg, index) for index in range(partition.num_clients(cfg))]
+    label = int(torch.cat([g.y[g.train_mask] for g in graphs]).bincount().argmax())
+    scores = {"test-accuracy": [float((g.y[g.test_mask] == label).double().mean()) for g in graphs]}
+    scores["test-count"] = [float(g.test_mask.sum()) for g in graphs]
+    means = metrics.averages(scores, [float(g.num_nodes) for g in graphs])
+    key = metrics.headline(cfg.evaluation, "test").replace(cfg.evaluation.metric, "accuracy")
+    return means[key]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows there are."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def execute(table: Table, jobs: int, only: str = "") -> Path:
+    """Run what is missing and write the CSV; returns its path. Rows whose words have changed are run again."""
+    path = RESULTS / f"{table.name}.csv"
+    wanted = [job for job in table.jobs() if only in f"{job[0]}/{job[1]}/{job[2]}"]
+    words = {(s, m, str(n)): " ".join(w) for s, m, n, w in table.jobs()}
+    kept = [r for r in read(path) if words.get((r["setting"], r["method"], r["seed"])) == r["words"]]
+    done = {(r["setting"], r["method"], int(r["seed"])) for r in kept}
+    RESULTS.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept)
+        missing = [job for job in wanted if job[:3] not in done]
+        for number, row in enumerate(_rows(missing, jobs), start=1):
+            writer.writerow(row)
+            file.flush()
+            print(
+                f"{number}/{len(missing)} {row['setting']} {row['method']} seed {row['seed']}: {row['value']:.4f}",
+                flush=True,
+            )
+    return path
+
+
+def _rows(jobs: list[tuple[str, str, int, list[str]]], processes: int) -> Iterator[dict[str, Any]]:
+    if processes == 1 or len(jobs) < 2:
+        yield from map(one, jobs)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(one, jobs)
+
+
+def summarise(table: Table) -> str:
+    """The Markdown table: ours beside the paper's."""
+    rows = read(RESULTS / f"{table.name}.csv")
+    values: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        values.setdefault((row["setting"], row["method"]), []).append(100 * float(row["value"]))
+    lines = [f"# {table.title}", "", table.source, ""] if table.source else [f"# {table.title}", ""]
+    lines += [
+        "| | " + " | ".join(f"{m} | paper" for m in table.methods) + " |",
+        "|---" * (1 + 2 * len(table.methods)) + "|",
+    ]
+    for setting in table.settings:
+        cells = []
+        for method in table.methods:
+            cells += [_cell(values.get((setting, method), [])), str(table.paper.get(setting, {}).get(method, ""))]
+        lines.append(f"| {setting} | " + " | ".join(cells) + " |")
+    seeds = {len(v) for v in values.values()}
+    span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(next(iter(seeds), 0))
+    lines += ["", f"Mean (standard deviation) in % over {span} of {len(table.seeds)} seeds. "]
+    lines[-1] += f"Made by `python -m simulations.run simulations/{table.name}.yaml`."
+    if table.notes:
+        lines += ["", table.notes.strip()]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return ""
+    return f"{statistics.mean(values):.2f} ({statistics.stdev(values):.2f})" if len(values) > 1 else f"{values[0]:.2f}"
+
+
+def draw(table: Table) -> None:
+    """The plot of a figure: mean and standard deviation against the settings, and the paper's points where known."""
+    from matplotlib.figure import Figure
+
+    rows = read(RESULTS / f"{table.name}.csv")
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    x = [float(setting) for setting in table.settings]
+    for index, method in enumerate(table.methods):
+        groups = [
+            [100 * float(r["value"]) for r in rows if (r["setting"], r["method"]) == (s, method)]
+            for s in table.settings
+        ]
+        known = [(a, g) for a, g in zip(x, groups, strict=True) if g]
+        spread = [statistics.stdev(g) if len(g) > 1 else 0.0 for _, g in known]
+        axes.errorbar(
+            [a for a, _ in known],
+            [statistics.mean(g) for _, g in known],
+            spread,
+            capsize=3,
+            label=method,
+            color=f"C{index}",
+        )
+        paper = [
+            (a, table.paper[s][method])
+            for a, s in zip(x, table.settings, strict=True)
+            if method in table.paper.get(s, {})
+        ]
+        axes.plot([a for a, _ in paper], [float(str(v).split(" ")[0]) for _, v in paper], "x", color=f"C{index}")
+    axes.set_xlabel(table.figure)
+    axes.set_ylabel("test figure, %")
+    axes.set_title(table.title, fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    figure.savefig(RESULTS / f"{table.name}.png", dpi=130)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run tables; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m simulations.run", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("tables", nargs="+", type=Path, help="YAML files in simulations/")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each in a process of one thread")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only runs whose SETTING/METHOD/SEED contains this")
+    parser.add_argument(
+        "--table-only", action="store_true", help="run nothing; write the table from the rows there are"
+    )
+    parser.add_argument("--list", action="store_true", help="print the runs as JSON and stop")
+    args = parser.parse_args(argv)
+    try:
+        for path in args.tables:
+            table = Table.load(path)
+            if args.list:
+                print(json.dumps(list(table.jobs()), indent=1))
+                continue
+            if not args.table_only:
+                execute(table, args.jobs, args.only)
+            write_bytes(RESULTS / f"{table.name}.md", summarise(table).encode())
+            if table.figure:
+                draw(table)
+            print(RESULTS / f"{table.name}.md")
+    except FedGraphError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
