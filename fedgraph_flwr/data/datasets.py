@@ -166,7 +166,7 @@ SOURCES: dict[str, Source] = {
         (14900, 59348, 1433, 5),
         origin="https://github.com/GemsLab/H2GCN (npz-datasets/syn-cora)",
         folder="syn-cora",
-        files=("h0.00-r1.npz",),
+        files=tuple(f"h{level:.2f}-r{copy}.npz" for level in (0, 0.3, 0.5, 0.7, 1) for copy in (1, 2)),
         read=raw.syn_cora,
     ),
     "credit": Source(

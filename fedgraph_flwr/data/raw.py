@@ -51,10 +51,8 @@ def arxiv_year(folder: Path, params: dict[str, Any]) -> Graph:
     """ogbn-arxiv with the year of publication, in C = 5 classes of equal count, as label (Lim et al., NeurIPS 2021)."""
     import pandas as pd
 
-    raw = folder / "raw"
-
     def table(name: str, dtype: Any) -> np.ndarray:
-        return pd.read_csv(raw / name, header=None, dtype=dtype).to_numpy()
+        return pd.read_csv(folder / name, header=None, dtype=dtype).to_numpy()
 
     year = table("node_year.csv.gz", np.int64)[:, 0]
     bounds = np.quantile(year, [0.2, 0.4, 0.6, 0.8])
