@@ -88,6 +88,5 @@ def discrepancy(own: Tensor, target: Tensor, span: Tensor) -> Tensor:
 
     Σ_k ( ‖M_i − M‖₂ / (b−a) + Σ_{j=2}^{5} ‖C_{i,j} − S_j‖₂ / (b−a)^j ), a scalar with the gradient of ``own``.
     """
-    norms = ((own - target).square().sum(-1) + EPS).sqrt()  # [H, 5]
-    orders = torch.arange(1, 6, device=span.device)
-    return (norms / span.unsqueeze(1) ** orders).sum()
+    scale = span.unsqueeze(1) ** torch.arange(1, 6, device=span.device)  # [H, 5]
+    return ((((own - target) / scale.unsqueeze(2)).square().sum(-1) + EPS).sqrt()).sum()

@@ -10,7 +10,7 @@ the H x H weight, and Table 1 gives OrthoConv the shape H → H; so Q̃ Z is rea
 left to the loss. "2-hidden" (Table 7) is read as n = 2 OrthoConv layers, Ortho-GCN's own default.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,7 +108,8 @@ class OrthoGCN(GCN):
         """Logits together with what the losses of Eq. (6) and (11) read."""
         hidden: list[Tensor] = []
         weights: list[Tensor] = []
-        h = inputs.x
+        h: Any = inputs.x
+        layer: Any
         for i, layer in enumerate(self.layers):
             weight = layer.weight
             if i:

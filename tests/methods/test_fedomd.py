@@ -1,0 +1,422 @@
+"""FedOMD: the orthogonal layer, pooled moments and their discrepancy, the exchanges, and the limits."""
+
+import numpy as np
+import pytest
+import torch
+
+from clients.base import phase
+from clients.fedomd import FedOMDClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import METRICS, MODEL
+from fedgraph_flwr.models import build
+from fedgraph_flwr.models.fedomd import orthogonal, orthogonality
+from fedgraph_flwr.moments import ORDERS, central_moments, discrepancy, moments_about, pool, pool_about
+from tests.conftest import client_graph
+from tests.support import assert_same_arrays, dense_gcn_adjacency, recorded_messages
+
+SIZES = (1, 7, 40)
+H, D = 3, 8  # hidden layers and their width in the small runs: conf/model/fedomd.yaml with model.hidden=8
+
+
+def features(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> list[torch.Tensor]:
+    """Hidden features [n_i, H, D], float64, skewed and of another mean at each client."""
+    rng = np.random.default_rng(seed)
+    return [torch.from_numpy(rng.gamma(1 + i, 1.5, size=(n, H, D))) for i, n in enumerate(sizes)]
+
+
+def union_moments(parts: list[np.ndarray]) -> np.ndarray:
+    """Mean and central moments 2 to 5 of the concatenation, by their definition: [H, 5, D]."""
+    union = np.concatenate(parts)
+    mean = union.mean(0)
+    return np.stack([mean, *(((union - mean) ** j).mean(0) for j in ORDERS)], axis=1)
+
+
+# --- pooled moments ----------------------------------------------------------------------------------------------------
+
+
+def test_both_exchanges_give_the_moments_of_the_union():
+    parts = features()
+    expected, counts = union_moments([z.numpy() for z in parts]), np.array(SIZES)
+    own = np.stack([central_moments(z).numpy() for z in parts])
+    np.testing.assert_allclose(pool(own, counts), expected, rtol=1e-11, atol=1e-11)
+
+    mean = pool_about(np.stack([z.mean(0).numpy() for z in parts]), counts)
+    spread = pool_about(np.stack([moments_about(z, torch.from_numpy(mean)).numpy() for z in parts]), counts)
+    two_phase = np.concatenate([mean[:, None], spread], axis=1)
+    np.testing.assert_allclose(two_phase, expected, rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(pool(own, counts), two_phase, rtol=1e-9)
+
+    unweighted = pool(own, np.ones(len(SIZES)))
+    assert np.abs(unweighted / expected - 1).max() > 0.1, "the clients are unequal enough to tell"
+
+
+def test_second_moment_about_the_pooled_mean_by_hand():
+    """S_{i,2} = Var_i + (M_i − M)², S_2 its weighted mean."""
+    parts, counts = [z.numpy() for z in features()], np.array(SIZES)
+    mean = np.concatenate(parts).mean(0)
+    by_hand = [z.var(0) + (z.mean(0) - mean) ** 2 for z in parts]
+    for z, expected in zip(parts, by_hand, strict=True):
+        about = moments_about(torch.from_numpy(z), torch.from_numpy(mean))
+        np.testing.assert_allclose(about[:, 0].numpy(), expected, rtol=1e-11)
+    own = np.stack([central_moments(torch.from_numpy(z)).numpy() for z in parts])
+    np.testing.assert_allclose(pool(own, counts)[:, 1], np.average(by_hand, axis=0, weights=counts), rtol=1e-11)
+
+
+def test_pooling_float32_moments_loses_only_their_rounding():
+    parts = features((300, 20))
+    own = np.stack([central_moments(z).float().numpy() for z in parts])
+    np.testing.assert_allclose(pool(own, np.array([300, 20])), union_moments([z.numpy() for z in parts]), rtol=1e-5)
+
+
+# --- central moment discrepancy ----------------------------------------------------------------------------------------
+
+
+def test_discrepancy_by_its_definition():
+    z, other = (part.numpy() for part in features((9, 30)))
+    own, target, span = union_moments([z]), union_moments([other]), np.array([1.0, 2.0, 0.5])
+    expected = sum(
+        np.sqrt(((own[k, j - 1] - target[k, j - 1]) ** 2).sum()) / span[k] ** j for k in range(H) for j in range(1, 6)
+    )
+    value = discrepancy(central_moments(torch.from_numpy(z)), torch.from_numpy(target), torch.from_numpy(span))
+    assert float(value) == pytest.approx(expected, rel=1e-6)
+
+
+def test_gradient_of_the_discrepancy_by_finite_differences():
+    z, other = (0.3 * part for part in features((9, 30)))  # small, so that differences of the sum keep their digits
+    target, span = central_moments(other), torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    z = z.requires_grad_()
+    assert torch.autograd.gradcheck(central_moments, z)
+    assert torch.autograd.gradcheck(lambda z: discrepancy(central_moments(z), target, span), z)
+
+
+def test_equal_distributions_have_no_discrepancy_and_a_finite_gradient():
+    z = features((9,))[0].requires_grad_()
+    twice = torch.cat([z, z]).detach()  # another client with the same distribution
+    value = discrepancy(central_moments(z), central_moments(twice), torch.ones(H, dtype=torch.float64))
+    value.backward()
+    assert float(value.detach()) < 1e-4
+    assert torch.isfinite(z.grad).all()
+    assert z.grad.abs().max() < 1e-3
+
+
+def test_a_shift_of_all_features_changes_only_the_mean_term():
+    z = features((9,))[0]
+    shift = torch.linspace(-1, 2, D, dtype=torch.float64)
+    before, after, about = central_moments(z), central_moments(z + shift), z.mean(0)
+    torch.testing.assert_close(after[:, 1:], before[:, 1:])
+    torch.testing.assert_close(after[:, 0], before[:, 0] + shift)
+    assert not torch.allclose(moments_about(z + shift, about), moments_about(z, about))
+
+
+# --- orthogonal weight -------------------------------------------------------------------------------------------------
+
+
+def random_weight(size: int = 64, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return (torch.rand(size, size, dtype=dtype) * 2 - 1) / size**0.5
+
+
+def test_hybrid_weight_becomes_orthogonal():
+    o = orthogonal(random_weight(), steps=8, mix=0.2)
+    assert torch.linalg.matrix_norm(o @ o.T - torch.eye(64)) < 1e-3
+    assert torch.linalg.matrix_norm(o.T @ o - torch.eye(64)) < 1e-3
+
+
+def test_orthogonal_weight_is_the_polar_factor():
+    w = random_weight(12, dtype=torch.float64) + torch.eye(12, dtype=torch.float64)
+    u, _, vt = torch.linalg.svd(w)
+    torch.testing.assert_close(orthogonal(w, steps=40, eps=0), u @ vt, rtol=0, atol=1e-9)
+    hybrid = 0.3 * w + 0.7 * torch.eye(12, dtype=torch.float64)
+    u, _, vt = torch.linalg.svd(hybrid)
+    torch.testing.assert_close(orthogonal(w, steps=40, mix=0.3, eps=0), u @ vt, rtol=0, atol=1e-9)
+
+
+def test_orthogonal_weight_ignores_scale_and_keeps_what_is_orthogonal():
+    w = random_weight(12, dtype=torch.float64) + torch.eye(12, dtype=torch.float64)
+    for scale in (0.01, 30.0):  # at any number of steps, not only in the limit
+        torch.testing.assert_close(orthogonal(scale * w, steps=3, eps=0), orthogonal(w, steps=3, eps=0))
+    rotation, _ = torch.linalg.qr(w)
+    torch.testing.assert_close(orthogonal(rotation, steps=20, eps=0), rotation)
+
+
+def test_coupled_iteration_equals_the_plain_one_early_and_outlives_it():
+    w = random_weight(dtype=torch.float64)
+
+    def plain(w: torch.Tensor, steps: int) -> torch.Tensor:
+        gram = w @ w.T + 1e-5 * torch.eye(len(w), dtype=w.dtype)
+        bound = gram.norm()
+        b = torch.eye(len(w), dtype=w.dtype)
+        for _ in range(steps):
+            b = 1.5 * b - 0.5 * b @ b @ b @ (gram / bound)
+        return b @ w / bound.sqrt()
+
+    for steps in (1, 4, 8):
+        torch.testing.assert_close(orthogonal(w, steps=steps), plain(w, steps), rtol=1e-8, atol=1e-8)
+    assert not plain(w.float(), 30).isfinite().all()
+    residual = [float(orthogonality([orthogonal(w.float(), steps=steps)])) for steps in (8, 30, 60)]
+    assert residual[0] > residual[1]
+    assert residual[2] < residual[1] + 1e-2
+
+
+def test_centred_rows_leave_one_direction_out():
+    o = orthogonal(random_weight(16, dtype=torch.float64), steps=60, center=True)
+    values = torch.linalg.svdvals(o)
+    assert values[-1] < 1e-6
+    assert values[-2] > 0.9
+
+
+def test_gradients_of_the_orthogonal_layer_by_finite_differences():
+    w = random_weight(5, dtype=torch.float64).requires_grad_()
+    for options in ({"mix": 1.0}, {"mix": 0.3}, {"mix": 0.3, "center": True}):
+        assert torch.autograd.gradcheck(lambda w, o=options: orthogonal(w, steps=4, **o), w)
+    assert torch.autograd.gradcheck(lambda w: orthogonality([w, 2 * w]), w)
+    assert torch.autograd.gradcheck(lambda w: orthogonality([orthogonal(w, steps=2)]), w)
+
+
+def test_orthogonality_by_hand_and_finite_at_zero():
+    w = torch.tensor([[1.0, 1.0], [0.0, 2.0]])  # W Wᵀ − I = [[1, 2], [2, 3]]
+    assert float(orthogonality([w, w])) == pytest.approx(2 * 18**0.5)
+    eye = torch.eye(3, requires_grad=True)
+    orthogonality([eye]).backward()
+    assert torch.equal(eye.grad, torch.zeros(3, 3))
+
+
+# --- network -----------------------------------------------------------------------------------------------------------
+
+
+def network(*overrides: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return build(compose(["strategy=fedomd", f"model.hidden={D}", *overrides]).model, 5, 3)
+
+
+def test_network_by_dense_products():
+    graph, model = client_graph(0), network().double().eval()
+    out = model.propagate(model.prepare(graph, dtype=torch.float64))
+    a, w = dense_gcn_adjacency(graph.edge_index, graph.num_nodes), dict(model.named_parameters())
+    z = [torch.relu(a @ graph.x.double() @ w["layers.0.weight"] + w["layers.0.bias"])]
+    for k in (1, 2):
+        z.append(torch.relu(a @ z[-1] @ orthogonal(w[f"layers.{k}.weight"], steps=8, mix=0.2)))
+    logits = a @ z[-1] @ w["layers.3.weight"] + w["layers.3.bias"]
+    torch.testing.assert_close(out.logits, logits)
+    for got, expected in zip(out.hidden, z, strict=True):
+        torch.testing.assert_close(got, expected)
+    assert sorted(w) == [f"layers.{k}" for k in ("0.bias", "0.weight", "1.weight", "2.weight", "3.bias", "3.weight")]
+
+
+def test_what_the_orthogonality_loss_judges():
+    inputs = network().prepare(client_graph(0))
+    transformed, raw = network().propagate(inputs), network("model.ortho_on=raw").propagate(inputs)
+    assert torch.equal(transformed.logits, raw.logits)
+    assert orthogonality(transformed.weights) < 0.1 < orthogonality(raw.weights)
+    assert network("model.ortho=false").propagate(inputs).weights == []
+
+
+def test_without_orthogonality_it_is_gcn_with_the_same_names():
+    plain, gcn = network("model.ortho=false"), network("model=gcn", "model.layers=4")
+    assert_same_arrays(*({k: v.numpy() for k, v in m.state_dict().items()} for m in (plain, gcn)))
+    inputs = gcn.prepare(client_graph(0))
+    torch.manual_seed(1)
+    dropped = gcn(inputs)
+    torch.manual_seed(1)
+    assert torch.equal(plain(inputs), dropped)
+
+
+# --- runs --------------------------------------------------------------------------------------------------------------
+
+FEDOMD = ["strategy=fedomd", "train.local_steps=2"]
+PLAIN = ["model.ortho=false", "strategy.alpha=0", "strategy.beta=0"]
+
+
+@pytest.fixture
+def targets(monkeypatch) -> list[tuple[int, int, dict]]:
+    """(round, client, what it received) of every training or evaluation message of a run."""
+    seen: list[tuple[int, int, dict]] = []
+    receive = FedOMDClient.receive
+
+    def spy(self, groups):
+        receive(self, groups)
+        seen.append((self.server_round, self.graph.client, groups.get("target", {})))
+
+    monkeypatch.setattr(FedOMDClient, "receive", spy)
+    return seen
+
+
+def test_without_its_terms_it_is_fedavg_bit_for_bit(run):
+    fedavg = run("strategy=fedavg", "strategy.weighting=nodes", "model=gcn", "model.layers=4", "train.local_steps=2")
+    limit = run(*FEDOMD, *PLAIN)
+    assert_same_arrays(limit.arrays, fedavg.arrays)
+    assert limit.summary["bytes_up"] == fedavg.summary["bytes_up"]
+    assert limit.summary["exchanges_per_round"] == 1
+    assert (run(*FEDOMD).arrays["layers.0.weight"] != fedavg.arrays["layers.0.weight"]).any()
+
+
+@pytest.mark.parametrize("switch", [["strategy.cmd=false"], ["strategy.beta=0"]])
+def test_switched_off_moments_are_not_asked_for(run, switch):
+    assert set(run(*FEDOMD, *switch).summary["bytes_by_phase"]) == {"describe", "train", "evaluate"}
+
+
+def test_moments_are_exchanged_although_their_weight_changes_nothing(run, monkeypatch):
+    """The statistics' forward pass leaves no trace in training: β → 0 through the exchange is FedAvg too."""
+    monkeypatch.setattr("clients.fedomd.discrepancy", lambda own, target, span: own.new_zeros(()))
+    with_exchange = run(*FEDOMD, "model.ortho=false", "strategy.alpha=0")
+    assert "moments" in with_exchange.summary["bytes_by_phase"]
+    assert_same_arrays(with_exchange.arrays, run(*FEDOMD, *PLAIN).arrays)
+
+
+@pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
+@pytest.mark.parametrize("nodes", ["all", "train"])
+def test_targets_are_the_moments_of_all_features_without_dropout(run, targets, exchange, nodes):
+    words = [*FEDOMD, "dtype=float64", "rounds=1", "strategy.cmd_act=sigmoid", f"strategy.cmd_nodes={nodes}"]
+    finished = run(*words, f"strategy.exchange={exchange}", "strategy.cmd_range=pooled")
+    parts = []
+    for index, size in enumerate((12, 16, 20)):
+        client = FedOMDClient(finished.cfg, client_graph(index, size))  # built from the run's seed: round 1's model
+        client.model.eval()
+        z = torch.sigmoid(torch.stack(client.model.propagate(client.inputs).hidden, dim=1)).detach()
+        parts.append((z[client.train_nodes] if nodes == "train" else z).numpy())
+    union = np.concatenate(parts)
+    received = [target for server_round, _, target in targets if target]
+    assert len(received) == 3
+    for target in received:
+        np.testing.assert_allclose(target["moments"], union_moments(parts), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(target["span"], union.max((0, 2)) - union.min((0, 2)), rtol=1e-12)
+
+
+def test_both_exchanges_train_alike(run):
+    one, two = (run(*FEDOMD, "dtype=float64", f"strategy.exchange={e}").arrays for e in ("one_phase", "two_phase"))
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
+@pytest.mark.parametrize("width", ["unit", "pooled"])
+def test_messages_have_the_documented_sizes(run, monkeypatch, exchange, width):
+    with recorded_messages(monkeypatch) as messages:
+        finished = run(*FEDOMD, f"strategy.exchange={exchange}", f"strategy.cmd_range={width}", "rounds=1")
+    p = sum(array.size for array in finished.arrays.values())
+    assert p == (5 * D + D) + 2 * D * D + (D * 3 + 3)
+    extra = width == "pooled"
+    down = {"moments": p, "means": p, "moments_about": p + H * D, "train": p + 5 * H * D + H * extra}
+    up = {
+        "moments": 5 * H * D + 2 * H * extra,
+        "means": H * D + 2 * H * extra,
+        "moments_about": 4 * H * D,
+        "train": p,
+    }
+    own = {"one_phase": {"moments"}, "two_phase": {"means", "moments_about"}}[exchange]
+    name, found = "", set()
+    for direction, _, content in messages:
+        name = content["config"]["phase"] if direction == "down" else name
+        if name in own | {"train"}:
+            size = sum(int(np.prod(a.shape)) for r in content.array_records.values() for a in r.values())
+            assert size == {"down": down, "up": up}[direction][name], (direction, name)
+            found.add(name)
+            if direction == "up":
+                told = set(content[METRICS])
+                assert told == ({"client", "train-loss", "num_train"} if name == "train" else {"client", "count"})
+                assert set(content) == ({MODEL, METRICS} if name == "train" else {"moments", METRICS})
+    assert found == own | {"train"}
+    for name in own:  # the ledger adds round and phase going down, client and count coming up, for 3 clients
+        booked = finished.summary["bytes_by_phase"][name]
+        assert booked["bytes_up"] == 3 * (4 * up[name] + 16)
+        assert booked["bytes_down"] == 3 * (4 * down[name] + 8 + len(name))
+    assert finished.summary["exchanges_per_round"] == len(own) + 1
+
+
+def fail(monkeypatch, name: str, client: int, server_round: int) -> None:
+    """Let one client fail in one phase of one round."""
+    answer = getattr(FedOMDClient, name)
+
+    @phase
+    def failing(self, groups, config):
+        if (self.graph.client, self.server_round) == (client, server_round):
+            raise FedGraphError("gone")
+        return answer(self, groups, config)
+
+    monkeypatch.setattr(FedOMDClient, name, failing)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "fails"), [("one_phase", "moments"), ("two_phase", "means"), ("two_phase", "moments_about")]
+)
+def test_a_client_that_drops_out_between_exchanges_leaves_no_trace(run, targets, monkeypatch, exchange, fails):
+    """Round 1 without client 1 gives the others the targets they would have without it from the start."""
+    fail(monkeypatch, fails, client=1, server_round=1)
+    words = [*FEDOMD, "dtype=float64", "rounds=2", f"strategy.exchange={exchange}"]
+    finished = run(*words)
+    first = {client: target["moments"] for r, client, target in targets if r == 1 and target}
+    second = {client for r, client, target in targets if r == 2 and target}
+    assert set(first) == {0, 2}, "it does not train in that round"
+    assert second == {0, 1, 2}
+    parts = []
+    for index, size in ((0, 12), (2, 20)):
+        client = FedOMDClient(finished.cfg, client_graph(index, size))
+        client.model.eval()
+        parts.append(torch.stack(client.model.propagate(client.inputs).hidden, dim=1).detach().numpy())
+    for moments in first.values():
+        np.testing.assert_allclose(moments, union_moments(parts), rtol=1e-9, atol=1e-12)
+    assert finished.rounds[0]["failed"] == {f"1 ({fails})": "gone"}
+    asked = finished.rounds[0]["phases"][fails]["exchanges"]
+    assert asked == (2 if fails == "moments_about" else 1)
+
+
+def test_gradient_of_the_whole_objective_by_finite_differences():
+    """Every parameter of Eq. (12), float64, no dropout, with targets that differ from the client's own moments."""
+    words = ["strategy=fedomd", "dtype=float64", "model.dropout=0", f"model.hidden={D}", "strategy.alpha=0.3"]
+    client = FedOMDClient(compose([*words, "model.mix=0.5"]), client_graph(0))
+    target = (
+        1.3 * central_moments(client._still(dict(zip(client.shared, client.get_parameters({}), strict=True)))) + 0.1
+    )
+    client.receive({"target": {"moments": target.numpy()}})
+    client.model.train()
+    client.loss().backward()
+    rng = np.random.default_rng(0)
+    for name, parameter in client.model.named_parameters():
+        direction = torch.from_numpy(rng.normal(size=parameter.shape))
+        values, step = [], 1e-6
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter += sign * step * direction
+                values.append(float(client.loss()))
+                parameter -= sign * step * direction
+        numeric = (values[0] - values[1]) / (2 * step)
+        assert float((parameter.grad * direction).sum()) == pytest.approx(numeric, rel=1e-5, abs=1e-7), name
+
+
+def test_a_lone_client_has_no_discrepancy(run):
+    """M = 1 without dropout: the pooled moments are its own, so the first step is that of β = 0."""
+    words = ["strategy=fedomd", "train.local_steps=1", "train.optimizer=sgd", "model.dropout=0", "rounds=1"]
+    with_cmd = run(*words, "dtype=float64", sizes=(16,)).arrays
+    without = run(*words, "dtype=float64", "strategy.beta=0", sizes=(16,)).arrays
+    for name in with_cmd:
+        np.testing.assert_allclose(with_cmd[name], without[name], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("strategy.exchange=three_phase", "one_phase"),
+        ("strategy.cmd_range=wide", "pooled"),
+        ("strategy.cmd_nodes=val", "train"),
+        ("strategy.beta=-1", "strategy.beta must be >= 0"),
+        ("model.ortho_on=both", "raw"),
+        ("model.mix=0", "model.mix"),
+        ("model.layers=1", "model.layers"),
+        ("model=gcn", "needs model=fedomd"),
+    ],
+)
+def test_wrong_input_is_named(run, override, message):
+    with pytest.raises(FedGraphError, match=message):
+        run(*FEDOMD, override)
+
+
+def test_protocol_is_the_papers():
+    cfg = compose(["protocol=fedomd", "strategy=fedomd", "dataset=computers"])
+    assert (cfg.split.train, cfg.split.val, cfg.split.test, cfg.split.scope) == (0.01, 0.2, 0.2, "global")
+    assert (cfg.rounds, cfg.evaluation.patience, cfg.train.weight_decay, cfg.train.local_steps) == (1000, 200, 1e-4, 1)
+    assert cfg.dataset.largest_component
+    assert cfg.partition.resolution == 20
+    assert (cfg.model.name, cfg.model.layers) == ("fedomd", 4)
+    baseline = compose(["protocol=fedomd", "strategy=fedavg"])
+    assert (baseline.model.name, baseline.model.layers, baseline.strategy.weighting) == ("gcn", 2, "nodes")
