@@ -22,7 +22,26 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
+        if torch._C._are_functorch_transforms_active():  # autograd.grad(..., is_grads_batched=True)
+            return None, None, _BatchedProduct.apply(ctx.transposed, grads[0])
         return None, None, ctx.transposed @ grads[0]
+
+
+class _BatchedProduct(torch.autograd.Function):
+    """S @ D for a batch of D under torch's vmap, as one product whose columns are the batch's; far slower to call."""
+
+    @staticmethod
+    def forward(matrix: Tensor, dense: Tensor) -> Tensor:
+        return matrix @ dense
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], matrix: Tensor, dense: Tensor) -> tuple[Tensor, int]:
+        columns = dense.movedim(in_dims[1], 1)  # [K, B, H]
+        return (matrix @ columns.flatten(1)).unflatten(1, columns.shape[1:]), 1
 
 
 class SparseMatrix:

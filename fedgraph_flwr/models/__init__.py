@@ -15,6 +15,7 @@ MODELS = {
     "gcn": "fedgraph_flwr.models.gcn:GCN",
     "projected_gcn": "fedgraph_flwr.models.projected_gcn:ProjectedGCN",
     "fedomd": "fedgraph_flwr.models.fedomd:OrthoGCN",
+    "fedspa": "fedgraph_flwr.models.fedspa:FedSPANet",
 }
 
 

@@ -1,0 +1,122 @@
+"""FedSPA client (Tan et al., CVPR 2025): what the server weighs it by (Section 4.2), beside the trained model.
+
+    S_i = (1/F) Σ_f x_fᵀ L x_f / x_fᵀ x_f                                                           Eq. (7)
+    I_i = (∂ log p(y | G_i; θ_i) / ∂θ)²   of θ_hom and θ_het, elementwise                           Eq. (3), (14)
+
+S_i depends on features and edges only: it is told once. The Fisher diagonal is taken at the trained parameters, on training
+nodes, without dropout: ``batch`` squares the gradient of the mean log-likelihood, as the authors' code does; ``per_node``
+is the mean of the squared gradients of each node's log-likelihood, Eq. (14) as printed.
+L is I − D^{-1/2} A D^{-1/2} by default, whose S_i lies in [0, 2] whatever the size of the graph; ``comb`` is D − A, as
+Appendix A writes. A is symmetric, without loops and without weights; the row of an isolated node is 0 in both.
+
+Leaves the client: the model, N_i, S_i, the Fisher diagonals of the two channels, scores. The authors' code evaluates the
+Fisher diagonal on the server, with all labels; here no label outside the training nodes enters it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clients.base import GraphClient, to_numpy
+from fedgraph_flwr.config import one_of
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.models.fedspa import FISHER, parameter_group
+from fedgraph_flwr.models.layers import adjacency
+
+_BATCH_ELEMENTS = 2**24  # of gradients held at once by ``fisher=per_node``
+
+
+@dataclass
+class Params:
+    """Keys of FedSPA that a client reads."""
+
+    prior: bool = True
+    posterior: bool = True
+    laplacian: str = "sym"
+    fisher: str = "batch"
+
+    def __post_init__(self) -> None:
+        one_of(self.laplacian, ("sym", "comb"), "strategy.laplacian")
+        one_of(self.fisher, ("batch", "per_node"), "strategy.fisher")
+
+
+def high_frequency_area(graph: Graph, laplacian: str = "sym") -> float:
+    """S_i of Eq. (7), in float64 and from sparse products alone; features that are zero everywhere do not count.
+
+    With d the degrees and s = 1/√d (``sym``) or 1 (``comb``), xᵀ L x = Σ_v s_v² d_v x_v² − (s x)ᵀ A (s x).
+    """
+    edges = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
+    a = adjacency(torch.cat([edges, edges.flip(0)], dim=1), graph.num_nodes)
+    a.data[:] = 1
+    degrees = np.asarray(a.sum(axis=1)).ravel()
+    scale = np.maximum(degrees, 1) ** -0.5 if laplacian == "sym" else np.ones_like(degrees)
+    x = sp.csr_matrix(graph.x.numpy()).astype(np.float64)
+    squares = x.multiply(x).tocsr()
+    scaled = sp.csr_matrix(sp.diags(scale) @ x)
+    energy = (scale**2 * degrees) @ squares - np.asarray(scaled.multiply(a @ scaled).sum(axis=0)).ravel()
+    norms = np.asarray(squares.sum(axis=0)).ravel()
+    used = norms > 0
+    return float((energy[used] / norms[used]).mean()) if used.any() else 0.0
+
+
+def fisher_diagonal(
+    model: torch.nn.Module, inputs: Any, y: Tensor, nodes: Tensor, kind: str = "batch"
+) -> dict[str, Tensor]:
+    """Eq. (14): the Fisher diagonal of θ_hom and θ_het on ``nodes``, by parameter name; zero without nodes.
+
+    Args:
+        model: gives logits [N, C]; evaluated without dropout.
+        inputs: what it reads.
+        y: labels [N].
+        nodes: indices of the training nodes [V].
+        kind: ``batch`` or ``per_node``.
+    """
+    channels = {n: p for n, p in model.named_parameters() if parameter_group(n) in ("hom", "het")}
+    if not (channels and nodes.numel()):
+        return {name: torch.zeros_like(p) for name, p in channels.items()}
+    model.eval()
+    log_p = -F.cross_entropy(model(inputs)[nodes], y[nodes], reduction="none")  # [V]
+    if kind == "batch":
+        slopes = torch.autograd.grad(log_p.mean(), list(channels.values()), materialize_grads=True)
+        return {name: slope.square_() for name, slope in zip(channels, slopes, strict=True)}
+    return dict(zip(channels, _mean_squared_slopes(log_p, list(channels.values())), strict=True))
+
+
+def _mean_squared_slopes(values: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
+    """(1/V) Σ_v (∂ values_v / ∂ θ)², elementwise, for values [V]; as many backward passes at once as memory allows."""
+    total = [torch.zeros_like(p) for p in parameters]
+    step = max(_BATCH_ELEMENTS // sum(p.numel() for p in parameters), 1)
+    for index in torch.arange(values.numel(), device=values.device).split(step):
+        rows = F.one_hot(index, values.numel()).to(values.dtype)
+        slopes = torch.autograd.grad(
+            values, parameters, rows, retain_graph=True, is_grads_batched=True, materialize_grads=True
+        )
+        for mean, slope in zip(total, slopes, strict=True):
+            mean += slope.square().sum(0) / values.numel()
+    return total
+
+
+class FedSPAClient(GraphClient):
+    """FedAvg's client that also tells its high-frequency area and, with each model, its Fisher diagonals."""
+
+    Params: ClassVar[type] = Params
+
+    def describe(self) -> dict[str, Any]:
+        """N_i and, for the prior weights, S_i."""
+        told = super().describe() | {"num_nodes": self.graph.num_nodes}
+        if self.params.prior:
+            told["high_frequency_area"] = high_frequency_area(self.graph, self.params.laplacian)
+        return told
+
+    def send(self) -> dict[str, Arrays]:
+        """The Fisher diagonals at the trained parameters."""
+        if not self.params.posterior:
+            return {}
+        fisher = fisher_diagonal(self.model, self.inputs, self.y, self.train_nodes, self.params.fisher)
+        return {FISHER: {name: to_numpy(values) for name, values in fisher.items()}} if fisher else {}

@@ -1,0 +1,253 @@
+r"""FedSPA's network: subgraph feature propagation decoupling (Tan et al., CVPR 2025, Section 4.1).
+
+A directed edge u → v is typed once, by *training* labels only (Eq. 4):
+
+    hom  u, v ∈ V_train and y_u = y_v
+    het  u, v ∈ V_train and y_u ≠ y_v
+    unk  one of the two labels is not visible
+
+Each type is a sparse operator C^t [N, N], C^t_vu = c_vu where the edge has type t, over the neighbours of v without v.
+d counts all neighbours, whatever the type: ``sym`` c_vu = 1/√(d_v d_u), the Â of Section 3; ``mean`` c_vu = 1/d_v;
+``sum`` c_vu = 1, Eq. (6) as printed. On directed edges d_v counts arriving and d_u leaving ones.
+
+Profile ``plain``, Eq. (5)-(6). Since f is linear, f_unk with θ_unk = α θ_hom + (1−α) θ_het is a mixture of products:
+
+    α = τ(Z w_φ + b_φ)                              [N, 1], of the centre node v
+    Z' = Z W_self + b + C^hom Z W_hom + C^het Z W_het + α ⊙ C^unk Z W_hom + (1−α) ⊙ C^unk Z W_het
+
+Profile ``acm``, the form on ACM-GCN channels that the authors run. P = D̃^{-1} Ã, q ∈ {low, high}:
+
+    H_low = ReLU(P Z W_low),  H_high = ReLU((I − P) Z W_high),  H_mlp = ReLU(Z W_mlp)
+    N_tq = C^t H_q                                  t ∈ {het, hom, unk}: seven channels with H_mlp
+    e_tq = N_tq a_tq,   e_mlp = H_mlp a_mlp,   e_unk,q = α_q ⊙ N_unk,q a_hom,q + (1−α_q) ⊙ N_unk,q a_het,q
+    α_q = τ(N_unk,q w_φ + b_φ)
+    Z' = 7 Σ_c A_c ⊙ channel_c,   A = softmax(τ(e) M / 7)
+
+Profile ``acm_sep`` gives the two channels weights of their own, as Eq. (4) has them, on the same ACM layer:
+N_tq = C^t H_tq with H_tq from W_t,q for t ∈ {hom, het}, and N_unk,q = α ⊙ C^unk H_hom,q + (1−α) ⊙ C^unk H_het,q with
+the centre node's α of ``plain``, which also mixes the scores.
+
+Shapes: Z [N, F], W_t [F, H], w_φ [F] (``acm``: [H]), a_tq [H], M [7, 7]; the last layer has C in H's place.
+
+Where paper and code disagree: α multiplies the homophilic side everywhere, as in Eq. (5) (the code's ``acm`` harmonizer
+multiplies the heterophilic one; a change of sign of φ); the code's score of (unk, high) reads the heterophilic
+aggregate, here the unknown one; the parameters that the code uses only before the first training are left out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.models.base import Inputs, Model
+from fedgraph_flwr.models.layers import adjacency, dropout, glorot, random_walk_adjacency
+from fedgraph_flwr.sparse import SparseMatrix
+
+FISHER = "fisher"  # the group of arrays in which the channels' Fisher diagonals travel
+HOM, HET, UNK = range(3)
+NORMALIZATIONS = {"sym": (-0.5, -0.5), "mean": (-1.0, 0.0), "sum": (0.0, 0.0)}  # powers of d_v and d_u in c_vu
+
+
+def parameter_group(name: str) -> str:
+    """Which of ``hom``, ``het``, ``phi``, ``rest`` a parameter belongs to: θ_hom, θ_het, θ_φ, everything else."""
+    leaf = name.rpartition(".")[2]
+    return next((group for group in ("hom", "het", "phi") if leaf.startswith(f"theta_{group}")), "rest")
+
+
+def edge_types(edge_index: Tensor, y: Tensor, train_mask: Tensor) -> Tensor:
+    """Eq. (4): `HOM`, `HET` or `UNK` for each edge, int64 [E]; labels outside ``train_mask`` are not read."""
+    source, target = edge_index
+    alike = torch.where(y[source] == y[target], HOM, HET)
+    return torch.where(train_mask[source] & train_mask[target], alike, UNK)
+
+
+def typed_operators(graph: Graph, normalization: str = "sym", sfpd: bool = True) -> list[sp.csr_matrix]:
+    """C^hom, C^het, C^unk, SciPy CSR [N, N] each; their sum propagates over all edges but loops.
+
+    Args:
+        graph: whose edges are typed.
+        normalization: ``sym``, ``mean`` or ``sum``.
+        sfpd: False types every edge as homophilic.
+    """
+    if normalization not in NORMALIZATIONS:
+        raise unknown("model.normalization", normalization, NORMALIZATIONS)
+    edges = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
+    types = edge_types(edges, graph.y, graph.train_mask) if sfpd else torch.full_like(edges[0], HOM)
+    counts = adjacency(edges, graph.num_nodes)
+    degrees = [np.maximum(np.asarray(counts.sum(axis=axis)).ravel(), 1) for axis in (1, 0)]  # d_v arriving, d_u leaving
+    left, right = (sp.diags(d**power) for d, power in zip(degrees, NORMALIZATIONS[normalization], strict=True))
+    return [sp.csr_matrix(left @ adjacency(edges[:, types == t], graph.num_nodes) @ right) for t in (HOM, HET, UNK)]
+
+
+@dataclass
+class TypedInputs(Inputs):
+    """`Inputs` with the operators of the three edge types, [N, N]; ``adj`` is P, with self-loops."""
+
+    hom: SparseMatrix
+    het: SparseMatrix
+    unk: SparseMatrix
+
+
+class PlainLayer(nn.Module):
+    """Eq. (5)-(6): [N, F] → [N, H]."""
+
+    def __init__(self, num_in: int, num_out: int):
+        super().__init__()
+        self.theta_hom, self.theta_het, self.theta_self = (glorot(num_in, num_out) for _ in range(3))
+        self.theta_phi_weight, self.theta_phi_bias = glorot(num_in, 1), nn.Parameter(torch.zeros(1))
+        self.bias = nn.Parameter(torch.zeros(num_out))
+
+    def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
+        """[N, H]."""
+        hom, het = z @ self.theta_hom, z @ self.theta_het
+        alpha = torch.sigmoid(z @ self.theta_phi_weight + self.theta_phi_bias)  # [N, 1]
+        unk_hom, unk_het = (inputs.unk @ torch.cat([hom, het], dim=1)).chunk(2, dim=1)
+        mixed = unk_het + alpha * (unk_hom - unk_het)
+        return z @ self.theta_self + self.bias + inputs.hom @ hom + inputs.het @ het + mixed
+
+
+def _filtered(low_high: Tensor, smooth: SparseMatrix) -> Tensor:
+    """ReLU of P L beside (I − P) R for [L | R] [N, 2H]."""
+    smoothed = smooth @ low_high
+    width = low_high.size(1) // 2
+    return torch.relu(torch.cat([smoothed[:, :width], low_high[:, width:] - smoothed[:, width:]], dim=1))
+
+
+def _scores(pair: Tensor, vectors: Tensor) -> Tensor:
+    """[N, 2] from [low | high] [N, 2H] and two vectors [2, H]."""
+    return (pair.unflatten(1, vectors.shape) * vectors).sum(-1)
+
+
+def _glorot_pair(num_in: int, num_out: int) -> nn.Parameter:
+    """[W_low | W_high] [F, 2H], each initialised as a matrix of its own."""
+    return nn.Parameter(torch.cat([glorot(num_in, num_out).data for _ in range(2)], dim=1))
+
+
+class _AcmMixing(nn.Module):
+    """The seven channels' attention: scores [N, 7] and channels 3 × [N, 2H] + [N, H] → [N, H]."""
+
+    def __init__(self, num_out: int):
+        super().__init__()
+        self.theta_hom_attention, self.theta_het_attention = (glorot(2, num_out) for _ in range(2))
+        self.attention_mlp = glorot(num_out, 1)
+        self.mixing = glorot(7, 7)
+
+    def mix(self, het: Tensor, hom: Tensor, unk: Tensor, mlp: Tensor, alpha: Tensor) -> Tensor:
+        """``alpha`` [N, 1] or [N, 2] is α, which mixes the scores of unknown edges."""
+        from_hom, from_het = _scores(unk, self.theta_hom_attention), _scores(unk, self.theta_het_attention)
+        scores = torch.cat(
+            [
+                _scores(het, self.theta_het_attention),
+                _scores(hom, self.theta_hom_attention),
+                from_het + alpha * (from_hom - from_het),
+                mlp @ self.attention_mlp,
+            ],
+            dim=1,
+        )
+        weights = torch.softmax(torch.sigmoid(scores) @ self.mixing / 7, dim=1)  # [N, 7]
+        channels = torch.cat([het, hom, unk, mlp], dim=1).unflatten(1, (7, -1))  # [N, 7, H]
+        return 7 * (weights.unsqueeze(1) @ channels).squeeze(1)
+
+
+class AcmLayer(_AcmMixing):
+    """The ``acm`` profile's layer: the two channels own attention vectors and share the filters. [N, F] → [N, H]."""
+
+    def __init__(self, num_in: int, num_out: int):
+        super().__init__(num_out)
+        self.filters, self.filter_mlp = _glorot_pair(num_in, num_out), glorot(num_in, num_out)
+        self.theta_phi_weight, self.theta_phi_bias = glorot(num_out, 1), nn.Parameter(torch.zeros(1))
+
+    def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
+        """[N, H]."""
+        pair = _filtered(z @ self.filters, inputs.adj)
+        het, hom, unk = inputs.het @ pair, inputs.hom @ pair, inputs.unk @ pair
+        heights = unk.unflatten(1, (2, -1)) @ self.theta_phi_weight  # [N, 2, 1]
+        alpha = torch.sigmoid(heights.squeeze(-1) + self.theta_phi_bias)
+        return self.mix(het, hom, unk, torch.relu(z @ self.filter_mlp), alpha)
+
+
+class AcmSeparateLayer(_AcmMixing):
+    """The ``acm_sep`` profile's layer: the two channels own their filters too. [N, F] → [N, H]."""
+
+    def __init__(self, num_in: int, num_out: int):
+        super().__init__(num_out)
+        self.theta_hom, self.theta_het = _glorot_pair(num_in, num_out), _glorot_pair(num_in, num_out)
+        self.filter_mlp = glorot(num_in, num_out)
+        self.theta_phi_weight, self.theta_phi_bias = glorot(num_in, 1), nn.Parameter(torch.zeros(1))
+
+    def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
+        """[N, H]."""
+        alpha = torch.sigmoid(z @ self.theta_phi_weight + self.theta_phi_bias)  # [N, 1]
+        hom, het = (_filtered(z @ theta, inputs.adj) for theta in (self.theta_hom, self.theta_het))
+        unk_hom, unk_het = (inputs.unk @ torch.cat([hom, het], dim=1)).chunk(2, dim=1)
+        unk = unk_het + alpha * (unk_hom - unk_het)
+        return self.mix(inputs.het @ het, inputs.hom @ hom, unk, torch.relu(z @ self.filter_mlp), alpha)
+
+
+PROFILES: dict[str, type[PlainLayer | AcmLayer | AcmSeparateLayer]] = {
+    "plain": PlainLayer,
+    "acm": AcmLayer,
+    "acm_sep": AcmSeparateLayer,
+}
+
+
+class FedSPANet(Model):
+    """``layers`` decoupled layers with ReLU and dropout between them.
+
+    Args:
+        num_features: F.
+        num_classes: C.
+        hidden: H.
+        layers: how many.
+        dropout: between layers.
+        profile: ``plain``, ``acm`` or ``acm_sep``.
+        normalization: c_vu, ``sym``, ``mean`` or ``sum``.
+        sfpd: False types every edge as homophilic: the same network without decoupling, for ablations.
+    """
+
+    adjacency: ClassVar[Callable[[Tensor, int], sp.csr_matrix]] = staticmethod(random_walk_adjacency)
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        profile: str = "plain",
+        normalization: str = "sym",
+        sfpd: bool = True,
+    ):
+        super().__init__()
+        if profile not in PROFILES:
+            raise unknown("model.profile", profile, PROFILES)
+        if normalization not in NORMALIZATIONS:
+            raise unknown("model.normalization", normalization, NORMALIZATIONS)
+        widths = [num_features, *[hidden] * (layers - 1), num_classes]
+        self.layers = nn.ModuleList([PROFILES[profile](a, b) for a, b in pairwise(widths)])
+        self.dropout, self.normalization, self.sfpd = dropout, normalization, sfpd
+
+    def prepare(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> TypedInputs:
+        """Features, P, and the operators of the three edge types."""
+        base = super().prepare(graph, "cpu", dtype)
+        hom, het, unk = (SparseMatrix(c, dtype) for c in typed_operators(graph, self.normalization, self.sfpd))
+        return TypedInputs(base.x, base.adj, hom, het, unk).to(device)
+
+    def forward(self, inputs: TypedInputs) -> Tensor:
+        """Logits [N, C]."""
+        z: Any = inputs.x
+        for i, layer in enumerate(self.layers):
+            if i:
+                z = dropout(torch.relu(z), self.dropout, self.training)
+            z = layer(z, inputs)
+        return z

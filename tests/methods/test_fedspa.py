@@ -1,0 +1,466 @@
+"""FedSPA: edge types, network, spectral and Fisher biases, and the three weightings, against dense NumPy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
+from fedgraph_flwr.config import ModelConfig, compose
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import METRICS, MODEL
+from fedgraph_flwr.models import build
+from fedgraph_flwr.models.fedspa import FISHER, HET, HOM, UNK, edge_types, parameter_group, typed_operators
+from strategies.fedspa import bias_weights, posterior_biases, prior_biases
+from tests.conftest import client_graph
+from tests.support import assert_same_arrays, recorded_messages
+
+PROFILES = ("plain", "acm", "acm_sep")
+SGD = ("train.optimizer=sgd", "train.lr=0.1", "train.local_steps=4", "train.weight_decay=0")
+
+
+def network(profile: str, seed: int = 0, **params: Any) -> torch.nn.Module:
+    """A float64 network on 5 features and 3 classes; its biases are moved away from zero."""
+    torch.manual_seed(seed)
+    model = build(ModelConfig("fedspa", hidden=4, params={"profile": profile, **params}), 5, 3).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def prepared(model: torch.nn.Module, graph: ClientGraph) -> Any:
+    return model.prepare(graph, dtype=torch.float64)
+
+
+def dense_adjacency(graph: ClientGraph) -> np.ndarray:
+    """A [N, N], target by source, without loops."""
+    a = np.zeros((graph.num_nodes, graph.num_nodes))
+    for u, v in graph.edge_index.T.tolist():
+        a[v, u] += u != v
+    return a
+
+
+def with_other_hidden_labels(graph: ClientGraph) -> ClientGraph:
+    """The same graph with other labels outside the training nodes."""
+    other = client_graph(graph.client)
+    other.y = torch.where(graph.train_mask, graph.y, (graph.y + 1) % 3)
+    return other
+
+
+# --- edge types and operators -------------------------------------------------------------------------------------------
+
+
+def test_edge_types_by_hand():
+    y = torch.tensor([0, 0, 1, 0])
+    train = torch.tensor([True, True, True, False])
+    edges = torch.tensor([[0, 1, 0, 2, 0, 3], [1, 0, 2, 0, 3, 0]])
+    assert edge_types(edges, y, train).tolist() == [HOM, HOM, HET, HET, UNK, UNK]
+    assert (edge_types(edges, y, torch.ones(4, dtype=torch.bool)) != UNK).all()
+    assert (edge_types(edges, y, torch.zeros(4, dtype=torch.bool)) == UNK).all()
+
+
+@pytest.mark.parametrize("normalization", ["sym", "mean", "sum"])
+def test_typed_operators_part_the_normalised_adjacency(normalization):
+    graph = client_graph(0)
+    loops = torch.arange(3).expand(2, 3)
+    graph.edge_index = torch.cat([graph.edge_index, loops], dim=1)
+    a = dense_adjacency(graph)
+    d = np.maximum(a.sum(1), 1)
+    expected = {"sym": a / np.sqrt(np.outer(d, d)), "mean": a / d[:, None], "sum": a}[normalization]
+    typed = [c.toarray() for c in typed_operators(graph, normalization)]
+    np.testing.assert_allclose(sum(typed), expected, atol=1e-15)
+    supports = [t != 0 for t in typed]
+    assert sum(s.sum() for s in supports) == (a != 0).sum(), "each edge in one operator"
+    assert all(s.any() for s in supports)
+    off = typed_operators(graph, normalization, sfpd=False)
+    np.testing.assert_allclose(off[HOM].toarray(), expected, atol=1e-15)
+    assert off[HET].nnz == off[UNK].nnz == 0
+
+
+def test_hidden_labels_change_nothing():
+    graph = client_graph(0)
+    other = with_other_hidden_labels(graph)
+    assert (other.y != graph.y).any()
+    assert high_frequency_area(graph) == high_frequency_area(other)
+    for profile in PROFILES:
+        model = network(profile)
+        assert torch.equal(model(prepared(model, graph)), model(prepared(model, other)))
+        nodes = graph.train_mask.nonzero().view(-1)
+        for kind in ("batch", "per_node"):
+            ours, theirs = (fisher_diagonal(model, prepared(model, g), g.y, nodes, kind) for g in (graph, other))
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# --- the network --------------------------------------------------------------------------------------------------------
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def parameters(layer: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: p.detach().numpy() for name, p in layer.named_parameters()}
+
+
+def neighbours(graph: ClientGraph) -> list[tuple[int, int, int, float]]:
+    """(v, u, type, 1/√(d_v d_u)) for each directed edge u → v, from Eq. (4) as it reads."""
+    degree = dense_adjacency(graph).sum(1)
+    found = []
+    for u, v in graph.edge_index.T.tolist():
+        visible = graph.train_mask[u] and graph.train_mask[v]
+        alike = HOM if graph.y[u] == graph.y[v] else HET
+        found.append((v, u, alike if visible else UNK, 1 / np.sqrt(degree[v] * degree[u])))
+    return found
+
+
+def plain_layer(z: np.ndarray, layer: torch.nn.Module, graph: ClientGraph) -> np.ndarray:
+    """Eq. (4)-(6), node by node, with θ_unk built for each centre node."""
+    p = parameters(layer)
+    out = z @ p["theta_self"] + p["bias"]
+    for v, u, kind, c in neighbours(graph):
+        alpha = sigmoid(z[v] @ p["theta_phi_weight"][:, 0] + p["theta_phi_bias"][0])
+        theta_unk = alpha * p["theta_hom"] + (1 - alpha) * p["theta_het"]
+        theta = {HOM: p["theta_hom"], HET: p["theta_het"], UNK: theta_unk}[kind]
+        out[v] += c * z[u] @ theta
+    return out
+
+
+def acm_layer(z: np.ndarray, layer: torch.nn.Module, graph: ClientGraph, separate: bool) -> np.ndarray:
+    """The seven channels of ``acm`` and ``acm_sep``, node by node."""
+    p = parameters(layer)
+    n, width = len(z), p["filter_mlp"].shape[1]
+    loops = dense_adjacency(graph) + np.eye(n)
+    walk = loops / loops.sum(1, keepdims=True)
+    filters = {"low": walk, "high": np.eye(n) - walk}
+
+    def filtered(weights: np.ndarray, q: str) -> np.ndarray:
+        half = weights[:, :width] if q == "low" else weights[:, width:]
+        return np.maximum(filters[q] @ z @ half, 0)
+
+    channels = {(t, q): np.zeros((n, width)) for t in (HOM, HET, UNK) for q in filters}
+    for q in filters:
+        h_hom = filtered(p["theta_hom"] if separate else p["filters"], q)
+        h_het = filtered(p["theta_het"] if separate else p["filters"], q)
+        for v, u, kind, c in neighbours(graph):
+            alpha = sigmoid(z[v] @ p["theta_phi_weight"][:, 0] + p["theta_phi_bias"][0]) if separate else 0.5
+            mixed = alpha * h_hom[u] + (1 - alpha) * h_het[u]
+            channels[kind, q][v] += c * {HOM: h_hom[u], HET: h_het[u], UNK: mixed}[kind]
+    mlp = np.maximum(z @ p["filter_mlp"], 0)
+    a_hom = dict(zip(filters, p["theta_hom_attention"], strict=True))
+    a_het = dict(zip(filters, p["theta_het_attention"], strict=True))
+    out = np.zeros((n, width))
+    for v in range(n):
+        scores, stacked = [], []
+        for t in (HET, HOM, UNK):
+            for q in filters:
+                x = channels[t, q][v]
+                source = z[v] if separate else x
+                alpha = sigmoid(source @ p["theta_phi_weight"][:, 0] + p["theta_phi_bias"][0])
+                unknown = alpha * (x @ a_hom[q]) + (1 - alpha) * (x @ a_het[q])
+                scores.append({HET: x @ a_het[q], HOM: x @ a_hom[q], UNK: unknown}[t])
+                stacked.append(x)
+        scores.append(mlp[v] @ p["attention_mlp"][:, 0])
+        stacked.append(mlp[v])
+        raised = np.exp(sigmoid(np.array(scores)) @ p["mixing"] / 7)
+        out[v] = 7 * (raised / raised.sum()) @ np.stack(stacked)
+    return out
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_network_equals_the_equations_node_by_node(profile):
+    graph, model = client_graph(0), network(profile)
+    z = graph.x.double().numpy()
+    for i, layer in enumerate(model.layers):
+        z = np.maximum(z, 0) if i else z
+        z = plain_layer(z, layer, graph) if profile == "plain" else acm_layer(z, layer, graph, profile == "acm_sep")
+    np.testing.assert_allclose(model(prepared(model, graph)).detach().numpy(), z, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_gradients_by_finite_differences(profile):
+    graph, model = client_graph(0), network(profile)
+    inputs, nodes = prepared(model, graph), graph.train_mask.nonzero().view(-1)
+
+    def loss() -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(inputs)[nodes], graph.y[nodes])
+
+    loss().backward()
+    for parameter in model.parameters():
+        assert parameter.grad.abs().max() > 0
+        for index in range(0, parameter.numel(), 3):
+            assert float(parameter.grad.view(-1)[index]) == pytest.approx(slope(loss, parameter, index), abs=1e-8)
+
+
+def slope(value: Any, parameter: torch.Tensor, index: int, step: float = 1e-5) -> float:
+    """A central difference of ``value()`` in one entry."""
+    flat, ends = parameter.detach().view(-1), []
+    for sign in (1, -1):
+        flat[index] += sign * step
+        ends.append(float(value().detach()))
+        flat[index] -= sign * step
+    return (ends[0] - ends[1]) / (2 * step)
+
+
+def test_equal_channels_ignore_types_and_harmonizer():
+    graph, model = client_graph(0), network("plain")
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.theta_het.copy_(layer.theta_hom)
+    logits = model(prepared(model, graph))
+    untyped = network("plain", sfpd=False)
+    untyped.load_state_dict(model.state_dict())
+    torch.testing.assert_close(untyped(prepared(untyped, graph)), logits)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.theta_phi_weight.neg_()
+    torch.testing.assert_close(model(prepared(model, graph)), logits)
+
+
+@pytest.mark.parametrize(("bias", "like"), [(50.0, HOM), (-50.0, HET)])
+def test_a_saturated_harmonizer_takes_one_side(bias, like):
+    """α = 1 treats unknown edges as homophilic, α = 0 as heterophilic."""
+    graph, model = client_graph(0), network("plain")
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.theta_phi_bias.fill_(bias)
+    inputs = prepared(model, graph)
+    hom, het, unk = (torch.from_numpy(c.toarray()) for c in typed_operators(graph))
+    moved = prepared(model, graph)
+    moved.hom, moved.het = (hom + unk, het) if like == HOM else (hom, het + unk)
+    moved.unk = torch.zeros_like(unk)
+    torch.testing.assert_close(model(inputs), model(moved))
+
+
+# --- biases on the client -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("laplacian", ["sym", "comb"])
+def test_high_frequency_area_equals_the_dense_quadratic_form(laplacian):
+    graph = client_graph(0)
+    graph.edge_index = graph.edge_index[:, (graph.edge_index != 5).all(0)]  # node 5 has no neighbour
+    graph.x[:, 2] = 0  # nobody has feature 2
+    a = dense_adjacency(graph)
+    d = a.sum(1)
+    assert (d == 0).any()
+    lap = np.diag(d) - a
+    if laplacian == "sym":
+        lap /= np.sqrt(np.outer(np.maximum(d, 1), np.maximum(d, 1)))
+    x = graph.x.double().numpy()
+    expected = [x[:, f] @ lap @ x[:, f] / (x[:, f] @ x[:, f]) for f in (0, 1, 3, 4)]
+    assert high_frequency_area(graph, laplacian) == pytest.approx(np.mean(expected), rel=1e-12)
+
+
+def test_high_frequency_area_on_a_ring():
+    graph = client_graph(0, num_nodes=8)
+    ring = torch.stack([torch.arange(8), (torch.arange(8) + 1) % 8])
+    graph.edge_index = ring  # one direction: A is symmetric all the same
+    graph.x = torch.ones(8, 1)
+    assert high_frequency_area(graph) == pytest.approx(0, abs=1e-15)
+    graph.x = torch.tensor([1.0, -1.0] * 4).view(8, 1)
+    assert high_frequency_area(graph) == pytest.approx(2)
+    assert high_frequency_area(graph, "comb") == pytest.approx(4)
+    graph.x = torch.zeros(8, 1)
+    assert high_frequency_area(graph) == 0
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("kind", ["batch", "per_node"])
+def test_fisher_diagonal_by_finite_differences(profile, kind):
+    graph, model = client_graph(0), network(profile)
+    inputs, nodes = prepared(model, graph), graph.train_mask.nonzero().view(-1)
+    model.train()
+    fisher = fisher_diagonal(model, inputs, graph.y, nodes, kind)
+    assert {parameter_group(name) for name in fisher} == {"hom", "het"}
+
+    def log_likelihood(which: torch.Tensor) -> torch.Tensor:
+        return -torch.nn.functional.cross_entropy(model(inputs)[which], graph.y[which])
+
+    for name, parameter in model.named_parameters():
+        if name in fisher:
+            assert (fisher[name] >= 0).all()
+            for index in range(0, parameter.numel(), 5):
+                sets = [nodes] if kind == "batch" else nodes.split(1)
+                squares = [slope(lambda s=s: log_likelihood(s), parameter, index) ** 2 for s in sets]
+                assert float(fisher[name].view(-1)[index]) == pytest.approx(np.mean(squares), rel=1e-5, abs=1e-9)
+
+
+def test_fisher_diagonal_in_pieces_and_in_another_order(monkeypatch):
+    graph, model = client_graph(0), network("plain")
+    inputs, nodes = prepared(model, graph), graph.train_mask.nonzero().view(-1)
+    whole = fisher_diagonal(model, inputs, graph.y, nodes, "per_node")
+    monkeypatch.setattr("clients.fedspa._BATCH_ELEMENTS", 200)
+    for order in (nodes, nodes.flip(0)):
+        pieces = fisher_diagonal(model, inputs, graph.y, order, "per_node")
+        assert all(torch.allclose(whole[name], pieces[name], rtol=1e-12) for name in whole)
+    assert all((v == 0).all() for v in fisher_diagonal(model, inputs, graph.y, nodes[:0]).values())
+
+
+# --- weights on the server ----------------------------------------------------------------------------------------------
+
+
+def test_bias_weights_by_hand():
+    weights = bias_weights(np.array([0.3, 0.1, 0.2]))
+    raised = np.exp([-1, 0, -0.5])
+    np.testing.assert_allclose(weights, raised / raised.sum(), rtol=1e-14)
+    assert weights.max() / weights.min() == pytest.approx(np.e)
+
+
+@pytest.mark.parametrize("biases", [[0.7] * 3, [0.0] * 3, [0.4]])
+def test_equal_biases_give_uniform_weights(biases):
+    np.testing.assert_array_equal(bias_weights(np.array(biases)), np.full(len(biases), 1 / len(biases)))
+
+
+def test_bias_weights_keep_under_affine_maps_however_small():
+    biases = np.random.default_rng(0).random(6)
+    weights = bias_weights(biases)
+    np.testing.assert_allclose(weights.sum(), 1)
+    np.testing.assert_array_equal(np.argsort(weights), np.argsort(-biases))
+    np.testing.assert_allclose(bias_weights(3 * biases + 2), weights, rtol=1e-12)
+    np.testing.assert_allclose(bias_weights(1e-20 * biases, scale=1e-20), weights, rtol=1e-12)
+
+
+def test_two_clients_deviate_in_inverse_proportion_to_their_nodes():
+    nodes = np.array([30.0, 10.0])
+    delta, _ = prior_biases(np.array([0.4, 1.1]), nodes)
+    assert delta[0] / delta[1] == pytest.approx(10 / 30)
+    fishers = [{"w": np.random.default_rng(i).random((3, 2)).astype(np.float32)} for i in range(2)]
+    delta, _ = posterior_biases(fishers, nodes)
+    assert delta[0] / delta[1] == pytest.approx(10 / 30, rel=1e-6)
+    even = np.array([20.0, 20.0])
+    for biases, scale in (prior_biases(np.array([0.4, 1.1]), even), posterior_biases(fishers, even)):
+        np.testing.assert_allclose(bias_weights(biases, scale), [0.5, 0.5])
+
+
+def test_posterior_biases_by_hand():
+    fishers = [{"a": np.array([1.0, 3.0]), "b": np.array([[0.0]])}, {"a": np.array([2.0, 1.0]), "b": np.array([[4.0]])}]
+    nodes = np.array([1.0, 3.0])  # I_g = (1.75, 1.5, 3)
+    biases, size = posterior_biases(fishers, nodes)
+    np.testing.assert_allclose(biases, [(0.75 + 1.5 + 3) / 3, (0.25 + 0.5 + 1) / 3])
+    assert size == pytest.approx((1.75 + 1.5 + 3) / 3)
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------------
+
+
+def replies_of(messages: list[Any]) -> list[dict[str, dict[str, np.ndarray]]]:
+    """The groups of arrays that clients sent, in the order of the clients."""
+    up = [content for direction, _, content in messages if direction == "up" and MODEL in content.array_records]
+    up.sort(key=lambda content: content.metric_records[METRICS]["client"])
+    return [{g: {n: a.numpy() for n, a in r.items()} for g, r in c.array_records.items()} for c in up]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("words", [(), ("strategy.fraction=0.67", "seed=3")])
+def test_each_group_is_averaged_with_its_own_weights(run, monkeypatch, profile, words):
+    """A second derivation from the messages: S_i from the graphs, Eq. (8)-(12) in NumPy, on the cohort."""
+    sizes = (12, 16, 20)
+    with recorded_messages(monkeypatch) as messages:
+        finished = run("strategy=fedspa", *SGD, f"model.profile={profile}", "rounds=1", *words, sizes=sizes)
+    cohort = finished.rounds[0]["cohort"]
+    assert len(cohort) == (2 if words else 3)
+    sent = replies_of(messages)
+    n = np.array([sizes[i] for i in cohort], dtype=float)
+
+    def weights(delta: np.ndarray) -> np.ndarray:
+        raised = np.exp(-(delta - delta.min()) / (delta.max() - delta.min()))
+        return raised / raised.sum()
+
+    s = np.array([high_frequency_area(client_graph(i, sizes[i])) for i in cohort])
+    prior = weights(np.abs(s - (n * s).sum() / n.sum()))
+    expected = {"phi": prior, "rest": prior}
+    for channel in ("hom", "het"):
+        names = [name for name in sent[0][FISHER] if parameter_group(name) == channel]
+        flat = np.stack([np.concatenate([r[FISHER][k].ravel() for k in names]).astype(float) for r in sent])
+        expected[channel] = weights(np.abs(flat - n @ flat / n.sum()).mean(1))
+    groups = {parameter_group(name) for name in finished.arrays}
+    assert groups == {"hom", "het", "phi", "rest"}
+    for name, array in finished.arrays.items():
+        members = np.stack([r[MODEL][name].astype(float) for r in sent])
+        mean = np.tensordot(expected[parameter_group(name)], members, axes=1)
+        np.testing.assert_allclose(array, mean, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("rest", "weights"), [("uniform", (1, 1, 1)), ("nodes", (12, 16, 20))])
+def test_the_rest_is_averaged_as_configured(run, monkeypatch, rest, weights):
+    with recorded_messages(monkeypatch) as messages:
+        finished = run("strategy=fedspa", *SGD, "rounds=1", f"strategy.rest={rest}", sizes=(12, 16, 20))
+    sent, name = replies_of(messages), "layers.0.theta_self"
+    members = np.stack([r[MODEL][name].astype(float) for r in sent])
+    mean = np.tensordot(np.array(weights) / sum(weights), members, axes=1)
+    np.testing.assert_allclose(finished.arrays[name], mean, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "model", [("model=fedspa", "model.sfpd=false"), ("model=fedspa", "model.profile=acm"), ("model=gcn",)]
+)
+def test_everything_off_is_fedavg_with_uniform_weights(run, model):
+    words = [*SGD, *model, "strategy.weighting=uniform"]
+    off = ["strategy.prior=false", "strategy.posterior=false", "strategy.rest=uniform"]
+    assert_same_arrays(run("strategy=fedspa", *off, *words).arrays, run("strategy=fedavg", *words).arrays)
+
+
+def test_equal_clients_average_to_themselves(run, tmp_path):
+    for client in range(3):
+        graph = client_graph(0)
+        graph.client, graph.num_clients = client, 3
+        graph.save(tmp_path / "same" / f"client_{client:04d}.safetensors")
+    words = ["strategy=fedspa", *SGD, "model.dropout=0"]
+    three = run(*words, f"graph={tmp_path / 'same'}")
+    one = run(*words, sizes=(16,))
+    for name, array in three.arrays.items():
+        np.testing.assert_allclose(array, one.arrays[name], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("words", "extra"), [((), {FISHER}), (("strategy.posterior=false",), set())])
+def test_messages_carry_what_is_declared(run, monkeypatch, words, extra):
+    """P down; P and the two channels up; N_i and S_i once; nothing else."""
+    with recorded_messages(monkeypatch) as messages:
+        finished = run("strategy=fedspa", *SGD, "rounds=2", *words)
+    shapes = {name: array.shape for name, array in finished.arrays.items()}
+    channels = {name: shape for name, shape in shapes.items() if parameter_group(name) in ("hom", "het")}
+    seen, told = set(), set()
+    for direction, _, content in messages:
+        groups = {g: {n: tuple(a.shape) for n, a in r.items()} for g, r in content.array_records.items()}
+        expected = {MODEL: shapes} | (dict.fromkeys(extra, channels) if direction == "up" else {})
+        assert groups in ({}, expected)
+        seen |= {(direction, frozenset(groups))}
+        for record in content.metric_records.values():
+            told |= set(record)
+            assert all(len(value) == 1 for value in record.values() if isinstance(value, list))
+    assert {("down", frozenset({MODEL})), ("up", frozenset({MODEL, *extra}))} <= seen
+    scores = {key for key in told if key.startswith(("val-", "test-"))}
+    described = {"client", "num_train", "num_features", "num_classes", "num_nodes", "high_frequency_area"}
+    assert told - scores == described | {"train-loss"}
+    f, h, c = 5, 8, 3
+    floats = {"P": 3 * (f * h + h * c) + (f + 1) + (h + 1) + h + c, "channels": 2 * (f * h + h * c)}
+    assert {"P": count(shapes), "channels": count(channels)} == floats
+    ledger, clients = finished.rounds[0]["phases"]["train"], 3
+    scalars = {"down": len("train") + 3 * 8, "up": 3 * 8}  # phase, round, two flags; client, training nodes, loss
+    assert ledger["bytes_down"] == clients * (4 * floats["P"] + scalars["down"])
+    assert ledger["bytes_up"] == clients * (4 * (floats["P"] + len(extra) * floats["channels"]) + scalars["up"])
+
+
+def count(shapes: dict[str, tuple[int, ...]]) -> int:
+    return sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+@pytest.mark.parametrize("key", ["rest", "laplacian", "fisher"])
+def test_wrong_choices_are_named(run, key):
+    with pytest.raises(FedGraphError, match=f"strategy.{key} 'odd' unknown"):
+        run("strategy=fedspa", f"strategy.{key}=odd")
+
+
+@pytest.mark.parametrize("key", ["profile", "normalization"])
+def test_wrong_model_choices_are_named(key):
+    with pytest.raises(FedGraphError, match=f"model.{key} 'odd' unknown"):
+        build(ModelConfig("fedspa", params={key: "odd"}), 5, 3)
+
+
+def test_a_fisher_diagonal_of_another_shape_is_refused(run, monkeypatch):
+    send = FedSPAClient.send
+    monkeypatch.setattr(FedSPAClient, "send", lambda self: {FISHER: {n: a[:1] for n, a in send(self)[FISHER].items()}})
+    with pytest.raises(FedGraphError, match="of shape"):
+        run("strategy=fedspa", *SGD)
