@@ -20,6 +20,7 @@ from fedgraph_flwr.config import RunConfig, method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.messages import MODEL, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.optim import Optimizer, make_optimizer
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
@@ -69,7 +70,7 @@ class GraphClient(NumPyClient):
         self.y = graph.y.to(self.device)
         self.train_nodes = graph.train_mask.nonzero().view(-1).to(self.device)
         self.masks = {"val": graph.val_mask.to(self.device), "test": graph.test_mask.to(self.device)}
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer: Optimizer | None = None
 
     # --- what a method may override ---------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class GraphClient(NumPyClient):
         optimizer = self.begin_training()
         loss = torch.zeros(())
         for _ in range(self.cfg.train.local_steps):
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             loss = self.loss()
             loss.backward()
             optimizer.step()
@@ -142,11 +143,11 @@ class GraphClient(NumPyClient):
         prefixes = tuple(self.cfg.strategy.shared)
         return {name: t for name, t in self.model.state_dict(keep_vars=True).items() if name.startswith(prefixes)}
 
-    def begin_training(self) -> torch.optim.Optimizer:
+    def begin_training(self) -> Optimizer:
         """The optimiser for this round, kept or fresh as configured; puts the model into training mode."""
         self.model.train()
         if self.optimizer is None or not self.cfg.train.keeps_optimizer:
-            self.optimizer = make_optimizer(self.model, self.cfg)
+            self.optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
         return self.optimizer
 
     def scores(self) -> dict[str, list[float]]:
@@ -219,8 +220,7 @@ class GraphClient(NumPyClient):
         """Everything private that must survive: unshared tensors, the optimiser's moments, the method's own."""
         tensors = {f"model/{n}": t.detach() for n, t in self.model.state_dict().items() if n not in self.shared}
         if self.optimizer is not None and self.cfg.train.keeps_optimizer:
-            for index, slots in self.optimizer.state_dict()["state"].items():
-                tensors |= {f"optimizer/{index}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
+            tensors |= {f"optimizer/{name}": t for name, t in self.optimizer.state().items()}
         return tensors | {f"own/{name}": t for name, t in self.private_tensors().items()}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
@@ -231,25 +231,11 @@ class GraphClient(NumPyClient):
             groups[group][name] = tensor
         self.model.load_state_dict(groups["model"], strict=False)
         if groups["optimizer"]:
-            slots: dict[int, dict[str, Tensor]] = {}
-            for key, tensor in groups["optimizer"].items():
-                index, _, slot = key.partition("/")
-                slots.setdefault(int(index), {})[slot] = tensor.clone()
-            self.optimizer = make_optimizer(self.model, self.cfg)
-            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+            self.optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
+            self.optimizer.load_state({name: t.to(self.device) for name, t in groups["optimizer"].items()})
         self.load_private_tensors(groups["own"])
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
     """A copy on the CPU that later training does not change."""
     return tensor.detach().cpu().numpy().copy()
-
-
-def make_optimizer(model: torch.nn.Module, cfg: RunConfig) -> torch.optim.Optimizer:
-    """The optimiser of ``cfg.train`` over all parameters of a model."""
-    train = cfg.train
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(
-            model.parameters(), lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay
-        )
-    return torch.optim.Adam(model.parameters(), lr=train.lr, weight_decay=train.weight_decay, fused=True)

@@ -234,7 +234,7 @@ def draw(table: Table) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run tables; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m simulations.run", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="python -m simulations.run", description="Run tables and figures.")
     parser.add_argument("tables", nargs="+", type=Path, help="YAML files in simulations/")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each in a process of one thread")
     parser.add_argument("--only", default="", metavar="TEXT", help="only runs whose SETTING/METHOD/SEED contains this")
