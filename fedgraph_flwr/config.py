@@ -391,6 +391,10 @@ def _load(path: Path) -> DictConfig:
 def _group(group: str, name: str) -> tuple[str, DictConfig]:
     path = conf_dir() / group / f"{name}.yaml"
     if not path.is_file():
+        from fedgraph_flwr.data.root import imported_path
+
+        if group == "dataset" and (own := imported_path(name)).is_file():
+            return str(own), OmegaConf.create({group: {"name": name}})
         raise unknown(group, name, group_names(group))
     body = _load(path)
     return str(path), OmegaConf.create({group: body}) if group != "protocol" else body

@@ -20,7 +20,7 @@ from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data import csbm, raw
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, write_bytes
-from fedgraph_flwr.data.root import cache_dir, data_root, writable
+from fedgraph_flwr.data.root import cache_dir, data_root, imported_path, writable
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 CACHE_VERSION = 1
@@ -191,11 +191,6 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def imported_path(name: str) -> Path:
-    """Where a user's own graph of this name lies (`fedgraph-flwr import`)."""
-    return data_root() / "imported" / f"{name}.safetensors"
-
-
 def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
     """The graph that a config names, with the config's options applied.
 
@@ -211,6 +206,8 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
     source = SOURCES.get(cfg.name)
     if path or (source is None and imported_path(cfg.name).is_file()):
         graph = _own(Path(path).expanduser() if path else imported_path(cfg.name))
+    elif cfg.name == "file":
+        raise FedGraphError("dataset=file needs dataset.path=FILE, one that `fedgraph-flwr import --out FILE` wrote")
     elif source is None:
         raise unknown("dataset", cfg.name, SOURCES)
     elif source.kind == "generated":

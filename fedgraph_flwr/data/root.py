@@ -15,6 +15,11 @@ def data_root() -> Path:
     return Path(given).expanduser().absolute() if given else _user_cache()
 
 
+def imported_path(name: str) -> Path:
+    """Where a user's own graph of this name lies (`fedgraph-flwr import`)."""
+    return data_root() / "imported" / f"{name}.safetensors"
+
+
 def writable(folder: Path) -> bool:
     """Whether files can be made in ``folder``, or in the nearest folder above it that exists."""
     while not folder.exists() and folder != folder.parent:

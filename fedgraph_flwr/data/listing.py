@@ -1,0 +1,67 @@
+"""The command ``datasets``: what is known, what is at hand, where files go."""
+
+import argparse
+from typing import Any
+
+from fedgraph_flwr.data.datasets import SOURCES, Source, at_hand
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.root import data_root
+from fedgraph_flwr.errors import unknown
+
+_HEADER = ("name", "nodes", "edges", "features", "classes", "at hand", "files go to")
+
+
+def register(commands: Any) -> None:
+    """Add ``datasets`` to the subparsers."""
+    parser = commands.add_parser("datasets", help="what is known, what is at hand, where files go")
+    parser.add_argument("name", nargs="?", help="tell more about this one")
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``datasets``."""
+    print(detail(args.name) if args.name else listing())
+    return 0
+
+
+def listing() -> str:
+    """A table of the known datasets and the user's own; edges as stored, both directions where both are."""
+    rows = [_HEADER, *(_row(name, source) for name, source in SOURCES.items()), *_imported()]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if 0 < column < 5 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.append(f"\nroot: {data_root()} (FEDGRAPH_DATA names another); those not at hand are downloaded on first use,")
+    lines.append("except those marked 'no': put their files there by hand. `datasets NAME` names the files.")
+    return "\n".join(lines)
+
+
+def _row(name: str, source: Source) -> tuple[str, ...]:
+    sizes = tuple(str(size) if size else "-" for size in source.sizes)
+    found = "yes" if at_hand(name) else "no" if source.kind == "files" else "download"
+    return (name, *sizes, found, source.folder or "generated")
+
+
+def _imported() -> list[tuple[str, ...]]:
+    rows = []
+    for path in sorted((data_root() / "imported").glob("*.safetensors")):
+        graph = Graph.load(path)
+        sizes = (graph.num_nodes, graph.edge_index.size(1), graph.num_features, graph.num_classes)
+        rows.append((path.stem, *map(str, sizes), "yes", "imported"))
+    return rows
+
+
+def detail(name: str) -> str:
+    """One dataset's files and source."""
+    if name not in SOURCES:
+        raise unknown("dataset", name, SOURCES)
+    source = SOURCES[name]
+    lines = [f"{name}: {source.kind}, {source.origin}"]
+    lines += [f"{what}: {size or 'varies'}" for what, size in zip(_HEADER[1:5], source.sizes, strict=True)]
+    folder = data_root() / source.folder
+    lines += [f"{'there  ' if (folder / file).is_file() else 'missing'}  {folder / file}" for file in source.files]
+    return "\n".join(lines)
