@@ -37,12 +37,15 @@ class Sealer:
     Args:
         client: this client's index.
         private: its X25519 private key, 32 bytes; drawn anew when missing.
+
+    Attributes:
+        peers: the other clients' public keys.
     """
 
     def __init__(self, client: int, private: bytes | None = None):
         self.client = client
         self._key = X25519PrivateKey.from_private_bytes(private) if private else X25519PrivateKey.generate()
-        self._peers: dict[int, bytes] = {}
+        self.peers: dict[int, bytes] = {}
         self._opened: set[tuple[int, str]] = set()
 
     @property
@@ -57,7 +60,7 @@ class Sealer:
 
     def meet(self, peers: Mapping[int, bytes]) -> None:
         """Learn the public keys of the clients; the own one is passed over."""
-        self._peers = {client: bytes(key) for client, key in peers.items() if client != self.client}
+        self.peers = {client: bytes(key) for client, key in peers.items() if client != self.client}
 
     def seal(self, receiver: int, step: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
         """Seal named arrays for one client and one step; the envelope as bytes [B]."""
@@ -90,9 +93,9 @@ class Sealer:
 
     def _cipher(self, sender: int, receiver: int) -> ChaCha20Poly1305:
         peer = receiver if sender == self.client else sender
-        if peer not in self._peers:
+        if peer not in self.peers:
             raise RunFailed(f"client {self.client} has no public key of client {peer}")
-        theirs = self._peers[peer]
+        theirs = self.peers[peer]
         keys = self.public + theirs if sender == self.client else theirs + self.public
         secret = self._key.exchange(X25519PublicKey.from_public_bytes(theirs))
         info = b"fedgraph envelope" + keys + _bound(sender, receiver, "")
