@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from fedgraph_flwr import metrics, models, optimizers
+from fedgraph_flwr import metrics, models
 from fedgraph_flwr.config import RunConfig, method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import unknown
@@ -239,11 +239,3 @@ class GraphClient(NumPyClient):
 def to_numpy(tensor: Tensor) -> np.ndarray:
     """A copy on the CPU that later training does not change."""
     return tensor.detach().cpu().numpy().copy()
-<<<<<<< Updated upstream
-=======
-
-
-def make_optimizer(model: torch.nn.Module, cfg: RunConfig) -> torch.optim.Optimizer:
-    """The optimiser of ``cfg.train`` over all parameters of a model."""
-    return optimizers.make(model.parameters(), cfg.train)
->>>>>>> Stashed changes
