@@ -104,7 +104,11 @@ class Graph:
         Raises:
             FedGraphError: the file is missing, truncated, of another version, or holds another kind of graph.
         """
-        tensors, values = read_tensors(path)
+        return cls.unpack(path, *read_tensors(path))
+
+    @classmethod
+    def unpack(cls, path: Path | str, tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
+        """From the tensors and values of the file ``path``."""
         kind = values.pop("kind", None)
         if kind != cls.__name__:
             raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")

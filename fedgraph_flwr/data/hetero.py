@@ -1,0 +1,244 @@
+"""Heterogeneous graphs: typed nodes and typed edges, one node type with labels, and their file format.
+
+A schema is what names the types: its node types, and its edge types, each a triple (source type, relation, target
+type). A graph may name a type of which it holds nothing; clients that share a schema all name its types in the same order,
+clients that keep theirs private name only what they hold.
+
+Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, E_r edges of type r. In *flat* numbering the nodes
+of all types follow each other in the order of the schema.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_tensors
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+EdgeType = tuple[str, str, str]
+REVERSE = "rev_"
+
+
+@dataclass
+class HeteroGraph:
+    """A heterogeneous graph with labels on the nodes of one type.
+
+    Attributes:
+        counts: N_a by node type, in the order of the schema.
+        edges: int64 [2, E_r] by edge type; row 0 numbers nodes of the source type, row 1 of the target type.
+        target: the node type with labels.
+        y: labels of its nodes, int64 [N_target], -1 where unknown.
+        train_mask: bool [N_target]; likewise ``val_mask`` and ``test_mask``.
+        num_classes: C, over the whole dataset.
+        x: features float32 [N_a, F_a] of the node types that have some.
+        name: the dataset's name.
+    """
+
+    counts: dict[str, int]
+    edges: dict[EdgeType, Tensor]
+    target: str
+    y: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    num_classes: int
+    x: dict[str, Tensor] = field(default_factory=dict)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.target not in self.counts:
+            raise unknown("target node type", self.target, self.counts, self.name)
+        for source, relation, target in self.edges:
+            for end in (source, target):
+                if end not in self.counts:
+                    raise unknown(f"node type of the edges '{relation}'", end, self.counts, self.name)
+
+    @property
+    def num_features(self) -> list[int]:
+        """What the shapes of a network's weights depend on: A, R, then F_a of every node type (0: no features)."""
+        widths = [self.x[a].size(1) if a in self.x else 0 for a in self.counts]
+        return [len(self.counts), len(self.edges), *widths]
+
+    @property
+    def num_nodes(self) -> int:
+        """N, over all types."""
+        return sum(self.counts.values())
+
+    @property
+    def num_edges(self) -> int:
+        """E, over all types."""
+        return sum(index.size(1) for index in self.edges.values())
+
+    def offsets(self) -> np.ndarray:
+        """Flat number of the first node of each type, then N: [A + 1]."""
+        return np.concatenate([[0], np.cumsum(list(self.counts.values()))]).astype(np.int64)
+
+    def flat_edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Source and target in flat numbering and the edge type's place in the schema, each [E]."""
+        start = dict(zip(self.counts, self.offsets(), strict=False))
+        parts = [
+            np.stack([index[0].numpy() + start[a], index[1].numpy() + start[b], np.full(index.size(1), r)])
+            for r, ((a, _, b), index) in enumerate(self.edges.items())
+        ]
+        source, target, relation = np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1)
+        return source, target, relation
+
+    def with_reverse(self) -> Self:
+        """With the reverse of every edge type beside it, also of those that join a type with itself."""
+        reverse = {(b, REVERSE + name, a): index.flip(0) for (a, name, b), index in self.edges.items()}
+        if twice := reverse.keys() & self.edges.keys():
+            raise FedGraphError(f"{self.name} already has the reverse edge type {sorted(twice)[0]}")
+        return replace(self, edges={**self.edges, **reverse})
+
+    def on_schema(self, node_types: list[str], edge_types: list[EdgeType]) -> Self:
+        """The same graph with its types in the order given; those it lacks become empty."""
+        none = torch.zeros(2, 0, dtype=torch.int64)
+        return replace(
+            self,
+            counts={a: self.counts.get(a, 0) for a in node_types},
+            edges={r: self.edges.get(r, none) for r in edge_types},
+        )
+
+    @classmethod
+    def from_pyg(cls, data: Any, target: str, num_classes: int, name: str = "") -> "HeteroGraph":
+        """From a PyG ``HeteroData``; masks that are missing become all False."""
+        n = int(data[target].num_nodes)
+
+        def mask(key: str) -> Tensor:
+            value = getattr(data[target], key, None)
+            return torch.zeros(n, dtype=torch.bool) if value is None else value.bool().clone()
+
+        return HeteroGraph(
+            counts={a: int(data[a].num_nodes) for a in data.node_types},
+            edges={r: data[r].edge_index.to(torch.int64) for r in data.edge_types},
+            target=target,
+            y=data[target].y.view(-1).to(torch.int64),
+            train_mask=mask("train_mask"),
+            val_mask=mask("val_mask"),
+            test_mask=mask("test_mask"),
+            num_classes=num_classes,
+            x={a: data[a].x.to(torch.float32) for a in data.node_types if getattr(data[a], "x", None) is not None},
+            name=name,
+        )
+
+    def to_pyg(self) -> Any:
+        """To a PyG ``HeteroData`` with the same tensors."""
+        from torch_geometric.data import HeteroData
+
+        data = HeteroData()
+        for a, count in self.counts.items():
+            data[a].num_nodes = count
+        for a, x in self.x.items():
+            data[a].x = x
+        for r, index in self.edges.items():
+            data[r].edge_index = index
+        for key in ("y", "train_mask", "val_mask", "test_mask"):
+            data[self.target][key] = getattr(self, key)
+        return data
+
+    def save(self, path: Path | str) -> None:
+        """Write one file atomically: tensors by the place of their type, names and counts as JSON in its header."""
+        tensors = {key: getattr(self, key) for key in ("y", "train_mask", "val_mask", "test_mask")}
+        tensors |= {f"x.{i}": self.x[a] for i, a in enumerate(self.counts) if a in self.x}
+        tensors |= {f"edges.{i}": index for i, index in enumerate(self.edges.values())}
+        values = {"node_types": list(self.counts.items()), "edge_types": list(self.edges)}
+        values |= {key: getattr(self, key) for key in ("target", "num_classes", "name")}
+        more_tensors, more_values = self._own_fields()
+        write_tensors(path, tensors | more_tensors, values | more_values | {"kind": type(self).__name__})
+
+    def _own_fields(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {}, {}
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            FedGraphError: the file is missing, truncated, of another version, or holds another kind of graph.
+        """
+        return cls.unpack(path, *read_tensors(path))
+
+    @classmethod
+    def unpack(cls, path: Path | str, tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
+        """From the tensors and values of the file ``path``."""
+        kind = values.pop("kind", None)
+        if kind != cls.__name__:
+            raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")
+        given: dict[str, Any] = {**tensors, **values}
+        counts: dict[str, int] = dict(given.pop("node_types"))
+        types: list[EdgeType] = [(a, relation, b) for a, relation, b in given.pop("edge_types")]
+        given["edges"] = {r: given.pop(f"edges.{i}") for i, r in enumerate(types)}
+        for key in ("x", "node_id"):
+            of_type = {a: given.pop(f"{key}.{i}") for i, a in enumerate(counts) if f"{key}.{i}" in given}
+            if of_type:
+                given[key] = of_type
+        return cls(counts=counts, **given)
+
+
+@dataclass
+class HeteroClientGraph(HeteroGraph):
+    """One client's private heterogeneous graph. Clients may hold the same node, each with its own copy.
+
+    Attributes:
+        node_id: by node type, its nodes' numbers among those of the type in the whole graph, int64 [N_a].
+        client: index of this client, 0..M-1.
+        num_clients: M.
+        part: empty; the pooled graph is scored as one, because a node may belong to several clients.
+    """
+
+    node_id: dict[str, Tensor] = field(default_factory=dict)
+    client: int = 0
+    num_clients: int = 1
+    part: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    def _own_fields(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        ids = {f"node_id.{i}": self.node_id[a] for i, a in enumerate(self.counts) if a in self.node_id}
+        return ids | {"part": self.part}, {"client": self.client, "num_clients": self.num_clients}
+
+
+def check(graph: HeteroGraph, where: str) -> HeteroGraph:
+    """The graph itself, when its tensors fit together.
+
+    Raises:
+        FedGraphError: edges that point nowhere, features or labels of wrong shape or value, a feature that is not finite.
+    """
+    for (a, relation, b), index in graph.edges.items():
+        if index.dim() != 2 or index.size(0) != 2:
+            raise FedGraphError(f"{where}: edges of '{relation}' must be [2, E], got {list(index.shape)}")
+        for kind, ends in ((a, index[0]), (b, index[1])):
+            if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < graph.counts[kind]:
+                raise FedGraphError(
+                    f"{where}: an edge of '{relation}' points nowhere, it names {kind} {int(ends.min())}..{int(ends.max())} "
+                    f"of {graph.counts[kind]}"
+                )
+    for a, x in graph.x.items():
+        if x.dim() != 2 or x.size(0) != graph.counts[a]:
+            raise FedGraphError(f"{where}: features of '{a}' must be [{graph.counts[a]}, F], got {list(x.shape)}")
+        if not bool(torch.isfinite(x).all()):
+            raise FedGraphError(f"{where}: features of '{a}' must be finite")
+    n = graph.counts[graph.target]
+    for key in ("y", "train_mask", "val_mask", "test_mask"):
+        if getattr(graph, key).shape != (n,):
+            raise FedGraphError(f"{where}: {key} must be [{n}], got {list(getattr(graph, key).shape)}")
+    if not bool((graph.y >= 0).any()):
+        raise FedGraphError(f"{where} has no labels on its node type '{graph.target}'")
+    if int(graph.y.max()) >= graph.num_classes:
+        raise FedGraphError(f"{where}: labels must lie in -1..{graph.num_classes - 1}, got {int(graph.y.max())}")
+    return graph
+
+
+_KINDS: dict[str, type[Graph] | type[HeteroGraph]] = {
+    cls.__name__: cls for cls in (Graph, ClientGraph, HeteroGraph, HeteroClientGraph)
+}
+
+
+def load_graph(path: Path | str) -> Graph | HeteroGraph:
+    """The graph of a file, of whichever kind it is."""
+    tensors, values = read_tensors(path)
+    if values.get("kind") not in _KINDS:
+        raise FedGraphError(f"{path} holds a {values.get('kind')}, expected one of: {', '.join(_KINDS)}")
+    return _KINDS[values["kind"]].unpack(path, tensors, values)

@@ -1,0 +1,303 @@
+"""Heterogeneous datasets: AIFB, MUTAG and BGS (RDF), HGB's ACM, DBLP and IMDB, and the published AIFB client graphs."""
+
+import gzip
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.errors import FedGraphError
+
+Node = tuple[str, str]
+"""Node type, and the node's name within it."""
+
+LITERAL = "_Literal"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """How the terms of an RDF dataset become typed nodes and relations.
+
+    Attributes:
+        target: the node type with labels.
+        column: column of the label tables that names the node; ``label`` the one that holds its class.
+        node: IRI of an entity → its node, or None where it is left out; the type may be empty: the predicate decides.
+        relation: IRI of a predicate → name of the relation, or None where it is left out.
+        schema: prefix of the predicates that describe the data; others lead into one type "SCHEMA". Empty: not used.
+        literals: whether literals are nodes.
+    """
+
+    target: str
+    column: str
+    label: str
+    node: Callable[[str], Node | None]
+    relation: Callable[[str], str | None]
+    schema: str = ""
+    literals: bool = True
+
+
+def _last(iri: str) -> str:
+    return iri.rsplit("/", 1)[-1]
+
+
+def _unless(*left_out: str) -> Callable[[str], str | None]:
+    """The last part of the IRI, unless it is one that gives the label away."""
+    return lambda iri: None if iri in left_out else _last(iri)
+
+
+def _aifb_node(iri: str) -> Node | None:
+    # http://www.aifb.uni-karlsruhe.de/<type>/<view>/<id>; the name is the id alone, as in the graph the field uses, so
+    # that an external author and a publication of the same number are one node of type Publikationen
+    parts = iri.split("/")
+    return (parts[3], parts[5]) if iri.startswith("http://www.aifb.uni-karlsruhe.de/") and len(parts) > 5 else None
+
+
+_CARCINOGENESIS = "http://dl-learner.org/carcinogenesis#"
+
+
+def _mutag_node(iri: str) -> Node | None:
+    if not iri.startswith(_CARCINOGENESIS):
+        return None
+    name = iri[len(_CARCINOGENESIS) :]
+    kind = re.match(r"(d|bond)[0-9]", name)
+    return (kind.group(1) if kind else "", name)
+
+
+def _bgs_node(iri: str) -> Node | None:
+    # http://data.bgs.ac.uk/(ref|id)/<concept>/<sub-concept>/<name>
+    parts = iri.split("/")
+    status = iri.startswith("http://data.bgs.ac.uk/ref/CurrentStatus")
+    inside = iri.startswith("http://data.bgs.ac.uk/") and len(parts) == 7
+    return (f"{parts[4]}/{parts[5]}", parts[6]) if inside and not status else None
+
+
+def _bgs_relation(iri: str) -> str | None:
+    if iri == "http://data.bgs.ac.uk/ref/Lexicon/hasLithogenesis":  # the label
+        return None
+    parts = iri.split("/")
+    if iri.startswith("http://data.bgs.ac.uk/ref"):
+        return f"{parts[4]}/{parts[5]}" if len(parts) == 6 else None
+    return iri
+
+
+_SWRC = "http://swrc.ontoware.org/ontology#"
+
+VOCABULARIES = {
+    "aifb": Vocabulary(
+        "Personen", "person", "label_affiliation", _aifb_node, _unless(f"{_SWRC}employs", f"{_SWRC}affiliation")
+    ),
+    "mutag": Vocabulary(
+        "d",
+        "bond",
+        "label_mutagenic",
+        _mutag_node,
+        lambda iri: None if iri == f"{_CARCINOGENESIS}isMutagenic" else _last(iri.replace(_CARCINOGENESIS, "/")),
+        schema=_CARCINOGENESIS,
+    ),
+    "bgs": Vocabulary("Lexicon/NamedRockUnit", "rock", "label_lithogenesis", _bgs_node, _bgs_relation, literals=False),
+}
+
+
+def rdf(name: str) -> Callable[[Path, dict[str, Any]], HeteroGraph]:
+    """A reader of AIFB, MUTAG or BGS as PyG's ``Entities`` stores them, with node types; without reverse edges.
+
+    Types follow the names in the data (Schlichtkrull et al., ESWC 2018, in DGL's reading): AIFB has 7 node types, 52 edge
+    types, 7262 nodes and 24405 edges. Types and nodes are in alphabetical order.
+    """
+
+    def read(folder: Path, params: dict[str, Any]) -> HeteroGraph:
+        raw = folder / name / "raw"
+        if not (raw / f"{name}_stripped.nt.gz").is_file():
+            from torch_geometric.datasets import Entities
+
+            Entities(str(folder), name)  # downloads
+        return typed_graph(_triples(raw / f"{name}_stripped.nt.gz"), VOCABULARIES[name], *_labels(raw, name), name)
+
+    return read
+
+
+def _triples(path: Path) -> list[tuple[Any, Any, Any]]:
+    import rdflib
+
+    noisy = logging.getLogger("rdflib.term")
+    level = noisy.level
+    noisy.setLevel(logging.CRITICAL)  # malformed dates of the source, of no use here
+    try:
+        graph = rdflib.Graph()
+        with gzip.open(path, "rb") as file:
+            graph.parse(file=file, format="nt")
+        return sorted(graph)
+    finally:
+        noisy.setLevel(level)
+
+
+def _labels(raw: Path, name: str) -> tuple[dict[str, str], dict[str, str]]:
+    """IRI → class of the training and of the test nodes."""
+    import pandas as pd
+
+    words = VOCABULARIES[name]
+    tables = (pd.read_csv(raw / f"{kind}Set.tsv", sep="\t", dtype=str) for kind in ("training", "test"))
+    train, test = (dict(zip(t[words.column], t[words.label], strict=True)) for t in tables)
+    return train, test
+
+
+def typed_graph(
+    triples: list[tuple[Any, Any, Any]], words: Vocabulary, train: dict[str, str], test: dict[str, str], name: str
+) -> HeteroGraph:
+    """Typed nodes and edges from RDF triples.
+
+    Args:
+        triples: (subject, predicate, object) terms of rdflib.
+        words: what the terms mean.
+        train: IRI → class of the training nodes.
+        test: likewise of the test nodes.
+        name: of the dataset.
+    """
+    import rdflib
+
+    def node(term: Any) -> Node | None:
+        if isinstance(term, rdflib.Literal):
+            return (LITERAL, str(term)) if words.literals else None
+        return None if isinstance(term, rdflib.BNode) else words.node(str(term))
+
+    found: dict[EdgeType, list[tuple[str, str]]] = {}
+    for subject, predicate, obj in triples:
+        source, relation, target = node(subject), words.relation(str(predicate)), node(obj)
+        if source is None or relation is None or target is None:
+            continue
+        if words.schema and not str(predicate).startswith(words.schema):
+            source, target = (source[0] or "SCHEMA", source[1]), ("SCHEMA", target[1])
+        target = (target[0] or relation, target[1])
+        if not source[0]:
+            raise FedGraphError(f"{name}: the subject {subject} has no node type")
+        found.setdefault((source[0], relation, target[0]), []).append((source[1], target[1]))
+
+    names: dict[str, set[str]] = {}
+    for (a, _, b), pairs in found.items():
+        names.setdefault(a, set()).update(s for s, _ in pairs)
+        names.setdefault(b, set()).update(t for _, t in pairs)
+    place = {a: {n: i for i, n in enumerate(sorted(names[a]))} for a in sorted(names)}
+    edges = {
+        (a, r, b): torch.tensor([[place[a][s] for s, _ in found[a, r, b]], [place[b][t] for _, t in found[a, r, b]]])
+        for a, r, b in sorted(found)
+    }
+    classes = {c: i for i, c in enumerate(sorted({*train.values(), *test.values()}))}
+    n = len(place[words.target])
+    y, masks = torch.full((n,), -1), (torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool))
+    for table, mask in zip((train, test), masks, strict=True):
+        for iri, label in table.items():
+            labelled = words.node(iri)
+            if labelled and labelled[1] in place[words.target]:
+                i = place[words.target][labelled[1]]
+                y[i], mask[i] = classes[label], True
+    return HeteroGraph(
+        counts={a: len(ids) for a, ids in place.items()},
+        edges=edges,
+        target=words.target,
+        y=y,
+        train_mask=masks[0],
+        val_mask=torch.zeros(n, dtype=torch.bool),
+        test_mask=masks[1],
+        num_classes=len(classes),
+        name=name,
+    )
+
+
+def hgb(name: str) -> Callable[[Path, dict[str, Any]], HeteroGraph]:
+    """A reader of ACM, DBLP or IMDB of the Heterogeneous Graph Benchmark (Lv et al., KDD 2021) by PyG's ``HGBDataset``.
+
+    An edge type that is the exact reverse of an earlier one is left out, since the partition adds reverse types after the
+    split. IMDB's films may have several genres: those with more than one have no label here.
+    """
+
+    def read(folder: Path, params: dict[str, Any]) -> HeteroGraph:
+        from torch_geometric.datasets import HGBDataset
+
+        data = HGBDataset(str(folder), name)[0]
+        target = next(a for a in data.node_types if "y" in data[a])
+        labelled = data[target]
+        num_classes = labelled.y.size(1) if labelled.y.dim() == 2 else int(labelled.y.max()) + 1
+        if labelled.y.dim() == 2:
+            labelled.y = torch.where(labelled.y.sum(1) == 1, labelled.y.argmax(1), -1)
+            labelled.train_mask &= labelled.y >= 0
+            labelled.test_mask &= labelled.y >= 0
+        return without_reverse(HeteroGraph.from_pyg(data, target, num_classes, name))
+
+    return read
+
+
+def without_reverse(graph: HeteroGraph) -> HeteroGraph:
+    """The graph without edge types that hold exactly the reverse of another one's edges."""
+    kept: dict[EdgeType, Tensor] = {}
+    seen: dict[tuple[str, str], list[Tensor]] = {}
+    for (a, relation, b), index in graph.edges.items():
+        ordered = _in_order(index)
+        if a != b and any(torch.equal(_in_order(index.flip(0)), other) for other in seen.get((b, a), [])):
+            continue
+        kept[a, relation, b] = index
+        seen.setdefault((a, b), []).append(ordered)
+    graph.edges = kept
+    return graph
+
+
+def _in_order(index: Tensor) -> Tensor:
+    return index[:, torch.from_numpy(np.lexsort(index.flip(0).numpy()))]
+
+
+def published_whole(folder: Path, params: dict[str, Any]) -> HeteroGraph:
+    """The whole AIFB graph of the published client graphs, reverse edges included."""
+    whole = published(folder, "centralized", 1)[0]
+    return HeteroGraph(**{f.name: getattr(whole, f.name) for f in fields(HeteroGraph)})
+
+
+def published(folder: Path, split: str, num_clients: int) -> list[HeteroClientGraph]:
+    """The AIFB client graphs that the FedHGN authors published, decoded to npz; reverse edges included.
+
+    Args:
+        folder: holds ``aifb-hetero_{split}_{num_clients}.npz``.
+        split: ``random-edges`` or ``random-etypes`` for 3, 5 or 10 clients; ``centralized`` with 1 for the whole graph.
+        num_clients: M.
+
+    Raises:
+        FedGraphError: there is no such file.
+    """
+    path = folder / f"aifb-hetero_{split}_{num_clients}.npz"
+    if not path.is_file():
+        there = sorted(p.name for p in folder.glob("aifb-hetero_*.npz"))
+        raise FedGraphError(
+            f"no published AIFB split '{split}' for {num_clients} clients: {path} is missing; "
+            f"there are: {', '.join(there) or 'none'}"
+        )
+    with np.load(path, allow_pickle=False) as file:
+        graphs = []
+        for client, meta in enumerate(json.loads(str(file["meta"]))):
+
+            def tensor(key: str, dtype: torch.dtype = torch.int64, client: int = client) -> Tensor:
+                return torch.from_numpy(file[f"c{client}_{key}"]).to(dtype)
+
+            types: list[EdgeType] = [(a, relation, b) for a, relation, b in meta["canonical_etypes"]]
+            graphs.append(
+                HeteroClientGraph(
+                    counts=dict(zip(meta["ntypes"], meta["num_nodes"], strict=True)),
+                    edges={r: tensor(f"e{k}") for k, r in enumerate(types)},
+                    target=meta["target"],
+                    y=tensor("label"),
+                    train_mask=tensor("train_mask", torch.bool),
+                    val_mask=tensor("val_mask", torch.bool),
+                    test_mask=tensor("test_mask", torch.bool),
+                    num_classes=int(meta["num_classes"]),
+                    name="aifb-published",
+                    node_id={a: tensor(f"n{j}_id") for j, a in enumerate(meta["ntypes"])},
+                    client=client,
+                    num_clients=num_clients,
+                )
+            )
+    return graphs
