@@ -7,9 +7,24 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
+
+
+def _multiply(csr: Tensor, dense: Tensor) -> Tensor:
+    """S @ D. On a CPU through the weighted sums of embeddings, which is up to four times as fast as CSR."""
+    if dense.is_cuda or dense.dim() != 2:
+        return csr @ dense
+    return functional.embedding_bag(
+        csr.col_indices(),
+        dense,
+        csr.crow_indices(),
+        mode="sum",
+        per_sample_weights=csr.values(),
+        include_last_offset=True,
+    )
 
 
 class _Product(torch.autograd.Function):
@@ -18,13 +33,13 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, transposed: Tensor, dense: Tensor) -> Tensor:
         ctx.transposed = transposed
-        return matrix @ dense
+        return _multiply(matrix, dense)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
         if torch._C._are_functorch_transforms_active():  # autograd.grad(..., is_grads_batched=True)
             return None, None, _BatchedProduct.apply(ctx.transposed, grads[0])
-        return None, None, ctx.transposed @ grads[0]
+        return None, None, _multiply(ctx.transposed, grads[0])
 
 
 class _BatchedProduct(torch.autograd.Function):
@@ -32,7 +47,7 @@ class _BatchedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(matrix: Tensor, dense: Tensor) -> Tensor:
-        return matrix @ dense
+        return _multiply(matrix, dense)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -41,7 +56,7 @@ class _BatchedProduct(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], matrix: Tensor, dense: Tensor) -> tuple[Tensor, int]:
         columns = dense.movedim(in_dims[1], 1)  # [K, B, H]
-        return (matrix @ columns.flatten(1)).unflatten(1, columns.shape[1:]), 1
+        return _multiply(matrix, columns.flatten(1)).unflatten(1, columns.shape[1:]), 1
 
 
 class SparseMatrix:
@@ -150,7 +165,8 @@ class _Dot(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
         left, right = ctx.saved_tensors
-        return None, ctx.pattern.matrix(grads[0]) @ right, ctx.pattern.transposed(grads[0]) @ left
+        entries, transposed = ctx.pattern.matrix(grads[0]), ctx.pattern.transposed(grads[0])
+        return None, _multiply(entries, right), _multiply(transposed, left)
 
 
 class _ValuedProduct(torch.autograd.Function):
@@ -158,10 +174,10 @@ class _ValuedProduct(torch.autograd.Function):
     def forward(ctx: Any, pattern: Pattern, values: Tensor, dense: Tensor) -> Tensor:
         ctx.pattern = pattern
         ctx.save_for_backward(values, dense)
-        return pattern.matrix(values) @ dense
+        return _multiply(pattern.matrix(values), dense)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor]:
         values, dense = ctx.saved_tensors
         grad_values = ctx.pattern.dot(grads[0], dense) if ctx.needs_input_grad[1] else None
-        return None, grad_values, ctx.pattern.transposed(values) @ grads[0]
+        return None, grad_values, _multiply(ctx.pattern.transposed(values), grads[0])

@@ -10,6 +10,11 @@ from fedgraph_flwr.models.base import Inputs, Model
 __all__ = ["MODELS", "Inputs", "Model", "build"]
 
 MODELS = {
+    "acm": "fedgraph_flwr.models.acm:ACMGCN",
+    "decoupled": "fedgraph_flwr.models.decoupled:DecoupledGCN",
+    "gat": "fedgraph_flwr.models.gat:GAT",
+    "mlp": "fedgraph_flwr.models.mlp:MLP",
+    "sage": "fedgraph_flwr.models.sage:GraphSAGE",
     "fedhero": "fedgraph_flwr.models.fedhero:FedHERO",
     "fedstruct": "fedgraph_flwr.models.fedstruct:FedStruct",
     "gcn": "fedgraph_flwr.models.gcn:GCN",

@@ -1,9 +1,8 @@
 """What every network has: constants prepared once for a client's graph, and a forward pass on them."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import scipy.sparse as sp
 import torch
@@ -49,7 +48,7 @@ class Model(nn.Module):
         dense_features: whether the network needs features as a dense tensor even if they are mostly zero.
     """
 
-    adjacency: ClassVar[Callable[[Tensor, int], sp.csr_matrix]] = staticmethod(gcn_adjacency)
+    adjacency = staticmethod(gcn_adjacency)
     dense_features: bool = False
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:

@@ -34,10 +34,9 @@ multiplies the heterophilic one; a change of sign of φ); the code's score of (u
 aggregate, here the unknown one; the parameters that the code uses only before the first training are left out.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -212,7 +211,7 @@ class FedSPANet(Model):
         sfpd: False types every edge as homophilic: the same network without decoupling, for ablations.
     """
 
-    adjacency: ClassVar[Callable[[Tensor, int], sp.csr_matrix]] = staticmethod(random_walk_adjacency)
+    adjacency = staticmethod(random_walk_adjacency)
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from fedgraph_flwr import hops as hop
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Inputs, Model
+from fedgraph_flwr.models.layers import Dropout, propagate
 from fedgraph_flwr.sparse import SparseMatrix
 
 
@@ -47,7 +48,7 @@ class Perceptron(nn.Module):
         super().__init__()
         layers: list[nn.Module] = [nn.LayerNorm(widths[0])]
         for depth, (before, after) in enumerate(pairwise(widths)):
-            layers += [nn.ReLU(), nn.Dropout(dropout)] * bool(depth) + [nn.Linear(before, after)]
+            layers += [nn.ReLU(), Dropout(dropout)] * bool(depth) + [nn.Linear(before, after)]
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,15 +137,6 @@ class FedStruct(Model):
 
     def _combined(self, parts: Tensor, beta: str) -> Tensor:
         return torch.tensordot(getattr(self, beta), parts, 1) if self.learned else parts[0]
-
-
-def propagate(matrix: SparseMatrix, weights: hop.Array, h: Tensor) -> Tensor:
-    """Σ_l weights[j, l] M^l H without forming a power: M [N, N], H [N, C] → [J, N, C]."""
-    totals = [torch.zeros_like(h)] * len(weights)
-    for column in weights.T.tolist():
-        h = matrix @ h
-        totals = [total + w * h if w else total for total, w in zip(totals, column, strict=True)]
-    return torch.stack(totals)
 
 
 def _first(beta: str | Sequence[float], hops: int) -> str | Sequence[float]:

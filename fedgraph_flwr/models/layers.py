@@ -7,8 +7,8 @@ in one direction, and as often as they are stored.
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedgraph_flwr.sparse import SparseMatrix
 
@@ -78,5 +78,38 @@ class Linear(nn.Module):
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """Inverted dropout: x / (1 − p) with probability 1 − p, else 0."""
-    return functional.dropout(x, p, training)
+    """Inverted dropout: each entry is kept with probability q and divided by q, else 0; q is 1 − p rounded to 1/65536.
+
+    The mask compares 16 random bits an entry, a quarter of the time that torch's Bernoulli draws take; like those it
+    comes from torch's global generator, and float32 and float64 draw the same mask.
+    """
+    if not training or p == 0:
+        return x
+    kept = max(round((1 - p) * 65536), 1)
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(-(2**63), None)
+    bits = words.view(torch.int16)[: x.numel()].view(x.shape)
+    return x * (bits < kept - 32768).to(x.dtype).mul_(65536 / kept)
+
+
+class Dropout(nn.Module):
+    """`dropout` as a module."""
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the shape of x."""
+        return dropout(x, self.p, self.training)
+
+
+def propagate(matrix: SparseMatrix, weights: NDArray[np.floating], h: Tensor) -> Tensor:
+    """Σ_l weights[j, l] M^l H without forming a power: M [N, N], H [N, C] → [J, N, C].
+
+    ``weights`` [J, L] are those of M^1..M^L, a row for each of J combinations.
+    """
+    totals = [torch.zeros_like(h)] * len(weights)
+    for column in weights.T.tolist():
+        h = matrix @ h
+        totals = [total + w * h if w else total for total, w in zip(totals, column, strict=True)]
+    return torch.stack(totals)

@@ -1,0 +1,67 @@
+"""ACM-GCN: adaptive mixing of a low-pass, a high-pass and an identity channel (Luan et al., NeurIPS 2022, arXiv:2210.07606).
+
+    H_L = ReLU(P H W_L),   H_H = ReLU((I − P) H W_H),   H_I = ReLU(H W_I)                        Section 5, Option 1
+    s = sigmoid([H_L a_L, H_H a_H, H_I a_I]),   α = softmax(s B / 3)
+    H' = 3 (α_L H_L + α_H H_H + α_I H_I)
+
+P = D̃^{-1} Ã (`layers.random_walk_adjacency`). The last layer's H' [N, C] are the logits. H' is a positive mixture of
+ReLUs, so a further ReLU between layers would change nothing.
+
+Shapes: H [N, F], W [F, H] each, a [H, 1] each, B [3, 3] → H' [N, H].
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.models.base import Inputs, Model
+from fedgraph_flwr.models.layers import dropout, glorot, random_walk_adjacency
+
+
+class ACMLayer(nn.Module):
+    """One layer: [N, F] → [N, H].
+
+    Attributes:
+        filters: [W_L | W_H | W_I], [F, 3H]: one product instead of three, each block initialised as a matrix of its own.
+        scores: a_L, a_H, a_I as rows, [3, H].
+        mixing: B [3, 3].
+    """
+
+    def __init__(self, num_in: int, num_out: int):
+        super().__init__()
+        self.filters = nn.Parameter(torch.cat([glorot(num_in, num_out).data for _ in range(3)], dim=1))
+        self.scores = nn.Parameter(torch.cat([glorot(num_out, 1).data.T for _ in range(3)]))
+        self.mixing = glorot(3, 3)
+
+    def forward(self, h: Any, inputs: Inputs) -> Tensor:
+        """[N, H]."""
+        products = h @ self.filters  # [N, 3H]
+        _, high, identity = products.chunk(3, dim=1)
+        smooth_low, smooth_high = (inputs.adj @ products[:, : -identity.size(1)]).chunk(2, dim=1)
+        channels = torch.relu(torch.stack([smooth_low, high - smooth_high, identity], dim=1))  # [N, 3, H]
+        scores = torch.sigmoid((channels * self.scores).sum(-1))  # [N, 3]
+        weights = torch.softmax(scores @ self.mixing / 3, dim=1)
+        return 3 * (weights.unsqueeze(1) @ channels).squeeze(1)
+
+
+class ACMGCN(Model):
+    """ACM-GCN of ``layers`` layers with dropout between them."""
+
+    adjacency = staticmethod(random_walk_adjacency)
+
+    def __init__(self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float):
+        super().__init__()
+        widths = [num_features, *[hidden] * (layers - 1), num_classes]
+        self.layers = nn.ModuleList([ACMLayer(a, b) for a, b in pairwise(widths)])
+        self.dropout = dropout
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits [N, C]."""
+        h: Any = inputs.x
+        for i, layer in enumerate(self.layers):
+            if i:
+                h = dropout(h, self.dropout, self.training)
+            h = layer(h, inputs)
+        return h

@@ -1,0 +1,62 @@
+"""Decoupled GCN: a perceptron, then propagation without weights (FedStruct, arXiv:2402.19163, the feature branch of Eq. 20).
+
+    logits = Σ_{l=1}^{L} β_l P^l f(X)
+
+f is `mlp.MLP`, with layer normalisation of X before it if asked; P = D̃^{-1} Ã (`layers.random_walk_adjacency`). There is
+no term l = 0. The powers are applied one after the other, never formed.
+
+Shapes: X [N, F], f(X) [N, C], P [N, N] → logits [N, C].
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.hops import hop_weights
+from fedgraph_flwr.models.base import Inputs
+from fedgraph_flwr.models.layers import propagate, random_walk_adjacency
+from fedgraph_flwr.models.mlp import MLP
+
+
+class DecoupledGCN(MLP):
+    """Perceptron and propagation.
+
+    Args:
+        num_features: F.
+        num_classes: C.
+        hidden: H.
+        layers: of the perceptron.
+        dropout: between them.
+        hops: L.
+        beta: ``last`` (β_L = 1, others 0), ``uniform`` (1 / L) or β_1..β_L.
+        input_norm: whether X is normalised by layer first.
+    """
+
+    adjacency = staticmethod(random_walk_adjacency)
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        hops: int = 2,
+        beta: str | Sequence[float] = "last",
+        input_norm: bool = False,
+    ):
+        super().__init__(num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout)
+        if hops < 1:
+            raise FedGraphError(f"model.hops must be >= 1, got {hops}")
+        if beta == "learned":
+            raise FedGraphError("model.beta must be last, uniform or a list of numbers for decoupled, got 'learned'")
+        self.weights = hop_weights(beta, hops)
+        self.norm: Any = nn.LayerNorm(num_features) if input_norm else nn.Identity()
+        self.dense_features = input_norm
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits [N, C]."""
+        return propagate(inputs.adj, self.weights, self.transform(self.norm(inputs.x)))[0]

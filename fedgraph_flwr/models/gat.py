@@ -1,0 +1,74 @@
+"""Graph attention network (Veličković et al., ICLR 2018, arXiv:1710.10903), on PyG's ``GATConv``.
+
+    e_vu = LeakyReLU(a_targetᵀ W h_v + a_sourceᵀ W h_u),   α_v· = softmax of e_v· over N_v and v itself         Eq. (3)
+    h'_v = ELU(‖_k Σ_u α^k_vu W^k h_u + b)    K heads side by side; one head and no ELU at the end           Eq. (5)
+
+Shapes: X [N, F], W^k [F, H/K], so that hidden layers have width H → logits [N, C].
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.base import Inputs, Model
+from fedgraph_flwr.models.layers import dropout, no_adjacency
+
+
+@dataclass
+class EdgeInputs(Inputs):
+    """`Inputs` with the edges as a list, ``edge_index`` [2, E], each node with exactly one loop."""
+
+    edge_index: Tensor
+
+
+class GAT(Model):
+    """GAT of ``layers`` layers with ELU and dropout between them; the attention weights are dropped out too.
+
+    Args:
+        num_features: F.
+        num_classes: C.
+        hidden: H, over all heads together.
+        layers: L.
+        dropout: of hidden features and of attention.
+        heads: K of the hidden layers.
+    """
+
+    adjacency = staticmethod(no_adjacency)
+    dense_features = True
+
+    def __init__(
+        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, heads: int = 8
+    ):
+        from torch_geometric.nn import GATConv  # 1.5 s to import: only for those who use it
+
+        super().__init__()
+        if heads < 1 or hidden % heads:
+            raise FedGraphError(f"model.heads must divide model.hidden ({hidden}), got {heads}")
+        shape = {"dropout": dropout, "add_self_loops": False}
+        widths = [num_features, *[hidden] * (layers - 1)]
+        convs = [GATConv(width, hidden // heads, heads, **shape) for width in widths[:-1]]
+        self.layers = nn.ModuleList([*convs, GATConv(widths[-1], num_classes, **shape)])
+        self.dropout = dropout
+
+    def prepare(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> EdgeInputs:
+        """Features, and edges with one loop a node."""
+        base = super().prepare(graph, device, dtype)
+        loops = torch.arange(graph.num_nodes).expand(2, -1)
+        proper = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
+        return EdgeInputs(base.x, base.adj, torch.cat([proper, loops], dim=1).to(device))
+
+    def forward(self, inputs: EdgeInputs) -> Tensor:
+        """Logits [N, C]."""
+        h: Any = inputs.x
+        for i, layer in enumerate(self.layers):
+            if i:
+                h = dropout(functional.elu(h), self.dropout, self.training)
+            h = layer(h, inputs.edge_index)
+        return h
