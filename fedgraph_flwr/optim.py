@@ -4,7 +4,7 @@ Why not `torch.optim` itself: making its first optimiser imports TorchDynamo, 1.
 fresh process, would pay; and on small graphs its bookkeeping costs a fifth of a step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -139,3 +139,38 @@ def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainConfig) -> Op
     if train.optimizer == "sgd":
         return SGD(parameters, train.lr, train.momentum, train.weight_decay)
     return Adam(parameters, train.lr, train.weight_decay)
+
+
+class NamedOptimizer:
+    """An optimiser whose gradients come from elsewhere: tensors and gradients in, updated tensors out, moments kept."""
+
+    def __init__(self, train: TrainConfig):
+        self._train = train
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._optimizer: Optimizer = make_optimizer([], train)
+
+    def step(self, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One step from ``values``; both mappings have the same names, and the same ones in every call."""
+        self._begin(values)
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(values[name])
+                parameter.grad = gradients[name].to(parameter.dtype)
+        self._optimizer.step()
+        return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """The moments, as ``slot/...``, with the tensors they belong to as ``value/NAME``."""
+        values = {f"value/{name}": parameter.detach() for name, parameter in self._parameters.items()}
+        return values | {f"slot/{name}": tensor for name, tensor in self._optimizer.state().items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        self._begin({name.removeprefix("value/"): t for name, t in state.items() if name.startswith("value/")})
+        self._optimizer.load_state({n.removeprefix("slot/"): t for n, t in state.items() if n.startswith("slot/")})
+
+    def _begin(self, values: Mapping[str, Tensor]) -> None:
+        if not self._parameters:
+            # By name, so that a checkpoint, which may list tensors in another order, meets the same indices.
+            self._parameters = {name: nn.Parameter(values[name].detach().clone()) for name in sorted(values)}
+            self._optimizer = make_optimizer(self._parameters.values(), self._train)

@@ -15,7 +15,7 @@ import torch
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import Arrays, Reply
-from fedgraph_flwr.optimizers import NamedOptimizer
+from fedgraph_flwr.optim import NamedOptimizer
 from fedgraph_flwr.records import Recorder
 from strategies.base import GraphStrategy, NoParams
 

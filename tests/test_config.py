@@ -1,0 +1,114 @@
+"""Composition of the configuration: precedence, sources, and the sentences that wrong input gets."""
+
+import pytest
+
+from fedgraph_flwr.config import check_method, compose, from_run_config, group_names, to_json, to_yaml
+from fedgraph_flwr.errors import FedGraphError
+
+
+def test_later_layers_win():
+    assert compose().train.lr == 0.01
+    assert compose(["train.lr=0.2"]).train.lr == 0.2
+    paper = compose(["protocol=fedomd", "dataset=cora"])
+    assert (paper.rounds, paper.evaluation.patience, paper.split.train) == (1000, 200, 0.01)
+    assert compose(["protocol=fedomd", "dataset=cora", "rounds=7"]).rounds == 7
+
+
+def test_a_protocol_keeps_its_word_on_every_dataset_and_strategy():
+    assert compose(["protocol=fedomd", "dataset=computers"]).dataset.largest_component
+    assert not compose(["protocol=fedomd", "dataset=cora"]).dataset.largest_component
+    other = compose(["protocol=fedomd", "strategy=fedprox", "dataset=cora"])
+    assert other.strategy.name == "fedprox"
+    assert other.rounds == 1000
+    assert other.model.name == "gcn"
+
+
+def test_a_strategy_brings_its_model_unless_the_user_says_otherwise():
+    assert compose(["strategy=fedomd"]).model.name == "fedomd"
+    assert compose(["strategy=fedomd", "model=mlp"]).model.name == "mlp"
+
+
+@pytest.mark.parametrize("strategy", group_names("strategy"))
+def test_every_strategy_composes_and_knows_its_keys(strategy):
+    check_method(compose([f"strategy={strategy}"]))
+
+
+@pytest.mark.parametrize("protocol", group_names("protocol"))
+@pytest.mark.parametrize("strategy", group_names("strategy"))
+def test_any_method_under_any_protocol(protocol, strategy):
+    cfg = compose([f"protocol={protocol}", f"strategy={strategy}", "num_clients=5"])
+    check_method(cfg)
+    assert (cfg.protocol, cfg.strategy.name, cfg.num_clients) == (protocol, strategy, 5)
+
+
+@pytest.mark.parametrize("group", ["dataset", "partition", "model"])
+def test_every_choice_of_a_group_composes(group):
+    for name in group_names(group):
+        compose([f"{group}={name}"])
+
+
+def test_a_resolved_configuration_repeats_itself(tmp_path):
+    cfg = compose(["protocol=fedspa", "strategy=fedspa", "dataset=cora", "seed=4", "train.lr=0.3"])
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(cfg))
+    assert compose([], path) == cfg
+    assert compose([], to_json(cfg)) == cfg
+    assert compose(["seed=5"], path).seed == 5
+    assert from_run_config({"overrides": "strategy=fedprox strategy.mu=0.5", "config": ""}).strategy.params["mu"] == 0.5
+
+
+def test_switching_the_strategy_of_a_resolved_configuration_drops_the_old_keys(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(compose(["strategy=fedprox"])))
+    assert compose(["strategy=fedavg"], path).strategy.params == {}
+
+
+WRONG = {
+    "strategy=fedprx": "did you mean 'fedprox'",
+    "dataset=coar": "did you mean 'cora'",
+    "partition=metiss": "did you mean 'metis'",
+    "protocol=fedomt": "did you mean 'fedomd'",
+    "model=gnc": "did you mean 'gcn'",
+    "rounds=ten": "could not be converted to Integer",
+    "rounds=0": "rounds must be >= 1, got 0",
+    "nu=1": "key 'nu' unknown",
+    "train.lrr=1": "train.lrr",
+    "train.optimizer=adan": "did you mean 'adam'",
+    "train.lr=-1": "train.lr must be > 0, got -1",
+    "model.dropout=1.5": "model.dropout must lie in [0, 1), got 1.5",
+    "model.foo=3": "override model.foo",
+    "split.train=0.9": "split.train + val + test must be <= 1",
+    "strategy.fraction=0": "strategy.fraction must lie in (0, 1], got 0",
+    "evaluation.metric=f1": "evaluation.metric 'f1' unknown",
+    "word": "not of the form key=value",
+    "seed.deep=1": "seed",
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_wrong_input_is_one_sentence_with_value_and_remedy(word):
+    with pytest.raises(FedGraphError) as caught:
+        compose([word])
+    message = str(caught.value)
+    assert WRONG[word] in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(FedGraphError, match="no such config file"):
+        compose([], tmp_path / "nothing.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("rounds: [1")
+    with pytest.raises(FedGraphError, match=r"broken\.yaml is no valid YAML"):
+        compose([], broken)
+    broken.write_text("rounds: ten")
+    with pytest.raises(FedGraphError, match=r"rounds .*broken\.yaml"):
+        compose([], broken)
+
+
+def test_a_wrong_type_of_a_methods_own_key_is_named():
+    with pytest.raises(FedGraphError, match=r"strategy\.mu"):
+        check_method(compose(["strategy=fedprox", "strategy.mu=high"]))
+    with pytest.raises(FedGraphError, match=r"strategy\.mu must be >= 0"):
+        check_method(compose(["strategy=fedprox", "strategy.mu=-1"]))
