@@ -17,9 +17,10 @@ from pathlib import Path
 from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
-from fedgraph_flwr.data import csbm, raw
+from fedgraph_flwr.data import csbm, hetero, raw, typed
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, write_bytes
+from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.root import cache_dir, data_root, imported_path, writable
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -34,7 +35,7 @@ class Source:
     """Where a dataset comes from, and what it is expected to be.
 
     Attributes:
-        kind: ``generated``, ``pyg`` (downloads on first use), ``files`` (put there by hand) or ``hetero`` (typed).
+        kind: ``generated``, ``pyg`` (downloads on first use), ``typed`` (likewise) or ``files`` (put there by hand).
         sizes: N, E (as stored: both directions where both are), F and C; 0 where it varies.
         origin: where the raw files come from.
         folder: where they go, under the root.
@@ -108,12 +109,25 @@ def _heterophilous(name: str, sizes: Sizes) -> Source:
 
 def _entities(name: str, sizes: Sizes) -> Source:
     return Source(
-        "hetero",
+        "typed",
         sizes,
         origin=f"https://data.dgl.ai/dataset/{name}.tgz",
         folder=f"Entities/{name}/raw",
         files=(f"{name}_stripped.nt.gz", "completeDataset.tsv", "trainingSet.tsv", "testSet.tsv"),
         pyg_root="Entities",
+        read=typed.rdf(name),
+    )
+
+
+def _hgb(name: str, sizes: Sizes) -> Source:
+    return Source(
+        "typed",
+        sizes,
+        origin="https://github.com/THUDM/HGB (Google Drive)",
+        folder=f"HGBDataset/{name}/raw/{name.upper()}",
+        files=("info.dat", "node.dat", "link.dat", "label.dat", "label.dat.test"),
+        pyg_root="HGBDataset",
+        read=typed.hgb(name),
     )
 
 
@@ -185,13 +199,24 @@ SOURCES: dict[str, Source] = {
         files=("train_transaction.csv", "train_identity.csv"),
         read=raw.ieee_fraud,
     ),
-    "aifb": _entities("aifb", (8285, 58086, 0, 4)),
-    "mutag": _entities("mutag", (23644, 148454, 0, 2)),
-    "bgs": _entities("bgs", (333845, 1832398, 0, 2)),
+    "aifb": _entities("aifb", (7262, 24405, 0, 4)),
+    "mutag": _entities("mutag", (0, 0, 0, 2)),
+    "bgs": _entities("bgs", (0, 0, 0, 2)),
+    "aifb-published": Source(
+        "files",
+        (7262, 48810, 0, 4),
+        origin="https://github.com/cynricfu/FedHGN (data/aifb-hetero), decoded to npz",
+        folder="FedHGN",
+        files=("aifb-hetero_centralized_1.npz",),
+        read=typed.published_whole,
+    ),
+    "acm": _hgb("acm", (10942, 0, 0, 3)),
+    "dblp": _hgb("dblp", (26128, 0, 0, 4)),
+    "imdb": _hgb("imdb", (21420, 0, 0, 5)),
 }
 
 
-def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
+def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph | HeteroGraph:
     """The graph that a config names, with the config's options applied.
 
     Args:
@@ -210,18 +235,19 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
         raise FedGraphError("dataset=file needs dataset.path=FILE, one that `fedgraph-flwr import --out FILE` wrote")
     elif source is None:
         raise unknown("dataset", cfg.name, SOURCES)
-    elif source.kind == "generated":
+    elif source.read is None:  # generated
         graph = csbm.load(cfg, seed=seed, num_clients=num_clients)
-    elif source.read is None:
-        raise FedGraphError(f"dataset '{cfg.name}' has typed nodes and edges: it needs strategy=fedhgn")
     else:
         graph = _cached(cfg, source, source.read)
-    return clean(graph, cfg)
+    return hetero.clean(graph, cfg) if isinstance(graph, HeteroGraph) else clean(graph, cfg)
 
 
-def _own(path: Path) -> Graph:
-    graph = Graph.load(path)
-    return check(graph, str(path))
+def _own(path: Path) -> Graph | HeteroGraph:
+    return _checked(load_graph(path), str(path))
+
+
+def _checked(graph: Graph | HeteroGraph, where: str) -> Graph | HeteroGraph:
+    return hetero.check(graph, where) if isinstance(graph, HeteroGraph) else check(graph, where)
 
 
 def cached_path(cfg: DatasetConfig) -> Path:
@@ -242,17 +268,17 @@ def _missing(source: Source) -> list[str]:
     return [name for name in source.files if not (folder / name).is_file()]
 
 
-def _cached(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph:
+def _cached(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | HeteroGraph:
     path = cached_path(cfg)
     if not path.is_file():
         with FileLock(path.with_suffix(".lock")):
             if not path.is_file():
                 graph = replace(_convert(cfg, source, read), name=cfg.name)
-                check(graph, f"dataset '{cfg.name}'").save(path)
-    return Graph.load(path)
+                _checked(graph, f"dataset '{cfg.name}'").save(path)
+    return load_graph(path)
 
 
-def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph:
+def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | HeteroGraph:
     folder = data_root() / source.folder
     missing = _missing(source)
     advice = f"put {', '.join(missing[:12])} into {folder}, from {source.origin}; FEDGRAPH_DATA names another root"
@@ -273,7 +299,7 @@ def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph:
         ) from error
 
 
-def _through_pyg(source: Source, read: raw.Reader, folder: Path, download: bool) -> Graph:
+def _through_pyg(source: Source, read: raw.Reader, folder: Path, download: bool) -> Graph | HeteroGraph:
     """Let PyG's class download and process in a temporary folder, and keep what it downloaded once it is complete."""
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".convert-") as stage:
         staged = Path(stage) / source.folder

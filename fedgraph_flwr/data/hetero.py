@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -228,6 +229,18 @@ def check(graph: HeteroGraph, where: str) -> HeteroGraph:
         raise FedGraphError(f"{where} has no labels on its node type '{graph.target}'")
     if int(graph.y.max()) >= graph.num_classes:
         raise FedGraphError(f"{where}: labels must lie in -1..{graph.num_classes - 1}, got {int(graph.y.max())}")
+    return graph
+
+
+def clean(graph: HeteroGraph, cfg: DatasetConfig) -> HeteroGraph:
+    """The graph itself; the options that change a graph are for those of one type.
+
+    Raises:
+        FedGraphError: one of them is set.
+    """
+    for key in ("undirected", "largest_component", "remove_self_loops", "normalize_features", "edge_flip"):
+        if getattr(cfg, key):
+            raise FedGraphError(f"dataset.{key} does not apply to '{cfg.name}', whose nodes and edges are typed")
     return graph
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
 
-Reader = Callable[[Path, dict[str, Any]], Graph]
+Reader = Callable[[Path, dict[str, Any]], Graph | HeteroGraph]
 
 
 def _graph(x: np.ndarray, edges: np.ndarray, y: np.ndarray, num_classes: int, group: np.ndarray | None = None) -> Graph:

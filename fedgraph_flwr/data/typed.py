@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.raw import Reader
 from fedgraph_flwr.errors import FedGraphError
 
 Node = tuple[str, str]
@@ -106,7 +107,7 @@ VOCABULARIES = {
 }
 
 
-def rdf(name: str) -> Callable[[Path, dict[str, Any]], HeteroGraph]:
+def rdf(name: str) -> Reader:
     """A reader of AIFB, MUTAG or BGS as PyG's ``Entities`` stores them, with node types; without reverse edges.
 
     Types follow the names in the data (Schlichtkrull et al., ESWC 2018, in DGL's reading): AIFB has 7 node types, 52 edge
@@ -211,7 +212,7 @@ def typed_graph(
     )
 
 
-def hgb(name: str) -> Callable[[Path, dict[str, Any]], HeteroGraph]:
+def hgb(name: str) -> Reader:
     """A reader of ACM, DBLP or IMDB of the Heterogeneous Graph Benchmark (Lv et al., KDD 2021) by PyG's ``HGBDataset``.
 
     An edge type that is the exact reverse of an earlier one is left out, since the partition adds reverse types after the

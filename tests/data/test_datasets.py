@@ -245,13 +245,10 @@ def test_folders_and_files_are_those_pyg_expects(name, tmp_path):
     assert [Path(p) for p in dataset.raw_paths] == [tmp_path / source.folder / file for file in source.files]
 
 
-def test_every_dataset_has_its_yaml_and_typed_ones_name_their_strategy(offline):
-    names = {name for name, source in datasets.SOURCES.items() if source.kind != "hetero"}
-    assert names <= set(group_names("dataset"))
-    for name in names:
+def test_every_dataset_has_its_yaml(offline):
+    assert datasets.SOURCES.keys() <= set(group_names("dataset"))
+    for name in datasets.SOURCES:
         assert config(name).name == name
-    with pytest.raises(FedGraphError, match="strategy=fedhgn"):
-        load(DatasetConfig(name="aifb"))
     with pytest.raises(FedGraphError, match="did you mean 'cora'"):
         load(DatasetConfig(name="coar"))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
-from fedgraph_flwr.config import ModelConfig, compose
+from fedgraph_flwr.config import ModelConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import METRICS, MODEL
