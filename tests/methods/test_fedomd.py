@@ -361,10 +361,37 @@ def test_a_client_that_drops_out_between_exchanges_leaves_no_trace(run, targets,
     assert asked == (2 if fails == "moments_about" else 1)
 
 
+def make_client(*overrides: str) -> FedOMDClient:
+    """A client in float64 without dropout."""
+    words = ["strategy=fedomd", "dtype=float64", "model.dropout=0", f"model.hidden={D}"]
+    return FedOMDClient(compose([*words, *overrides]), client_graph(0))
+
+
+def test_objective_by_hand():
+    """Eq. (12) with both factors, from the definitions."""
+    client = make_client("strategy.alpha=0.3", "strategy.beta=7", "model.ortho_on=raw")
+    target = torch.rand(H, 5, D, dtype=torch.float64)
+    client.receive({"target": {"moments": target.numpy()}})
+    out = client.model.propagate(client.inputs)
+    nodes, w = client.train_nodes, [client.model.layers[k].weight for k in (1, 2)]
+    entropy = -torch.log_softmax(out.logits, 1)[nodes, client.y[nodes]].mean()
+    gap = torch.from_numpy(union_moments([torch.stack(out.hidden, 1).detach().numpy()])) - target
+    ortho = sum(torch.linalg.matrix_norm(m @ m.T - torch.eye(D)) for m in w)
+    assert float(client.loss()) == pytest.approx(float(entropy + 0.3 * ortho + 7 * gap.norm(dim=2).sum()), rel=1e-6)
+
+
+def test_statistics_are_taken_in_float64_and_rounded_once():
+    client = make_client("dtype=float32")
+    model = dict(zip(client.shared, client.get_parameters({}), strict=True))
+    z = torch.stack(client.model.eval().propagate(client.inputs).hidden, 1).detach().double()
+    told = client.answer("moments", {MODEL: model}, {})[0]["moments"]["moments"]
+    assert told.dtype == np.float32
+    np.testing.assert_array_equal(told, central_moments(z).float().numpy())
+
+
 def test_gradient_of_the_whole_objective_by_finite_differences():
     """Every parameter of Eq. (12), float64, no dropout, with targets that differ from the client's own moments."""
-    words = ["strategy=fedomd", "dtype=float64", "model.dropout=0", f"model.hidden={D}", "strategy.alpha=0.3"]
-    client = FedOMDClient(compose([*words, "model.mix=0.5"]), client_graph(0))
+    client = make_client("strategy.alpha=0.3", "model.mix=0.5")
     target = (
         1.3 * central_moments(client._still(dict(zip(client.shared, client.get_parameters({}), strict=True)))) + 0.1
     )
