@@ -216,6 +216,13 @@ SOURCES: dict[str, Source] = {
 }
 
 
+def own_path(cfg: DatasetConfig) -> Path | None:
+    """The file of a user's own graph, given by ``dataset.path`` or found by its name; None for a known dataset."""
+    if path := cfg.params.get("path"):
+        return Path(path).expanduser()
+    return imported_path(cfg.name) if cfg.name not in SOURCES and imported_path(cfg.name).is_file() else None
+
+
 def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph | HeteroGraph:
     """The graph that a config names, with the config's options applied.
 
@@ -227,10 +234,10 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     Raises:
         FedGraphError: the name is unknown, or its files are not at hand, cannot be read or hold an impossible graph.
     """
-    path = cfg.params.get("path")
+    path = own_path(cfg)
     source = SOURCES.get(cfg.name)
-    if path or (source is None and imported_path(cfg.name).is_file()):
-        graph = _own(Path(path).expanduser() if path else imported_path(cfg.name))
+    if path:
+        graph = _own(path)
     elif cfg.name == "file":
         raise FedGraphError("dataset=file needs dataset.path=FILE, one that `fedgraph-flwr import --out FILE` wrote")
     elif source is None:

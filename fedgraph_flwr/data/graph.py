@@ -6,9 +6,11 @@ They are plain dataclasses of tensors, not PyG ``Data``, because importing PyG d
 client process; `Graph.from_pyg` and `Graph.to_pyg` convert.
 """
 
+import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -171,20 +173,9 @@ def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         FedGraphError: the file is missing, truncated, or of another version.
     """
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(path).is_file():
-        raise FedGraphError(f"no such file: {path}; expected one written by `fedgraph-flwr partition` or `import`")
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            header = file.metadata() or {}
-            packed = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise FedGraphError(f"{path} cannot be read, it is truncated or no safetensors file ({error})") from error
-    if header.get("format") != str(FORMAT_VERSION):
-        raise FedGraphError(
-            f"{path} has format version {header.get('format')!r}, expected '{FORMAT_VERSION}': write it again"
-        )
+    with _opened(path) as file:
+        packed = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        header = file.metadata()
     tensors: dict[str, Tensor] = {}
     for key, tensor in packed.items():
         name, _, role = key.partition("#")
@@ -195,6 +186,40 @@ def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         elif not role:
             tensors[name] = tensor
     return tensors, json.loads(header["values"])
+
+
+def read_header(path: Path | str) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """The shapes of the tensors and the JSON values of what `write_tensors` wrote, without reading the tensors.
+
+    Raises:
+        FedGraphError: as `read_tensors`.
+    """
+    with _opened(path) as file:
+        shapes = {}
+        for key in file.keys():  # noqa: SIM118 (not a dict)
+            name, _, role = key.partition("#")
+            if role in ("", "shape"):
+                shapes[name] = tuple(file.get_tensor(key).tolist() if role else file.get_slice(key).get_shape())
+        return shapes, json.loads(file.metadata()["values"])
+
+
+@contextlib.contextmanager
+def _opened(path: Path | str) -> Iterator[Any]:
+    """A safetensors file of this format version; what goes wrong while it is read is one sentence."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise FedGraphError(f"no such file: {path}; expected one written by `fedgraph-flwr partition` or `import`")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            version = (file.metadata() or {}).get("format")
+            if version != str(FORMAT_VERSION):
+                raise FedGraphError(
+                    f"{path} has format version {version!r}, expected '{FORMAT_VERSION}': write it again"
+                )
+            yield file
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FedGraphError(f"{path} cannot be read, it is truncated or no safetensors file ({error})") from error
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:

@@ -34,6 +34,11 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
     return ensure_train(graph, cfg.min_train, seed) if isinstance(graph, ClientGraph) else graph
 
 
+def grouping_seed(cfg: SplitConfig, seed: int) -> int:
+    """The seed of what the folds of a k-fold split share: the graph, its partition, and the groups of nodes."""
+    return seed // cfg.folds if cfg.kind == "kfold" and cfg.fold < 0 else seed
+
+
 def ensure_train(graph: AnyGraph, minimum: int, seed: int) -> AnyGraph:
     """The graph with at least ``minimum`` training nodes, as far as labelled nodes in no mask last."""
     lacking = minimum - int(graph.train_mask.sum())
@@ -91,9 +96,9 @@ def _kfold(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
     """
     if not -1 <= cfg.fold < cfg.folds:
         raise FedGraphError(f"split.fold must lie in 0..{cfg.folds - 1}, or be -1 for the seed's, got {cfg.fold}")
-    fold, grouping = (seed % cfg.folds, seed // cfg.folds) if cfg.fold < 0 else (cfg.fold, seed)
+    fold = seed % cfg.folds if cfg.fold < 0 else cfg.fold
     nodes = torch.nonzero(graph.y >= 0).view(-1).numpy()
-    nodes = _rng(graph, grouping, 0).permutation(nodes)
+    nodes = _rng(graph, grouping_seed(cfg, seed), 0).permutation(nodes)
     group = (np.arange(len(nodes)) - fold) % cfg.folds  # 0: test, 1: validation
     return _masks(graph, nodes[group > 1], nodes[group == 1], nodes[group == 0])
 

@@ -63,6 +63,20 @@ def describe(graph: Graph) -> dict[str, Any]:
     return found
 
 
+def label_skew(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the clients' labels are from the whole's: [M, C] nodes of each class.
+
+    Returns:
+        The share of each client's largest class [M], and the total-variation distance of its label distribution from
+        that of all clients together [M]; 0 where a client has no labelled node.
+    """
+    counts = labels.double()
+    share = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    whole = counts.sum(0) / counts.sum().clamp(min=1)
+    distance = 0.5 * (share - whole).abs().sum(1)
+    return share.max(1).values, torch.where(counts.sum(1) > 0, distance, 0.0)
+
+
 def is_undirected(edge_index: Tensor, num_nodes: int) -> bool:
     """Whether the reverse of every edge is there."""
     distinct = torch.unique(edge_index[0] * num_nodes + edge_index[1]).numel()

@@ -1,14 +1,42 @@
 """From a graph to its clients: who owns which nodes, and what each client then holds."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import PartitionConfig
+from fedgraph_flwr.config import PartitionConfig, RunConfig
+from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.partition.groups import GROUPINGS
 from fedgraph_flwr.partition.merges import MERGES
+
+
+def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
+    """The clients of a configuration: the graph assigned, cut and split, and each client's edges flipped.
+
+    Raises:
+        FedGraphError: as `assign` and `split_graph`, or a client without a training node.
+    """
+    whole = cfg.split.scope == "global" or cfg.split.kind == "public"
+    if whole:
+        graph = split_graph(graph, cfg.split, cfg.seed)
+    clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, grouping_seed(cfg.split, cfg.seed)))
+    if whole:
+        clients = [ensure_train(client, cfg.split.min_train, cfg.seed) for client in clients]
+    else:
+        clients = [split_graph(client, cfg.split, cfg.seed) for client in clients]
+    for client in clients:
+        if not client.train_mask.any():
+            raise FedGraphError(
+                f"client {client.client} has {client.num_nodes} nodes, none for training: lower num_clients"
+                f" ({len(clients)}), use another partition, or set split.min_train=1"
+            )
+    return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
 
 
 def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> list[Tensor]:
@@ -107,16 +135,23 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
     ]
 
 
-def pool(clients: list[ClientGraph]) -> ClientGraph:
+def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
     """The whole graph again, as the one client of the Central reference: all nodes, kept and cut edges, and ``part``.
 
     A node that several clients hold is the owner's (the lowest number), masks included; nodes that nobody holds are
-    gone. Where clients are disjoint this is the graph that was cut, and each client's masks are its masks here.
+    gone. Where clients are disjoint this is the graph that was cut, and each client's masks are its masks here. Clients
+    that know no other (imported one by one: each holds all nodes of its own numbering) are put side by side.
     """
+    if all(c.num_nodes == c.num_global_nodes for c in clients):
+        starts = np.cumsum([0, *(c.num_nodes for c in clients)]).tolist()
+        clients = [
+            replace(c, node_id=c.node_id + start, num_global_nodes=starts[-1])
+            for c, start in zip(clients, starts, strict=False)
+        ]
     nodes = torch.cat([c.node_id for c in clients])
     part = torch.cat([torch.full_like(c.node_id, i) for i, c in enumerate(clients)])
     node_id, place = np.unique(nodes.numpy(), return_index=True)  # the first, so the lowest client
-    local = torch.full((int(clients[0].num_global_nodes),), -1)
+    local = torch.full((clients[0].num_global_nodes,), -1)
     local[node_id] = torch.arange(node_id.size)
     edges = torch.cat(
         [c.node_id[c.edge_index] for c in clients]

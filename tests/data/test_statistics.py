@@ -9,7 +9,7 @@ from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data import csbm
 from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.graph import ClientGraph, Graph
-from fedgraph_flwr.data.statistics import describe, edge_homophily, is_undirected, node_homophily
+from fedgraph_flwr.data.statistics import describe, edge_homophily, is_undirected, label_skew, node_homophily
 
 
 def toy(edges, y, cls=Graph, **kwargs):
@@ -81,3 +81,11 @@ def test_flips_keep_loops_and_end_on_a_complete_graph():
     assert edge_set(graph) == {(u, u) for u in range(4)}
     everything = flip_edges(toy([(0, 1), (1, 0), (1, 2), (2, 1)], [0] * 3), 1.0, 0)
     assert edge_set(everything) == {(0, 2), (2, 0)}  # the one pair that was absent
+
+
+def test_label_skew_against_fractions():
+    """Client 0 has 3 of 4 in class 0, client 1 has all 4 in class 1; together 3/8 and 5/8."""
+    largest, distance = label_skew(torch.tensor([[3, 1], [0, 4]]))
+    assert largest.tolist() == [0.75, 1.0]
+    assert distance.tolist() == [0.375, 0.375]
+    assert label_skew(torch.tensor([[0, 0], [1, 2]]))[1].tolist() == [0.0, 0.0]

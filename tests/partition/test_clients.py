@@ -1,6 +1,7 @@
 """Who owns what, and what the clients hold: against sets of Python tuples."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -177,6 +178,17 @@ def test_pool_of_clients_that_share_nodes_has_each_node_and_edge_once():
     expected = {(u, v) for u, v in graph.edge_index.T.tolist() if u in set(held) and v in set(held)}
     assert sorted(expected) == sorted(map(tuple, whole.node_id[whole.edge_index].T.tolist()))
     assert whole.part.tolist() == [min(i for i, p in enumerate(parts) if v in p) for v in held]
+
+
+def test_pool_puts_clients_that_know_no_other_side_by_side():
+    alone = [blocks(n=24, num_blocks=2, seed=seed) for seed in (0, 1)]
+    clients = [replace(cut(graph, [torch.arange(24)])[0], client=i) for i, graph in enumerate(alone)]
+    whole = pool(clients)
+    assert whole.num_nodes == 48
+    assert whole.part.tolist() == [0] * 24 + [1] * 24
+    assert torch.equal(whole.x, torch.cat([alone[0].x, alone[1].x]))
+    expected = torch.cat([alone[0].edge_index, alone[1].edge_index + 24], dim=1)
+    assert Counter(map(tuple, whole.edge_index.T.tolist())) == Counter(map(tuple, expected.T.tolist()))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""The command ``partition``: cut a dataset into one file a client, or describe the cut."""
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgraph_flwr.config import RunConfig, group_names
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.statistics import describe, label_skew
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import store
+
+_EPILOG = """\
+examples:
+  fedgraph-flwr partition dataset=cora num_clients=5 --describe
+  fedgraph-flwr partition dataset=cora partition=metis num_clients=5 seed=1 --out parts
+  fedgraph-flwr run graph=parts num_clients=5
+"""
+
+COLUMNS = ("client", "nodes", "edges", "train/val/test", "homophily", "top class", "label TV", "cut")
+
+
+def register(commands: Any) -> None:
+    """Add ``partition`` to the subparsers."""
+    parser = commands.add_parser(
+        "partition",
+        help="cut a dataset into one file a client, or describe the cut",
+        epilog=f"{_EPILOG}partitions: {', '.join(group_names('partition'))}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `fedgraph-flwr run`")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write client_0000.safetensors ... and partition.json")
+    parser.add_argument(
+        "--describe",
+        action="store_true",
+        help="print sizes, homophily, label skew and cut edges (without --out: the default)",
+    )
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``partition``."""
+    from fedgraph_flwr.run_command import configuration
+
+    cfg = configuration(args.overrides)
+    folder = store.prepare(cfg)
+    if args.out:
+        export(folder, args.out)
+        print(f"{len(store.files(folder))} client files: {args.out}")
+    if args.describe or not args.out:
+        print_description(cfg, folder)
+    return 0
+
+
+def export(folder: Path, out: Path) -> None:
+    """Copy a folder of client files to ``out``, whole or not at all; an earlier partition there is replaced.
+
+    Raises:
+        FedGraphError: ``out`` holds something else, or cannot be written.
+    """
+    if out.resolve() == folder.resolve():
+        return
+    strangers = [path.name for path in out.iterdir() if not store.belongs(path)] if out.is_dir() else []
+    if strangers or (out.exists() and not out.is_dir()):
+        what = f"holds {strangers[0]}" if strangers else "is a file"
+        raise FedGraphError(f"--out {out} {what}: give a new or an empty folder, or one of an earlier partition")
+    with store.replacing(out) as temporary:
+        shutil.copytree(folder, temporary)
+
+
+def print_description(cfg: RunConfig, folder: Path) -> None:
+    """A table of the clients, and a line about the whole."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    clients = [store.load(path) for path in store.files(folder)]
+    source = cfg.graph or f"partition={cfg.partition.name} merge={cfg.partition.merge} seed={cfg.seed}"
+    table = Table(
+        title=f"{clients[0].name}: {len(clients)} clients, {source}",
+        box=box.SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows(clients):
+        table.add_row(*row)
+    kept = sum(client.edge_index.size(1) for client in clients)
+    lost = sum(client.cut_out.size(1) for client in clients)
+    console = Console()
+    console.width = max(console.width, 120) if not console.is_terminal else console.width  # a pipe has no width
+    console.print(table)
+    console.print(f"{kept} edges kept, {lost} cut ({lost / max(kept + lost, 1):.1%})", highlight=False)
+    console.print(
+        "homophily: share of a client's edges that join one class; top class: share of its largest class; label TV: total\n"
+        "variation between its label distribution and that of all clients together; cut: its leaving and arriving edges",
+        highlight=False,
+        style="dim",
+    )
+
+
+def rows(clients: list[ClientGraph]) -> list[tuple[str, ...]]:
+    """One row of `COLUMNS` a client."""
+    found = [describe(client) for client in clients]
+    largest, distance = label_skew(torch.tensor([row["labels"] for row in found]))
+    return [
+        (
+            str(row["client"]),
+            str(row["nodes"]),
+            str(row["edges"]),
+            f"{row['train']}/{row['val']}/{row['test']}",
+            "-" if row["edge_homophily"] is None else f"{row['edge_homophily']:.3f}",
+            f"{largest[i]:.1%}",
+            f"{distance[i]:.3f}",
+            str(row["cut_edges"]),
+        )
+        for i, row in enumerate(found)
+    ]

@@ -1,0 +1,235 @@
+"""Where client files lie: a folder the user names, or a cache that computes each partition once.
+
+A folder holds ``client_0000.safetensors``... and ``partition.json`` (number of clients, sizes, key, configuration). A cached
+one is written under another name and renamed when it is whole; a file lock lets many processes ask at once, and those that
+find it whole read neither the dataset nor anybody else's file.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data import datasets
+from fedgraph_flwr.data.graph import FORMAT_VERSION, read_header, write_bytes
+from fedgraph_flwr.data.hetero import load_graph
+from fedgraph_flwr.data.root import cache_dir
+from fedgraph_flwr.data.split import grouping_seed
+from fedgraph_flwr.errors import FedGraphError
+
+VERSION = 1
+"""Of the way from a configuration to client files; a change in what a partitioner gives raises it."""
+
+MODULES = {
+    "Graph": "fedgraph_flwr.partition.clients",
+    "ClientGraph": "fedgraph_flwr.partition.clients",
+}
+"""What cuts and pools a kind of graph: ``make(graph, cfg) -> list of client graphs`` and ``pool(clients) -> client graph``."""
+
+MANIFEST = "partition.json"
+
+
+def prepare(cfg: RunConfig) -> Path:
+    """The folder of client files of a configuration: checked if the user names one, else computed once.
+
+    A pooled configuration (``strategy.params['pooled']``, Central) has one file with the whole graph.
+
+    Raises:
+        FedGraphError: the dataset, split or partition is impossible, or the user's folder is not as it must be.
+    """
+    if cfg.graph:
+        given = Path(cfg.graph).expanduser()
+        check(given)
+        if not _pooled(cfg):
+            return given
+    folder = _cached(cfg)
+    if not _whole(folder):
+        with FileLock(folder.with_suffix(".lock")):
+            if not _whole(folder):
+                write(folder, _make(cfg), cfg)
+    return folder
+
+
+def num_clients(cfg: RunConfig) -> int:
+    """How many client files there are: M, or 1 for the pooled graph."""
+    return len(files(prepare(cfg)))
+
+
+def load_client(cfg: RunConfig, index: int) -> Any:
+    """One client's graph; no other client's file is read.
+
+    Raises:
+        FedGraphError: there is no such client, or its file cannot be read.
+    """
+    given = cfg.graph and not _pooled(cfg)
+    folder = Path(cfg.graph).expanduser() if given else _cached(cfg)
+    if not given and not (folder / MANIFEST).is_file():
+        folder = prepare(cfg)
+    return load(folder / f"client_{index:04d}.safetensors")
+
+
+def load(path: Path | str) -> Any:
+    """One client file, of whichever kind.
+
+    Raises:
+        FedGraphError: it is missing, truncated, of another version or no client's graph.
+    """
+    graph = load_graph(path)
+    _client_kind(path, type(graph).__name__)
+    return graph
+
+
+def files(folder: Path) -> list[Path]:
+    """The client files of a folder, by number."""
+    return sorted(folder.glob("client_*.safetensors"))
+
+
+def check(folder: Path) -> None:
+    """Check a folder of client files by their headers.
+
+    Raises:
+        FedGraphError: there is none, a number is missing, or a file is truncated, of another version, another client's, or
+            does not fit the others (kind, features, classes).
+    """
+    paths = files(folder)
+    if not paths:
+        raise FedGraphError(
+            f"graph={folder} holds no client files; make them with `fedgraph-flwr partition --out {folder}`"
+        )
+    for index, path in enumerate(paths):
+        if path.name != f"client_{index:04d}.safetensors":
+            raise FedGraphError(f"graph={folder} lacks client_{index:04d}.safetensors, but has {path.name}")
+    first: dict[str, Any] = {}
+    for index, path in enumerate(paths):
+        shapes, values = read_header(path)
+        _client_kind(path, values.get("kind"))
+        if values["client"] != index or values["num_clients"] != len(paths):
+            raise FedGraphError(
+                f"{path} is of client {values['client']} of {values['num_clients']}, expected {index} of {len(paths)}:"
+                " is the folder from one partition?"
+            )
+        found = {"kind": values["kind"], "features": shapes.get("x", ())[1:], "classes": values.get("num_classes")}
+        first = first or found
+        for key, value in found.items():
+            if value != first[key]:
+                raise FedGraphError(f"{path} has {key} {value}, but {paths[0].name} has {first[key]}: they must agree")
+
+
+def write(folder: Path, clients: Sequence[Any], cfg: RunConfig) -> None:
+    """Write client files and ``partition.json`` as a whole, in the place of what may be there.
+
+    Raises:
+        FedGraphError: the folder cannot be written; what was there stays.
+    """
+    with replacing(folder) as temporary:
+        for client in clients:
+            client.save(temporary / f"client_{client.client:04d}.safetensors")
+        manifest = {
+            "version": VERSION,
+            "num_clients": len(clients),
+            "nodes": [client.num_nodes for client in clients],
+            "bytes": [path.stat().st_size for path in files(temporary)],
+            "key": key(cfg),
+            "config": _relevant(cfg),
+        }
+        write_bytes(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A path beside ``folder`` to write to; what is there at the end takes the folder's place, and an error leaves it."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        yield temporary
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(temporary, folder)
+    except OSError as error:
+        raise FedGraphError(f"cannot write {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def belongs(path: Path) -> bool:
+    """Whether a file is of the kind that `write` writes."""
+    return path.name == MANIFEST or (path.suffix == ".safetensors" and path.name.startswith("client_"))
+
+
+def key(cfg: RunConfig) -> str:
+    """Names a partition: a hash of everything its files are a function of."""
+    versions = {"version": VERSION, "format": FORMAT_VERSION, "datasets": datasets.CACHE_VERSION}
+    text = json.dumps(_relevant(cfg) | versions | {"content": _content(cfg)}, sort_keys=True, default=str)
+    return f"{cfg.dataset.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _relevant(cfg: RunConfig) -> dict[str, Any]:
+    if cfg.graph:
+        return {"graph": str(Path(cfg.graph).expanduser().absolute()), "pooled": _pooled(cfg)}
+    groups = {name: dataclasses.asdict(getattr(cfg, name)) for name in ("dataset", "split", "partition")}
+    return groups | {"num_clients": cfg.num_clients, "seed": cfg.seed, "pooled": _pooled(cfg)}
+
+
+def _content(cfg: RunConfig) -> list[str]:
+    """Hashes of the files a partition is made from, where their name alone does not say what is in them."""
+    if cfg.graph:
+        paths = files(Path(cfg.graph).expanduser())
+    else:
+        path = datasets.own_path(cfg.dataset)
+        paths = [path] if path and path.is_file() else []
+    return [_hash(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+def _client_kind(path: Path | str, kind: str | None) -> None:
+    accepted = [name for name in MODULES if name.endswith("ClientGraph")]
+    if kind not in accepted:
+        raise FedGraphError(f"{path} holds a {kind}, expected a client's graph ({', '.join(accepted)})")
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash(path: Path, size: int, modified: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _pooled(cfg: RunConfig) -> bool:
+    return bool(cfg.strategy.params.get("pooled", False))
+
+
+def _cached(cfg: RunConfig) -> Path:
+    root = cache_dir() / "partitions"
+    root.mkdir(parents=True, exist_ok=True)
+    return root / key(cfg)
+
+
+def _whole(folder: Path) -> bool:
+    """Whether a cached folder holds the files that were written, at their full length."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        return manifest["bytes"] == [path.stat().st_size for path in files(folder)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _make(cfg: RunConfig) -> Sequence[Any]:
+    if cfg.graph:
+        clients: Sequence[Any] = [load(path) for path in files(Path(cfg.graph).expanduser())]
+        module = _module(clients[0])
+    else:
+        graph = datasets.load(cfg.dataset, seed=grouping_seed(cfg.split, cfg.seed), num_clients=cfg.num_clients)
+        module = _module(graph)
+        clients = module.make(graph, cfg)
+    return [module.pool(clients)] if _pooled(cfg) else clients
+
+
+def _module(graph: Any) -> Any:
+    return importlib.import_module(MODULES[type(graph).__name__])

@@ -1,0 +1,328 @@
+"""The cache of client files: computed once, whole, by any number of processes, and checked where the user brings it."""
+
+import json
+import multiprocessing
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.data import datasets
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import assign, cut, load_client, num_clients, prepare, store
+from tests.conftest import client_graph
+
+SMALL = (
+    "dataset.nodes_per_client=[30,30]",
+    "dataset.features=4",
+    "dataset.cut_degree=2",
+    "num_clients=3",
+    "partition=metis",
+)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
+    """How often client files were computed, by this process and those it forks."""
+    log, make = tmp_path / "made.log", store._make
+
+    def counted(cfg):
+        with log.open("a") as file:
+            file.write("x")
+        return make(cfg)
+
+    monkeypatch.setattr(store, "_make", counted)
+    return lambda: len(log.read_text()) if log.exists() else 0
+
+
+def config(*words: str) -> RunConfig:
+    return compose([*SMALL, *words])
+
+
+def clients_of(*words: str) -> list[ClientGraph]:
+    cfg = config(*words)
+    return [load_client(cfg, index) for index in range(num_clients(cfg))]
+
+
+def same(a: ClientGraph, b: ClientGraph) -> bool:
+    return all(
+        torch.equal(value, getattr(b, key)) if isinstance(value, torch.Tensor) else value == getattr(b, key)
+        for key, value in vars(a).items()
+    )
+
+
+def test_prepare_is_load_assign_cut_split(root):
+    cfg = config("seed=5")
+    folder = prepare(cfg)
+    assert folder.parent == root / "fedgraph" / "partitions"
+    graph = datasets.load(cfg.dataset, seed=5, num_clients=3)
+    cuts = cut(graph, assign(graph, cfg.partition, 3, 5))
+    assert num_clients(cfg) == 3
+    for index, expected in enumerate(cuts):
+        client = load_client(cfg, index)
+        split = client.train_mask.int() + client.val_mask.int() + client.test_mask.int()
+        assert split.tolist() == [1] * client.num_nodes
+        assert int(client.train_mask.sum()) == int(0.6 * client.num_nodes)
+        none = torch.zeros_like(client.train_mask)
+        assert same(replace(client, train_mask=none, val_mask=none, test_mask=none), expected)
+    manifest = json.loads((folder / "partition.json").read_text())
+    assert manifest["num_clients"] == 3
+    assert manifest["nodes"] == [c.num_nodes for c in cuts]
+    assert manifest["config"]["seed"] == 5
+
+
+def test_global_split_is_drawn_before_the_cut():
+    clients = clients_of("split={kind: ratio, scope: global, train: 0.5, val: 0.25, test: 0.25}")
+    assert sum(int(c.train_mask.sum()) for c in clients) == 45
+    assert len({int(c.train_mask.sum()) / c.num_nodes for c in clients}) > 1
+
+
+def test_computed_once(made, monkeypatch):
+    cfg = config()
+    folder = prepare(cfg)
+    monkeypatch.setattr(datasets, "load", None)  # the dataset is not needed again
+    assert prepare(cfg) == folder
+    assert load_client(cfg, 2).client == 2
+    assert made() == 1
+
+
+def test_client_reads_only_its_own_file():
+    cfg = config()
+    folder = prepare(cfg)
+    for index in (0, 2):
+        (folder / f"client_{index:04d}.safetensors").write_bytes(b"")
+    assert load_client(cfg, 1).client == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "seed=1",
+        "num_clients=4",
+        "partition=random",
+        "split.train=0.5",
+        "dataset.edge_flip=0.1",
+        "dataset.homophily=0.5",
+        "strategy=central",
+    ],
+)
+def test_key_covers_what_files_depend_on(change):
+    assert store.key(config(change)) != store.key(config())
+
+
+@pytest.mark.parametrize("change", ["rounds=3", "strategy=fedprox", "train.lr=0.5", "model.hidden=8", "device=cpu"])
+def test_key_covers_nothing_else(change):
+    assert store.key(config(change)) == store.key(config())
+
+
+def test_key_covers_what_is_in_an_own_file(tmp_path):
+    cfg = config()
+    cfg.dataset.name, cfg.dataset.params = "mine", {"path": str(tmp_path / "mine.safetensors")}
+    keys = []
+    for value in (0.0, 1.0):
+        graph = Graph(**{k: v for k, v in vars(client_graph(0)).items() if k in Graph.__dataclass_fields__})
+        graph.x = graph.x + value
+        graph.save(tmp_path / "mine.safetensors")
+        keys.append(store.key(cfg))
+    assert keys[0] != keys[1]
+    prepare(cfg)
+
+
+def test_folds_rotate_over_one_partition():
+    """Five seeds of a five-fold split test each node once, on the same clients."""
+    runs = [clients_of("split.kind=kfold", f"seed={seed}") for seed in range(5)]
+    for client in zip(*runs, strict=True):
+        assert all(torch.equal(c.node_id, client[0].node_id) and torch.equal(c.x, client[0].x) for c in client)
+        assert sum(c.test_mask.int() for c in client).tolist() == [1] * client[0].num_nodes
+
+
+def test_pooled_is_the_union_of_the_clients():
+    clients = clients_of()
+    cfg = config("strategy=central")
+    assert num_clients(cfg) == 1
+    whole = load_client(cfg, 0)
+    for i, client in enumerate(clients):
+        assert torch.equal((whole.part == i).nonzero().view(-1), client.node_id)
+        for key in ("x", "y", "train_mask", "val_mask", "test_mask"):
+            assert torch.equal(getattr(whole, key)[client.node_id], getattr(client, key))
+    assert whole.edge_index.size(1) == sum(c.edge_index.size(1) + c.cut_out.size(1) for c in clients)
+    assert whole.edge_index.size(1) > sum(c.edge_index.size(1) for c in clients)
+
+
+def test_pooled_from_a_folder(tmp_path):
+    cli.main(["partition", *SMALL, "--out", str(tmp_path / "parts")])
+    expected = load_client(config("strategy=central"), 0)
+    cfg = config("strategy=central", f"graph={tmp_path / 'parts'}")
+    assert num_clients(cfg) == 1
+    assert same(load_client(cfg, 0), expected)
+
+
+def test_many_processes_compute_once(made):
+    cfg, fork = config("dataset.nodes_per_client=[700,700]"), multiprocessing.get_context("fork")
+    start, answers = fork.Barrier(4), fork.SimpleQueue()
+
+    def ask(index):
+        start.wait()
+        answers.put((str(prepare(cfg)), load_client(cfg, index % 3).num_nodes))
+
+    processes = [fork.Process(target=ask, args=(i,)) for i in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert {answers.get()[0] for _ in processes} == {str(prepare(cfg))}
+    assert made() == 1
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "manifest", "half"])
+def test_damaged_cache_is_made_again(made, damage):
+    cfg = config()
+    folder = prepare(cfg)
+    before = load_client(cfg, 1)
+    path = folder / "client_0001.safetensors"
+    match damage:
+        case "truncated":
+            content = path.read_bytes()
+            path.unlink()  # `before` is mapped to the old file
+            path.write_bytes(content[:-10])
+        case "missing":
+            path.unlink()
+        case "manifest":
+            (folder / "partition.json").write_text("{")
+        case "half":  # what an older program that died in between may have left
+            shutil.rmtree(folder)
+            folder.mkdir()
+    prepare(cfg)
+    assert made() == 2
+    assert same(load_client(cfg, 1), before)
+
+
+def test_nothing_is_left_when_it_fails(root):
+    cfg = config("split.train=0", "split.val=0.5", "split.test=0.5")
+    with pytest.raises(FedGraphError, match=r"client 0 has \d+ nodes, none for training: lower num_clients \(3\)"):
+        prepare(cfg)
+    left = [path for path in (root / "fedgraph" / "partitions").iterdir() if path.suffix != ".lock"]
+    assert left == []
+
+
+def test_min_train_gives_unused_nodes():
+    clients = clients_of("split={kind: ratio, scope: global, train: 0.0, val: 0.2, test: 0.2, min_train: 2}")
+    assert [int(c.train_mask.sum()) for c in clients] == [2, 2, 2]
+    assert not any(bool((c.train_mask & (c.val_mask | c.test_mask)).any()) for c in clients)
+
+
+def test_edges_flip_within_clients():
+    for a, b in zip(clients_of(), clients_of("dataset.edge_flip=0.3"), strict=True):
+        assert a.edge_index.shape == b.edge_index.shape
+        assert not torch.equal(a.edge_index, b.edge_index)
+        assert torch.equal(a.cut_out, b.cut_out)
+
+
+# --- a user's folder ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    assert cli.main(["partition", *SMALL, "--out", str(tmp_path / "parts")]) == 0
+    return tmp_path / "parts"
+
+
+def test_folder_goes_before_dataset(parts, monkeypatch):
+    expected = load_client(config(), 1)
+    monkeypatch.setattr(datasets, "load", None)
+    cfg = compose([f"graph={parts}", "dataset=cora"])
+    assert prepare(cfg) == parts
+    assert num_clients(cfg) == 3
+    assert same(load_client(cfg, 1), expected)
+
+
+def resave(path: Path, **changes) -> None:
+    replace(ClientGraph.load(path), **changes).save(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda p: p.write_bytes(p.read_bytes()[:-1]), "client_0001.safetensors cannot be read, it is truncated"),
+        (lambda p: p.unlink(), "lacks client_0001.safetensors, but has client_0002"),
+        (lambda p: p.write_bytes(p.read_bytes().replace(b'"format":"1"', b'"format":"9"')), "format version '9'"),
+        (
+            lambda p: resave(p, num_classes=7),
+            "client_0001.safetensors has classes 7, but client_0000.safetensors has 2",
+        ),
+        (lambda p: resave(p, x=torch.ones(30, 9)), r"has features \(9,\), but client_0000.safetensors has \(4,\)"),
+        (lambda p: resave(p, client=2), "is of client 2 of 3, expected 1 of 3"),
+        (lambda p: [f.unlink() for f in p.parent.glob("client_*")], "holds no client files"),
+        (lambda p: client_graph_as_graph(p), "client_0001.safetensors holds a Graph"),
+    ],
+)
+def test_wrong_folder_is_one_sentence(parts, damage, sentence):
+    damage(parts / "client_0001.safetensors")
+    with pytest.raises(FedGraphError, match=sentence):
+        prepare(compose([f"graph={parts}"]))
+
+
+def client_graph_as_graph(path: Path) -> None:
+    client = ClientGraph.load(path)
+    Graph(**{name: getattr(client, name) for name in Graph.__dataclass_fields__}).save(path)
+
+
+def test_unknown_client_of_a_folder(parts):
+    with pytest.raises(FedGraphError, match=r"no such file: .*client_0007"):
+        load_client(compose([f"graph={parts}"]), 7)
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_command_describes(capsys):
+    assert cli.main(["partition", *SMALL]) == 0
+    printed = capsys.readouterr().out
+    clients = clients_of()
+    for client in clients:
+        masks = "/".join(str(int(m.sum())) for m in (client.train_mask, client.val_mask, client.test_mask))
+        ends = client.cut_out.size(1) + client.cut_in.size(1)
+        (line,) = (line.split() for line in printed.splitlines() if line.split()[:1] == [str(client.client)])
+        assert line[1:4] == [str(client.num_nodes), str(client.edge_index.size(1)), masks]
+        same_class = (client.y[client.edge_index[0]] == client.y[client.edge_index[1]]).float().mean()
+        assert line[4] == f"{float(same_class):.3f}"
+        assert line[-1] == str(ends)
+    kept, lost = sum(c.edge_index.size(1) for c in clients), sum(c.cut_out.size(1) for c in clients)
+    assert f"{kept} edges kept, {lost} cut" in printed
+
+
+def test_command_replaces_an_earlier_partition_and_nothing_else(parts, tmp_path, capsys):
+    assert cli.main(["partition", *SMALL, "num_clients=2", "--out", str(parts)]) == 0
+    assert len(store.files(parts)) == 2
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    (parts / "thesis.txt").write_text("dear")
+    assert cli.main(["partition", *SMALL, "--out", str(parts)]) == 2
+    assert "holds thesis.txt" in capsys.readouterr().err
+    assert len(store.files(parts)) == 2
+    assert (parts / "thesis.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["partition=metisse"], "did you mean 'metis'"),
+        (["num_clients=91", "dataset.clients=3"], "num_clients=91 exceeds the 90 nodes of 'csbm'"),
+        (["partition=planted", "dataset.clients=4"], "partition=planted gives 4 groups, num_clients=3"),
+    ],
+)
+def test_command_on_wrong_input(words, sentence, capsys):
+    assert cli.main(["partition", *SMALL, *words]) == 2
+    assert sentence in capsys.readouterr().err
