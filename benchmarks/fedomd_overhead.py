@@ -1,0 +1,47 @@
+"""What FedOMD costs beyond FedAvg with the same stack: ``python benchmarks/fedomd_overhead.py [key=value ...]``.
+
+All variants run in this process under the paper's protocol, in turns, so that a busy machine slows them alike. Prints, for
+each, the median seconds of a round, its ratio to FedAvg, the exchanges of a round, and the floats a client sends in one.
+"""
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.run import run
+
+VARIANTS = {
+    "FedAvg, plain stack": ["strategy=fedavg", "model=gcn", "model.layers=4"],
+    "FedOMD, CMD off": ["strategy=fedomd", "strategy.cmd=false"],
+    "FedOMD, ortho off": ["strategy=fedomd", "model.ortho=false"],
+    "FedOMD": ["strategy=fedomd"],
+    "FedOMD, two-phase": ["strategy=fedomd", "strategy.exchange=two_phase"],
+}
+TURNS = 3
+
+
+def main(words: list[str]) -> None:
+    """Run the variants and print the table."""
+    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    rows: dict[str, tuple[float, float]] = {}
+    for _ in range(TURNS):
+        for name, own in VARIANTS.items():
+            with tempfile.TemporaryDirectory() as out:
+                common = ["protocol=fedomd", "rounds=60", "evaluation.patience=0"]
+                cfg = compose([*common, *own, *words, f"out={out}"])
+                summary = run(cfg)
+            seconds[name].append(summary["seconds_per_round"])
+            rows[name] = summary["exchanges_per_round"], summary["bytes_up"] / summary["rounds"] / cfg.num_clients / 4
+    base = statistics.median(seconds["FedAvg, plain stack"])
+    print(f"{'':22}{'ms a round':>12}{'ratio':>8}{'exchanges':>11}{'floats up a client':>20}")
+    for name, values in seconds.items():
+        middle = statistics.median(values)
+        print(f"{name:22}{1e3 * middle:12.1f}{middle / base:8.2f}{rows[name][0]:11.0f}{rows[name][1]:20.0f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
