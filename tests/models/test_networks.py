@@ -1,0 +1,295 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.config import ModelConfig, compose
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import MODELS, build
+from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.sparse import SparseMatrix
+
+NAMES = ["mlp", "gcn", "sage", "gat", "acm", "decoupled"]
+N, F, C = 12, 40, 3
+
+
+def graph(seed: int = 0, share: float = 0.05) -> Graph:
+    """Directed, with a loop, a node without arrivals and one without edges; ``share`` of the features are not zero."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(N, F, generator=g) * (torch.rand(N, F, generator=g) < share)
+    edges = torch.randint(0, N - 2, (2, 30), generator=g)
+    edges = torch.cat([edges, torch.tensor([[3, N - 2], [3, 0]])], dim=1).unique(dim=1)
+    y = torch.arange(N) % C
+    return Graph(x, edges, y, y == 0, y == 1, y == 2, C)
+
+
+def network(name: str, **kwargs: object) -> Model:
+    """In float64, every parameter random so that none hides behind zero or symmetry."""
+    torch.manual_seed(3)
+    params = {"hidden": 8, "layers": 2, "dropout": 0.5, **kwargs}
+    own = {key: params.pop(key) for key in set(params) - {f.name for f in dataclasses.fields(ModelConfig)}}
+    model = build(ModelConfig(name=name, params=own, **params), F, C).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 2)
+    return model
+
+
+def logits(model: Model, g: Graph) -> Tensor:
+    return model.eval()(model.prepare(g, dtype=torch.float64))
+
+
+def dense_adjacency(g: Graph, loops: bool = True) -> np.ndarray:
+    """Row target, column source; with ``loops`` each node has exactly one."""
+    a = np.zeros((N, N))
+    for source, target in g.edge_index.T.tolist():
+        a[target, source] += 1
+    if loops:
+        np.fill_diagonal(a, 1)
+    return a
+
+
+def arrays(model: nn.Module) -> dict[str, np.ndarray]:
+    return {name: p.detach().numpy() for name, p in model.named_parameters()}
+
+
+def relu(z: np.ndarray) -> np.ndarray:
+    return np.maximum(z, 0)
+
+
+def test_mlp_equals_its_formula():
+    g, model = graph(), network("mlp", layers=3)
+    p, h = arrays(model), g.x.double().numpy()
+    for i in range(3):
+        h = (relu(h) if i else h) @ p[f"layers.{i}.weight"] + p[f"layers.{i}.bias"]
+    np.testing.assert_allclose(logits(model, g).detach(), h, rtol=1e-10)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_gcn_equals_its_formula(layers):
+    g, model = graph(), network("gcn", layers=layers)
+    a, p, h = dense_adjacency(g), arrays(model), g.x.double().numpy()
+    d = a.sum(1)
+    a = a / np.sqrt(np.outer(d, d))
+    for i in range(layers):
+        h = a @ (relu(h) if i else h) @ p[f"layers.{i}.weight"] + p[f"layers.{i}.bias"]
+    np.testing.assert_allclose(logits(model, g).detach(), h, rtol=1e-10)
+
+
+def test_acm_equals_its_formula():
+    """Node by node, with I − P formed and each filter cut out of the joint matrix."""
+    g, model = graph(), network("acm")
+    p, h = arrays(model), g.x.double().numpy()
+    a = dense_adjacency(g)
+    low_pass = a / a.sum(1, keepdims=True)
+    for i in range(2):
+        low, high, same = np.split(p[f"layers.{i}.filters"], 3, axis=1)
+        channels = [relu(low_pass @ h @ low), relu((np.eye(N) - low_pass) @ h @ high), relu(h @ same)]
+        rows = []
+        for v in range(N):
+            s = np.array([1 / (1 + np.exp(-c[v] @ p[f"layers.{i}.scores"][k])) for k, c in enumerate(channels)])
+            e = np.exp(s @ p[f"layers.{i}.mixing"] / 3)
+            rows.append(3 * sum(w * c[v] for w, c in zip(e / e.sum(), channels, strict=True)))
+        h = np.stack(rows)
+    np.testing.assert_allclose(logits(model, g).detach(), h, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("beta", "weights"), [("last", [0, 0, 1]), ("uniform", [1 / 3] * 3), ([0.2, 0.0, 0.5], [0.2, 0.0, 0.5])]
+)
+def test_decoupled_equals_its_formula(beta, weights):
+    g, model = graph(), network("decoupled", hops=3, beta=beta)
+    a, p = dense_adjacency(g), arrays(model)
+    walk = a / a.sum(1, keepdims=True)
+    h = relu(g.x.double().numpy() @ p["layers.0.weight"] + p["layers.0.bias"])
+    h = h @ p["layers.1.weight"] + p["layers.1.bias"]
+    expected = sum(w * np.linalg.matrix_power(walk, hop) @ h for hop, w in enumerate(weights, 1))
+    np.testing.assert_allclose(logits(model, g).detach(), expected, rtol=1e-10)
+
+
+def test_decoupled_can_normalise_its_input():
+    g, model = graph(), network("decoupled", input_norm=True)
+    inputs = model.prepare(g, dtype=torch.float64)
+    assert isinstance(inputs.x, Tensor)
+    x = inputs.x
+    spread = (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    normed = (x - x.mean(1, keepdim=True)) / spread * model.norm.weight + model.norm.bias
+    plain = network("decoupled")
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("norm.")})
+    torch.testing.assert_close(logits(model, g), plain.eval()(dataclasses.replace(inputs, x=normed)))
+
+
+def test_gcn_equals_pyg():
+    from torch_geometric.nn import GCNConv
+
+    g, model = graph(), network("gcn")
+    h = g.x.double()
+    for i, layer in enumerate(model.layers):
+        conv = GCNConv(*layer.weight.shape).double()
+        conv.load_state_dict({"lin.weight": layer.weight.T, "bias": layer.bias})
+        h = conv(torch.relu(h) if i else h, g.edge_index)
+    torch.testing.assert_close(logits(model, g), h)
+
+
+def test_sage_equals_pyg():
+    from torch_geometric.nn import SAGEConv
+
+    g, model = graph(), network("sage")
+    h = g.x.double()
+    for i, layer in enumerate(model.layers):
+        conv = SAGEConv(*layer.itself.weight.shape).double()
+        own, others = layer.itself, layer.neighbours.weight
+        conv.load_state_dict({"lin_l.weight": others.T, "lin_l.bias": own.bias, "lin_r.weight": own.weight.T})
+        h = conv(torch.relu(h) if i else h, g.edge_index)
+    torch.testing.assert_close(logits(model, g), h)
+
+
+def test_gat_equals_pyg_as_it_comes():
+    """PyG's layers that add the loops themselves, from the edges as stored."""
+    from torch_geometric.nn import GATConv
+
+    g, model = graph(), network("gat", heads=4)
+    first, last = GATConv(F, 2, 4).double(), GATConv(8, C).double()
+    first.load_state_dict(model.layers[0].state_dict())
+    last.load_state_dict(model.layers[1].state_dict())
+    expected = last(nn.functional.elu(first(g.x.double(), g.edge_index)), g.edge_index)
+    torch.testing.assert_close(logits(model, g), expected)
+
+
+def test_gat_equals_its_formula():
+    """One layer, one head, dense: attention over arrivals and the node itself."""
+    g, model = graph(), network("gat", layers=1)
+    conv = model.layers[0]
+    h = g.x.double() @ conv.lin.weight.T
+    scores = (h @ conv.att_dst.view(-1, 1) + (h @ conv.att_src.view(-1, 1)).T).clone()
+    scores = nn.functional.leaky_relu(scores, 0.2)
+    scores[torch.from_numpy(dense_adjacency(g)) == 0] = -torch.inf
+    torch.testing.assert_close(logits(model, g), torch.softmax(scores, dim=1) @ h + conv.bias)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_renaming_nodes_renames_logits(name):
+    g, model = graph(), network(name)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(1))  # new node i is old node order[i]
+    place = torch.argsort(order)
+    renamed = dataclasses.replace(g, x=g.x[order], edge_index=place[g.edge_index])
+    torch.testing.assert_close(logits(model, renamed), logits(model, g)[order])
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "mlp"])
+def test_edges_matter_and_have_a_direction(name):
+    g, model = graph(), network(name)
+    reversed_ = dataclasses.replace(g, edge_index=g.edge_index.flip(0))
+    without = dataclasses.replace(g, edge_index=g.edge_index[:, :0])
+    assert not torch.allclose(logits(model, reversed_), logits(model, g))
+    assert torch.isfinite(logits(model, without)).all()
+    assert not torch.allclose(logits(model, without), logits(model, g))
+
+
+def test_mlp_sees_no_edges():
+    g, model = graph(), network("mlp")
+    assert torch.equal(logits(model, g), logits(model, dataclasses.replace(g, edge_index=g.edge_index[:, :3])))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sparse_and_dense_features_give_the_same_logits_and_gradients(name):
+    g, model = graph(), network(name)
+    inputs = model.prepare(g, dtype=torch.float64)
+    assert isinstance(inputs.x, Tensor if name == "gat" else SparseMatrix)
+    dense = dataclasses.replace(inputs, x=g.x.double())
+    gradients = []
+    for given in (inputs, dense):
+        model.zero_grad()
+        model.eval()(given)[g.train_mask].logsumexp(1).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(model(inputs), model(dense))
+    assert len(gradients[0]) == len(list(model.parameters()))
+    torch.testing.assert_close(*gradients)
+
+
+def test_features_that_are_mostly_non_zero_stay_dense():
+    model = network("gcn")
+    assert isinstance(model.prepare(graph(share=0.5)).x, Tensor)
+    assert isinstance(model.prepare(graph(share=0.05)).x, SparseMatrix)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_equal_finite_differences(name):
+    g, model = graph(), network(name)
+    inputs, names = model.prepare(g, dtype=torch.float64), [n for n, _ in model.named_parameters()]
+    model.eval()
+
+    def loss(*values: Tensor) -> Tensor:
+        out = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (inputs,))
+        return nn.functional.cross_entropy(out[g.train_mask], g.y[g.train_mask])
+
+    assert torch.autograd.gradcheck(loss, tuple(p.detach().requires_grad_() for p in model.parameters()), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_randomness_only_in_training_and_from_the_seed(name):
+    g, model = graph(), network(name)
+    inputs = model.prepare(g, dtype=torch.float64)
+
+    def trained(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return model.train()(inputs)
+
+    assert torch.equal(trained(0), trained(0))
+    assert not torch.equal(trained(0), trained(1))
+    before = torch.random.get_rng_state()
+    assert torch.equal(model.eval()(inputs), model(inputs))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_preparing_does_not_touch_the_graph_and_repeats(name):
+    g, model = graph(), network(name)
+    x, edges = g.x.clone(), g.edge_index.clone()
+    assert torch.equal(logits(model, g), logits(model, g))
+    assert torch.equal(g.x, x)
+    assert torch.equal(g.edge_index, edges)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_move_to_another_type(name):
+    g, model = graph(), network(name).float().eval()
+    moved = model.prepare(g, dtype=torch.float64).to("cpu", torch.float32)
+    torch.testing.assert_close(model(moved), model(model.prepare(g)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_yaml_builds_its_network(name):
+    cfg = compose([f"model={name}"])
+    model = build(cfg.model, F, C)
+    assert f"{type(model).__module__}:{type(model).__name__}" == MODELS[name]
+    assert logits(model.double(), graph()).shape == (N, C)
+
+
+def test_an_unknown_model_names_the_nearest():
+    with pytest.raises(FedGraphError, match=r"model 'gnc' unknown.*did you mean 'gcn'"):
+        build(ModelConfig(name="gnc"), F, C)
+
+
+def test_a_key_of_another_model_is_refused():
+    with pytest.raises(FedGraphError, match="model gcn: key 'heads' unknown"):
+        network("gcn", heads=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "says"),
+    [
+        ("gat", "heads", 3, "must divide model.hidden"),
+        ("gat", "heads", 0, "must divide model.hidden"),
+        ("decoupled", "hops", 0, "model.hops must be >= 1"),
+        ("decoupled", "beta", "first", "model.beta must be last"),
+        ("decoupled", "beta", "learned", "model.beta must be last"),
+        ("decoupled", "beta", [1.0], "1 weights for 2 hops"),
+    ],
+)
+def test_impossible_values_are_refused(name, key, value, says):
+    with pytest.raises(FedGraphError, match=says):
+        network(name, **{key: value})
