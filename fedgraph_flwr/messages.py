@@ -4,13 +4,16 @@ A message holds one `ArrayRecord` a group of tensors. The group ``MODEL`` holds 
 groups as it likes (``"moments"``). Going down, ``CONFIG`` says which phase is meant; coming up, ``METRICS`` holds numbers.
 """
 
+import functools
 import hashlib
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.constant import SType
 
 from fedgraph_flwr.errors import FedGraphError
 
@@ -51,12 +54,44 @@ class Reply:
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Named arrays to an `ArrayRecord`, in the order given."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+    return ArrayRecord({name: _encode(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
 def from_record(record: ArrayRecord) -> Arrays:
-    """An `ArrayRecord` to named arrays."""
-    return {name: array.numpy() for name, array in record.items()}
+    """An `ArrayRecord` to named arrays of their own memory.
+
+    Raises:
+        FedGraphError: an array is not in NumPy's plain format, or its size is not what it says.
+    """
+    return {name: _decode(name, array) for name, array in record.items()}
+
+
+# Flower's own conversion parses a header text for every array and copies twice; for graphs of a few hundred nodes that is a
+# third of a round. The bytes are the same: NumPy's format 1.0, C order.
+
+
+@functools.lru_cache(maxsize=1024)
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    buffer = io.BytesIO()
+    plain = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, plain)
+    return buffer.getvalue()
+
+
+def _encode(array: np.ndarray) -> Array:
+    data = b"".join((_header(array.dtype, array.shape), array.data if array.size else b""))
+    return Array(dtype=str(array.dtype), shape=tuple(array.shape), stype=SType.NUMPY, data=data)
+
+
+def _decode(name: str, array: Array) -> np.ndarray:
+    try:
+        dtype, shape = np.dtype(array.dtype), tuple(array.shape)
+        header = _header(dtype, shape)
+        if array.stype != SType.NUMPY or not array.data.startswith(header):
+            raise ValueError("not NumPy's plain format")
+        return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape).copy()
+    except (TypeError, ValueError) as error:
+        raise FedGraphError(f"array '{name}' of a message cannot be read ({error})") from error
 
 
 def groups_of(content: RecordDict) -> dict[str, Arrays]:

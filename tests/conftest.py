@@ -63,7 +63,7 @@ def client_files(tmp_path: Path) -> Callable[..., str]:
     """``client_files(sizes)`` writes client files of these sizes and returns ``graph=FOLDER`` for `compose`."""
 
     def write(sizes: tuple[int, ...] = (12, 16, 20), **kwargs: Any) -> str:
-        folder = tmp_path / "clients"
+        folder = tmp_path / f"clients-{'-'.join(map(str, sizes))}-{kwargs.get('seed', 0)}"
         for client, size in enumerate(sizes):
             graph = client_graph(client, size, **kwargs)
             graph.num_clients = len(sizes)

@@ -10,6 +10,7 @@ from clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.run import with_folder
 from tests.support import assert_same_arrays, recorded_messages
 
@@ -171,10 +172,11 @@ def test_unknown_key_of_a_method_is_named(run):
         run("strategy=fedprox", "strategy.mu_typo=3")
 
 
-def test_clients_that_disagree_on_classes_are_named(run, client_files, tmp_path):
-    from tests.conftest import client_graph
+def test_clients_that_disagree_are_named():
+    from strategies.base import ClientInfo, GraphStrategy
 
-    folder = client_files().removeprefix("graph=")
-    client_graph(1, num_classes=4).save(f"{folder}/client_0001.safetensors")
+    cfg = compose()
+    strategy = GraphStrategy(cfg, Recorder(cfg))
+    strategy.clients = {i: ClientInfo(i, i, {"num_classes": c}) for i, c in enumerate((3, 4))}
     with pytest.raises(FedGraphError, match="client 1 has num_classes=4, client 0 has 3"):
-        run(f"graph={folder}")
+        strategy.agreed("num_classes")

@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from clients.fedstruct import FedStructClient
-from fedgraph_flwr import hops
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.errors import FedGraphError, RunFailed
-from tests.methods.test_fedstruct_hops import N, clients_of, dense_step, edges_of, partition_of
-from tests.support import Finished, assert_same_arrays, recorded_messages
+from tests.methods.test_fedstruct_hops import N, clients_of, edges_of, partition_of
+from tests.support import Finished
 
 C, F = 3, 5
 EXACT = ["dtype=float64", "model.dropout=0", "model.structure_width=6", "model.structure_layers=[7]"]

@@ -1,0 +1,69 @@
+"""Arrays to messages and back, their sizes, and random streams."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import check_arrays, derive_seed, from_record, pack, payload_bytes, to_record
+
+ARRAYS = {
+    "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "transposed": np.arange(6, dtype=np.float64).reshape(2, 3).T,
+    "scalar": np.array(3.5),
+    "empty": np.zeros((0, 4), np.float32),
+    "ids": np.array([1, 2**40], dtype=np.int64),
+    "flags": np.array([True, False]),
+}
+
+
+def test_bytes_are_those_that_flower_itself_writes_and_reads():
+    ours = to_record(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert ours[name].data == Array(np.ascontiguousarray(array)).data
+        np.testing.assert_array_equal(ours[name].numpy(), array)
+
+
+def test_round_trip():
+    for name, array in from_record(to_record(ARRAYS)).items():
+        np.testing.assert_array_equal(array, ARRAYS[name])
+        assert array.dtype == ARRAYS[name].dtype
+
+
+@pytest.mark.parametrize("field", ["dtype", "shape", "data", "stype"])
+def test_a_message_that_lies_about_an_array_is_refused(field):
+    honest = to_record({"w": np.ones((2, 3), np.float32)})["w"]
+    lie = {"dtype": "object", "shape": (9, 9), "data": honest.data[:-4], "stype": "pickle"}
+    parts = {"dtype": honest.dtype, "shape": honest.shape, "stype": honest.stype, "data": honest.data} | {
+        field: lie[field]
+    }
+    with pytest.raises(FedGraphError, match="array 'w' of a message cannot be read"):
+        from_record(ArrayRecord({"w": Array(**parts)}))
+
+
+def test_payload_counts_arrays_numbers_and_text():
+    content = pack({"arrays": {"w": np.ones((2, 3), np.float32)}})
+    content["config"] = ConfigRecord({"phase": "train", "round": 3})
+    content["metrics"] = MetricRecord({"loss": 0.5, "scores": [1.0, 2.0]})
+    assert payload_bytes(content) == 24 + 5 + 8 + 8 + 16
+    assert payload_bytes(RecordDict()) == 0
+
+
+def test_check_arrays_names_what_is_wrong():
+    good = {"w": np.ones(3)}
+    check_arrays(good, {"w": (3,)}, "client 1")
+    with pytest.raises(FedGraphError, match=r"client 1 sent other arrays .* b"):
+        check_arrays({**good, "b": np.ones(1)}, {"w": (3,)}, "client 1")
+    with pytest.raises(FedGraphError, match=r"'w' of shape \(3,\), expected \(4,\)"):
+        check_arrays(good, {"w": (4,)}, "client 1")
+    with pytest.raises(FedGraphError, match="'w' with values that are not finite"):
+        check_arrays({"w": np.array([1.0, np.inf, 0.0])}, {"w": (3,)}, "client 1")
+
+
+def test_streams_do_not_repeat():
+    seeds = {
+        derive_seed(s, c, r, p) for s in range(3) for c in range(3) for r in range(3) for p in ("train", "moments")
+    }
+    assert len(seeds) == 54
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+    assert all(0 <= seed < 2**63 for seed in seeds)
