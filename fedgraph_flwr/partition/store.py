@@ -33,6 +33,8 @@ VERSION = 1
 MODULES = {
     "Graph": "fedgraph_flwr.partition.clients",
     "ClientGraph": "fedgraph_flwr.partition.clients",
+    "HeteroGraph": "fedgraph_flwr.partition.hetero",
+    "HeteroClientGraph": "fedgraph_flwr.partition.hetero",
 }
 """What cuts and pools a kind of graph: ``make(graph, cfg) -> list of client graphs`` and ``pool(clients) -> client graph``."""
 
@@ -176,7 +178,8 @@ def _relevant(cfg: RunConfig) -> dict[str, Any]:
     if cfg.graph:
         return {"graph": str(Path(cfg.graph).expanduser().absolute()), "pooled": _pooled(cfg)}
     groups = {name: dataclasses.asdict(getattr(cfg, name)) for name in ("dataset", "split", "partition")}
-    return groups | {"num_clients": cfg.num_clients, "seed": cfg.seed, "pooled": _pooled(cfg)}
+    groups |= {"num_clients": cfg.num_clients, "seed": cfg.seed, "pooled": _pooled(cfg)}
+    return groups | {key: True for key in ("private_schema",) if cfg.strategy.params.get(key)}
 
 
 def _content(cfg: RunConfig) -> list[str]:

@@ -1,0 +1,228 @@
+"""From a heterogeneous graph to its clients (FedHGN, Fu & King, IJCAI 2023, section 5.1; arXiv:2305.09729).
+
+Edges, or edge types, are dealt out in M + 2 segments of equal size: segment i < M goes to client i alone; each item of the
+next one to q clients at random, q uniform in 2..M-1; the last, with the remainder, to all. A client holds the nodes that
+its edges touch, so clients share nodes. Reverse edge types are added after that, so that a client has both directions
+of an edge or neither.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedgraph_flwr.config import RunConfig, SplitConfig
+from fedgraph_flwr.data import typed
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.root import data_root
+from fedgraph_flwr.data.split import split_graph
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+ATTEMPTS = 1000
+VALIDATION_SEED = 12345  # the one validation split of a dataset, the same in all runs
+
+
+def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
+    """The clients' graphs that a configuration asks for, reverse edge types included.
+
+    With ``strategy.private_schema`` a client names the types it holds; otherwise all clients name the types of all, in
+    one order, which is what schema sharing (FedAvg) needs. With ``strategy.pooled`` there is one client, the whole graph.
+    ``partition.seed: null`` deals anew for each seed of a run, a number once for all.
+
+    Raises:
+        FedGraphError: an unknown partitioner, too few clients or edge types, or clients without labelled nodes.
+    """
+    name = cfg.partition.name
+    if name not in ("random-edges", "random-edge-types", "given"):
+        raise unknown(
+            "partition", name, ["random-edges", "random-edge-types", "given"], f"typed dataset '{graph.name}'"
+        )
+    if name == "given":
+        parts = _given(cfg)
+    else:
+        seed = cfg.partition.params.get("seed")
+        graph = split(graph, cfg.split, cfg.seed)
+        if cfg.strategy.params.get("pooled"):
+            parts = [_induced(graph, list(graph.edges.values()), 0, 1)]
+        else:
+            parts = _dealt(graph, name, cfg.num_clients, np.random.default_rng(cfg.seed if seed is None else seed))
+        parts = [part.with_reverse() for part in parts]
+    return parts if cfg.strategy.params.get("private_schema") else share_schema(parts)
+
+
+def split(graph: HeteroGraph, cfg: SplitConfig, seed: int) -> HeteroGraph:
+    """The graph with masks on its target nodes, always before the partition, since clients share nodes.
+
+    ``public`` without validation nodes takes the share ``split.val`` of the training nodes for them, once for all seeds.
+    """
+    n = graph.y.numel()
+    labels = {key: getattr(graph, key) for key in ("y", "train_mask", "val_mask", "test_mask", "num_classes", "name")}
+    nodes = split_graph(
+        Graph(x=torch.zeros(n, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64), **labels), cfg, seed
+    )
+    train, val = nodes.train_mask.clone(), nodes.val_mask.clone()
+    if cfg.kind == "public" and not bool(val.any()):
+        known = train.nonzero().view(-1)
+        order = np.random.default_rng(VALIDATION_SEED).permutation(known.numel())
+        taken = known[torch.from_numpy(order[: round(cfg.val * known.numel())])]
+        train[taken], val[taken] = False, True
+    return replace(graph, train_mask=train, val_mask=val, test_mask=nodes.test_mask)
+
+
+def deal(items: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Who holds which of the items in the M + 2 segments: bool [M, items]."""
+    order = rng.permutation(items)
+    size = items // (num_clients + 2)
+    held = np.zeros((num_clients, items), dtype=bool)
+    for client in range(num_clients):
+        held[client, order[client * size : (client + 1) * size]] = True
+    some = order[num_clients * size : (num_clients + 1) * size]
+    holders = rng.integers(2, num_clients, size=size)  # q in 2..M-1
+    rank = rng.random((num_clients, size)).argsort(axis=0).argsort(axis=0)
+    held[:, some] = rank < holders
+    held[:, order[(num_clients + 1) * size :]] = True
+    return held
+
+
+def _dealt(graph: HeteroGraph, name: str, num_clients: int, rng: np.random.Generator) -> list[HeteroClientGraph]:
+    """Deal until every client has training, validation and test nodes."""
+    if num_clients < 3:
+        raise FedGraphError(
+            f"partition={name} needs num_clients >= 3, got {num_clients}: some edges go to 2..M-1 clients"
+        )
+    draw = _edges if name == "random-edges" else _edge_types
+    for _ in range(ATTEMPTS):
+        chosen = draw(graph, num_clients, rng)
+        parts = [_induced(graph, edges, client, num_clients) for client, edges in enumerate(chosen)]
+        if all(part is not None and _usable(part) for part in parts):
+            return parts
+    raise FedGraphError(
+        f"partition={name}: in {ATTEMPTS} draws some of the {num_clients} clients of '{graph.name}' always lacked training, "
+        "validation or test nodes: lower num_clients"
+    )
+
+
+def _edges(graph: HeteroGraph, num_clients: int, rng: np.random.Generator) -> Iterator[list[torch.Tensor]]:
+    """Random Edges: each client's edges of every type."""
+    held = deal(graph.num_edges, num_clients, rng)
+    ends = np.cumsum([index.size(1) for index in graph.edges.values()])[:-1]
+    for row in held:
+        masks = np.split(row, ends)
+        yield [index[:, torch.from_numpy(m)] for index, m in zip(graph.edges.values(), masks, strict=True)]
+
+
+def _edge_types(graph: HeteroGraph, num_clients: int, rng: np.random.Generator) -> Iterator[list[torch.Tensor]]:
+    """Random Edge Types: all edges of a type or none."""
+    count = len(graph.edges)
+    if count <= num_clients:
+        raise FedGraphError(
+            f"partition=random-edge-types needs more edge types than clients; '{graph.name}' has {count} for {num_clients}"
+        )
+    if count == num_clients + 1:  # one own type each, and a common one
+        order = rng.permutation(count)
+        held = np.zeros((num_clients, count), dtype=bool)
+        held[np.arange(num_clients), order[:-1]] = True
+        held[:, order[-1]] = True
+    else:
+        held = deal(count, num_clients, rng)
+    for row in held:
+        yield [index if kept else index[:, :0] for index, kept in zip(graph.edges.values(), row, strict=True)]
+
+
+def _induced(graph: HeteroGraph, edges: list[torch.Tensor], client: int, num_clients: int) -> HeteroClientGraph:
+    """The client with these edges (by type, of which some are empty) and the nodes that they touch."""
+    kept = {r: index for r, index in zip(graph.edges, edges, strict=True) if index.size(1)}
+    ids = {}
+    for kind in graph.counts:
+        ends = [index[side] for (a, _, b), index in kept.items() for side, end in ((0, a), (1, b)) if end == kind]
+        nodes = torch.cat(ends).unique() if ends else torch.zeros(0, dtype=torch.int64)
+        if nodes.numel() or kind == graph.target:
+            ids[kind] = nodes
+    place = {}
+    for kind, nodes in ids.items():
+        place[kind] = torch.full((graph.counts[kind],), -1)
+        place[kind][nodes] = torch.arange(nodes.numel())
+    mine = ids[graph.target]
+    return HeteroClientGraph(
+        counts={kind: nodes.numel() for kind, nodes in ids.items()},
+        edges={(a, r, b): torch.stack([place[a][i[0]], place[b][i[1]]]) for (a, r, b), i in kept.items()},
+        target=graph.target,
+        y=graph.y[mine],
+        train_mask=graph.train_mask[mine],
+        val_mask=graph.val_mask[mine],
+        test_mask=graph.test_mask[mine],
+        num_classes=graph.num_classes,
+        x={kind: x[ids[kind]] for kind, x in graph.x.items() if kind in ids},
+        name=graph.name,
+        node_id=ids,
+        client=client,
+        num_clients=num_clients,
+    )
+
+
+def _usable(part: HeteroClientGraph) -> bool:
+    return all(bool(mask.any()) for mask in (part.train_mask, part.val_mask, part.test_mask))
+
+
+def _given(cfg: RunConfig) -> list[HeteroClientGraph]:
+    """The published client graphs."""
+    if cfg.dataset.name != "aifb-published":
+        raise FedGraphError(f"partition=given is for dataset=aifb-published, got dataset={cfg.dataset.name}")
+    pooled = bool(cfg.strategy.params.get("pooled"))
+    split_name = "centralized" if pooled else str(cfg.partition.params["split"])
+    return typed.published(data_root() / "FedHGN", split_name, 1 if pooled else cfg.num_clients)
+
+
+def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
+    """The clients' graphs as one: a node or an edge that several hold counts once; a node keeps its first holder's data.
+
+    A single client is returned as it is.
+    """
+    if len(clients) == 1:
+        return clients[0]
+    parts = share_schema(list(clients))
+    first = parts[0]
+    ids, place = (
+        {},
+        {},
+    )  # by type: the global ids that someone holds, and where each first occurs among all clients' nodes
+    for kind in first.counts:
+        held = torch.cat([part.node_id.get(kind, torch.zeros(0, dtype=torch.int64)) for part in parts])
+        unique, index = np.unique(held.numpy(), return_index=True)
+        ids[kind], place[kind] = torch.from_numpy(unique), torch.from_numpy(index)
+
+    def joined(end: str, part: HeteroClientGraph, local: torch.Tensor) -> torch.Tensor:
+        return torch.searchsorted(ids[end], part.node_id[end][local]) if local.numel() else local
+
+    edges = {}
+    for a, r, b in first.edges:
+        index = [part.edges[a, r, b] for part in parts]
+        both = [torch.stack([joined(a, p, i[0]), joined(b, p, i[1])]) for p, i in zip(parts, index, strict=True)]
+        edges[a, r, b] = torch.cat(both, dim=1).unique(dim=1)
+
+    def nodes(key: str) -> torch.Tensor:
+        return torch.cat([getattr(part, key) for part in parts])[place[first.target]]
+
+    return replace(
+        first,
+        counts={kind: held.numel() for kind, held in ids.items()},
+        edges=edges,
+        x={kind: torch.cat([part.x[kind] for part in parts])[place[kind]] for kind in first.x},
+        node_id=ids,
+        client=0,
+        num_clients=1,
+        y=nodes("y"),
+        train_mask=nodes("train_mask"),
+        val_mask=nodes("val_mask"),
+        test_mask=nodes("test_mask"),
+    )
+
+
+def share_schema(parts: list[HeteroClientGraph]) -> list[HeteroClientGraph]:
+    """The same clients, all naming the types of all in one order; what a client lacks is empty."""
+    node_types = sorted({kind for part in parts for kind in part.counts})
+    edge_types: list[EdgeType] = sorted({r for part in parts for r in part.edges})
+    no_features = {kind: x[:0] for part in parts for kind, x in part.x.items()}
+    return [replace(part.on_schema(node_types, edge_types), x=no_features | part.x) for part in parts]
