@@ -70,6 +70,8 @@ class FedStructClient(FedGradClient):
         super().__init__(*args, **kwargs)
         if not isinstance(self.model, FedStruct):
             raise FedGraphError(f"strategy {self.cfg.strategy.name} needs model=fedstruct, got {self.cfg.model.name}")
+        if isinstance(self.model.g, torch.nn.Identity) and not self.trains_structure:
+            raise FedGraphError(f"model.structure_mlp=false needs features=hop2vec, got {self.params.features}")
         self.sealer = Sealer(self.graph.client)
         self.exchange: HopExchange | None = None
         self.owner = np.zeros(0, np.int64)
@@ -92,24 +94,30 @@ class FedStructClient(FedGradClient):
         if "keys" in groups:
             self.meet(groups)
         exchange = self.hop_exchange()
-        inbox = self.opened(groups, step - 1)
+        inbox = self.opened(groups, f"acquire {step - 1}")
         spectra = exchange.pruning.active("global")
         if spectra and step % 2:  # every hop takes two exchanges: values, then rows
             if step > 1:
                 exchange.receive({k: RowMessage.of(a, self.graph.num_global_nodes) for k, a in inbox.items()})
             values, counts = hops.spectrum(exchange.current)
             everyone = set(range(self.graph.num_clients)) - {self.graph.client}
-            return self.sealed({peer: {"values": values, "counts": counts} for peer in everyone}, step), {"done": 0}
+            return self.sealed({peer: {"values": values, "counts": counts} for peer in everyone}, f"acquire {step}"), {
+                "done": 0
+            }
         if spectra:
             inbox[self.graph.client] = dict(zip(("values", "counts"), hops.spectrum(exchange.current), strict=True))
             exchange.keep_hop([(inbox[k]["values"], inbox[k]["counts"]) for k in sorted(inbox)])
         elif step > 1:
             exchange.receive({k: RowMessage.of(a, self.graph.num_global_nodes) for k, a in inbox.items()})
         if exchange.hop < exchange.hops:
-            return self.sealed({k: m.arrays() for k, m in exchange.messages().items()}, step), {"done": 0}
+            return self.sealed({k: m.arrays() for k, m in exchange.messages().items()}, f"acquire {step}"), {"done": 0}
         self.finish_rows(exchange)
         found = {"support": self.support.astype(np.int32), "reached": self.reached}
-        return {"rows": found, STRUCTURE: {"s": self.structure_features()}}, {"done": 1}
+        return {"rows": found, **self.acquired(step)}, {"done": 1}
+
+    def acquired(self, step: int) -> dict[str, Arrays]:
+        """What goes with the last answer of Algorithm 3: s_u of the client's own nodes."""
+        return {STRUCTURE: {"s": self.structure_features()}}
 
     def meet(self, groups: dict[str, Arrays]) -> None:
         """Learn the others' keys, and who owns which node."""
@@ -163,14 +171,13 @@ class FedStructClient(FedGradClient):
         drawn = structure_features.hop2vec(self.graph.num_nodes, width, self.cfg.seed, self.graph.client)
         return drawn.astype(np.float64 if self.dtype == torch.float64 else np.float32)
 
-    def sealed(self, contents: dict[int, Arrays], step: int) -> dict[str, Arrays]:
+    def sealed(self, contents: dict[int, Arrays], step: str) -> dict[str, Arrays]:
         """A group of envelopes, by receiver."""
-        return {ENVELOPES: {str(k): self.sealer.seal(k, f"acquire {step}", a) for k, a in contents.items()}}
+        return {ENVELOPES: {str(k): self.sealer.seal(k, step, arrays) for k, arrays in contents.items()}}
 
-    def opened(self, groups: dict[str, Arrays], step: int) -> dict[int, Arrays]:
+    def opened(self, groups: dict[str, Arrays], step: str) -> dict[int, Arrays]:
         """The contents of the envelopes, by sender."""
-        envelopes = groups.get(ENVELOPES, {})
-        return {int(k): self.sealer.open(int(k), f"acquire {step}", raw) for k, raw in envelopes.items()}
+        return {int(k): self.sealer.open(int(k), step, raw) for k, raw in groups.get(ENVELOPES, {}).items()}
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -199,7 +206,7 @@ class FedStructClient(FedGradClient):
     def loss(self) -> Tensor:
         """Eq. (7) from the rows of the training nodes alone."""
         features = self.model.feature_part(self.inputs)[self.train_nodes]
-        return self.summed_loss(features + self.model.structure_part(self.train_rows, self.model.g(self.inputs.s)))
+        return self.summed_loss(features + self.model.structure_part(self.train_rows @ self.model.g(self.inputs.s)))
 
     def send(self) -> dict[str, Arrays]:
         """The rows of G_S^i that can differ from zero."""
@@ -228,9 +235,11 @@ class FedStructClient(FedGradClient):
     def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `private_tensors` gave."""
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        self.sealer, self.owner = Sealer(self.graph.client, arrays["private"].tobytes()), arrays["owner"]
-        if "met" in arrays:
-            self.sealer.meet({int(k): key.tobytes() for k, key in zip(arrays["met"], arrays["keys"], strict=True)})
+        self.owner = arrays["owner"]
+        if not self.sealer.peers:  # a resumed run has exchanged new keys before the old state comes back
+            self.sealer = Sealer(self.graph.client, arrays["private"].tobytes())
+            if "met" in arrays:
+                self.sealer.meet({int(k): key.tobytes() for k, key in zip(arrays["met"], arrays["keys"], strict=True)})
         exchange = {k.removeprefix("exchange/"): a for k, a in arrays.items() if k.startswith("exchange/")}
         if exchange:
             self.hop_exchange().restore(exchange)

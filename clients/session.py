@@ -17,7 +17,7 @@ from clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, from_run_config, locate
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, derive_seed, from_record, groups_of, pack, to_record
+from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, derive_seed, from_record, groups_of, pack, to_record
 
 STATE = "fedgraph-state"
 VERSION = "fedgraph-version"
@@ -54,7 +54,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
     if phase not in ("describe", "evaluate"):
         version += 1
         _keep(client, version, context)
-        if phase == TRAIN and config.get("checkpoint") and (folder := _state_folder(cfg, context, client)):
+        if config.get("checkpoint") and (folder := _state_folder(cfg, context, client)):
             _write_state(folder, server_round, client.state())
     reply = pack(groups)
     reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})

@@ -1,8 +1,8 @@
 """The configuration: typed dataclasses, and their composition from YAML groups and overrides.
 
 Later wins: dataclass defaults, ``conf/config.yaml``, the chosen group files (dataset, partition, model, strategy), the
-protocol with its ``datasets:`` and ``strategies:`` sections, then the user's ``key=value`` overrides. A group is chosen by
-the user, else by the protocol (for the model: the strategy goes first, since some bring their own), else by
+protocol with its ``datasets:`` sections (there, ``models:`` holds keys of one model only) and ``strategies:`` sections, then
+the user's ``key=value`` overrides. A group is chosen by the user, else by the protocol (for the model: the strategy goes first, since some bring their own), else by
 ``config.yaml``. After composition OmegaConf is gone: the rest of the program sees dataclasses.
 """
 
@@ -423,6 +423,7 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     dataset = choose("dataset", by_protocol.get("dataset"))
     dataset_part = by_dataset.get(dataset, OmegaConf.create({}))
     strategy_part = by_strategy.get(strategy, OmegaConf.create({}))
+    by_model = dataset_part.pop("models", OmegaConf.create({}))
     chosen_below = [part.pop("defaults", OmegaConf.create({})) for part in (strategy_part, dataset_part)]
 
     strategy_path, strategy_body = _group("strategy", strategy)
@@ -438,6 +439,8 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
         protocol["protocol"] = protocol_name
         layers.append((protocol_path, protocol))
         layers.append((f"{protocol_path} (datasets.{dataset})", dataset_part))
+        own_size = OmegaConf.create({"model": by_model.get(model, OmegaConf.create({}))})
+        layers.append((f"{protocol_path} (datasets.{dataset}.models.{model})", own_size))
         layers.append((f"{protocol_path} (strategies.{strategy})", strategy_part))
     return layers
 

@@ -15,7 +15,7 @@ Clients learn their own rows of Ā and the B_i^k addressed to them; for few hops
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -59,19 +59,19 @@ class FedStruct(FedGrad):
 
     def setup(self) -> None:
         """Keys and owners, then Algorithm 3, then S."""
-        replies = self.acquire()
+        replies, _ = self.acquire()
         self.s = torch.from_numpy(self.gathered({r.client: r.groups[STRUCTURE]["s"] for r in replies}))
         if self.params.features != "hop2vec":
             self.ask_all("place", self.rows_for(sorted(self.clients)))
 
-    def acquire(self) -> list[Reply]:
-        """The phases `announce` and `acquire`; the replies that end them, with each client's support noted."""
+    def acquire(self) -> tuple[list[Reply], GroupsFor]:
+        """The phases `announce` and `acquire`: the replies that end them, and the envelopes in them by receiver."""
         replies = self.ask_all("announce")
         self.nodes = {r.client: r.groups["identity"]["nodes"] for r in replies}
         owner = np.full(1 + max(int(ids.max()) for ids in self.nodes.values()), -1, np.int32)
         for client, ids in self.nodes.items():
             owner[ids] = client
-        if (owner < 0).any() or sum(map(len, self.nodes.values())) != owner.size:
+        if (owner < 0).any() or self.num_nodes != owner.size:
             raise RunFailed(
                 f"the clients' nodes do not make up 0..{owner.size - 1}, each once: node_id of their graphs"
             )
@@ -84,9 +84,14 @@ class FedStruct(FedGrad):
             inbox = delivered(replies)
         self.support = {r.client: r.groups["rows"]["support"] for r in replies}
         self.reached = {r.client: r.groups["rows"]["reached"] for r in replies}
-        return replies
+        return replies, inbox
 
-    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: int) -> list[Reply]:
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole graph."""
+        return sum(map(len, self.nodes.values()))
+
+    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
         """One exchange that every client must answer.
 
         Raises:
@@ -101,7 +106,7 @@ class FedStruct(FedGrad):
     def gathered(self, parts: dict[int, np.ndarray]) -> np.ndarray:
         """Rows [n, ·] of all nodes from each client's own."""
         first = next(iter(parts.values()))
-        rows = np.empty((sum(map(len, self.nodes.values())), first.shape[1]), first.dtype)
+        rows = np.empty((self.num_nodes, first.shape[1]), first.dtype)
         for client, part in parts.items():
             rows[self.nodes[client]] = part
         return rows

@@ -142,7 +142,7 @@ class FedStructA(FedGrad):
         torch.manual_seed(derive_seed(self.cfg.seed, "server", self.server_round))
         with torch.set_grad_enabled(training):
             if isinstance(self.network, FedStruct):
-                return self.network.structure_part(self.rows, self.network.g(self.s))
+                return self.network.structure_part(self.rows @ self.network.g(self.s))
             return self.network(replace(self.inputs, x=self.s))
 
     def before_train(self, arrays: Arrays) -> GroupsFor:

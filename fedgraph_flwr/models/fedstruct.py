@@ -122,18 +122,16 @@ class FedStruct(Model):
         own = self.feature_part(inputs)
         if inputs.rows is None:
             return own
-        return own + self.structure_part(inputs.rows, self.g(inputs.s))
+        return own + self.structure_part(inputs.rows @ self.g(inputs.s))
 
     def feature_part(self, inputs: StructureInputs) -> Tensor:
         """Ā^(i) f(X), [N, C]."""
         powers = propagate(inputs.adj, self.feature_weights, self.f(inputs.x))
         return self._combined(powers, "feature_beta")
 
-    def structure_part(self, rows: Any, embedded: Tensor) -> Tensor:
-        """Ā g(S) from the rows [J·N, Q] and g(S) [Q, C]: [N, C]."""
-        return self._combined(
-            (rows @ embedded).view(len(self.structure_weights), -1, self.num_classes), "structure_beta"
-        )
+    def structure_part(self, parts: Tensor) -> Tensor:
+        """Ā g(S), [N, C], from its J combinations one below the other, [J·N, C]."""
+        return self._combined(parts.view(len(self.structure_weights), -1, self.num_classes), "structure_beta")
 
     def _combined(self, parts: Tensor, beta: str) -> Tensor:
         return torch.tensordot(getattr(self, beta), parts, 1) if self.learned else parts[0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from tests.methods.test_fedstruct_hops import N, clients_of, edges_of, partition_of
 from tests.support import Finished
 
@@ -43,8 +43,32 @@ def train(run, tmp_path):
     return go
 
 
-@pytest.mark.parametrize("beta", ["last", "uniform", "learned"])
-def test_a_is_b(train, beta):
-    a, b = (train(f"strategy={name}", f"model.beta={beta}") for name in ("fedstruct_a", "fedstruct"))
-    for name, array in a.arrays.items():
-        np.testing.assert_allclose(array, b.arrays[name], atol=1e-12, err_msg=name)
+def parameters(finished: Finished) -> dict[str, np.ndarray]:
+    """θ_f, θ_s and S after the last round, by FedStruct-B's names, wherever the variant keeps them."""
+    tensors = read_tensors(finished.out / "checkpoint.safetensors")[0]
+    found = {}
+    for key, tensor in tensors.items():
+        group, _, name = key.partition("/")
+        if group == "arrays" or (group == "server" and not name.startswith("optimizer/")):
+            found["s" if name == "structure/s" else name.removeprefix("structure/")] = tensor.numpy()
+    if finished.cfg.strategy.name == "fedstruct_private":
+        files = sorted((finished.out / "state").glob("client_*/round_*3.safetensors"))
+        found["s"] = np.empty((N, read_tensors(files[0])[0]["own/own_s"].shape[1]))
+        for graph, file in zip(world(), files, strict=True):
+            found["s"][graph.node_id.numpy()] = read_tensors(file)[0]["own/own_s"].numpy()
+    return found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("model.beta=uniform", "strategy.local_epochs=1"), ("model.beta=learned",), ("model.structure_mlp=false",)],
+)
+def test_a_and_b_and_the_privacy_variant_agree(train, words):
+    """Invariant of Theorems 1 to 6: the same θ and S after three rounds of Adam, whoever computes what."""
+    names = ("fedstruct", "fedstruct_a", "fedstruct_private")
+    b, *others = (parameters(train(f"strategy={name}", "checkpoint_every=3", *words)) for name in names)
+    assert "s" in b and any(name.startswith("f.") for name in b)
+    for name, found in zip(names[1:], others, strict=True):
+        assert found.keys() == b.keys(), name
+        for key, array in found.items():
+            np.testing.assert_allclose(array, b[key], atol=1e-12, rtol=0, err_msg=f"{name} {key}")
