@@ -22,7 +22,8 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import Arrays, Reply, derive_seed
-from fedgraph_flwr.models.fedstruct import FedStruct, propagate
+from fedgraph_flwr.models.fedstruct import FedStruct
+from fedgraph_flwr.models.layers import propagate
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.sparse import SparseMatrix
 from strategies.base import GroupsFor
