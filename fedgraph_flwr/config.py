@@ -2,7 +2,8 @@
 
 Later wins: dataclass defaults, ``conf/config.yaml``, the chosen group files (dataset, partition, model, strategy), the
 protocol with its ``datasets:`` sections (there, ``models:`` holds keys of one model only) and ``strategies:`` sections, then
-the user's ``key=value`` overrides. A group is chosen by the user, else by the protocol (for the model: the strategy goes first, since some bring their own), else by
+the user's ``key=value`` overrides. A group is chosen by the user, else by the protocol (for the model: the strategy goes
+first, since some bring their own), else by
 ``config.yaml``. After composition OmegaConf is gone: the rest of the program sees dataclasses.
 """
 

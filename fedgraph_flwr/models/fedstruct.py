@@ -14,7 +14,6 @@ hops: 1, or the number of hops where β is learned.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
