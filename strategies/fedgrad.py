@@ -7,7 +7,7 @@ F_i is the summed cross-entropy of client i, V~ the training nodes of the round'
 Leaves the client: gradients, number of training nodes, scores.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.optim import NamedOptimizer
 from fedgraph_flwr.records import Recorder
-from strategies.base import GraphStrategy, NoParams
+from strategies.base import GraphStrategy, Groups, GroupsFor, NoParams
 
 
 class FedGrad(GraphStrategy):
@@ -64,6 +64,18 @@ class FedGrad(GraphStrategy):
             raise RunFailed(f"round {self.server_round}: none of the clients that answered has a training node")
         return total
 
+    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
+        """One exchange that every client must answer.
+
+        Raises:
+            RunFailed: one did not.
+        """
+        replies = self.ask(phase, groups, clients=sorted(self.clients), config=config)
+        if len(replies) < len(self.clients):
+            missing = sorted(set(self.clients) - {reply.client for reply in replies})
+            raise RunFailed(f"{self.cfg.strategy.name}: '{phase}' needs all clients, no valid answer from {missing}")
+        return replies
+
     def server_state(self) -> dict[str, torch.Tensor]:
         """The optimiser's moments."""
         return {f"optimizer/{key}": tensor for key, tensor in self.optimizer.state().items()}
@@ -77,3 +89,12 @@ class FedGrad(GraphStrategy):
 def sum_of(arrays: list[np.ndarray]) -> np.ndarray:
     """The sum in float64, in the order given."""
     return np.asarray(np.sum(arrays, axis=0, dtype=np.float64))
+
+
+def relayed(replies: list[Reply], group: str) -> dict[int, Groups]:
+    """What each client sent under the names of receivers, for the receivers, under the names of senders."""
+    inbox: dict[int, dict[str, Arrays]] = {reply.client: {group: {}} for reply in replies}
+    for reply in replies:
+        for receiver, array in reply.groups.get(group, {}).items():
+            inbox[int(receiver)][group][str(reply.client)] = array
+    return dict(inbox)

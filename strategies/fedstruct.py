@@ -15,7 +15,7 @@ Clients learn their own rows of Ā and the B_i^k addressed to them; for few hops
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.records import Recorder
 from strategies.base import Groups, GroupsFor
-from strategies.fedgrad import FedGrad
+from strategies.fedgrad import FedGrad, relayed
 
 STRUCTURE = "structure"
 ENVELOPES = "envelopes"
@@ -81,7 +81,7 @@ class FedStruct(FedGrad):
         while not (step and all(reply.metrics["done"] for reply in replies)):
             step += 1
             replies = self.ask_all("acquire", inbox, step=step)
-            inbox = delivered(replies)
+            inbox = relayed(replies, ENVELOPES)
         self.support = {r.client: r.groups["rows"]["support"] for r in replies}
         self.reached = {r.client: r.groups["rows"]["reached"] for r in replies}
         return replies, inbox
@@ -90,18 +90,6 @@ class FedStruct(FedGrad):
     def num_nodes(self) -> int:
         """Nodes of the whole graph."""
         return sum(map(len, self.nodes.values()))
-
-    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
-        """One exchange that every client must answer.
-
-        Raises:
-            RunFailed: one did not.
-        """
-        replies = self.ask(phase, groups, clients=sorted(self.clients), config=config)
-        if len(replies) < len(self.clients):
-            missing = sorted(set(self.clients) - {reply.client for reply in replies})
-            raise RunFailed(f"{self.cfg.strategy.name}: '{phase}' needs all clients, no valid answer from {missing}")
-        return replies
 
     def gathered(self, parts: dict[int, np.ndarray]) -> np.ndarray:
         """Rows [n, ·] of all nodes from each client's own."""
@@ -150,12 +138,3 @@ class FedStruct(FedGrad):
         """Take both back."""
         super().load_server_state(state)
         self.s = state[S]
-
-
-def delivered(replies: list[Reply]) -> dict[int, Groups]:
-    """The envelopes of all replies by receiver: each client's inbox, senders as names."""
-    inbox: dict[int, dict[str, Arrays]] = {reply.client: {ENVELOPES: {}} for reply in replies}
-    for reply in replies:
-        for receiver, envelope in reply.groups.get(ENVELOPES, {}).items():
-            inbox[int(receiver)][ENVELOPES][str(reply.client)] = envelope
-    return dict(inbox)

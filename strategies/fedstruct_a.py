@@ -20,7 +20,7 @@ from torch import Tensor
 from fedgraph_flwr import hops, models, structure_features
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, Reply, derive_seed
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.models.layers import propagate
@@ -76,10 +76,7 @@ class FedStructA(FedGrad):
 
     def setup(self) -> None:
         """The edges of all clients, then S and sGNN."""
-        replies = self.ask("reveal", clients=sorted(self.clients))
-        if len(replies) < len(self.clients):
-            missing = sorted(set(self.clients) - {reply.client for reply in replies})
-            raise RunFailed(f"fedstruct_a: 'reveal' needs all clients, no valid answer from {missing}")
+        replies = self.ask_all("reveal")
         self.nodes = {r.client: r.groups["graph"]["nodes"] for r in replies}
         edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(np.int64)
         n = sum(map(len, self.nodes.values()))

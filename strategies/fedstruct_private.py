@@ -17,8 +17,8 @@ import torch
 from fedgraph_flwr import models
 from fedgraph_flwr.messages import Arrays, Reply, derive_seed
 from strategies.base import Groups, GroupsFor
-from strategies.fedgrad import FedGrad
-from strategies.fedstruct import STRUCTURE, FedStruct, delivered
+from strategies.fedgrad import FedGrad, relayed
+from strategies.fedstruct import ENVELOPES, STRUCTURE, FedStruct
 
 
 class PrivateFedStruct(FedStruct):
@@ -46,7 +46,7 @@ class PrivateFedStruct(FedStruct):
         if "resume" in self._flags:  # private state must be back before the first phase of the round
             config["resume"] = self._flags.pop("resume")
         groups = {"g": {name: tensor.numpy() for name, tensor in self.g.items()}} if self.g else {}
-        return delivered(self.ask_all("embed", groups, **config))
+        return relayed(self.ask_all("embed", groups, **config), ENVELOPES)
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """Phase 1 of training, and of scores where they are due."""
