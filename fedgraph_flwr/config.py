@@ -49,6 +49,8 @@ class DatasetConfig:
     params: dict[str, Any] = field(default_factory=dict)  # what only this dataset knows (CSBM's sizes, say)
 
     def __post_init__(self) -> None:
+        if path := self.params.get("path"):  # clients run in other folders
+            self.params = {**self.params, "path": str(Path(path).expanduser().absolute())}
         if not 0 <= self.edge_flip <= 1:
             raise FedGraphError(f"dataset.edge_flip must lie in [0, 1], got {self.edge_flip}")
 

@@ -170,9 +170,8 @@ def _draw(pairs: int, probability: float, rng: np.random.Generator) -> np.ndarra
 
 
 def _triangle(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The code-th pair (i, j) with i > j, counted row by row: code = i(i−1)/2 + j."""
+    """The code-th pair (i, j) with i > j, counted row by row: code = i(i−1)/2 + j; exact below 2⁵⁰ pairs."""
     i = ((1 + np.sqrt(1 + 8.0 * code)) / 2).astype(np.int64)
-    i -= i * (i - 1) // 2 > code  # the root may round up for large codes
     return i, code - i * (i - 1) // 2
 
 

@@ -73,10 +73,21 @@ def test_features_follow_equation_16(classes):
     assert float(means.pow(2).sum(1).mean()) == pytest.approx(mu / n, rel=0.2)
 
 
-def test_centroids_are_shared_by_the_clients():
-    graph = draw(num_clients=2, nodes_per_client=[4000, 4000], features=200, mu=8000)
+def test_centroids_are_shared_by_the_clients_and_scaled_by_their_own_size():
+    graph = draw(num_clients=2, nodes_per_client=[500, 4000], features=200, mu=20000, seed=2)
+    small, large = graph.group.bincount().tolist()
+    assert large > 1.5 * small
     first, second = ((graph.x * (2.0 * graph.y[:, None] - 1))[graph.group == c].mean(0) for c in (0, 1))
     assert float(torch.cosine_similarity(first, second, dim=0)) > 0.99
+    assert float(first.norm() / second.norm()) == pytest.approx((large / small) ** 0.5, rel=0.03)  # √(μ/N) of Eq. (16)
+
+
+def test_triangle_counts_every_pair_once():
+    first, second = csbm._triangle(np.arange(45))
+    assert set(zip(first.tolist(), second.tolist(), strict=True)) == {(i, j) for i in range(10) for j in range(i)}
+    n = 2**25  # both sides of a row's end, where rounding would show
+    first, second = csbm._triangle(np.array([n * (n - 1) // 2 - 1, n * (n - 1) // 2]))
+    assert (first.tolist(), second.tolist()) == ([n - 1, n], [n - 2, 0])
 
 
 def test_sizes():

@@ -214,11 +214,15 @@ def test_import_as_a_named_dataset(tables, capsys):
     assert line.split() == ["people", "4", "3", "2", "2", "yes", "imported"]
 
 
-def test_import_as_a_file_by_path(tables, tmp_path):
+def test_import_as_a_file_by_path(tables, tmp_path, monkeypatch):
     nodes, edges = tables()
     features = ("--feature-columns", "x_*")
     assert run("--nodes", nodes, "--edges", edges, *features, "--out", tmp_path / "own.safetensors") == 0
     assert load(compose(["dataset=file", f"dataset.path={tmp_path / 'own.safetensors'}"]).dataset).num_nodes == 4
+    monkeypatch.chdir(tmp_path)
+    cfg = compose(["dataset=file", "dataset.path=own.safetensors"])
+    monkeypatch.chdir("/")  # as a client process may run elsewhere
+    assert load(cfg.dataset).num_nodes == 4
     with pytest.raises(FedGraphError, match="dataset=file needs"):
         load(compose(["dataset=file"]).dataset)
 
