@@ -29,7 +29,7 @@ from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.models.layers import adjacency
 
-_BATCH_ELEMENTS = 2**24  # of gradients held at once by ``fisher=per_node``
+_BATCH_ELEMENTS = 2**22  # of gradients held at once by ``fisher=per_node``
 
 
 @dataclass
@@ -90,15 +90,17 @@ def fisher_diagonal(
 
 def _mean_squared_slopes(values: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
     """(1/V) Σ_v (∂ values_v / ∂ θ)², elementwise, for values [V]; as many backward passes at once as memory allows."""
+
+    def slopes(weights: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of Σ_v weights_v values_v."""
+        return torch.autograd.grad(values, parameters, weights, retain_graph=True, materialize_grads=True)
+
     total = [torch.zeros_like(p) for p in parameters]
     step = max(_BATCH_ELEMENTS // sum(p.numel() for p in parameters), 1)
     for index in torch.arange(values.numel(), device=values.device).split(step):
         rows = F.one_hot(index, values.numel()).to(values.dtype)
-        slopes = torch.autograd.grad(
-            values, parameters, rows, retain_graph=True, is_grads_batched=True, materialize_grads=True
-        )
-        for mean, slope in zip(total, slopes, strict=True):
-            mean += slope.square().sum(0) / values.numel()
+        for mean, each in zip(total, torch.func.vmap(slopes)(rows), strict=True):
+            mean += each.square().sum(0) / values.numel()
     return total
 
 

@@ -28,6 +28,8 @@ DESCRIBE = "describe"
 TRAIN = "train"
 EVALUATE = "evaluate"
 
+_BLOCK = 2**14  # numbers averaged at once
+
 FAILED = 1001
 """Code of an error reply whose reason is a sentence for the user."""
 
@@ -149,14 +151,21 @@ def weighted_mean(groups: Iterable[Arrays], weights: Iterable[float]) -> Arrays:
     total = factors.sum()
     if not total > 0:
         raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")
-    mean: Arrays = {}
-    for name, like in members[0].items():
-        mixed = sum(
-            (w * member[name].astype(np.float64) for w, member in zip(factors / total, members, strict=True)),
-            np.zeros(like.shape),
-        )
-        mean[name] = np.asarray(mixed).astype(like.dtype)
-    return mean
+    shares = factors / total
+    return {name: _mixed([member[name] for member in members], shares) for name in members[0]}
+
+
+def _mixed(arrays: list[np.ndarray], shares: np.ndarray) -> np.ndarray:
+    """Σ_i shares_i arrays_i of one shape, in pieces that stay in a core's cache."""
+    mixed = np.empty(arrays[0].size, dtype=arrays[0].dtype)
+    flat = [array.reshape(-1) for array in arrays]
+    for start in range(0, mixed.size, _BLOCK):
+        piece = slice(start, start + _BLOCK)
+        total = np.zeros(mixed[piece].size)
+        for share, values in zip(shares, flat, strict=True):
+            total += share * values[piece].astype(np.float64)
+        mixed[piece] = total
+    return mixed.reshape(arrays[0].shape)
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -37,7 +37,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
-        if torch._C._are_functorch_transforms_active():  # autograd.grad(..., is_grads_batched=True)
+        if torch._C._are_functorch_transforms_active():  # autograd.grad under torch.func.vmap
             return None, None, _BatchedProduct.apply(ctx.transposed, grads[0])
         return None, None, _multiply(ctx.transposed, grads[0])
 

@@ -38,6 +38,7 @@ from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from strategies.base import GraphStrategy
 
 EQUAL = 1e-12  # biases that differ by less, relative to what is compared, are equal
+_BLOCK = 2**14  # parameters compared at once: what stays in a core's cache
 
 
 @dataclass
@@ -76,11 +77,13 @@ def posterior_biases(fishers: list[Arrays], nodes: np.ndarray) -> tuple[np.ndarr
     shares = nodes / nodes.sum()
     biases, size, count = np.zeros(len(fishers)), 0.0, 0
     for name in fishers[0]:
-        diagonals = np.stack([fisher[name].ravel() for fisher in fishers]).astype(np.float64)  # [n, k]
-        pooled = shares @ diagonals
-        biases += np.abs(diagonals - pooled).sum(axis=1)
-        size += float(pooled.sum())
-        count += pooled.size
+        flat = [fisher[name].ravel() for fisher in fishers]
+        for start in range(0, flat[0].size, _BLOCK):
+            diagonals = np.array([f[start : start + _BLOCK] for f in flat], dtype=np.float64)  # [n, block]
+            pooled = shares @ diagonals
+            biases += np.abs(np.subtract(diagonals, pooled, out=diagonals), out=diagonals).sum(axis=1)
+            size += float(pooled.sum())
+            count += pooled.size
     return biases / count, size / count
 
 

@@ -124,9 +124,14 @@ def _scores(pair: Tensor, vectors: Tensor) -> Tensor:
     return (pair.unflatten(1, vectors.shape) * vectors).sum(-1)
 
 
-def _glorot_pair(num_in: int, num_out: int) -> nn.Parameter:
-    """[W_low | W_high] [F, 2H], each initialised as a matrix of its own."""
-    return nn.Parameter(torch.cat([glorot(num_in, num_out).data for _ in range(2)], dim=1))
+def _glorot_blocks(num_in: int, num_out: int, count: int) -> nn.Parameter:
+    """``count`` matrices side by side, [F, count H], each initialised on its own."""
+    return nn.Parameter(torch.cat([glorot(num_in, num_out).data for _ in range(count)], dim=1))
+
+
+def _attention(num_out: int) -> nn.Parameter:
+    """a_low and a_high as rows, [2, H]."""
+    return nn.Parameter(_glorot_blocks(num_out, 1, 2).data.T.contiguous())
 
 
 class _AcmMixing(nn.Module):
@@ -134,7 +139,7 @@ class _AcmMixing(nn.Module):
 
     def __init__(self, num_out: int):
         super().__init__()
-        self.theta_hom_attention, self.theta_het_attention = (glorot(2, num_out) for _ in range(2))
+        self.theta_hom_attention, self.theta_het_attention = (_attention(num_out) for _ in range(2))
         self.attention_mlp = glorot(num_out, 1)
         self.mixing = glorot(7, 7)
 
@@ -160,16 +165,18 @@ class AcmLayer(_AcmMixing):
 
     def __init__(self, num_in: int, num_out: int):
         super().__init__(num_out)
-        self.filters, self.filter_mlp = _glorot_pair(num_in, num_out), glorot(num_in, num_out)
+        self.filters = _glorot_blocks(num_in, num_out, 3)  # [W_low | W_high | W_mlp]
         self.theta_phi_weight, self.theta_phi_bias = glorot(num_out, 1), nn.Parameter(torch.zeros(1))
 
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
         """[N, H]."""
-        pair = _filtered(z @ self.filters, inputs.adj)
+        products = z @ self.filters  # [N, 3H]
+        width = products.size(1) // 3
+        pair, mlp = _filtered(products[:, : 2 * width], inputs.adj), torch.relu(products[:, 2 * width :])
         het, hom, unk = inputs.het @ pair, inputs.hom @ pair, inputs.unk @ pair
         heights = unk.unflatten(1, (2, -1)) @ self.theta_phi_weight  # [N, 2, 1]
         alpha = torch.sigmoid(heights.squeeze(-1) + self.theta_phi_bias)
-        return self.mix(het, hom, unk, torch.relu(z @ self.filter_mlp), alpha)
+        return self.mix(het, hom, unk, mlp, alpha)
 
 
 class AcmSeparateLayer(_AcmMixing):
@@ -177,7 +184,7 @@ class AcmSeparateLayer(_AcmMixing):
 
     def __init__(self, num_in: int, num_out: int):
         super().__init__(num_out)
-        self.theta_hom, self.theta_het = _glorot_pair(num_in, num_out), _glorot_pair(num_in, num_out)
+        self.theta_hom, self.theta_het = (_glorot_blocks(num_in, num_out, 2) for _ in range(2))
         self.filter_mlp = glorot(num_in, num_out)
         self.theta_phi_weight, self.theta_phi_bias = glorot(num_in, 1), nn.Parameter(torch.zeros(1))
 

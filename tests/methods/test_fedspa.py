@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
-from fedgraph_flwr.config import ModelConfig
+from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import METRICS, MODEL
@@ -131,13 +131,14 @@ def plain_layer(z: np.ndarray, layer: torch.nn.Module, graph: ClientGraph) -> np
 def acm_layer(z: np.ndarray, layer: torch.nn.Module, graph: ClientGraph, separate: bool) -> np.ndarray:
     """The seven channels of ``acm`` and ``acm_sep``, node by node."""
     p = parameters(layer)
-    n, width = len(z), p["filter_mlp"].shape[1]
+    n, width = len(z), p["attention_mlp"].size
+    w_mlp = p["filter_mlp"] if separate else p["filters"][:, 2 * width :]
     loops = dense_adjacency(graph) + np.eye(n)
     walk = loops / loops.sum(1, keepdims=True)
     filters = {"low": walk, "high": np.eye(n) - walk}
 
     def filtered(weights: np.ndarray, q: str) -> np.ndarray:
-        half = weights[:, :width] if q == "low" else weights[:, width:]
+        half = weights[:, :width] if q == "low" else weights[:, width : 2 * width]
         return np.maximum(filters[q] @ z @ half, 0)
 
     channels = {(t, q): np.zeros((n, width)) for t in (HOM, HET, UNK) for q in filters}
@@ -148,7 +149,7 @@ def acm_layer(z: np.ndarray, layer: torch.nn.Module, graph: ClientGraph, separat
             alpha = sigmoid(z[v] @ p["theta_phi_weight"][:, 0] + p["theta_phi_bias"][0]) if separate else 0.5
             mixed = alpha * h_hom[u] + (1 - alpha) * h_het[u]
             channels[kind, q][v] += c * {HOM: h_hom[u], HET: h_het[u], UNK: mixed}[kind]
-    mlp = np.maximum(z @ p["filter_mlp"], 0)
+    mlp = np.maximum(z @ w_mlp, 0)
     a_hom = dict(zip(filters, p["theta_hom_attention"], strict=True))
     a_het = dict(zip(filters, p["theta_het_attention"], strict=True))
     out = np.zeros((n, width))
@@ -394,7 +395,7 @@ def test_the_rest_is_averaged_as_configured(run, monkeypatch, rest, weights):
 
 
 @pytest.mark.parametrize(
-    "model", [("model=fedspa", "model.sfpd=false"), ("model=fedspa", "model.profile=acm"), ("model=gcn",)]
+    "model", [("model=fedspa", "model.sfpd=false"), ("model=fedspa", "model.profile=acm"), ("model=acm",)]
 )
 def test_everything_off_is_fedavg_with_uniform_weights(run, model):
     words = [*SGD, *model, "strategy.weighting=uniform"]
@@ -464,3 +465,8 @@ def test_a_fisher_diagonal_of_another_shape_is_refused(run, monkeypatch):
     monkeypatch.setattr(FedSPAClient, "send", lambda self: {FISHER: {n: a[:1] for n, a in send(self)[FISHER].items()}})
     with pytest.raises(FedGraphError, match="of shape"):
         run("strategy=fedspa", *SGD)
+
+
+def test_protocol_is_the_papers():
+    cfg = compose(["protocol=fedspa", "strategy=fedavg", "dataset=arxiv-year"])
+    assert (cfg.num_clients, cfg.split.train, cfg.model.name, cfg.partition.merge) == (30, 0.05, "acm", "ascending")
