@@ -6,7 +6,7 @@
 M_i, C_{i,j}: mean and central moments of the client's own hidden features in the training pass, with gradient; M, S: the
 pooled ones as received, constant through the round's local steps. Line 19 of Algorithm 1 sums over clients too, which no
 client can; Eq. (11) has the training nodes, Algorithm 1 all nodes (the default).
-The statistics that leave come from the received model without dropout, in float64, so that pooling them is exact.
+The statistics that leave come from the received model without dropout, so that pooling them is exact.
 Leaves the client: see `strategies.fedomd`.
 """
 
@@ -49,6 +49,7 @@ class FedOMDClient(GraphClient):
 
     Params: ClassVar[type] = Params
     model: OrthoGCN
+    seen: tuple[list[Tensor], Tensor] | None = None  # a model, and its logits
 
     def build_model(self) -> OrthoGCN:
         """The orthogonal GCN."""
@@ -72,6 +73,12 @@ class FedOMDClient(GraphClient):
             span = self.target.get("span", target.new_ones(len(target)))
             loss = loss + self.params.beta * discrepancy(central_moments(self._features(out.hidden)), target, span)
         return loss
+
+    def predict(self) -> Tensor:
+        """Logits [N, C]; those of the round's statistics where the model is still that one."""
+        if self.seen and all(map(torch.equal, self.seen[0], self.model.state_dict().values())):
+            return self.seen[1]
+        return super().predict()
 
     @phase
     def moments(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
@@ -100,11 +107,13 @@ class FedOMDClient(GraphClient):
         return torch.sigmoid(z) if self.params.cmd_act == "sigmoid" else z
 
     def _still(self, model: Arrays) -> Tensor:
-        """Features of the received model without dropout, in float64."""
+        """Features of the received model without dropout; the pass also gives the logits that `predict` scores."""
         self.set_parameters([model[name] for name in self.shared])
         self.model.eval()
         with torch.no_grad():
-            return self._features(self.model.propagate(self.inputs).hidden).double()
+            out = self.model.propagate(self.inputs)
+        self.seen = [tensor.clone() for tensor in self.model.state_dict().values()], out.logits
+        return self._features(out.hidden)
 
     def _tell(self, z: Tensor, **statistics: Tensor) -> Answer:
         group = {name: self._array(value) for name, value in statistics.items()}

@@ -29,11 +29,7 @@ class _CentralMoments(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor) -> Tensor:
         mean = z.mean(0)
         centred = z - mean
-        power, rows = centred, [mean]
-        for _ in ORDERS:
-            power = power * centred
-            rows.append(power.mean(0))
-        moments = torch.stack(rows, dim=-2)  # [..., 5, D]
+        moments = torch.stack([mean, *_power_means(centred)], dim=-2)  # [..., 5, D]
         ctx.save_for_backward(centred, moments)
         return moments
 
@@ -54,13 +50,14 @@ def central_moments(z: Tensor) -> Tensor:
 
 
 def moments_about(z: Tensor, mean: Tensor) -> Tensor:
-    """S_{i,j}: moments of orders 2 to 5 of z [N, H, D] about a given mean [H, D] → [H, 4, D]."""
-    centred = z - mean
-    power, rows = centred, []
-    for _ in ORDERS:
-        power = power * centred
-        rows.append(power.mean(0))
-    return torch.stack(rows, dim=-2)
+    """S_{i,j}: moments of orders 2 to 5 of z [N, H, D] about a given mean [H, D] → [H, 4, D], not differentiable."""
+    return torch.stack(_power_means(z - mean), dim=-2)
+
+
+def _power_means(centred: Tensor) -> list[Tensor]:
+    """Means over dim 0 of the powers 2 to 5; one buffer, because fresh memory costs more than the product."""
+    power = centred.clone()
+    return [power.mul_(centred).mean(0) for _ in ORDERS]
 
 
 def pool_about(values: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
