@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 
 from clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, from_run_config, locate
-from fedgraph_flwr.data.graph import ClientGraph, read_tensors, write_tensors
+from fedgraph_flwr.data.graph import read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, derive_seed, from_record, groups_of, pack, to_record
 
@@ -93,7 +93,7 @@ def load_graph(cfg: RunConfig, context: Context) -> Any:
     from fedgraph_flwr import partition
 
     if path := context.node_config.get("graph"):
-        return ClientGraph.load(str(path))
+        return partition.load(str(path))
     if "partition-id" not in context.node_config:
         raise FedGraphError(
             "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', "

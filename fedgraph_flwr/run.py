@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from fedgraph_flwr.config import RunConfig, check_method, locate
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import settled
 from fedgraph_flwr.records import FAILURE, Recorder
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -55,6 +56,8 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     """
     cfg = with_folder(cfg)
     check_method(cfg)
+    if cfg.engine in ("inline", "ray"):  # elsewhere the clients' files are not here
+        cfg = settled(cfg)
     if cfg.engine == "inline":
         from fedgraph_flwr.engine.inline import run_inline
 

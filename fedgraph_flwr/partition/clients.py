@@ -12,7 +12,7 @@ from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.partition.groups import GROUPINGS
+from fedgraph_flwr.partition.groups import FREE, GROUPINGS
 from fedgraph_flwr.partition.merges import MERGES
 
 
@@ -53,6 +53,11 @@ def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
     if num_clients > graph.num_nodes:
         raise FedGraphError(
             f"num_clients={num_clients} exceeds the {graph.num_nodes} nodes of '{graph.name}': lower it"
+        )
+    if cfg.merge == "random_merge" and cfg.name not in FREE:
+        raise FedGraphError(
+            f"partition.merge=random_merge lets the groups decide the number of clients, but those of {cfg.name} follow"
+            f" num_clients: use it with {' or '.join(FREE)}"
         )
     seed %= 2**31  # what METIS, scikit-learn and NumPy all accept
     groups = GROUPINGS[cfg.name](graph, cfg, num_clients, seed)

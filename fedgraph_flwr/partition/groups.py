@@ -97,6 +97,9 @@ GROUPINGS: dict[str, Callable[[Graph, PartitionConfig, int, int], Groups]] = {
     "planted": planted,
 }
 
+FREE = ("louvain", "planted")
+"""The groupings that do not look at the number of clients."""
+
 
 def simple_adjacency(graph: Graph) -> sparse.csr_matrix:
     """The undirected simple graph: symmetric, no loops, every entry 1; CSR [N, N] with sorted columns."""

@@ -67,6 +67,20 @@ def num_clients(cfg: RunConfig) -> int:
     return len(files(prepare(cfg)))
 
 
+def settled(cfg: RunConfig) -> RunConfig:
+    """The configuration with ``num_clients`` as it results, where a folder or the partition decides it.
+
+    It names the same client files. A generated graph keeps the number of clients it was asked for.
+    """
+    if _pooled(cfg) or not (cfg.graph or cfg.partition.merge == "random_merge"):
+        return cfg
+    dataset = cfg.dataset
+    if "clients" in dataset.params and dataset.params["clients"] is None:
+        dataset = dataclasses.replace(dataset, params=dataset.params | {"clients": cfg.num_clients})
+    cfg = dataclasses.replace(cfg, dataset=dataset)
+    return dataclasses.replace(cfg, num_clients=num_clients(cfg))
+
+
 def load_client(cfg: RunConfig, index: int) -> Any:
     """One client's graph; no other client's file is read.
 
@@ -178,7 +192,8 @@ def _relevant(cfg: RunConfig) -> dict[str, Any]:
     if cfg.graph:
         return {"graph": str(Path(cfg.graph).expanduser().absolute()), "pooled": _pooled(cfg)}
     groups = {name: dataclasses.asdict(getattr(cfg, name)) for name in ("dataset", "split", "partition")}
-    groups |= {"num_clients": cfg.num_clients, "seed": cfg.seed, "pooled": _pooled(cfg)}
+    decided = cfg.partition.merge == "random_merge" and cfg.dataset.params.get("clients", 0) is not None
+    groups |= {"num_clients": 0 if decided else cfg.num_clients, "seed": cfg.seed, "pooled": _pooled(cfg)}
     return groups | {key: True for key in ("private_schema",) if cfg.strategy.params.get(key)}
 
 

@@ -16,6 +16,7 @@ from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import assign, cut, load_client, num_clients, prepare, store
+from fedgraph_flwr.run import run
 from tests.conftest import client_graph
 
 SMALL = (
@@ -229,6 +230,30 @@ def test_edges_flip_within_clients():
         assert a.edge_index.shape == b.edge_index.shape
         assert not torch.equal(a.edge_index, b.edge_index)
         assert torch.equal(a.cut_out, b.cut_out)
+
+
+@pytest.mark.parametrize("clients", ["", "dataset.clients=5"])
+def test_the_number_of_clients_that_results_names_the_same_files(clients):
+    words = ["partition=louvain-fedhero", "partition.min_size=10", "num_clients=2", *clients.split()]
+    cfg = config(*words)
+    settled = store.settled(cfg)
+    assert settled.num_clients == num_clients(cfg) > 2
+    assert num_clients(settled) == settled.num_clients
+    for index in range(settled.num_clients):
+        assert same(load_client(settled, index), load_client(cfg, index))
+    assert store.settled(settled) == settled
+    assert store.settled(config()) == config()
+
+
+def test_random_merge_needs_groups_that_do_not_follow_num_clients():
+    with pytest.raises(FedGraphError, match="those of metis follow num_clients: use it with louvain or planted"):
+        prepare(config("partition.merge=random_merge"))
+
+
+def test_a_run_takes_all_clients_of_a_folder(parts, tmp_path):
+    summary = run(compose([f"graph={parts}", "num_clients=99", "rounds=1", f"out={tmp_path / 'run'}"]))
+    assert compose([], tmp_path / "run" / "config.yaml").num_clients == 3
+    assert summary["rounds"] == 1
 
 
 # --- a user's folder ---------------------------------------------------------------------------------------------------
