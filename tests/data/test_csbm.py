@@ -75,11 +75,11 @@ def test_features_follow_equation_16(classes):
 
 def test_centroids_are_shared_by_the_clients_and_scaled_by_their_own_size():
     graph = draw(num_clients=2, nodes_per_client=[500, 4000], features=200, mu=20000, seed=2)
-    small, large = graph.group.bincount().tolist()
+    large, small = graph.group.bincount().tolist()
     assert large > 1.5 * small
     first, second = ((graph.x * (2.0 * graph.y[:, None] - 1))[graph.group == c].mean(0) for c in (0, 1))
     assert float(torch.cosine_similarity(first, second, dim=0)) > 0.99
-    assert float(first.norm() / second.norm()) == pytest.approx((large / small) ** 0.5, rel=0.03)  # √(μ/N) of Eq. (16)
+    assert float(first.norm() / second.norm()) == pytest.approx((small / large) ** 0.5, rel=0.03)  # √(μ/N) of Eq. (16)
 
 
 def test_triangle_counts_every_pair_once():
