@@ -64,7 +64,7 @@ def homophily(runs: Sequence[FinishedRun]) -> Figure:
 def labels(runs: Sequence[FinishedRun]) -> Figure:
     """Label distribution of the clients of the first run: share of each class."""
     figure, axes = _axes("client", "share of labels")
-    counts = np.array([c["label_counts"] for c in runs[0].clients], dtype=float)  # [M, C]
+    counts = np.array([c["labels"] for c in runs[0].clients], dtype=float)  # [M, C]
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     below = np.zeros(len(share))
     for label in range(share.shape[1]):
