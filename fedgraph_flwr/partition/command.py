@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 
 from fedgraph_flwr.config import RunConfig, group_names
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.data.statistics import describe, label_skew
+from fedgraph_flwr.data.hetero import HeteroClientGraph
+from fedgraph_flwr.data.statistics import edge_homophily, label_skew
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
 
@@ -20,7 +22,9 @@ examples:
   fedgraph-flwr run graph=parts num_clients=5
 """
 
-COLUMNS = ("client", "nodes", "edges", "train/val/test", "homophily", "top class", "label TV", "cut")
+_LEGEND = """\
+top class: share of the client's largest class; label TV: total variation between its label distribution and that of
+all clients together; homophily: share of its edges that join one class; cut: its leaving and arriving edges"""
 
 
 def register(commands: Any) -> None:
@@ -79,44 +83,55 @@ def print_description(cfg: RunConfig, folder: Path) -> None:
 
     clients = [store.load(path) for path in store.files(folder)]
     source = cfg.graph or f"partition={cfg.partition.name} merge={cfg.partition.merge} seed={cfg.seed}"
-    table = Table(
-        title=f"{clients[0].name}: {len(clients)} clients, {source}",
-        box=box.SIMPLE,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for column in COLUMNS:
+    title = f"{clients[0].name}: {len(clients)} clients, {source}"
+    table = Table(title=title, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    lines = rows(clients)
+    for column in lines[0]:
         table.add_column(column, justify="right", no_wrap=True)
-    for row in rows(clients):
-        table.add_row(*row)
-    kept = sum(client.edge_index.size(1) for client in clients)
-    lost = sum(client.cut_out.size(1) for client in clients)
+    for line in lines:
+        table.add_row(*line.values())
     console = Console()
     console.width = max(console.width, 120) if not console.is_terminal else console.width  # a pipe has no width
     console.print(table)
-    console.print(f"{kept} edges kept, {lost} cut ({lost / max(kept + lost, 1):.1%})", highlight=False)
-    console.print(
-        "homophily: share of a client's edges that join one class; top class: share of its largest class; label TV: total\n"
-        "variation between its label distribution and that of all clients together; cut: its leaving and arriving edges",
-        highlight=False,
-        style="dim",
-    )
+    if isinstance(clients[0], ClientGraph):
+        kept = sum(client.edge_index.size(1) for client in clients)
+        lost = sum(client.cut_out.size(1) for client in clients)
+        console.print(f"{kept} edges kept, {lost} cut ({lost / max(kept + lost, 1):.1%})", highlight=False)
+    console.print(_LEGEND, highlight=False, style="dim")
 
 
-def rows(clients: list[ClientGraph]) -> list[tuple[str, ...]]:
-    """One row of `COLUMNS` a client."""
-    found = [describe(client) for client in clients]
-    largest, distance = label_skew(torch.tensor([row["labels"] for row in found]))
+def rows(clients: Sequence[ClientGraph | HeteroClientGraph]) -> list[dict[str, str]]:
+    """For each client the columns of the table and what stands in them; typed graphs have types in the place of edges cut."""
+    labels = [torch.bincount(client.y[client.y >= 0], minlength=client.num_classes) for client in clients]
+    largest, distance = label_skew(torch.stack(labels))
     return [
-        (
-            str(row["client"]),
-            str(row["nodes"]),
-            str(row["edges"]),
-            f"{row['train']}/{row['val']}/{row['test']}",
-            "-" if row["edge_homophily"] is None else f"{row['edge_homophily']:.3f}",
-            f"{largest[i]:.1%}",
-            f"{distance[i]:.3f}",
-            str(row["cut_edges"]),
-        )
-        for i, row in enumerate(found)
+        {
+            "client": str(client.client),
+            "nodes": str(client.num_nodes),
+            "train/val/test": "/".join(
+                str(int(mask.sum())) for mask in (client.train_mask, client.val_mask, client.test_mask)
+            ),
+            "top class": f"{largest[i]:.1%}",
+            "label TV": f"{distance[i]:.3f}",
+            **(_edges(client) if isinstance(client, ClientGraph) else _types(client)),
+        }
+        for i, client in enumerate(clients)
     ]
+
+
+def _edges(client: ClientGraph) -> dict[str, str]:
+    homophily = edge_homophily(client.edge_index, client.y)
+    return {
+        "edges": str(client.edge_index.size(1)),
+        "homophily": "-" if homophily is None else f"{homophily:.3f}",
+        "cut": str(client.cut_out.size(1) + client.cut_in.size(1)),
+    }
+
+
+def _types(client: HeteroClientGraph) -> dict[str, str]:
+    """Types of which the client holds something."""
+    return {
+        "edges": str(client.num_edges),
+        "node types": str(sum(count > 0 for count in client.counts.values())),
+        "edge types": str(sum(index.size(1) > 0 for index in client.edges.values())),
+    }

@@ -14,8 +14,10 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import HeteroClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import assign, cut, load_client, num_clients, prepare, store
+from fedgraph_flwr.partition.command import rows
 from fedgraph_flwr.run import run
 from tests.conftest import client_graph
 
@@ -321,12 +323,29 @@ def test_command_describes(capsys):
         masks = "/".join(str(int(m.sum())) for m in (client.train_mask, client.val_mask, client.test_mask))
         ends = client.cut_out.size(1) + client.cut_in.size(1)
         (line,) = (line.split() for line in printed.splitlines() if line.split()[:1] == [str(client.client)])
-        assert line[1:4] == [str(client.num_nodes), str(client.edge_index.size(1)), masks]
+        assert line[1:3] == [str(client.num_nodes), masks]
         same_class = (client.y[client.edge_index[0]] == client.y[client.edge_index[1]]).float().mean()
-        assert line[4] == f"{float(same_class):.3f}"
-        assert line[-1] == str(ends)
+        assert line[-3:] == [str(client.edge_index.size(1)), f"{float(same_class):.3f}", str(ends)]
     kept, lost = sum(c.edge_index.size(1) for c in clients), sum(c.cut_out.size(1) for c in clients)
     assert f"{kept} edges kept, {lost} cut" in printed
+
+
+def test_typed_clients_are_described_by_their_types():
+    mask, none = torch.tensor([True, False, False]), torch.zeros(2, 0, dtype=torch.int64)
+    typed = HeteroClientGraph(
+        counts={"paper": 3, "author": 2, "venue": 0},
+        edges={("author", "writes", "paper"): torch.tensor([[0, 1], [2, 0]]), ("paper", "at", "venue"): none},
+        target="paper",
+        y=torch.tensor([0, 1, 1]),
+        train_mask=mask,
+        val_mask=mask.roll(1),
+        test_mask=mask.roll(2),
+        num_classes=2,
+        client=4,
+    )
+    (row,) = rows([typed])
+    assert (row["client"], row["nodes"], row["edges"], row["train/val/test"]) == ("4", "5", "2", "1/1/1")
+    assert (row["node types"], row["edge types"], row["top class"], row["label TV"]) == ("2", "1", "66.7%", "0.000")
 
 
 def test_command_replaces_an_earlier_partition_and_nothing_else(parts, tmp_path, capsys):
