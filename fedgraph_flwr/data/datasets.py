@@ -9,8 +9,10 @@ import contextlib
 import hashlib
 import io
 import json
+import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -316,9 +318,21 @@ def _through_pyg(source: Source, read: raw.Reader, folder: Path, download: bool)
         else:
             for name in source.files:
                 (staged / name).symlink_to(folder / name)
-        with contextlib.redirect_stderr(io.StringIO()):  # PyG reports its steps there
+        # PyG reports its steps on stderr, and would wait for ever on a network that swallows everything.
+        with contextlib.redirect_stderr(io.StringIO()), _patience(60):
             graph = read(Path(stage) / source.pyg_root, {})
         if download and writable(folder):
             for name in source.files:
                 write_bytes(folder / name, (staged / name).read_bytes())
     return graph
+
+
+@contextlib.contextmanager
+def _patience(seconds: float) -> Iterator[None]:
+    """Give up on a connection that is silent for so long."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
