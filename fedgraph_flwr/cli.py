@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = _parser(words).parse_args(words)
+        args = _parse(words)
     except SystemExit as stop:  # argparse ends with 0 after --help and with 2 on wrong input
         return int(stop.code or 0)
     signal.signal(signal.SIGTERM, _as_interrupt)
@@ -41,6 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
         return 0
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = _parser(words)
+    args, rest = parser.parse_known_args(words)
+    # argparse takes the key=value words of one place only; those behind an option are left over.
+    if rest and (not hasattr(args, "overrides") or any(word.startswith("-") or "=" not in word for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
+    return args
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:

@@ -1,10 +1,10 @@
 """The configuration: typed dataclasses, and their composition from YAML groups and overrides.
 
 Later wins: dataclass defaults, ``conf/config.yaml``, the chosen group files (dataset, partition, model, strategy), the
-protocol with its ``datasets:`` sections (there, ``models:`` holds keys of one model only) and ``strategies:`` sections, then
-the user's ``key=value`` overrides. A group is chosen by the user, else by the protocol (for the model: the strategy goes
-first, since some bring their own), else by
-``config.yaml``. After composition OmegaConf is gone: the rest of the program sees dataclasses.
+protocol with its ``datasets:`` (where ``models:`` sizes a model for that dataset) and ``strategies:`` sections, then the user's
+``key=value`` overrides. A group is chosen by the user, else by the protocol, else by the dataset (for the model: the strategy's
+and the dataset's own go before the protocol's), else by ``config.yaml``. After composition OmegaConf is gone: the rest of the
+program sees dataclasses.
 """
 
 import dataclasses
@@ -284,6 +284,9 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> Ru
             ("config", OmegaConf.create(json.loads(str(base)))) if inline else (str(base), _load(Path(base)))
         ]
         selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
+        for group in ("dataset", "strategy"):
+            if group in selected:
+                selected = {**_wishes(group, selected[group]), **selected}
         for group in ("dataset", "partition", "model", "strategy"):
             if group in selected:
                 layers.append(_group(group, selected[group]))
@@ -298,8 +301,14 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> Ru
 
 
 def from_run_config(run_config: Any) -> RunConfig:
-    """The configuration of a Flower run: its ``overrides`` words on top of its ``config``, a file or JSON, if any."""
-    return compose(shlex.split(str(run_config.get("overrides", ""))), str(run_config.get("config", "")) or None)
+    """The configuration of a Flower run: ``config`` (a file or JSON), else the group files, then ``overrides``.
+
+    ``num-clients`` is the number of clients unless a config or the overrides say otherwise.
+    """
+    words, base = shlex.split(str(run_config.get("overrides", ""))), str(run_config.get("config", ""))
+    if "num-clients" in run_config and not base:
+        words.insert(0, f"num_clients={run_config['num-clients']}")
+    return compose(words, base or None)
 
 
 def to_yaml(cfg: RunConfig) -> str:
@@ -400,7 +409,21 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
             return str(own), OmegaConf.create({group: {"name": name}})
         raise unknown(group, name, group_names(group))
     body = _load(path)
-    return str(path), OmegaConf.create({group: body}) if group != "protocol" else body
+    if group == "protocol":
+        return str(path), body
+    for wish in _WISHES.get(group, ()):
+        body.pop(wish, None)
+    return str(path), OmegaConf.create({group: body})
+
+
+# A strategy may name the model it brings, a dataset the partition and the model that suit it.
+_WISHES = {"strategy": ("model",), "dataset": ("partition", "model")}
+
+
+def _wishes(group: str, name: str) -> dict[str, str]:
+    path = conf_dir() / group / f"{name}.yaml"
+    body = _load(path) if path.is_file() else {}
+    return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
 
 
 def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
@@ -429,15 +452,12 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     by_model = dataset_part.pop("models", OmegaConf.create({}))
     chosen_below = [part.pop("defaults", OmegaConf.create({})) for part in (strategy_part, dataset_part)]
 
-    strategy_path, strategy_body = _group("strategy", strategy)
-    own_model = strategy_body.strategy.pop("model", None)
-    partition = choose("partition", *(c.get("partition") for c in chosen_below), by_protocol.get("partition"))
-    model = choose("model", *(c.get("model") for c in chosen_below), own_model, by_protocol.get("model"))
+    own = [_wishes("strategy", strategy), _wishes("dataset", dataset)]
+    partition = choose("partition", *(c.get("partition") for c in (*chosen_below, by_protocol, *own)))
+    model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol)))
 
-    layers.append(_group("dataset", dataset))
-    layers.append(_group("partition", partition))
-    layers.append(_group("model", model))
-    layers.append((strategy_path, strategy_body))
+    layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model)]
+    layers.append(_group("strategy", strategy))
     if protocol_path:
         protocol["protocol"] = protocol_name
         layers.append((protocol_path, protocol))

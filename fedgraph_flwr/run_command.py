@@ -113,7 +113,8 @@ class _Progress:
             TextColumn("{task.fields[score]}"),
             TimeRemainingColumn(),
         )
-        self.bar = Progress(*columns, disable=not shown, console=Console(stderr=True))
+        console = Console(stderr=True)
+        self.bar = Progress(*columns, disable=not (shown and console.is_terminal), console=console)
         self.task = self.bar.add_task(f"{cfg.strategy.name} on {cfg.dataset.name}", total=cfg.rounds, score="")
 
     def __enter__(self) -> "_Progress":

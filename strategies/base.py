@@ -335,10 +335,20 @@ class GraphStrategy(FlowerFedAvg):
     def _connect(self) -> None:
         """Wait for the nodes, and learn which client each of them is."""
         wanted = 1 if getattr(self.params, "pooled", False) else self.cfg.num_clients
-        began, pause = time.perf_counter(), 0.05
+        began, pause, told = time.perf_counter(), 0.05, 10.0
         while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
-            if time.perf_counter() - began > self.cfg.strategy.timeout:
+            waited = time.perf_counter() - began
+            if waited > self.cfg.strategy.timeout:
                 raise RunFailed(f"{len(nodes)} of {wanted} nodes connected within {self.cfg.strategy.timeout:g} s")
+            if waited > told:
+                log(
+                    WARNING,
+                    "%d of %d nodes are here; start more, or set num_clients=%d",
+                    len(nodes),
+                    wanted,
+                    len(nodes),
+                )
+                told *= 2
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
         self.clients = {node: ClientInfo(node, node) for node in nodes[:wanted]}

@@ -24,6 +24,7 @@ _STUB = """\
 [project]
 name = "fedgraph-flwr"
 version = "0.1.0"
+description = "Federated graph neural networks on Flower."
 license = "Apache-2.0"
 dependencies = ["fedgraph-flwr"]
 
@@ -35,6 +36,7 @@ serverapp = "fedgraph_flwr.server_app:app"
 clientapp = "fedgraph_flwr.client_app:app"
 
 [tool.flwr.app.config]
+num-clients = 2
 overrides = ""
 config = ""
 """

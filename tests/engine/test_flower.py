@@ -1,0 +1,44 @@
+"""Flower's simulation on Ray: the same parameters as in this process, and errors that come back as sentences."""
+
+import pytest
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.flower import app_folder, run_flower
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.run import with_folder
+from tests.support import Finished, assert_same_arrays
+
+pytestmark = pytest.mark.fleet
+
+
+@pytest.mark.parametrize("words", [["strategy=fedavg"], ["strategy=local", "evaluation.trained=true"]])
+def test_ray_gives_the_parameters_of_the_inline_engine(run, tmp_path, words):
+    words = [*words, "rounds=3", "checkpoint_every=2"]
+    inline = run(*words)
+    cfg = with_folder(compose([*words, f"graph={inline.cfg.graph}", "num_clients=3", "model.hidden=8", "engine=ray"]))
+    cfg.out = str(tmp_path / "ray")
+    ray = Finished(cfg, run_flower(cfg))
+    assert_same_arrays(ray.arrays, inline.arrays)
+    assert [r["clients"] for r in ray.rounds] == [r["clients"] for r in inline.rounds]
+    assert ray.summary["exchanges_per_round"] == 1
+    assert (tmp_path / "ray" / "checkpoint.safetensors").is_file()
+
+
+def test_wrong_input_on_the_server_comes_back_as_its_sentence(run, tmp_path):
+    inline = run("rounds=1")
+    cfg = with_folder(compose([f"graph={inline.cfg.graph}", "num_clients=3", "engine=ray", f"resume={tmp_path}"]))
+    cfg.out = str(tmp_path / "ray")
+    with pytest.raises(FedGraphError, match="holds no checkpoint"):
+        run_flower(cfg)
+
+
+def test_an_installed_package_runs_from_a_stub(tmp_path, monkeypatch):
+    import fedgraph_flwr.engine.flower as flower
+
+    monkeypatch.setattr(flower, "__file__", str(tmp_path / "site-packages" / "fedgraph_flwr" / "engine" / "flower.py"))
+    stub = app_folder(tmp_path)
+    from flwr.cli.config_utils import load_and_validate
+
+    config, warnings = load_and_validate(stub / "pyproject.toml", check_module=False)
+    assert config["tool"]["flwr"]["app"]["components"]["serverapp"] == "fedgraph_flwr.server_app:app"
+    assert not [w for w in warnings if "license" not in w.lower()]

@@ -1,0 +1,144 @@
+"""The command line as a user meets it: help, exit codes, one-sentence errors, a run from nothing to a report."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedgraph_flwr.cli import COMMANDS, main
+from fedgraph_flwr.data.graph import read_tensors
+from tests.conftest import client_graph
+from tests.support import assert_same_arrays
+
+
+@pytest.fixture
+def clients(tmp_path):
+    folder = tmp_path / "clients"
+    for index, size in enumerate((12, 16, 20)):
+        client_graph(index, size).save(folder / f"client_{index:04d}.safetensors")
+    return [f"graph={folder}", "num_clients=3", "model.hidden=8"]
+
+
+def _final(folder):
+    return {name: t.numpy() for name, t in read_tensors(folder / "model_final.safetensors")[0].items()}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert command in capsys.readouterr().out
+
+
+def test_help_lists_the_commands(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "strategy=fedavgg"], "did you mean 'fedavg'"),
+        (["run", "rounds=none"], "rounds"),
+        (["run", "graph=/nowhere"], "/nowhere"),
+        (["report", "/nowhere"], "/nowhere holds no run"),
+    ],
+)
+def test_wrong_input_is_one_line_and_code_2(words, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_unknown_command_is_code_2():
+    assert main(["trian"]) == 2
+
+
+def test_run_leaves_what_it_promises(clients, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["run", *clients, "rounds=4", f"out={out}", "checkpoint_every=2"]) == 0
+    printed = capsys.readouterr().out
+    assert "test accuracy" in printed
+    assert "report.html" in printed.replace("\n", "")
+    for name in ("config.yaml", "rounds.jsonl", "summary.json", "model_final.safetensors", "model_best.safetensors"):
+        assert (out / name).stat().st_size > 0
+    page = (out / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 7
+    assert "http" not in page.replace("http-equiv", ""), "self-contained"
+    assert {p.stem for p in (out / "plots").glob("*.png")} >= {
+        "accuracy",
+        "loss",
+        "clients",
+        "homophily",
+        "labels",
+        "bytes",
+    }
+    summary = json.loads((out / "summary.json").read_text())
+    assert 0 <= summary["test_accuracy"] <= 1
+    assert summary["peak_rss_mb"] > 50
+    assert summary["versions"]["flwr"]
+
+
+def test_a_stored_configuration_repeats_the_run(clients, tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    assert main(["run", *clients, "rounds=3", "seed=5", f"out={first}", "--no-report", "--quiet"]) == 0
+    assert main(["run", f"config={first}/config.yaml", f"out={second}", "--no-report", "--quiet"]) == 0
+    assert_same_arrays(_final(first), _final(second))
+
+
+def test_reports_stand_side_by_side(clients, tmp_path):
+    runs = [tmp_path / name for name in ("avg", "prox")]
+    for out, strategy in zip(runs, ("fedavg", "fedprox"), strict=True):
+        assert main(["run", *clients, f"strategy={strategy}", "rounds=2", f"out={out}", "--no-report", "--quiet"]) == 0
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "both.html")]) == 0
+    page = (tmp_path / "both.html").read_text()
+    assert "fedavg" in page
+    assert "fedprox" in page
+
+
+def test_an_interrupted_run_goes_on_to_the_same_result(clients, tmp_path):
+    words = [*clients, "rounds=400", "checkpoint_every=5", "train.local_steps=1"]
+    command = [sys.executable, "-m", "fedgraph_flwr", "run", *words, "--quiet", "--no-report"]
+    root = Path(__file__).parents[1]
+    broken = tmp_path / "broken"
+    process = subprocess.Popen(
+        [*command, f"out={broken}"], cwd=root, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (broken / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"resume={broken}" in err
+    assert not (broken / "summary.json").exists()
+    assert main(["run", f"resume={broken}", "--no-report", "--quiet"]) == 0
+    whole = tmp_path / "whole"
+    assert main(["run", *words, f"out={whole}", "--no-report", "--quiet"]) == 0
+    assert_same_arrays(_final(whole), _final(broken))
+    assert len((broken / "rounds.jsonl").read_text().splitlines()) == 400
+
+
+def test_a_full_disk_is_a_sentence_and_the_old_file_stays(tmp_path, monkeypatch):
+    import os
+
+    from fedgraph_flwr.data.graph import write_bytes
+    from fedgraph_flwr.errors import FedGraphError
+
+    path = tmp_path / "checkpoint"
+    write_bytes(path, b"whole")
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FedGraphError, match="No space left on device"):
+        write_bytes(path, b"half")
+    assert path.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [path]
