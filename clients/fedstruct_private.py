@@ -34,6 +34,7 @@ class PrivateFedStructClient(FedStructClient):
         blocks: by client i, ā_vu of the rows of i that meet this client's nodes (b of its J·n_i), [b, N].
         met_rows: by client j, which of this client's J·N rows meet j's nodes.
         parts: Σ_j s̄^(j) of its own nodes, [J·N, C]: ``train`` with dropout, ``scored`` without.
+        embedding: number of the phase 1 that they are of.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -47,6 +48,7 @@ class PrivateFedStructClient(FedStructClient):
         self.blocks: dict[int, sp.csr_matrix] = {}
         self.met_rows: dict[int, np.ndarray] = {}
         self.parts: dict[str, Tensor] = {}
+        self.embedding = 0
         self.stepper = NamedOptimizer(self.cfg.train)
 
     # --- setup --------------------------------------------------------------------------------------------------------
@@ -89,7 +91,8 @@ class PrivateFedStructClient(FedStructClient):
         contents = {i: {kind: block @ embedded[kind] for kind in wanted} for i, block in self.blocks.items()}
         own = contents.pop(self.graph.client)
         self.parts = {kind: self.spread({self.graph.client: own[kind]}) for kind in wanted}
-        return self.sealed(contents, f"embed {self.server_round} {wanted}"), {}
+        self.embedding = int(config["embedding"])
+        return self.sealed(contents, f"embed {self.embedding}"), {}
 
     def embedded(self, training: bool) -> Tensor:
         """g(s_u) of the own nodes, [N, C]; the dropout mask of a round is the same in every phase."""
@@ -106,7 +109,7 @@ class PrivateFedStructClient(FedStructClient):
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Phase 2 begins: the others' parts."""
-        inbox = self.opened(groups, f"embed {self.server_round} {list(self.parts)}")
+        inbox = self.opened(groups, f"embed {self.embedding}")
         for kind, own in self.parts.items():
             others = {j: arrays[kind] for j, arrays in inbox.items()}
             self.parts[kind] = (own + self.spread(others) if others else own).requires_grad_(kind == "train")
@@ -148,6 +151,7 @@ class PrivateFedStructClient(FedStructClient):
     def private_tensors(self) -> dict[str, Tensor]:
         """s_u and its optimiser's moments, the blocks, and the own parts of this round."""
         tensors = super().private_tensors() | {"own_s": self.s.detach()}
+        tensors["embedding"] = torch.tensor(self.embedding)
         tensors |= {f"stepper/{name}": tensor for name, tensor in self.stepper.state().items()}
         tensors |= {f"parts/{kind}": part.detach() for kind, part in self.parts.items()}
         tensors |= {f"met_rows/{j}": torch.from_numpy(rows) for j, rows in self.met_rows.items()}
@@ -160,7 +164,7 @@ class PrivateFedStructClient(FedStructClient):
     def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `private_tensors` gave."""
         super().load_private_tensors(tensors)
-        self.s = tensors["own_s"].to(self.device, self.dtype)
+        self.s, self.embedding = tensors["own_s"].to(self.device, self.dtype), int(tensors["embedding"])
 
         def under(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}

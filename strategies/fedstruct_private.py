@@ -26,12 +26,14 @@ class PrivateFedStruct(FedStruct):
 
     Attributes:
         g: θ_s by name.
+        embeddings: phases 1 so far.
     """
 
     def setup(self) -> None:
         """Algorithm 3, then the columns to their owners."""
         _, inbox = self.acquire()
         self.ask_all("take", inbox)
+        self.embeddings = 0
         torch.manual_seed(derive_seed(self.cfg.seed, "model"))
         model = models.build(self.cfg.model, self.agreed("num_features"), self.agreed("num_classes"))
         dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
@@ -42,7 +44,8 @@ class PrivateFedStruct(FedStruct):
 
     def embed(self, train: bool, scored: bool) -> GroupsFor:
         """Phase 1; what it leaves for each client."""
-        config = {"train": train, "scored": scored}
+        self.embeddings += 1
+        config = {"train": train, "scored": scored, "embedding": self.embeddings}
         if "resume" in self._flags:  # private state must be back before the first phase of the round
             config["resume"] = self._flags.pop("resume")
         groups = {"g": {name: tensor.numpy() for name, tensor in self.g.items()}} if self.g else {}

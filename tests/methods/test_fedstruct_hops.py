@@ -2,77 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 
 from fedgraph_flwr import hops
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.hops import HopExchange, Pruning, RowMessage
-
-N = 60
-
-
-def edges_of(kind: str, seed: int = 0) -> np.ndarray:
-    """Edges [2, E] of a graph with three isolated nodes; `directed` has parallel edges and self-loops too."""
-    rng = np.random.default_rng(seed)
-    pairs = rng.integers(0, N - 3, size=(2, 90))
-    if kind == "directed":
-        return np.concatenate([pairs, pairs[:, :10], np.array([[5, 6], [5, 6]])], axis=1)
-    pairs = pairs[:, pairs[0] != pairs[1]]
-    return np.unique(np.concatenate([pairs, pairs[::-1]], axis=1), axis=1)
-
-
-def partition_of(kind: str, edges: np.ndarray, num_clients: int = 4) -> np.ndarray:
-    """Owner of each node [N]."""
-    rng = np.random.default_rng(1)
-    if kind == "random":
-        return rng.integers(0, num_clients, N)
-    if kind == "kmeans":
-        from sklearn.cluster import KMeans
-
-        return KMeans(num_clients, n_init=1, random_state=0).fit_predict(rng.normal(size=(N, 5)))
-    import networkx as nx
-
-    graph = nx.Graph()
-    graph.add_nodes_from(range(N))
-    graph.add_edges_from(edges.T.tolist())
-    owner = np.empty(N, np.int64)
-    for group, nodes in enumerate(nx.community.louvain_communities(graph, seed=0)):
-        owner[list(nodes)] = group % num_clients
-    return owner
-
-
-def clients_of(edges: np.ndarray, owner: np.ndarray) -> list[ClientGraph]:
-    graphs = []
-    for client in range(int(owner.max()) + 1):
-        nodes = np.flatnonzero(owner == client)
-        local = np.full(owner.size, -1)
-        local[nodes] = np.arange(nodes.size)
-        source, target = edges
-        inside = (owner[source] == client) & (owner[target] == client)
-        leaves = (owner[source] == client) & (owner[target] != client)
-        arrives = (owner[source] != client) & (owner[target] == client)
-        empty = torch.zeros(nodes.size, dtype=torch.bool)
-        graphs.append(
-            ClientGraph(
-                x=torch.zeros(nodes.size, 1),
-                edge_index=torch.from_numpy(local[edges[:, inside]]),
-                y=torch.zeros(nodes.size, dtype=torch.int64),
-                train_mask=empty,
-                val_mask=empty,
-                test_mask=empty,
-                num_classes=2,
-                node_id=torch.from_numpy(nodes),
-                cut_out=torch.from_numpy(np.stack([local[source[leaves]], target[leaves]])),
-                cut_in=torch.from_numpy(np.stack([local[target[arrives]], source[arrives]])),
-                cut_out_owner=torch.from_numpy(owner[target[leaves]]),
-                cut_in_owner=torch.from_numpy(owner[source[arrives]]),
-                client=client,
-                num_clients=int(owner.max()) + 1,
-                num_global_nodes=owner.size,
-            )
-        )
-    return graphs
+from tests.methods.worlds import N, clients_of, dense_step, edges_of, partition_of
 
 
 def acquire(graphs: list[ClientGraph], weights: np.ndarray, pruning: Pruning = hops.EXACT) -> list[HopExchange]:
@@ -92,14 +27,6 @@ def acquire(graphs: list[ClientGraph], weights: np.ndarray, pruning: Pruning = h
         for client in clients:
             inbox = {k: out[client.client].arrays() for k, out in enumerate(sent) if client.client in out}
             client.receive({k: RowMessage.of(arrays, owner.size) for k, arrays in inbox.items()})
-
-
-def dense_step(edges: np.ndarray) -> np.ndarray:
-    """Â = D̃⁻¹ (A + I) by hand."""
-    a = np.zeros((N, N))
-    a[edges[0], edges[1]] = 1
-    np.fill_diagonal(a, 1)
-    return a / a.sum(1, keepdims=True)
 
 
 def gathered(clients: list[HopExchange], combination: int = 0) -> np.ndarray:

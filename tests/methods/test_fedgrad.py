@@ -1,0 +1,96 @@
+"""Gradient averaging: exact, and the same as the central step where nothing is cut."""
+
+import numpy as np
+import pytest
+import torch
+
+from clients.base import GraphClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.optim import NamedOptimizer
+from tests.conftest import client_graph
+from tests.support import recorded_messages
+
+EXACT = ["model.dropout=0", "dtype=float64", "train.local_steps=1"]
+
+
+@pytest.mark.parametrize("words", [["model=gcn"], ["model=sage"], ["model=mlp"], ["strategy.double_softmax=true"]])
+def test_three_rounds_are_three_adam_steps_on_the_union(run, words):
+    """Equation (8) with torch's Adam on the mean loss over the training nodes of all clients."""
+    finished = run("strategy=fedgrad", *EXACT, *words, "train.lr=0.05")
+    clients = [GraphClient(finished.cfg, client_graph(i, n)) for i, n in enumerate((12, 16, 20))]
+    model = clients[0].model
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=5e-4)
+    for _ in range(3):
+        optimizer.zero_grad()
+        logits = torch.cat([model(c.inputs)[c.train_nodes] for c in clients])
+        if words == ["strategy.double_softmax=true"]:
+            logits = logits.softmax(1)
+        labels = torch.cat([c.y[c.train_nodes] for c in clients])
+        torch.nn.functional.cross_entropy(logits, labels).backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(finished.arrays[name], parameter.detach(), atol=1e-9, err_msg=name)
+
+
+def test_one_client_trains_as_alone(run):
+    """With one client and one step a round the server's Adam is the client's."""
+    pair = (run(f"strategy={name}", *EXACT, sizes=(16,)).arrays for name in ("fedgrad", "fedavg"))
+    averaged, alone = pair
+    for name in averaged:
+        np.testing.assert_allclose(averaged[name], alone[name], atol=1e-12)
+
+
+def test_gradients_travel_up_and_parameters_down(run, monkeypatch):
+    with recorded_messages(monkeypatch) as seen:
+        finished = run("strategy=fedgrad", "rounds=2", "model.dropout=0")
+    shapes = {name: array.shape for name, array in finished.arrays.items()}
+    train = [(way, content) for way, _, content in seen if "arrays" in content.array_records]
+    assert {way for way, _ in train} == {"down", "up"}
+    for _, content in train:
+        assert list(content.array_records) == ["arrays"]
+        assert {name: tuple(a.shape) for name, a in content.array_records["arrays"].items()} == shapes
+
+
+def test_a_client_without_training_nodes_adds_nothing(run, tmp_path):
+    graphs = [client_graph(0, 12), client_graph(1, 16)]
+    graphs[1].train_mask[:] = False
+    for m, folder in ((2, "two"), (1, "one")):
+        for graph in graphs[:m]:
+            graph.num_clients = m
+            graph.save(tmp_path / folder / f"client_{graph.client:04d}.safetensors")
+    two, one = (
+        run("strategy=fedgrad", *EXACT, f"graph={tmp_path / f}", f"num_clients={m}")
+        for f, m in (("two", 2), ("one", 1))
+    )
+    for name in one.arrays:
+        np.testing.assert_array_equal(two.arrays[name], one.arrays[name])
+
+
+def test_resuming_keeps_the_servers_moments(run):
+    words = ["strategy=fedgrad", "checkpoint_every=2"]
+    whole, half = run(*words, "rounds=4"), run(*words, "rounds=2")
+    resumed = run(*words, "rounds=4", f"resume={half.out}", f"out={half.out}")
+    for name in whole.arrays:
+        np.testing.assert_array_equal(whole.arrays[name], resumed.arrays[name])
+
+
+def test_named_optimizer_is_torchs():
+    start = {"b": torch.randn(3), "a": torch.randn(2, 2)}
+    ours = NamedOptimizer(compose(["train.lr=0.1", "train.weight_decay=0.01"]).train)
+    leaves = {name: t.clone().requires_grad_() for name, t in start.items()}
+    theirs = torch.optim.Adam(leaves.values(), lr=0.1, weight_decay=0.01)
+    values = start
+    for step in range(4):
+        gradients = {name: torch.full_like(t, step + 1.0).cumsum(0) for name, t in values.items()}
+        values = ours.step(values, gradients)
+        for name, leaf in leaves.items():
+            leaf.grad = gradients[name]
+        theirs.step()
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(values[name], leaf.detach())
+
+
+def test_clipping_models_is_refused(run):
+    with pytest.raises(FedGraphError, match="sends gradients"):
+        run("strategy=fedgrad", "privacy.dp=server_fixed", "privacy.noise_multiplier=1")
