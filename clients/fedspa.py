@@ -9,8 +9,9 @@ is the mean of the squared gradients of each node's log-likelihood, Eq. (14) as 
 L is I − D^{-1/2} A D^{-1/2} by default, whose S_i lies in [0, 2] whatever the size of the graph; ``comb`` is D − A, as
 Appendix A writes. A is symmetric, without loops and without weights; the row of an isolated node is 0 in both.
 
-Leaves the client: the model, N_i, S_i, the Fisher diagonals of the two channels, scores. The authors' code evaluates the
-Fisher diagonal on the server, with all labels; here no label outside the training nodes enters it.
+Leaves the client: the model, N_i, S_i, scores, and the Fisher diagonals of the two channels; with ``scalar`` instead of
+these a share of their sum, masked so that the server learns the sum alone, and then two numbers. The authors' code
+evaluates the Fisher diagonal on the server, with all labels; here no label outside the training nodes enters it.
 """
 
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import GraphClient, to_numpy
-from fedgraph_flwr.config import one_of
+from clients.base import Answer, GraphClient, phase, to_numpy
+from fedgraph_flwr.config import RunConfig, one_of
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.masked import PEERS, mask
 from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.models.layers import adjacency
+from fedgraph_flwr.sealed import Sealer
 
 _BATCH_ELEMENTS = 2**22  # of gradients held at once by ``fisher=per_node``
 
@@ -40,10 +44,12 @@ class Params:
     posterior: bool = True
     laplacian: str = "sym"
     fisher: str = "batch"
+    fisher_exchange: str = "arrays"
 
     def __post_init__(self) -> None:
         one_of(self.laplacian, ("sym", "comb"), "strategy.laplacian")
         one_of(self.fisher, ("batch", "per_node"), "strategy.fisher")
+        one_of(self.fisher_exchange, ("arrays", "scalar"), "strategy.fisher_exchange")
 
 
 def high_frequency_area(graph: Graph, laplacian: str = "sym") -> float:
@@ -105,9 +111,15 @@ def _mean_squared_slopes(values: Tensor, parameters: list[torch.nn.Parameter]) -
 
 
 class FedSPAClient(GraphClient):
-    """FedAvg's client that also tells its high-frequency area and, with each model, its Fisher diagonals."""
+    """FedAvg's client that also tells its high-frequency area and how its Fisher diagonals deviate."""
 
     Params: ClassVar[type] = Params
+
+    def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu"):
+        super().__init__(cfg, graph, device)
+        self.fisher: Arrays = {}
+        self.sealer: Sealer | None = None
+        self.peers: Arrays = {}
 
     def describe(self) -> dict[str, Any]:
         """N_i and, for the prior weights, S_i."""
@@ -116,9 +128,69 @@ class FedSPAClient(GraphClient):
             told["high_frequency_area"] = high_frequency_area(self.graph, self.params.laplacian)
         return told
 
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """With ``scalar``: who adds up Fisher diagonals with whom, their public keys, and Σ_j N_j."""
+        self.peers = groups.get(PEERS, {})
+
     def send(self) -> dict[str, Arrays]:
-        """The Fisher diagonals at the trained parameters."""
+        """The Fisher diagonals at the trained parameters, or this client's share of their sum."""
         if not self.params.posterior:
             return {}
         fisher = fisher_diagonal(self.model, self.inputs, self.y, self.train_nodes, self.params.fisher)
-        return {FISHER: {name: to_numpy(values) for name, values in fisher.items()}} if fisher else {}
+        self.fisher = {name: to_numpy(values) for name, values in fisher.items()}
+        if not self.fisher:
+            return {}
+        return {FISHER: self.share() if self.params.fisher_exchange == "scalar" else self.fisher}
+
+    # --- fisher_exchange=scalar ---------------------------------------------------------------------------------------
+
+    @phase
+    def publish_key(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """A public key for masks between clients, drawn for this run."""
+        self.sealer = Sealer(self.graph.client)
+        return {"key": {"key": np.frombuffer(self.sealer.public, np.uint8)}}, {}
+
+    @phase
+    def share_again(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """The share of a sum over fewer clients, after one was lost."""
+        self.receive(groups)
+        return {FISHER: self.share()}, {}
+
+    @phase
+    def deviate(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """I_g → Δ_i of each channel, Eq. (11)."""
+        return {}, {f"deviation_{c}": deviation(self.fisher, groups[FISHER], c) for c in ("hom", "het")}
+
+    def share(self) -> Arrays:
+        """(N_i / Σ_j N_j) I_i under masks that cancel in the sum over ``peers``."""
+        if self.sealer is None:
+            raise RunFailed(f"client {self.graph.client} is to mask its Fisher diagonals but never published a key")
+        clients = [int(client) for client in self.peers["clients"]]
+        self.sealer.meet({c: key.tobytes() for c, key in zip(clients, self.peers["keys"], strict=True)})
+        ratio = self.graph.num_nodes / float(self.peers["nodes"][0])
+        weighted = {name: ratio * values.astype(np.float64) for name, values in self.fisher.items()}
+        return mask(weighted, self.sealer, clients, f"fisher {self.server_round} {clients}")
+
+    def private_tensors(self) -> dict[str, Tensor]:
+        """What `deviate` and `share_again` need of the round, and the key of the run."""
+        if self.sealer is None:
+            return {}
+        key = torch.from_numpy(np.frombuffer(self.sealer.private, np.uint8).copy())
+        return {"key": key, **{f"fisher/{name}": torch.from_numpy(values) for name, values in self.fisher.items()}}
+
+    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `private_tensors` gave; a resumed run has published a new key before."""
+        if self.sealer is None and "key" in tensors:
+            self.sealer = Sealer(self.graph.client, tensors["key"].numpy().tobytes())
+        self.fisher = {
+            name.removeprefix("fisher/"): values.numpy()
+            for name, values in tensors.items()
+            if name.startswith("fisher/")
+        }
+
+
+def deviation(fisher: Arrays, pooled: Arrays, channel: str) -> float:
+    """Δ_i of Eq. (11) for one channel: mean |I_i − I_g| over its parameters, in float64; 0 where it has none."""
+    names = [name for name in fisher if parameter_group(name) == channel]
+    total = sum(float(np.abs(fisher[name] - pooled[name].astype(np.float64)).sum()) for name in names)
+    return total / max(sum(fisher[name].size for name in names), 1)

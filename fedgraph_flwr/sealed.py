@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
@@ -91,15 +93,30 @@ class Sealer:
         self._opened.add((sender, step))
         return arrays
 
+    def stream(self, peer: int, step: str, count: int) -> NDArray[np.uint64]:
+        """Pseudo-random numbers [count] that this client and ``peer`` draw alike and nobody else can: one draw a step."""
+        names = b":".join(str(client).encode() for client in sorted((self.client, peer)))
+        keys = b"".join(sorted((self.public, self._key_of(peer))))
+        cipher = Cipher(
+            ChaCha20(self._derive(peer, b"fedgraph stream" + keys + names + step.encode()), bytes(16)), None
+        )
+        return np.frombuffer(cipher.encryptor().update(bytes(8 * count)), np.uint64)
+
     def _cipher(self, sender: int, receiver: int) -> ChaCha20Poly1305:
         peer = receiver if sender == self.client else sender
+        theirs = self._key_of(peer)
+        keys = self.public + theirs if sender == self.client else theirs + self.public
+        return ChaCha20Poly1305(self._derive(peer, b"fedgraph envelope" + keys + _bound(sender, receiver, "")))
+
+    def _key_of(self, peer: int) -> bytes:
         if peer not in self.peers:
             raise RunFailed(f"client {self.client} has no public key of client {peer}")
-        theirs = self.peers[peer]
-        keys = self.public + theirs if sender == self.client else theirs + self.public
-        secret = self._key.exchange(X25519PublicKey.from_public_bytes(theirs))
-        info = b"fedgraph envelope" + keys + _bound(sender, receiver, "")
-        return ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=info).derive(secret))
+        return self.peers[peer]
+
+    def _derive(self, peer: int, info: bytes) -> bytes:
+        """A key of 32 bytes for one purpose, from the secret shared with a peer."""
+        secret = self._key.exchange(X25519PublicKey.from_public_bytes(self._key_of(peer)))
+        return HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
 
 
 def _bound(sender: int, receiver: int, step: str) -> bytes:

@@ -16,8 +16,19 @@ All sums run over the round's cohort; weights are found by client index. The pap
 | exchange   | down | up, floats                                                      |
 |------------|------|-----------------------------------------------------------------|
 | describe   |      | N_i, S_i, and training nodes, features, classes, index          |
-| train      | θ: P | θ_i: P, I_i: \|θ_hom\| + \|θ_het\|, loss, scores of the incoming θ  |
+| train      | θ: P | θ_i: P, I_i: m = \|θ_hom\| + \|θ_het\|, loss, scores of the incoming θ |
 | evaluate   | θ: P | scores (once, at the end)                                       |
+
+With ``fisher_exchange=scalar`` the server learns I_g but no I_i: clients add up N_i I_i under masks
+(`fedgraph_flwr.masked`), and answer I_g with Δ_i. This discloses less and costs more: a round is two exchanges, shares are
+8-byte integers and I_g is 8-byte floats.
+
+| exchange    | down                           | up                                         |
+|-------------|--------------------------------|--------------------------------------------|
+| publish_key |                                | a public key, 32 bytes (once)              |
+| train       | θ: P, keys of the cohort, ΣN_j | θ_i: P, masked share: m, loss, scores      |
+| deviate     | I_g: m                         | Δ_i: 2                                     |
+| share_again | keys, ΣN_j of those left       | masked share: m (only after a client fell) |
 
 Deviations from the authors' code, which follow the paper: the prior weights come from δ_i, not from S_i; weights belong to
 clients, not to positions in a list sampled with replacement; I_g is weighted by nodes; the Fisher diagonals are computed by
@@ -33,9 +44,10 @@ import numpy as np
 from flwr.app import Message
 
 from fedgraph_flwr.config import one_of
+from fedgraph_flwr.masked import PEERS, RESOLUTION, unmask
 from fedgraph_flwr.messages import TRAIN, Arrays, Reply, check_arrays, weighted_mean
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
-from strategies.base import GraphStrategy
+from strategies.base import GraphStrategy, GroupsFor
 
 EQUAL = 1e-12  # biases that differ by less, relative to what is compared, are equal
 _BLOCK = 2**14  # parameters compared at once: what stays in a core's cache
@@ -48,32 +60,28 @@ class Params:
     prior: bool = True  # θ_φ by Eq. (8)-(10)
     posterior: bool = True  # θ_hom, θ_het by Eq. (11)-(12)
     rest: str = "prior"
+    fisher_exchange: str = "arrays"
 
     def __post_init__(self) -> None:
         one_of(self.rest, ("prior", "uniform", "nodes"), "strategy.rest")
 
 
-def bias_weights(biases: np.ndarray, scale: float = 1.0) -> np.ndarray:
-    """Eq. (9)-(10): biases [n] → weights [n] that sum to 1.
-
-    Args:
-        biases: δ or Δ.
-        scale: size of the quantity whose deviations they are, which says what rounding is.
-    """
+def bias_weights(biases: np.ndarray, tolerance: float = 0.0) -> np.ndarray:
+    """Eq. (9)-(10): biases [n] → weights [n] that sum to 1; biases no further apart than ``tolerance`` are equal."""
     above = biases - biases.min()
     gap = above.max()
-    weights = np.exp(-above / gap) if gap > EQUAL * scale else np.ones_like(above)
+    weights = np.exp(-above / gap) if gap > tolerance else np.ones_like(above)
     return weights / weights.sum()
 
 
 def prior_biases(areas: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, float]:
-    """Eq. (8): S [n] and N [n] → δ [n], and the size of S."""
+    """Eq. (8): S [n] and N [n] → δ [n], and by how much they may differ through rounding."""
     center = nodes @ areas / nodes.sum()
-    return np.abs(areas - center), float(np.abs(center))
+    return np.abs(areas - center), EQUAL * float(np.abs(center))
 
 
 def posterior_biases(fishers: list[Arrays], nodes: np.ndarray) -> tuple[np.ndarray, float]:
-    """Eq. (11): the Fisher diagonals of one channel and N [n] → Δ [n], and the mean of I_g."""
+    """Eq. (11): the Fisher diagonals of one channel and N [n] → Δ [n], and by how much they may differ through rounding."""
     shares = nodes / nodes.sum()
     biases, size, count = np.zeros(len(fishers)), 0.0, 0
     for name in fishers[0]:
@@ -84,7 +92,7 @@ def posterior_biases(fishers: list[Arrays], nodes: np.ndarray) -> tuple[np.ndarr
             biases += np.abs(np.subtract(diagonals, pooled, out=diagonals), out=diagonals).sum(axis=1)
             size += float(pooled.sum())
             count += pooled.size
-    return biases / count, size / count
+    return biases / count, EQUAL * size / count
 
 
 class FedSPA(GraphStrategy):
@@ -92,17 +100,18 @@ class FedSPA(GraphStrategy):
 
     Params: ClassVar[type] = Params
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
-        """Each group of parameters by its own weights."""
-        weights = self.group_weights(replies)
-        mean: Arrays = {}
-        for group, group_weights in weights.items():
-            names = [name for name in arrays if parameter_group(name) == group]
-            mean |= weighted_mean([{name: reply.arrays[name] for name in names} for reply in replies], group_weights)
-        return {name: mean[name] for name in arrays}
+    def setup(self) -> None:
+        """With ``scalar``: the clients' public keys."""
+        if self._scalar:
+            self._keys = {reply.client: reply.groups["key"]["key"] for reply in self.ask("publish_key")}
 
-    def group_weights(self, replies: list[Reply]) -> dict[str, np.ndarray]:
-        """The weights [n] of each parameter group, in the order of the replies."""
+    def before_train(self, arrays: Arrays) -> GroupsFor:
+        """With ``scalar``: who adds up with whom."""
+        return {PEERS: self._peers(self.cohort)} if self._scalar else {}
+
+    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+        """Each group of parameters by its own weights, over the clients that answered to the end."""
+        replies, channels = self.channel_biases(replies)
         told = [self.clients[reply.client].told for reply in replies]
         nodes = np.array([float(t["num_nodes"]) for t in told])
         plain = np.array(self.weights(replies))
@@ -111,21 +120,62 @@ class FedSPA(GraphStrategy):
             prior = bias_weights(*prior_biases(np.array([t["high_frequency_area"] for t in told]), nodes))
         rest = {"prior": prior, "uniform": np.ones_like(nodes), "nodes": nodes}[self.params.rest]
         weights = {"phi": prior, "hom": plain, "het": plain, "rest": rest}
-        if self.params.posterior:
-            for channel in {parameter_group(name) for name in self._fisher_shapes}:
-                names = [name for name in self._fisher_shapes if parameter_group(name) == channel]
-                fishers = [{name: reply.groups[FISHER][name] for name in names} for reply in replies]
-                weights[channel] = bias_weights(*posterior_biases(fishers, nodes))
-        return weights
+        weights |= {channel: bias_weights(*biases) for channel, biases in channels.items()}
+        mean: Arrays = {}
+        for group, own in weights.items():
+            names = [name for name in arrays if parameter_group(name) == group]
+            mean |= weighted_mean([{name: reply.arrays[name] for name in names} for reply in replies], own)
+        return {name: mean[name] for name in arrays}
+
+    def channel_biases(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
+        """Δ of the two channels, as of `posterior_biases`, and the replies they are for; nothing where posterior is off."""
+        if not (self.params.posterior and self._fisher_shapes):
+            return replies, {}
+        if self._scalar:
+            return self._ask_deviations(replies)
+        nodes = np.array([float(self.clients[reply.client].told["num_nodes"]) for reply in replies])
+        return replies, {
+            channel: posterior_biases([_of(reply.groups[FISHER], channel) for reply in replies], nodes)
+            for channel in ("hom", "het")
+        }
+
+    def _ask_deviations(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
+        """I_g from masked shares of the clients that trained, then Δ_i from each of them."""
+        named, shares = self.cohort, replies
+        while len(shares) < len(named):  # masks cancel over exactly the clients that were named
+            named = [reply.client for reply in shares]
+            shares = self.ask("share_again", {PEERS: self._peers(named)}, named)
+        pooled = unmask([share.groups[FISHER] for share in shares])
+        told = {reply.client: reply.metrics for reply in self.ask("deviate", {FISHER: pooled}, named)}
+        kept = [reply for reply in replies if reply.client in told]
+        biases = {}
+        for channel in ("hom", "het"):
+            deviations = np.array([float(told[reply.client][f"deviation_{channel}"]) for reply in kept])
+            size = np.mean(np.concatenate([array.ravel() for array in _of(pooled, channel).values()]))
+            biases[channel] = deviations, EQUAL * float(size) + len(named) * RESOLUTION
+        return kept, biases
+
+    def _peers(self, clients: list[int]) -> Arrays:
+        nodes = sum(int(self.clients[client].told["num_nodes"]) for client in clients)
+        keys = np.stack([self._keys[client] for client in clients])
+        return {"clients": np.array(clients), "keys": keys, "nodes": np.array([nodes])}
+
+    @property
+    def _scalar(self) -> bool:
+        return bool(self.params.posterior and self.params.fisher_exchange == "scalar")
 
     @property
     def _fisher_shapes(self) -> dict[str, Any]:
         """Names and shapes of the two channels' parameters."""
-        return {name: s for name, s in self._expected.items() if parameter_group(name) in ("hom", "het")}
+        return {name: shape for name, shape in self._expected.items() if parameter_group(name) in ("hom", "het")}
 
     def _checked(self, phase: str, message: Message, sender: str) -> Reply:
-        """Also check the Fisher diagonals."""
+        """Also check the Fisher diagonals, or shares of them."""
         reply = super()._checked(phase, message, sender)
-        if phase == TRAIN and self.params.posterior:
+        if phase in (TRAIN, "share_again") and self.params.posterior:
             check_arrays(reply.groups.get(FISHER, {}), self._fisher_shapes, sender)
         return reply
+
+
+def _of(fisher: Arrays, channel: str) -> Arrays:
+    return {name: values for name, values in fisher.items() if parameter_group(name) == channel}

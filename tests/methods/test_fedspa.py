@@ -10,6 +10,7 @@ from clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.masked import PEERS, RESOLUTION
 from fedgraph_flwr.messages import METRICS, MODEL
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedspa import FISHER, HET, HOM, UNK, edge_types, parameter_group, typed_operators
@@ -320,7 +321,7 @@ def test_bias_weights_keep_under_affine_maps_however_small():
     np.testing.assert_allclose(weights.sum(), 1)
     np.testing.assert_array_equal(np.argsort(weights), np.argsort(-biases))
     np.testing.assert_allclose(bias_weights(3 * biases + 2), weights, rtol=1e-12)
-    np.testing.assert_allclose(bias_weights(1e-20 * biases, scale=1e-20), weights, rtol=1e-12)
+    np.testing.assert_allclose(bias_weights(1e-20 * biases, 1e-12 * 1e-20), weights, rtol=1e-12)
 
 
 def test_two_clients_deviate_in_inverse_proportion_to_their_nodes():
@@ -331,8 +332,8 @@ def test_two_clients_deviate_in_inverse_proportion_to_their_nodes():
     delta, _ = posterior_biases(fishers, nodes)
     assert delta[0] / delta[1] == pytest.approx(10 / 30, rel=1e-6)
     even = np.array([20.0, 20.0])
-    for biases, scale in (prior_biases(np.array([0.4, 1.1]), even), posterior_biases(fishers, even)):
-        np.testing.assert_allclose(bias_weights(biases, scale), [0.5, 0.5])
+    for biases, tolerance in (prior_biases(np.array([0.4, 1.1]), even), posterior_biases(fishers, even)):
+        np.testing.assert_allclose(bias_weights(biases, tolerance), [0.5, 0.5])
 
 
 def test_posterior_biases_by_hand():
@@ -340,7 +341,7 @@ def test_posterior_biases_by_hand():
     nodes = np.array([1.0, 3.0])  # I_g = (1.75, 1.5, 3)
     biases, size = posterior_biases(fishers, nodes)
     np.testing.assert_allclose(biases, [(0.75 + 1.5 + 3) / 3, (0.25 + 0.5 + 1) / 3])
-    assert size == pytest.approx((1.75 + 1.5 + 3) / 3)
+    assert size == pytest.approx(1e-12 * (1.75 + 1.5 + 3) / 3)
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------------
@@ -448,7 +449,93 @@ def count(shapes: dict[str, tuple[int, ...]]) -> int:
     return sum(int(np.prod(shape)) for shape in shapes.values())
 
 
-@pytest.mark.parametrize("key", ["rest", "laplacian", "fisher"])
+# --- fisher_exchange=scalar ---------------------------------------------------------------------------------------------
+
+SCALAR = ("strategy=fedspa", *SGD, "strategy.fisher_exchange=scalar")
+
+
+def test_scalar_exchange_gives_the_same_model(run):
+    scalar, arrays = run(*SCALAR), run("strategy=fedspa", *SGD)
+    for name, array in scalar.arrays.items():
+        np.testing.assert_allclose(array, arrays.arrays[name], rtol=1e-5, atol=1e-7)
+    assert scalar.rounds[0]["phases"].keys() == {"train", "deviate"}
+    assert arrays.rounds[0]["phases"].keys() == {"train"}
+
+
+def test_scalar_exchange_shows_the_server_sums_and_scalars(run, monkeypatch):
+    """No share equals, scaled, what the client's diagonals are; I_g is what goes down; nothing else comes up."""
+    with recorded_messages(monkeypatch) as messages:
+        finished = run(*SCALAR, "rounds=1")
+    with recorded_messages(monkeypatch) as plain:
+        run("strategy=fedspa", *SGD, "rounds=1")
+    nodes = np.array([12, 16, 20]) / 48
+    open_ = replies_of(plain)
+    for share, reply, ratio in zip(replies_of(messages), open_, nodes, strict=True):
+        assert share.keys() == {MODEL, FISHER}
+        for name, values in share[FISHER].items():
+            assert values.dtype == np.uint64
+            guess = values.view(np.int64) * RESOLUTION
+            assert np.median(np.abs(guess - ratio * reply[FISHER][name])) > 100, "masked: uniform over ± 2^15"
+    pooled = [c.array_records[FISHER] for d, _, c in messages if d == "down" and FISHER in c.array_records]
+    assert len(pooled) == 3
+    for name, array in pooled[0].items():
+        mean = sum(ratio * r[FISHER][name].astype(float) for ratio, r in zip(nodes, open_, strict=True))
+        np.testing.assert_allclose(array.numpy(), mean, rtol=0, atol=3 * RESOLUTION)
+    scalars = [set(c.metric_records[METRICS]) for d, _, c in messages if d == "up" and not c.array_records]
+    assert {"client", "deviation_hom", "deviation_het"} in scalars
+    m = 2 * (5 * 8 + 8 * 3)
+    ledger = finished.rounds[0]["phases"]["deviate"]
+    assert ledger["bytes_down"] == 3 * (8 * m + len("deviate") + 8)
+    assert ledger["bytes_up"] == 3 * (8 + 2 * 8)
+
+
+@pytest.mark.parametrize("lost_in", ["answer", "deviate"])
+def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in):
+    """In training the others mask anew; after it they are weighed without it. Either way as a round of the other two."""
+    original = getattr(FedSPAClient, lost_in)
+
+    def fails(self, *args):
+        if self.graph.client == 1 and args[0] != "describe" and args[0] != "publish_key":
+            raise FedGraphError("out of order")
+        return original(self, *args)
+
+    fails.is_phase = True
+    monkeypatch.setattr(FedSPAClient, lost_in, fails)
+    with recorded_messages(monkeypatch) as messages:
+        finished = run(*SCALAR, "rounds=1", "evaluation.every=5")
+    assert "share_again" in finished.rounds[0]["phases"] or lost_in == "deviate"
+    sent = {c.metric_records[METRICS]["client"]: c for d, _, c in messages if d == "up" and MODEL in c.array_records}
+    prior = prior_biases(
+        np.array([high_frequency_area(client_graph(i, n)) for i, n in ((0, 12), (2, 20))]), np.array([12.0, 20.0])
+    )
+    name = "layers.0.theta_self"
+    members = [sent[i].array_records[MODEL][name].numpy().astype(float) for i in (0, 2)]
+    expected = np.tensordot(bias_weights(*prior), np.stack(members), axes=1)
+    np.testing.assert_allclose(finished.arrays[name], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_client_goes_on_from_its_private_state():
+    """Between two phases the process may change: key and diagonals come back, and the share is the same."""
+    cfg = compose([*SCALAR, "model.hidden=8"])
+    clients = [FedSPAClient(cfg, client_graph(i)) for i in range(2)]
+    keys = np.stack([c.publish_key({}, {})[0]["key"]["key"] for c in clients])
+    peers = {PEERS: {"clients": np.arange(2), "keys": keys, "nodes": np.array([32])}}
+    first = clients[0]
+    first.receive(peers)
+    first.train()
+    share = first.send()[FISHER]
+    fresh = FedSPAClient(cfg, client_graph(0))
+    fresh.load_state(first.state())
+    assert_same_arrays(fresh.share_again(peers, {})[0][FISHER], share)
+    assert_same_arrays(fresh.fisher, first.fisher)
+    kept = fresh.sealer
+    fresh.load_state(first.state())
+    assert fresh.sealer is kept, "a resumed run keeps its new key"
+    with pytest.raises(FedGraphError, match="never published a key"):
+        FedSPAClient(cfg, client_graph(0)).share()
+
+
+@pytest.mark.parametrize("key", ["rest", "laplacian", "fisher", "fisher_exchange"])
 def test_wrong_choices_are_named(run, key):
     with pytest.raises(FedGraphError, match=f"strategy.{key} 'odd' unknown"):
         run("strategy=fedspa", f"strategy.{key}=odd")

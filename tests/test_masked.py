@@ -1,0 +1,57 @@
+"""Masked sums: the total is exact, a share says nothing, and only the named clients' masks cancel."""
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.masked import RESOLUTION, mask, unmask
+from fedgraph_flwr.sealed import Sealer
+
+
+@pytest.fixture
+def sealers():
+    made = [Sealer(i) for i in range(4)]
+    for sealer in made:
+        sealer.meet({i: s.public for i, s in enumerate(made)})
+    return made
+
+
+def values(client):
+    rng = np.random.default_rng(client)
+    return {"w": rng.normal(size=(3, 2)), "b": 100 * rng.normal(size=4), "none": np.zeros((0, 2))}
+
+
+@pytest.mark.parametrize("clients", [(0, 1, 2, 3), (1, 3), (2,)])
+def test_the_sum_is_that_of_the_values(sealers, clients):
+    total = unmask([mask(values(i), sealers[i], clients, "round 1") for i in clients])
+    for name, array in total.items():
+        expected = sum(values(i)[name] for i in clients)
+        np.testing.assert_allclose(array, expected, rtol=1e-15, atol=len(clients) * RESOLUTION)
+        assert array.shape == values(0)[name].shape
+
+
+def test_a_share_is_spread_over_all_numbers(sealers):
+    zeros = {"w": np.zeros(4000)}
+    share = mask(zeros, sealers[0], (0, 1), "round 1")["w"]
+    counts = np.bincount((share >> np.uint64(60)).astype(int), minlength=16)
+    assert counts.min() > 150, "4000 draws over 16 bins"
+    other = mask(zeros, sealers[0], (0, 1), "round 2")["w"]
+    assert not (share == other).any(), "another step, another mask"
+    apart = mask(zeros, sealers[0], (0, 2), "round 1")["w"]
+    assert not (share == apart).any(), "another peer, another mask"
+
+
+def test_a_missing_client_leaves_noise(sealers):
+    total = unmask([mask(values(i), sealers[i], (0, 1, 2), "round 1") for i in (0, 1)])
+    assert np.abs(total["w"]).max() > 100
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 2.0**14, -(2.0**20)])
+def test_what_does_not_fit_is_refused(sealers, value):
+    with pytest.raises(RunFailed, match="client 0 has a value of"):
+        mask({"w": np.array([0.0, value])}, sealers[0], (0, 1), "round 1")
+
+
+def test_an_unknown_peer_is_named(sealers):
+    with pytest.raises(RunFailed, match="no public key of client 9"):
+        mask(values(0), sealers[0], (0, 9), "round 1")
