@@ -20,14 +20,17 @@ MODELS = {
     "gcn": "fedgraph_flwr.models.gcn:GCN",
     "projected_gcn": "fedgraph_flwr.models.projected_gcn:ProjectedGCN",
     "fedomd": "fedgraph_flwr.models.fedomd:OrthoGCN",
+    "rgcn": "fedgraph_flwr.models.rgcn:RGCN",
+    "simple_hgn": "fedgraph_flwr.models.simple_hgn:SimpleHGN",
     "fedspa": "fedgraph_flwr.models.fedspa:FedSPANet",
 }
 
 
-def build(cfg: ModelConfig, num_features: int, num_classes: int) -> Model:
+def build(cfg: ModelConfig, num_features: Any, num_classes: int) -> Model:
     """The network that ``cfg`` names, freshly initialised from torch's global generator.
 
-    Its class takes (F, C) and, by keyword, ``hidden``, ``layers``, ``dropout`` and what ``cfg.params`` holds.
+    Its class takes (F, C) and, by keyword, ``hidden``, ``layers``, ``dropout`` and what ``cfg.params`` holds; F is a list
+    for typed graphs (``HeteroGraph.num_features``).
 
     Raises:
         FedGraphError: no such model, or a key it does not know.

@@ -46,8 +46,10 @@ class Model(nn.Module):
     Attributes:
         adjacency: (edge_index [2, E], N) → the matrix that `prepare` puts into the inputs, SciPy CSR [N, N].
         dense_features: whether the network needs features as a dense tensor even if they are mostly zero.
+        private: prefixes of parameters that never travel, whatever a strategy shares.
     """
 
+    private: tuple[str, ...] = ()
     adjacency = staticmethod(gcn_adjacency)
     dense_features: bool = False
 

@@ -198,8 +198,8 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
 
     edges = {}
     for a, r, b in first.edges:
-        index = [part.edges[a, r, b] for part in parts]
-        both = [torch.stack([joined(a, p, i[0]), joined(b, p, i[1])]) for p, i in zip(parts, index, strict=True)]
+        local = [part.edges[a, r, b] for part in parts]
+        both = [torch.stack([joined(a, p, i[0]), joined(b, p, i[1])]) for p, i in zip(parts, local, strict=True)]
         edges[a, r, b] = torch.cat(both, dim=1).unique(dim=1)
 
     def nodes(key: str) -> torch.Tensor:

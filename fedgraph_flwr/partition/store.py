@@ -191,7 +191,7 @@ def key(cfg: RunConfig) -> str:
 def _relevant(cfg: RunConfig) -> dict[str, Any]:
     if cfg.graph:
         return {"graph": str(Path(cfg.graph).expanduser().absolute()), "pooled": _pooled(cfg)}
-    groups = {name: dataclasses.asdict(getattr(cfg, name)) for name in ("dataset", "split", "partition")}
+    groups: dict[str, Any] = {n: dataclasses.asdict(getattr(cfg, n)) for n in ("dataset", "split", "partition")}
     decided = cfg.partition.merge == "random_merge" and cfg.dataset.params.get("clients", 0) is not None
     groups |= {"num_clients": 0 if decided else cfg.num_clients, "seed": cfg.seed, "pooled": _pooled(cfg)}
     return groups | {key: True for key in ("private_schema",) if cfg.strategy.params.get(key)}

@@ -1,0 +1,403 @@
+"""What networks on heterogeneous graphs share: weights that belong to a type, entity embeddings, and layers' edges.
+
+Schema-weight decoupling (FedHGN, Fu & King, IJCAI 2023, arXiv:2305.09729): a network declares which of its weights belong to
+a node type or an edge type s, and reads them back as
+
+    θ_s = Σ_{i=1..B} β_{s,i} v_i                                                                    Eq. (2)
+
+with bases v [B, ...] that name no type, and coefficients β [types, B]. With ``bases: 0`` it holds θ_s itself, one for each
+type. The first part of a parameter's name says what it is, which is all that a strategy needs to know:
+
+    bases.*          v, schema-agnostic
+    coefficients.*   β, one row a type
+    free.*           θ_s, one row a type, where ``bases`` is 0
+    common.*         θ_c, weights that belong to no type
+    entities.*       what turns a node into its initial state: its own embedding, or a projection of its type's features
+
+Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, H hidden width, B bases, C classes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.data.hetero import HeteroGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import derive_seed
+from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.sparse import SparseMatrix
+
+NODE, EDGE = "node", "edge"
+
+TYPE_EMBEDDINGS = ("entity", "decoupled", "both")
+
+
+class InEdges:
+    """The edges of a graph by target node, in flat numbering, prepared once.
+
+    Args:
+        graph: N nodes, E edges.
+
+    Attributes:
+        start: where the edges into each node begin, [N + 1].
+        source: source node of each edge, [E]; edges into a node are sorted by type.
+        relation: edge type of each edge, [E].
+    """
+
+    def __init__(self, graph: HeteroGraph):
+        source, target, relation = graph.flat_edges()
+        order = np.lexsort((relation, target))
+        self.source, self.relation = source[order], relation[order]
+        self.start = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=graph.num_nodes))])
+
+    def into(
+        self, nodes: np.ndarray, fanout: int = 0, rng: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """Edges into ``nodes`` [n]: their place [e], and which of the nodes each goes into [e].
+
+        With ``fanout`` at most so many of each type into each node, drawn without replacement.
+        """
+        count = self.start[nodes + 1] - self.start[nodes]
+        target = np.repeat(np.arange(nodes.size), count)
+        edge = np.arange(target.size) + np.repeat(self.start[nodes] - (np.cumsum(count) - count), count)
+        if not fanout or rng is None:
+            return edge, target
+        pair = target * (int(self.relation.max(initial=0)) + 1) + self.relation[edge]  # ascending
+        shuffled = np.lexsort((rng.random(pair.size), pair))
+        rank = np.arange(pair.size) - np.searchsorted(pair, pair)
+        kept = np.sort(shuffled[rank < fanout])
+        return edge[kept], target[kept]
+
+
+@dataclass
+class Block:
+    """The edges of one layer, from its inputs to its outputs; both are sorted by node, so nodes of a type are together.
+
+    Attributes:
+        inputs: flat numbers of the nodes that are read, [I].
+        outputs: flat numbers of the nodes that are computed, [O]; all of them are among the inputs.
+        rows: where each output stands among the inputs, [O].
+        source: place of each edge's source among the inputs, [e].
+        target: place of its target among the outputs, [e].
+        relation: its type, [e].
+        types: node type of each output, [O].
+    """
+
+    inputs: np.ndarray
+    outputs: np.ndarray
+    rows: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    relation: np.ndarray
+    types: np.ndarray
+
+    def mean_weights(self) -> np.ndarray:
+        """1 / |N_v^r| of each edge into v of type r, [e]."""
+        pair = self.target * (int(self.relation.max(initial=0)) + 1) + self.relation
+        _, place, count = np.unique(pair, return_inverse=True, return_counts=True)
+        return 1.0 / count[place]
+
+    def of_type(self) -> Iterator[tuple[int, slice]]:
+        """Each node type among the outputs, and where its nodes stand."""
+        types, first, count = np.unique(self.types, return_index=True, return_counts=True)
+        for kind, start, n in zip(types, first, count, strict=True):
+            yield int(kind), slice(int(start), int(start + n))
+
+
+def blocks(
+    edges: InEdges,
+    offsets: np.ndarray,
+    outputs: np.ndarray,
+    layers: int,
+    fanout: int = 0,
+    rng: np.random.Generator | None = None,
+) -> list[Block]:
+    """What each of ``layers`` layers must compute so that the last one gives ``outputs``, first layer first.
+
+    Args:
+        edges: of the graph.
+        offsets: flat number of the first node of each type, then N, [A + 1].
+        outputs: flat numbers of the nodes wanted, ascending.
+        layers: their number.
+        fanout: at most so many sampled in-edges of each type into each node; 0: all.
+        rng: draws the sample.
+    """
+    found: list[Block] = []
+    for _ in range(layers):
+        edge, target = edges.into(outputs, fanout, rng)
+        inputs = np.union1d(outputs, edges.source[edge])
+        found.append(
+            Block(
+                inputs=inputs,
+                outputs=outputs,
+                rows=np.searchsorted(inputs, outputs),
+                source=np.searchsorted(inputs, edges.source[edge]),
+                target=target,
+                relation=edges.relation[edge],
+                types=np.searchsorted(offsets, outputs, side="right") - 1,
+            )
+        )
+        outputs = inputs
+    return found[::-1]
+
+
+class TypedSum:
+    """Σ_r mean_{u ∈ N_v^r} h_u W_r over the edges of a layer, as one sparse and few dense products.
+
+    The sparse product gives the means of every (output, edge type that reaches the output's node type). Then for each node
+    type, with n outputs and R' edge types into them, the cheaper of
+
+        relation-wise   [n, R' H] @ [R' H, H']                                   R' H H' (n + B) operations
+        basis-wise      β^T means, then [n, B H] @ [B H, H'] with the bases      n B H (R' + H')
+
+    Args:
+        block: the layer's edges.
+        device: where it is computed.
+        dtype: of the values.
+    """
+
+    def __init__(self, block: Block, device: torch.device | str, dtype: torch.dtype):
+        row = np.zeros(block.target.size, dtype=np.int64)
+        self.groups: list[tuple[slice, Tensor]] = []  # rows of the means, the edge types
+        start = 0
+        for _, nodes in block.of_type():
+            first, last = np.searchsorted(block.target, [nodes.start, nodes.stop])
+            types, place = np.unique(block.relation[first:last], return_inverse=True)
+            row[first:last] = start + (block.target[first:last] - nodes.start) * types.size + place
+            rows = slice(start, start + (nodes.stop - nodes.start) * types.size)
+            self.groups.append((rows, torch.from_numpy(types).to(device)))
+            start = rows.stop
+        self.sizes = [nodes.stop - nodes.start for _, nodes in block.of_type()]
+        means = sp.csr_matrix((block.mean_weights(), (row, block.source)), shape=(start, block.inputs.size))
+        self.means = SparseMatrix(means, dtype).to(device)
+
+    def __call__(self, h: Tensor, weight: "TypeWeight") -> Tensor:
+        """States [I, H] of the inputs → sums [O, H'] for the outputs."""
+        means = self.means @ h  # [Σ n R', H]
+        parts = []
+        for n, (rows, types) in zip(self.sizes, self.groups, strict=True):
+            parts.append(weight.times(means[rows].view(n, types.numel(), h.size(1)), types))
+        return torch.cat(parts)
+
+
+def plain_sum(block: Block, device: torch.device | str, dtype: torch.dtype) -> SparseMatrix:
+    """Σ_r mean_{u ∈ N_v^r} h_u as one sparse matrix [O, I]."""
+    shape = (block.outputs.size, block.inputs.size)
+    return SparseMatrix(sp.csr_matrix((block.mean_weights(), (block.target, block.source)), shape), dtype).to(device)
+
+
+@dataclass
+class TypeWeight:
+    """The weights of all types under one name: Eq. (2), or free.
+
+    Attributes:
+        bases: v [B, ...]; with free weights θ [types, ...] itself.
+        coefficients: β [types, B]; None with free weights.
+    """
+
+    bases: Tensor
+    coefficients: Tensor | None
+
+    def all(self) -> Tensor:
+        """θ of every type, [types, ...]."""
+        if self.coefficients is None:
+            return self.bases
+        return torch.tensordot(self.coefficients, self.bases, dims=1)
+
+    def times(self, x: Tensor, types: Tensor) -> Tensor:
+        """Σ_t x_t θ_t over some types: x [n, T, H], their numbers [T] → [n, H'], relation-wise or basis-wise."""
+        n, count, width = x.shape
+        if self.coefficients is None:
+            return x.reshape(n, count * width) @ self.bases[types].reshape(count * width, self.bases.size(-1))
+        beta, (bases, _, out) = self.coefficients[types], self.bases.shape
+        if count * width * out * (n + bases) <= n * bases * width * (count + out):
+            theta = (beta @ self.bases.view(bases, width * out)).view(count * width, out)
+            return x.reshape(n, count * width) @ theta
+        return (beta.T @ x).view(n, bases * width) @ self.bases.view(bases * width, out)
+
+
+@dataclass
+class HeteroInputs:
+    """What a pass over some target nodes reads, and no step changes.
+
+    Attributes:
+        nodes: flat numbers of the nodes whose initial state is read, [I].
+        layers: what the network prepared of each layer's edges.
+        types: node type of each of ``nodes``, [I].
+        x: by node type with features: their rows among ``nodes``, and the features [n, F_a].
+    """
+
+    nodes: Tensor
+    layers: list[Any]
+    types: Tensor
+    x: dict[int, tuple[Tensor, Tensor]]
+
+
+class HeteroModel(Model):
+    """A network on a heterogeneous graph: ``model(inputs)`` gives logits [N_target, C] of the target node type.
+
+    A subclass declares its weights in ``__init__`` (`declare` for those of a type, into ``self.common`` for others), says
+    what it needs of a layer's edges in `prepare_layer`, and computes in `propagate`.
+
+    Entity embeddings and the initial coefficients come from a stream of the client's own; all else from torch's global
+    generator, alike on all clients.
+
+    Args:
+        num_features: ``HeteroGraph.num_features``, [A, R, F_1, ..., F_A]; A = R = 0 for a server that knows no schema.
+        num_classes: C.
+        hidden: H.
+        layers: number of layers.
+        bases: B; 0: one free weight a type.
+        profile: ``code``, only edge types have weights of their own, as in the authors' program; ``paper``, node types too.
+        type_embedding: initial state of a node without features: ``entity``, its own embedding; ``decoupled``, its type's,
+            by Eq. (2); ``both``, their sum.
+
+    Raises:
+        FedGraphError: the graph has no types, or a value is not among those accepted.
+    """
+
+    private = ("entities.",)
+    common: Any
+
+    def __init__(
+        self,
+        num_features: Any,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        bases: int,
+        profile: str,
+        type_embedding: str,
+    ):
+        super().__init__()
+        if not isinstance(num_features, list):
+            raise FedGraphError(f"{type(self).__name__} needs a graph with typed nodes and edges, such as dataset=aifb")
+        for key, value, accepted in (
+            ("profile", profile, ("code", "paper")),
+            ("type_embedding", type_embedding, TYPE_EMBEDDINGS),
+        ):
+            if value not in accepted:
+                raise FedGraphError(f"model.{key} '{value}' unknown; one of: {', '.join(accepted)}")
+        if bases < 0:
+            raise FedGraphError(f"model.bases must be >= 0 (0: a free weight for each type), got {bases}")
+        self.count = {NODE: num_features[0], EDGE: num_features[1]}
+        self.hidden, self.num_layers, self.num_bases = hidden, layers, bases
+        self.profile, self.type_embedding = profile, type_embedding
+        self.bases, self.coefficients, self.free = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
+        self.common = nn.Module()
+        self.entities = nn.ParameterDict()
+        self.offsets = np.zeros(1, dtype=np.int64)
+        if type_embedding != "entity":
+            self.declare("state", NODE, hidden)
+        if not bases:  # decoupled weights of equal shape share bases; these differ in width, and stay with the entities
+            for i, width in enumerate(num_features[2:]):
+                if width:
+                    self.free[f"projection_{i}"] = _xavier(width, hidden)
+
+    def declare(self, name: str, kind: str, *shape: int) -> None:
+        """Declare a weight of ``shape`` for every type of a kind; read it by ``self.typed(name)``.
+
+        Xavier-uniform with gain √2 for bases, free weights, and each type's coefficients (Glorot & Bengio 2010, with the
+        fans of the whole tensor, as in the authors' program: bases [B, H, H] are quite small).
+        """
+        types = self.count[kind]
+        if self.num_bases:
+            self.bases[name] = _xavier(self.num_bases, *shape)
+            self.coefficients[name] = nn.Parameter(torch.zeros(types, self.num_bases))
+        else:
+            self.free[name] = _xavier(types, *shape)
+
+    def typed(self, name: str) -> TypeWeight:
+        """The declared weights of a name."""
+        if self.num_bases:
+            return TypeWeight(self.bases[name], self.coefficients[name])
+        return TypeWeight(self.free[name], None)
+
+    # --- what a network overrides -------------------------------------------------------------------------------------
+
+    def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Any:
+        """What a layer needs of its edges."""
+        raise NotImplementedError
+
+    def propagate(self, h: Tensor, layers: list[Any]) -> Tensor:
+        """Initial states [I, H] and what was prepared → logits of the last layer's outputs."""
+        raise NotImplementedError
+
+    # --- the pass -----------------------------------------------------------------------------------------------------
+
+    def prepare(  # type: ignore[override]
+        self, graph: HeteroGraph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> HeteroInputs:
+        """Take up a graph: draw what is private to it, and prepare the pass over all its target nodes."""
+        if not isinstance(graph, HeteroGraph):
+            raise FedGraphError(f"{type(self).__name__} needs a graph with typed nodes and edges, got '{graph.name}'")
+        self.graph, self.edges, self.offsets = graph, InEdges(graph), graph.offsets()
+        self.device, self.dtype = device, dtype
+        self._draw_private(graph)
+        self.to(device, dtype)
+        return self.inputs_for(np.arange(graph.counts[graph.target]))
+
+    def inputs_for(self, targets: np.ndarray, fanout: int = 0, rng: np.random.Generator | None = None) -> HeteroInputs:
+        """Prepare the pass over some target nodes [n], ascending; with a ``fanout``, over sampled neighbours."""
+        device, dtype = self.device, self.dtype
+        target = list(self.graph.counts).index(self.graph.target)
+        found = blocks(self.edges, self.offsets, targets + self.offsets[target], self.num_layers, fanout, rng)
+        nodes = found[0].inputs
+        types = np.searchsorted(self.offsets, nodes, side="right") - 1
+        x = {}
+        for i, kind in enumerate(self.graph.counts):
+            if kind in self.graph.x and self.graph.x[kind].size(0):
+                rows = np.flatnonzero(types == i)
+                local = torch.from_numpy(nodes[rows] - self.offsets[i])
+                x[i] = (torch.from_numpy(rows).to(device), self.graph.x[kind][local].to(device, dtype))
+        return HeteroInputs(
+            nodes=torch.from_numpy(nodes).to(device),
+            layers=[self.prepare_layer(i, block, device, dtype) for i, block in enumerate(found)],
+            types=torch.from_numpy(types).to(device),
+            x=x,
+        )
+
+    def forward(self, inputs: HeteroInputs) -> Tensor:
+        """Logits [n, C] of the target nodes that ``inputs`` was prepared for."""
+        return self.propagate(self.initial(inputs), inputs.layers)
+
+    def initial(self, inputs: HeteroInputs) -> Tensor:
+        """Initial states [I, H]: embeddings by ``type_embedding``, projected features for the types that have some."""
+        h = torch.zeros((), device=inputs.nodes.device)
+        if self.type_embedding != "decoupled":
+            table = self.entities["table"]
+            h = table if inputs.nodes.numel() == table.size(0) else table.index_select(0, inputs.nodes)
+        if self.type_embedding != "entity":
+            h = h + self.typed("state").all()[inputs.types]
+        for kind, (rows, x) in inputs.x.items():
+            name = f"projection_{kind}"
+            h = h.index_copy(0, rows, x @ (self.entities if self.num_bases else self.free)[name])
+        return h
+
+    def _draw_private(self, graph: HeteroGraph) -> None:
+        """Entity embeddings N(0, 1), projections and coefficients, from the client's own stream.
+
+        Were coefficients drawn alike on all clients, their order would match types that nobody has matched.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(torch.initial_seed(), "private", getattr(graph, "client", 0)))
+            for beta in self.coefficients.values():
+                bound = (2.0 * 6.0 / (1 + self.num_bases)) ** 0.5
+                nn.init.uniform_(beta, -bound, bound)
+            if self.type_embedding != "decoupled":
+                self.entities["table"] = nn.Parameter(torch.randn(graph.num_nodes, self.hidden))
+            for i, kind in enumerate(graph.counts):
+                if self.num_bases and kind in graph.x and graph.x[kind].size(0):
+                    self.entities[f"projection_{i}"] = _xavier(graph.x[kind].size(1), self.hidden)
+
+
+def _xavier(*shape: int) -> nn.Parameter:
+    """Xavier-uniform, gain √2; a vector a type, [types, H], has fans H and types."""
+    weight = torch.empty(*shape)
+    return nn.Parameter(nn.init.xavier_uniform_(weight, gain=2**0.5) if weight.numel() else weight)

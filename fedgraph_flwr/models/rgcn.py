@@ -1,0 +1,90 @@
+"""Relational GCN in the form that FedHGN trains (Fu & King, IJCAI 2023; after Schlichtkrull et al., ESWC 2018).
+
+    h^1_v = ReLU(Σ_r mean_{u ∈ N_v^r} h^0_u + b^0)                                           first layer: no weights
+    h^{l+1}_v = σ(Σ_r mean_{u ∈ N_v^r} h^l_u W_r + [h^l_v T_{φ(v)}] + b^l)                   σ: ReLU, none in the last
+    logits = Dec(ReLU(h^L_v))
+
+W_r belongs to edge type r; T_a, in the ``paper`` profile, to node type a (Trans of Eq. (1)).
+Shapes: h [N, H], W_r [H, H], T_a [H, H], Dec: H → C.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroModel, TypedSum, TypeWeight, plain_sum
+from fedgraph_flwr.models.layers import dropout
+from fedgraph_flwr.sparse import SparseMatrix
+
+
+@dataclass
+class Layer:
+    """A layer's constants: its sum over edges, and the outputs' rows among the inputs by node type (``paper`` profile)."""
+
+    edges: SparseMatrix | TypedSum
+    rows: list[tuple[Tensor, Tensor]]
+
+
+class RGCN(HeteroModel):
+    """RGCN with decoupled or free weights; ``self_loop`` adds one H x H matrix a layer for all types."""
+
+    def __init__(
+        self,
+        num_features: Any,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        bases: int = 20,
+        profile: str = "code",
+        type_embedding: str = "entity",
+        self_loop: bool = False,
+    ):
+        super().__init__(
+            num_features,
+            num_classes,
+            hidden=hidden,
+            layers=layers,
+            bases=bases,
+            profile=profile,
+            type_embedding=type_embedding,
+        )
+        self.dropout = dropout
+        for layer in range(1, layers):
+            self.declare(f"edge_{layer}", EDGE, hidden, hidden)
+            if profile == "paper":
+                self.declare(f"node_{layer}", NODE, hidden, hidden)
+        self.common.bias = nn.ParameterList([nn.Parameter(torch.zeros(hidden)) for _ in range(layers)])
+        self.self_loop = self_loop
+        if self_loop:
+            loops = [nn.init.xavier_uniform_(torch.empty(hidden, hidden), gain=2**0.5) for _ in range(layers)]
+            self.common.loop = nn.ParameterList(loops)
+        self.common.decoder = nn.Linear(hidden, num_classes)
+
+    def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Layer:
+        """The sum over edges as sparse products."""
+        edges = TypedSum(block, device, dtype) if layer else plain_sum(block, device, dtype)
+        rows = torch.from_numpy(block.rows).to(device)
+        types = [(rows[place], torch.tensor([kind], device=device)) for kind, place in block.of_type()]
+        return Layer(edges, types)
+
+    def propagate(self, h: Tensor, layers: list[Layer]) -> Tensor:
+        """Logits [n, C]."""
+        last = len(layers) - 1
+        for i, layer in enumerate(layers):
+            out = layer.edges(h, self.typed(f"edge_{i}")) if isinstance(layer.edges, TypedSum) else layer.edges @ h
+            if i and self.profile == "paper":
+                out = out + _own_transform(h, layer.rows, self.typed(f"node_{i}"))
+            if self.self_loop:
+                out = out + h[torch.cat([rows for rows, _ in layer.rows])] @ self.common.loop[i]
+            out = out + self.common.bias[i]
+            h = out if i == last else dropout(torch.relu(out), self.dropout, self.training)
+        return self.common.decoder(torch.relu(h))
+
+
+def _own_transform(h: Tensor, rows: list[tuple[Tensor, Tensor]], weight: TypeWeight) -> Tensor:
+    """h_v T_{φ(v)} of every output: [O, H]."""
+    return torch.cat([weight.times(h[place].unsqueeze(1), kind) for place, kind in rows])

@@ -1,0 +1,132 @@
+"""Simple-HGN (Lv et al., KDD 2021, arXiv:2112.14936, section 5): attention that knows the edge type.
+
+    e_uv = LeakyReLU(a^T [W h_v ‖ W h_u ‖ W_e r_{ψ(uv)}]),   α_uv = softmax_{u ∈ N_v}(e_uv)
+    h'_v = ELU(Σ_u α_uv W h_u + W_res h_v), heads side by side; their mean, without ELU, in the last layer
+    logits = o_v / ‖o_v‖
+
+What belongs to a type: the edge embeddings r of every layer and, in the ``paper`` profile of FedHGN, a transform of the
+initial state by node type. The rest is common. Without the residual on attention (its β = 0).
+Shapes: h [N, H], K heads of width D = H / K (C in the last layer), W [H, K D], r [R, H], W_e [H, K H], a three vectors a head.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroInputs, HeteroModel
+from fedgraph_flwr.models.layers import dropout
+
+
+@dataclass
+class Edges:
+    """A layer's edges: ends and type [e] each, the outputs' rows among the inputs [O]."""
+
+    source: Tensor
+    target: Tensor
+    relation: Tensor
+    rows: Tensor
+
+
+class Attention(nn.Module):
+    """What a layer holds in common for all types."""
+
+    def __init__(self, width: int, heads: int, out: int):
+        super().__init__()
+        self.weight = _xavier(width, heads * out)
+        self.residual = _xavier(width, heads * out)
+        self.edge = _xavier(width, heads * width)
+        self.to_source, self.to_target, self.to_edge = _xavier(heads, out), _xavier(heads, out), _xavier(heads, width)
+
+    def forward(self, h: Tensor, r: Tensor, edges: Edges, slope: float) -> Tensor:
+        """States [I, H], edge embeddings [R, H] → [O, K, D]."""
+        heads, out = self.to_source.shape
+        wh = (h @ self.weight).view(-1, heads, out)
+        wr = (r @ self.edge).view(r.size(0), heads, -1)
+        score = (
+            (wh * self.to_source).sum(2)[edges.source]
+            + (wh[edges.rows] * self.to_target).sum(2)[edges.target]
+            + (wr * self.to_edge).sum(2)[edges.relation]
+        )
+        alpha = edge_softmax(F.leaky_relu(score, slope), edges.target, edges.rows.numel())  # [e, K]
+        summed = torch.zeros(edges.rows.numel(), heads, out, dtype=h.dtype, device=h.device)
+        summed = summed.index_add(0, edges.target, alpha.unsqueeze(2) * wh[edges.source])
+        return summed + (h[edges.rows] @ self.residual).view(-1, heads, out)
+
+
+class SimpleHGN(HeteroModel):
+    """Simple-HGN of ``layers`` layers and ``heads`` heads."""
+
+    def __init__(
+        self,
+        num_features: Any,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        bases: int = 20,
+        profile: str = "code",
+        type_embedding: str = "entity",
+        heads: int = 4,
+        slope: float = 0.05,
+    ):
+        super().__init__(
+            num_features,
+            num_classes,
+            hidden=hidden,
+            layers=layers,
+            bases=bases,
+            profile=profile,
+            type_embedding=type_embedding,
+        )
+        if heads < 1 or hidden % heads:
+            raise FedGraphError(f"model.heads must divide model.hidden={hidden}, got {heads}")
+        self.dropout, self.slope = dropout, slope
+        if profile == "paper":
+            self.declare("node_0", NODE, hidden, hidden)
+        for layer in range(layers):
+            self.declare(f"edge_{layer}", EDGE, hidden)
+        widths = [hidden // heads] * (layers - 1) + [num_classes]
+        self.common.attention = nn.ModuleList([Attention(hidden, heads, out) for out in widths])
+
+    def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Edges:
+        """The edges as tensors."""
+        columns = (block.source, block.target, block.relation, block.rows)
+        return Edges(*(torch.from_numpy(column).to(device) for column in columns))
+
+    def initial(self, inputs: HeteroInputs) -> Tensor:
+        """Initial states [I, H], transformed by node type in the ``paper`` profile."""
+        h = super().initial(inputs)
+        if self.profile == "paper":
+            kinds, counts = inputs.types.unique_consecutive(return_counts=True)
+            weight = self.typed("node_0")
+            parts = zip(h.split(counts.tolist()), kinds.view(-1, 1), strict=True)
+            h = torch.cat([weight.times(part.unsqueeze(1), kind) for part, kind in parts])
+        return h
+
+    def propagate(self, h: Tensor, layers: list[Edges]) -> Tensor:
+        """Logits [n, C], rows of length 1."""
+        for i, (layer, edges) in enumerate(zip(self.common.attention, layers, strict=True)):
+            h = dropout(h, self.dropout, self.training)
+            out = layer(h, self.typed(f"edge_{i}").all(), edges, self.slope)
+            h = out.mean(1) if i == len(layers) - 1 else F.elu(out.flatten(1))
+        return F.normalize(h, dim=1)
+
+
+def edge_softmax(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
+    """Softmax of [e, K] over the edges of each target; its maximum is taken off first."""
+    index = target.unsqueeze(1).expand_as(score)
+    top = score.new_zeros(num_targets, score.size(1)).scatter_reduce(
+        0, index, score.detach(), "amax", include_self=False
+    )
+    weight = (score - top[target]).exp()
+    total = weight.new_zeros(num_targets, score.size(1)).index_add(0, target, weight)
+    return weight / total[target]
+
+
+def _xavier(*shape: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.xavier_uniform_(torch.empty(*shape), gain=2**0.5))
