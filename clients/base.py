@@ -140,8 +140,7 @@ class GraphClient(NumPyClient):
     @cached_property
     def shared(self) -> dict[str, Tensor]:
         """The tensors that travel, by name, in the model's order; they alias the model."""
-        prefixes = tuple(self.cfg.strategy.shared)
-        return {name: t for name, t in self.model.state_dict(keep_vars=True).items() if name.startswith(prefixes)}
+        return self.model.shared(self.cfg.strategy.shared)
 
     def begin_training(self) -> Optimizer:
         """The optimiser for this round, kept or fresh as configured; puts the model into training mode."""

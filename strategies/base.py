@@ -106,10 +106,13 @@ class GraphStrategy(FlowerFedAvg):
     def initial_arrays(self) -> Arrays:
         """The shared parameters before round 1: those of the model that every client builds from the same seed."""
         torch.manual_seed(derive_seed(self.cfg.seed, "model"))
-        model = models.build(self.cfg.model, self.agreed("num_features"), self.agreed("num_classes"))
+        model = models.build(self.cfg.model, self.num_features(), self.agreed("num_classes"))
         dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
-        prefixes = tuple(self.cfg.strategy.shared)
-        return {n: t.detach().to(dtype).numpy() for n, t in model.state_dict().items() if n.startswith(prefixes)}
+        return {n: t.detach().to(dtype).numpy() for n, t in model.shared(self.cfg.strategy.shared).items()}
+
+    def num_features(self) -> Any:
+        """F, on which the shapes of the shared parameters depend."""
+        return self.agreed("num_features")
 
     def setup(self) -> None:
         """Exchanges before round 1."""

@@ -4,7 +4,7 @@ import inspect
 from typing import Any
 
 from fedgraph_flwr.config import ModelConfig, locate
-from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.models.base import Inputs, Model
 
 __all__ = ["MODELS", "Inputs", "Model", "build"]
@@ -33,11 +33,16 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int) -> Model:
     for typed graphs (``HeteroGraph.num_features``).
 
     Raises:
-        FedGraphError: no such model, or a key it does not know.
+        FedGraphError: no such model, one for another kind of graph, or a key it does not know.
     """
     if cfg.name not in MODELS:
         raise unknown("model", cfg.name, MODELS)
     network: Any = locate(MODELS[cfg.name])
+    if isinstance(num_features, list) != network.heterogeneous:
+        kinds = ("one type of nodes", "typed nodes and edges")
+        raise FedGraphError(
+            f"model={cfg.name} is for graphs with {kinds[network.heterogeneous]}, this one has {kinds[not network.heterogeneous]}"
+        )
     accepted = [name for name in inspect.signature(network).parameters if name not in ("num_features", "num_classes")]
     given = {"hidden": cfg.hidden, "layers": cfg.layers, "dropout": cfg.dropout, **cfg.params}
     for key in cfg.params:

@@ -1,6 +1,7 @@
 """What every network has: constants prepared once for a client's graph, and a forward pass on them."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -47,9 +48,11 @@ class Model(nn.Module):
         adjacency: (edge_index [2, E], N) → the matrix that `prepare` puts into the inputs, SciPy CSR [N, N].
         dense_features: whether the network needs features as a dense tensor even if they are mostly zero.
         private: prefixes of parameters that never travel, whatever a strategy shares.
+        heterogeneous: whether it is for typed graphs.
     """
 
     private: tuple[str, ...] = ()
+    heterogeneous: bool = False
     adjacency = staticmethod(gcn_adjacency)
     dense_features: bool = False
 
@@ -67,6 +70,14 @@ class Model(nn.Module):
     def forward(self, inputs: Any) -> Tensor:
         """Logits [N, C] of every node."""
         raise NotImplementedError
+
+    def shared(self, prefixes: Sequence[str]) -> dict[str, Tensor]:
+        """The tensors that travel, by name, in the model's order: ``prefixes`` of their names, without private ones."""
+        return {
+            name: tensor
+            for name, tensor in self.state_dict(keep_vars=True).items()
+            if name.startswith(tuple(prefixes)) and not name.startswith(self.private)
+        }
 
     def representations(self, inputs: Any) -> dict[str, Tensor]:
         """Node representations [N, D], each by the prefix of the parameters it is computed with; "" is all of them."""

@@ -258,9 +258,10 @@ class HeteroModel(Model):
             by Eq. (2); ``both``, their sum.
 
     Raises:
-        FedGraphError: the graph has no types, or a value is not among those accepted.
+        FedGraphError: a value is not among those accepted.
     """
 
+    heterogeneous = True
     private = ("entities.",)
     common: Any
 
@@ -276,8 +277,6 @@ class HeteroModel(Model):
         type_embedding: str,
     ):
         super().__init__()
-        if not isinstance(num_features, list):
-            raise FedGraphError(f"{type(self).__name__} needs a graph with typed nodes and edges, such as dataset=aifb")
         for key, value, accepted in (
             ("profile", profile, ("code", "paper")),
             ("type_embedding", type_embedding, TYPE_EMBEDDINGS),
@@ -286,6 +285,7 @@ class HeteroModel(Model):
                 raise FedGraphError(f"model.{key} '{value}' unknown; one of: {', '.join(accepted)}")
         if bases < 0:
             raise FedGraphError(f"model.bases must be >= 0 (0: a free weight for each type), got {bases}")
+        self.kinds: dict[str, str] = {}
         self.count = {NODE: num_features[0], EDGE: num_features[1]}
         self.hidden, self.num_layers, self.num_bases = hidden, layers, bases
         self.profile, self.type_embedding = profile, type_embedding
@@ -307,6 +307,7 @@ class HeteroModel(Model):
         fans of the whole tensor, as in the authors' program: bases [B, H, H] are quite small).
         """
         types = self.count[kind]
+        self.kinds[name] = kind
         if self.num_bases:
             self.bases[name] = _xavier(self.num_bases, *shape)
             self.coefficients[name] = nn.Parameter(torch.zeros(types, self.num_bases))
@@ -335,8 +336,6 @@ class HeteroModel(Model):
         self, graph: HeteroGraph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> HeteroInputs:
         """Take up a graph: draw what is private to it, and prepare the pass over all its target nodes."""
-        if not isinstance(graph, HeteroGraph):
-            raise FedGraphError(f"{type(self).__name__} needs a graph with typed nodes and edges, got '{graph.name}'")
         self.graph, self.edges, self.offsets = graph, InEdges(graph), graph.offsets()
         self.device, self.dtype = device, dtype
         self._draw_private(graph)

@@ -1,0 +1,65 @@
+"""Coefficients alignment (FedHGN, Fu & King, IJCAI 2023, section 4.2): what client and server must agree on, and its maths.
+
+    L_align = Σ_{a ∈ A} min_{b ∈ other clients' node types} ‖β_a − b‖² + Σ_{r ∈ R} min_{b ∈ ... edge types} ‖β_r − b‖²  Eq. (3)
+
+A *name* is that of a declared weight, such as ``edge_1``: one kind of type in one layer. Vectors are compared within it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import at_least, one_of
+
+COEFFICIENTS = "coefficients"
+"""Group of arrays that a client sends: β [T, B] by name, one row for each type that it holds."""
+
+POOL = "pool"
+"""Group that it is sent: the others' vectors [P, B] by name, as an unordered set."""
+
+ROWS = "rows"
+"""Group that it sends once where the schema is shared: the numbers of the types that it holds, [T] by name."""
+
+TELL = "tell_coefficients"
+"""The phase before round 1 in which clients send β, and the rows where the schema is shared."""
+
+
+@dataclass
+class Params:
+    """Keys of FedHGN."""
+
+    align: float = 0.5  # λ of the local objective; 0: no pools travel
+    first_pool: str = "initial"
+    private_schema: bool = True
+    batch_size: int = 0
+    fanout: int = 0
+
+    def __post_init__(self) -> None:
+        one_of(self.first_pool, ("initial", "empty", "zeros"), "strategy.first_pool")
+        for key in ("align", "batch_size", "fanout"):
+            at_least(getattr(self, key), 0, f"strategy.{key}")
+
+
+def alignment(own: Tensor, pool: Tensor) -> Tensor:
+    """Eq. (3) for one name: Σ_t min_p ‖own_t − pool_p‖², gradient 2 (own_t − nearest); 0 for an empty pool.
+
+    Shapes: own [T, B], pool [P, B], a constant.
+    """
+    if not pool.size(0) or not own.size(0):
+        return own.sum() * 0.0
+    distance = torch.cdist(
+        own.detach(), pool, compute_mode="donot_use_mm_for_euclid_dist"
+    )  # the other way loses digits
+    return (own - pool[distance.argmin(1)]).pow(2).sum()
+
+
+def shuffled_pool(
+    coefficients: Mapping[int, Mapping[str, np.ndarray]], receiver: int, name: str, rng: np.random.Generator
+) -> np.ndarray:
+    """The vectors [P, B] of all clients but the receiver in random order: neither whose they are nor how many each has."""
+    others: Sequence[np.ndarray] = [known[name] for client, known in coefficients.items() if client != receiver]
+    pool = np.concatenate(others) if others else np.zeros((0, 0), dtype=np.float32)
+    return np.ascontiguousarray(pool[rng.permutation(len(pool))])
