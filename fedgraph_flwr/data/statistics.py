@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.cleaning import to_undirected
 from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 
 
 def edge_homophily(edge_index: Tensor, y: Tensor) -> float | None:
@@ -29,15 +30,44 @@ def node_homophily(edge_index: Tensor, y: Tensor) -> float | None:
     return float((same[reached] / degree[reached]).double().mean()) if bool(reached.any()) else None
 
 
-def describe(graph: Graph) -> dict[str, Any]:
+def describe_typed(graph: HeteroGraph) -> dict[str, Any]:
+    """`describe` of a graph with typed nodes and edges: labels and masks of its target type, the number of types held."""
+    return {
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "features": max(graph.num_features[2:]),
+        "classes": graph.num_classes,
+        **_labels(graph),
+        "edge_homophily": None,
+        "node_homophily": None,
+        "node_types": sum(n > 0 for n in graph.counts.values()),
+        "edge_types": sum(index.size(1) > 0 for index in graph.edges.values()),
+        **({"client": graph.client, "cut_edges": 0} if isinstance(graph, HeteroClientGraph) else {}),
+    }
+
+
+def _labels(graph: Graph | HeteroGraph) -> dict[str, Any]:
+    return {
+        "labels": torch.bincount(graph.y[graph.y >= 0], minlength=graph.num_classes).tolist(),
+        "labelled": int((graph.y >= 0).sum()),
+        "train": int(graph.train_mask.sum()),
+        "val": int(graph.val_mask.sum()),
+        "test": int(graph.test_mask.sum()),
+    }
+
+
+def describe(graph: Graph | HeteroGraph) -> dict[str, Any]:
     """Statistics of a graph, as JSON values.
 
     Returns:
         ``nodes``, ``edges`` (directed, as stored), ``features``, ``classes``, ``labels`` (nodes of each class [C]),
         ``labelled``, ``train``/``val``/``test`` (nodes in each mask), ``edge_homophily`` and ``node_homophily`` (None
         without edges), ``degree`` (mean), ``isolated``, ``self_loops``, ``undirected``; for a client also ``client`` and
-        ``cut_edges`` (leaving or arriving).
+        ``cut_edges`` (leaving or arriving). A typed graph has ``node_types`` and ``edge_types`` instead of ``degree`` and what
+        follows it, and no homophily.
     """
+    if isinstance(graph, HeteroGraph):
+        return describe_typed(graph)
     n, (source, target) = graph.num_nodes, graph.edge_index
     met = torch.bincount(torch.cat([source, target]), minlength=n)
     found: dict[str, Any] = {
@@ -45,11 +75,7 @@ def describe(graph: Graph) -> dict[str, Any]:
         "edges": graph.edge_index.size(1),
         "features": graph.num_features,
         "classes": graph.num_classes,
-        "labels": torch.bincount(graph.y[graph.y >= 0], minlength=graph.num_classes).tolist(),
-        "labelled": int((graph.y >= 0).sum()),
-        "train": int(graph.train_mask.sum()),
-        "val": int(graph.val_mask.sum()),
-        "test": int(graph.test_mask.sum()),
+        **_labels(graph),
         "edge_homophily": edge_homophily(graph.edge_index, graph.y),
         "node_homophily": node_homophily(graph.edge_index, graph.y),
         "degree": graph.edge_index.size(1) / n if n else 0.0,
