@@ -48,6 +48,8 @@ def _answer(message: Message, context: Context) -> RecordDict:
     client, version = _find(cfg, context)
     if "resume" in config:
         _resume(client, _state_folder(cfg, context, client), int(config["resume"]))  # type: ignore[arg-type]
+        version += 1
+        _keep(client, version, context)
     torch.manual_seed(derive_seed(cfg.seed, client.graph.client, server_round, phase))
     client.server_round = server_round
     groups, metrics = client.answer(phase, groups_of(message.content), config)
@@ -99,7 +101,12 @@ def load_graph(cfg: RunConfig, context: Context) -> Any:
             "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', "
             "a file made by `fedgraph-flwr partition` or `fedgraph-flwr import`"
         )
-    return partition.load_client(cfg, int(context.node_config["partition-id"]))
+    index, clients = int(context.node_config["partition-id"]), partition.num_clients(cfg)
+    if index >= clients:
+        raise FedGraphError(
+            f"node {index} has no client: this run has {clients} (num_clients, or 1 for a pooled graph)"
+        )
+    return partition.load_client(cfg, index)
 
 
 def device(cfg: RunConfig, context: Context) -> torch.device:

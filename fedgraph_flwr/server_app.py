@@ -1,6 +1,10 @@
 """Flower's entry point on the server; thin."""
 
+from logging import INFO
+from typing import Any
+
 from flwr.app import Context
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 app = ServerApp()
@@ -12,4 +16,18 @@ def main(grid: Grid, context: Context) -> None:
     from fedgraph_flwr.config import from_run_config
     from fedgraph_flwr.run import serve
 
-    serve(grid, from_run_config(context.run_config))
+    summary = serve(grid, from_run_config(context.run_config), _log_round)
+    log(INFO, "%s = %.4f after %d rounds", summary["headline"], summary["test_accuracy"], summary["rounds"])
+
+
+def _log_round(record: dict[str, Any]) -> None:
+    told = record.get("metrics", {})
+    scores = [f"{key} {told[key]:.4f}" for key in ("val_accuracy", "test_accuracy") if key in told]
+    log(
+        INFO,
+        "round %d: %d clients, %.2f s, %s",
+        record["round"],
+        len(record["cohort"]),
+        record["seconds"],
+        ", ".join(scores),
+    )

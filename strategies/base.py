@@ -242,8 +242,6 @@ class GraphStrategy(FlowerFedAvg):
                     break
             checkpoint = bool(cfg.checkpoint_every) and self.server_round % cfg.checkpoint_every == 0
             self._flags = {"evaluate": bool(fold), "checkpoint": checkpoint}
-            if first > 1 and self.server_round == first:
-                self._flags["resume"] = first - 1
             recorder.begin_round(self.server_round, self._cohort)
             messages = self.front.configure_train(self.server_round, to_record(self._arrays), ConfigRecord(), grid)
             answers = self._exchange(TRAIN, messages)
@@ -255,6 +253,9 @@ class GraphStrategy(FlowerFedAvg):
             self._arrays = self._next_arrays([message for _, message in answers])
             recorder.end_round(self._train_metrics(), self._arrays)
             if checkpoint:
+                if not whole:  # those that did not train keep their state too
+                    absent = sorted(set(self.clients) - set(self.cohort))
+                    self._exchange(DESCRIBE, self._messages(DESCRIBE, absent, {}, {"checkpoint": True}))
                 recorder.checkpoint(self.server_round, self._arrays, self.server_state())
         if recorder.pending and not recorder.should_stop:
             self._evaluate()
@@ -344,17 +345,11 @@ class GraphStrategy(FlowerFedAvg):
             if waited > self.cfg.strategy.timeout:
                 raise RunFailed(f"{len(nodes)} of {wanted} nodes connected within {self.cfg.strategy.timeout:g} s")
             if waited > told:
-                log(
-                    WARNING,
-                    "%d of %d nodes are here; start more, or set num_clients=%d",
-                    len(nodes),
-                    wanted,
-                    len(nodes),
-                )
+                log(WARNING, "%d of %d nodes are here; start more, or lower num_clients", len(nodes), wanted)
                 told *= 2
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
-        self.clients = {node: ClientInfo(node, node) for node in nodes[:wanted]}
+        self.clients = {node: ClientInfo(node, node) for node in nodes}
         described = {}
         for reply, message in self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, {})):
             if reply.client in described:
@@ -362,7 +357,9 @@ class GraphStrategy(FlowerFedAvg):
                     f"two nodes say they are client {reply.client}: give each SuperNode its own graph file"
                 )
             described[reply.client] = ClientInfo(reply.client, message.metadata.src_node_id, reply.metrics)
-        self.clients = dict(sorted(described.items()))
+        if len(described) < wanted:
+            raise RunFailed(f"{len(described)} of {wanted} clients told who they are; the others' errors are above")
+        self.clients = dict(sorted(described.items())[:wanted])
 
     def _sample(self) -> list[int]:
         """The round's cohort, from its own random stream."""
@@ -411,6 +408,7 @@ class GraphStrategy(FlowerFedAvg):
             return 0
         done, self._arrays, state = found
         self.load_server_state(state)
+        self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, {"resume": done}))
         return done
 
 

@@ -63,8 +63,10 @@ def test_scores_cover_all_clients_under_partial_participation(run):
     assert all(len(r["clients"]["test-accuracy"]) == 3 for r in finished.rounds)
 
 
-def test_resuming_gives_the_uninterrupted_run(run, monkeypatch):
+@pytest.mark.parametrize("fraction", [1.0, 0.34])
+def test_resuming_gives_the_uninterrupted_run(run, fraction):
     words = ["rounds=6", "checkpoint_every=2", "strategy=local"]  # all state is private: optimiser and model
+    words += [f"strategy.fraction={fraction}"]
     whole = run(*words)
     broken = with_folder(
         compose([*words, f"graph={whole.cfg.graph}", "num_clients=3", "model.hidden=8", "out=" + whole.cfg.out + "-b"])
