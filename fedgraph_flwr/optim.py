@@ -89,8 +89,7 @@ class Adam:
     ):
         self.parameters = list(parameters)
         self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
-        self.moments: dict[int, tuple[Tensor, Tensor]] = {}
-        self.count: dict[int, int] = {}
+        self.slots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # m, v, t by parameter
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -100,38 +99,47 @@ class Adam:
     @torch.no_grad()
     def step(self) -> None:
         """One update."""
-        beta1, beta2 = self.betas
-        for index, parameter in enumerate(self.parameters):
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if self.weight_decay:
-                gradient = gradient.add(parameter, alpha=self.weight_decay)
-            if index not in self.moments:
-                self.moments[index] = (torch.zeros_like(parameter), torch.zeros_like(parameter))
-            mean, square = self.moments[index]
-            t = self.count[index] = self.count.get(index, 0) + 1
-            mean.lerp_(gradient, 1 - beta1)
-            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            scale = square.sqrt().mul_((1 - beta2**t) ** -0.5).add_(self.eps)
-            parameter.addcdiv_(mean, scale, value=-self.lr / (1 - beta1**t))
+        active = [(index, p, p.grad) for index, p in enumerate(self.parameters) if p.grad is not None]
+        if not active:
+            return
+        for index, parameter, _ in active:
+            if index not in self.slots:
+                zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                self.slots[index] = (*zeros, torch.zeros((), device=parameter.device))
+        means, squares, counts = (list(slot) for slot in zip(*(self.slots[i] for i, *_ in active), strict=True))
+        # The kernel behind `torch.optim.Adam(fused=True)`, a third of the time of the formula in tensor operations.
+        # It walks through memory, so a gradient must lie there as its parameter does.
+        torch._foreach_add_(counts, 1)
+        torch._fused_adam_(
+            [p for _, p, _ in active],
+            [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for _, p, g in active],
+            means,
+            squares,
+            [],
+            counts,
+            lr=self.lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def state(self) -> dict[str, Tensor]:
         """The moments and the counts."""
-        tensors: dict[str, Tensor] = {}
-        for index, (mean, square) in self.moments.items():
-            tensors |= {
-                f"mean/{index}": mean,
-                f"square/{index}": square,
-                f"count/{index}": torch.tensor(self.count[index]),
-            }
-        return tensors
+        names = "mean", "square", "count"
+        return {f"{n}/{i}": t for i, slot in self.slots.items() for n, t in zip(names, slot, strict=True)}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `state` gave."""
-        indices = [int(name.rpartition("/")[2]) for name in tensors if name.startswith("count/")]
-        self.moments = {i: (tensors[f"mean/{i}"].clone(), tensors[f"square/{i}"].clone()) for i in indices}
-        self.count = {i: int(tensors[f"count/{i}"]) for i in indices}
+        self.slots = {}
+        for name in tensors:
+            slot, _, index = name.rpartition("/")
+            if slot == "count":
+                i, device = int(index), self.parameters[int(index)].device
+                mean, square, count = (tensors[f"{n}/{i}"].to(device, copy=True) for n in ("mean", "square", "count"))
+                self.slots[i] = mean, square, count
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainConfig) -> Optimizer:

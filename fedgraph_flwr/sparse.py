@@ -7,7 +7,6 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
@@ -17,14 +16,14 @@ def _multiply(csr: Tensor, dense: Tensor) -> Tensor:
     """S @ D. On a CPU through the weighted sums of embeddings, which is up to four times as fast as CSR."""
     if dense.is_cuda or dense.dim() != 2:
         return csr @ dense
-    return functional.embedding_bag(
-        csr.col_indices(),
+    return torch.embedding_bag(
         dense,
+        csr.col_indices(),
         csr.crow_indices(),
-        mode="sum",
+        mode=0,  # sum
         per_sample_weights=csr.values(),
         include_last_offset=True,
-    )
+    )[0]
 
 
 class _Product(torch.autograd.Function):
@@ -33,7 +32,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, transposed: Tensor, dense: Tensor) -> Tensor:
         ctx.transposed = transposed
-        return _multiply(matrix, dense)
+        # Detached, or the kernel prepares a backward pass of its own.
+        return _multiply(matrix, dense.detach())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:

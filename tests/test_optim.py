@@ -65,3 +65,24 @@ def test_a_parameter_without_gradient_stays(name):
     optimizer.step()
     assert (used != 1).all()
     assert (unused == 1).all()
+
+
+def test_strides_do_not_matter():
+    """A transposed parameter, and a transposed gradient that was set by hand."""
+    torch.manual_seed(0)
+    start, gradient = torch.randn(3, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    cfg, reference = CASES["adam"]
+    results = []
+    for layout, set_by_hand in (("straight", False), ("transposed", False), ("straight", True)):
+        parameter = torch.nn.Parameter(start.T.contiguous().T if layout == "transposed" else start.clone())
+        if set_by_hand:
+            parameter.grad = gradient.T.contiguous().T
+        else:
+            (parameter * gradient).sum().backward()
+        make_optimizer([parameter], cfg).step()
+        results.append(parameter.detach())
+    expected = torch.nn.Parameter(start.clone())
+    expected.grad = gradient
+    reference([expected]).step()
+    for result in results:
+        torch.testing.assert_close(result, expected.detach())

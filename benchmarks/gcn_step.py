@@ -1,0 +1,94 @@
+"""What a local training step of a 2-layer GCN costs here, beside a bare loop over PyG's ``GCNConv``, in one run.
+
+    python benchmarks/gcn_step.py                              # Cora, 10 Louvain clients
+    python benchmarks/gcn_step.py dataset=csbm num_clients=20
+
+Both take full-batch steps (forward, cross-entropy on the training nodes, backward, Adam) on the same client graphs with one
+thread, alternately; a figure is CPU time, the least over the repetitions of the mean over clients and steps. The bare loop
+is PyG as its examples have it: dense features, normalisation cached after the first step, torch's dropout, and torch's
+default Adam.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from clients.base import GraphClient
+from fedgraph_flwr import partition
+from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.data.graph import ClientGraph
+
+REPETITIONS = 15
+ROUNDS = 3  # of local training by every client, in each repetition
+
+
+class BareGCN(nn.Module):
+    """The same network from PyG's layers."""
+
+    def __init__(self, num_features: int, hidden: int, num_classes: int, dropout: float):
+        from torch_geometric.nn import GCNConv
+
+        super().__init__()
+        self.first = GCNConv(num_features, hidden, cached=True)
+        self.second = GCNConv(hidden, num_classes, cached=True)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits [N, C]."""
+        h = torch.relu(self.first(x, edge_index))
+        return self.second(F.dropout(h, self.dropout, self.training), edge_index)
+
+
+def bare_loop(cfg: RunConfig, graph: ClientGraph) -> Callable[[], object]:
+    """Local training of one client with PyG alone."""
+    model = BareGCN(graph.num_features, cfg.model.hidden, graph.num_classes, cfg.model.dropout)
+    optimizer = torch.optim.Adam(model.parameters(), lr=cfg.train.lr, weight_decay=cfg.train.weight_decay)
+
+    def train() -> None:
+        for _ in range(cfg.train.local_steps):
+            optimizer.zero_grad()
+            logits = model(graph.x, graph.edge_index)
+            F.cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask]).backward()
+            optimizer.step()
+
+    return train
+
+
+def seconds(trainings: list[Callable[[], object]], steps: int) -> float:
+    """CPU seconds a step, over `ROUNDS` rounds of all clients."""
+    start = time.process_time()
+    for _ in range(ROUNDS):
+        for train in trainings:
+            train()
+    return (time.process_time() - start) / (ROUNDS * len(trainings) * steps)
+
+
+def main() -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    cfg = compose(["dataset=cora", *sys.argv[1:]])
+    files = sorted(partition.prepare(cfg).glob("client_*.safetensors"))
+    graphs = [ClientGraph.load(path) for path in files]
+    ours = [GraphClient(cfg, graph).train for graph in graphs]
+    bare = [bare_loop(cfg, graph) for graph in graphs]
+    steps = cfg.train.local_steps
+    for trainings in (ours, bare):
+        seconds(trainings, steps)  # warms up, fills PyG's caches
+    pairs = [(seconds(ours, steps), seconds(bare, steps)) for _ in range(REPETITIONS)]
+    mine, theirs = (1e3 * min(column) for column in zip(*pairs, strict=True))
+    nodes = sum(graph.num_nodes for graph in graphs) / len(graphs)
+    print(f"{cfg.dataset.name}: {len(graphs)} clients of {nodes:.0f} nodes, {graphs[0].num_features} features")
+    print("| step of a 2-layer GCN | ms | share |\n|---|---|---|")
+    print(f"| loop over PyG's GCNConv | {theirs:.2f} | 1 |")
+    print(f"| `clients.base.GraphClient` | {mine:.2f} | {mine / theirs:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
