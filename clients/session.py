@@ -56,8 +56,8 @@ def _answer(message: Message, context: Context) -> RecordDict:
     if phase not in ("describe", "evaluate"):
         version += 1
         _keep(client, version, context)
-        if config.get("checkpoint") and (folder := _state_folder(cfg, context, client)):
-            _write_state(folder, server_round, client.state())
+    if config.get("checkpoint") and (folder := _state_folder(cfg, context, client)):
+        _write_state(folder, server_round, client.state())
     reply = pack(groups)
     reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
     return reply

@@ -408,7 +408,10 @@ class GraphStrategy(FlowerFedAvg):
             return 0
         done, self._arrays, state = found
         self.load_server_state(state)
-        self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, {"resume": done}))
+        restored = self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, {"resume": done}))
+        if len(restored) < len(self.clients):
+            reasons = "; ".join(self.recorder.setup_record["failed"].values())
+            raise RunFailed(f"{len(restored)} of {len(self.clients)} clients took up their state of round {done}: {reasons}")
         return done
 
 
