@@ -37,13 +37,13 @@ class Source:
     """Where a dataset comes from, and what it is expected to be.
 
     Attributes:
-        kind: ``generated``, ``pyg`` (downloads on first use), ``typed`` (likewise) or ``files`` (put there by hand).
+        kind: ``generated``, ``download`` (on first use), ``typed`` (likewise) or ``files`` (put there by hand).
         sizes: N, E (as stored: both directions where both are), F and C; 0 where it varies.
         origin: where the raw files come from.
         folder: where they go, under the root.
         files: their names.
-        pyg_root: the part of ``folder`` that PyG's class takes as its root.
-        read: the reader; it is given the root of PyG's class, or the folder of the files.
+        pyg_root: the part of ``folder`` that the reader is given, for PyG's class to take as its root.
+        read: the reader; without ``pyg_root`` it is given ``folder``.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Source:
 def _planetoid(name: str, sizes: Sizes) -> Source:
     endings = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
     return Source(
-        "pyg",
+        "download",
         sizes,
         origin="https://github.com/kimiyoung/planetoid/raw/master/data",
         folder=f"Planetoid/{name}/raw",
@@ -70,7 +70,7 @@ def _planetoid(name: str, sizes: Sizes) -> Source:
 
 def _gnn_benchmark(cls: str, name: str, file: str, sizes: Sizes) -> Source:
     return Source(
-        "pyg",
+        "download",
         sizes,
         origin="https://github.com/shchur/gnn-benchmark/raw/master/data/npz",
         folder=f"{cls}/{name}/raw",
@@ -82,7 +82,7 @@ def _gnn_benchmark(cls: str, name: str, file: str, sizes: Sizes) -> Source:
 
 def _geom_gcn(folder: str, split: str, reader: raw.Reader, sizes: Sizes) -> Source:
     return Source(
-        "pyg",
+        "download",
         sizes,
         origin="https://github.com/graphdml-uiuc-jlu/geom-gcn (new_data, splits)",
         folder=folder,
@@ -99,7 +99,7 @@ def _geom_gcn(folder: str, split: str, reader: raw.Reader, sizes: Sizes) -> Sour
 def _heterophilous(name: str, sizes: Sizes) -> Source:
     file = name.lower().replace("-", "_")
     return Source(
-        "pyg",
+        "download",
         sizes,
         origin="https://github.com/yandex-research/heterophilous-graphs/raw/main/data",
         folder=f"HeterophilousGraphDataset/{file}/raw",
@@ -161,7 +161,7 @@ SOURCES: dict[str, Source] = {
     "amazon-ratings": _heterophilous("Amazon-ratings", (24492, 186100, 300, 5)),
     "minesweeper": _heterophilous("Minesweeper", (10000, 78804, 7, 2)),
     "flickr": Source(
-        "pyg",
+        "download",
         (89250, 899756, 500, 7),
         origin="GraphSAINT's Google Drive, https://github.com/GraphSAINT/GraphSAINT",
         folder="Flickr/raw",
@@ -170,11 +170,12 @@ SOURCES: dict[str, Source] = {
         read=raw.pyg("Flickr"),
     ),
     "arxiv-year": Source(
-        "files",
+        "download",
         (169343, 1166243, 128, 5),
-        origin="http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip (its folder raw)",
+        origin=f"{raw.ARXIV} (its folder raw)",
         folder="ogbn_arxiv/raw",
         files=("edge.csv.gz", "node-feat.csv.gz", "node_year.csv.gz"),
+        pyg_root="ogbn_arxiv/raw",
         read=raw.arxiv_year,
     ),
     "syn-cora": Source(
@@ -296,7 +297,7 @@ def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | He
     try:
         if source.kind == "files":
             return read(folder, cfg.params)
-        return _through_pyg(source, read, folder, download=bool(missing))
+        return _staged(source, read, folder, download=bool(missing))
     except FedGraphError:
         raise
     except Exception as error:  # a reader or a download can fail in any way; the user gets one sentence
@@ -308,8 +309,8 @@ def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | He
         ) from error
 
 
-def _through_pyg(source: Source, read: raw.Reader, folder: Path, download: bool) -> Graph | HeteroGraph:
-    """Let PyG's class download and process in a temporary folder, and keep what it downloaded once it is complete."""
+def _staged(source: Source, read: raw.Reader, folder: Path, download: bool) -> Graph | HeteroGraph:
+    """Let a reader download and process in a temporary folder, and keep what it downloaded once it is complete."""
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".convert-") as stage:
         staged = Path(stage) / source.folder
         staged.mkdir(parents=True)

@@ -387,8 +387,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--nodes", type=Path, help="node table")
     given.add_argument("--edges", type=Path, help="edge table")
     given.add_argument("--data", type=Path, help="a PyG Data that torch.save wrote, instead of tables")
-    given.add_argument("--id-column", default="id", metavar="NAME")
-    given.add_argument("--label-column", default="label", metavar="NAME")
+    given.add_argument("--id-column", default="id", metavar="NAME", help="nodes' ids; default: id")
+    given.add_argument("--label-column", default="label", metavar="NAME", help="labels; default: label")
     given.add_argument(
         "--feature-columns", default="", metavar="NAMES", help="names or patterns (x_*), by commas; default: all others"
     )
@@ -396,8 +396,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument(
         "--client-column", default="", metavar="NAME", help="column that says whose the node is (partition=planted)"
     )
-    given.add_argument("--source-column", default="source", metavar="NAME")
-    given.add_argument("--target-column", default="target", metavar="NAME")
+    given.add_argument("--source-column", default="source", metavar="NAME", help="where edges start; default: source")
+    given.add_argument("--target-column", default="target", metavar="NAME", help="where edges end; default: target")
     given.add_argument(
         "--classes", default="", metavar="A,B,C", help="the labels in the order of their numbers; default: sorted"
     )

@@ -11,14 +11,16 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
 
+ARXIV = "http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
+
 Reader = Callable[[Path, dict[str, Any]], Graph | HeteroGraph]
 
 
 def _graph(x: np.ndarray, edges: np.ndarray, y: np.ndarray, num_classes: int, group: np.ndarray | None = None) -> Graph:
     none = torch.zeros(len(y), dtype=torch.bool)
     return Graph(
-        x=torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)),
-        edge_index=torch.from_numpy(np.ascontiguousarray(edges, dtype=np.int64)),
+        x=torch.from_numpy(np.require(x, np.float32, ["C", "W"])),
+        edge_index=torch.from_numpy(np.require(edges, np.int64, ["C", "W"])),
         y=torch.from_numpy(y.astype(np.int64)),
         train_mask=none,
         val_mask=none.clone(),
@@ -49,8 +51,18 @@ def pyg(cls: str, **kwargs: Any) -> Reader:
 
 
 def arxiv_year(folder: Path, params: dict[str, Any]) -> Graph:
-    """ogbn-arxiv with the year of publication, in C = 5 classes of equal count, as label (Lim et al., NeurIPS 2021)."""
+    """ogbn-arxiv with the year of publication, in C = 5 classes of equal count, as label (Lim et al., NeurIPS 2021).
+
+    OGB's archive is downloaded into ``folder`` when its files lack.
+    """
     import pandas as pd
+
+    if not (folder / "edge.csv.gz").is_file():
+        from torch_geometric.data import download_url, extract_zip
+
+        extract_zip(download_url(ARXIV, str(folder.parent)), str(folder.parent))
+        for file in (folder.parent / "arxiv/raw").iterdir():
+            file.replace(folder / file.name)
 
     def table(name: str, dtype: Any) -> np.ndarray:
         return pd.read_csv(folder / name, header=None, dtype=dtype).to_numpy()

@@ -1,9 +1,11 @@
 """Datasets from copied raw files: counts, options, caching, and what is said when files lack."""
 
+import gzip
 import importlib
 import socket
 import subprocess
 import sys
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -162,6 +164,22 @@ def test_arxiv_year_labels_are_five_equal_quantiles(offline):
     assert torch.equal(graph.edge_index, torch.from_numpy(edges.T))  # directed, as stored
 
 
+def test_arxiv_year_downloads_ogbs_archive(offline, monkeypatch, tmp_path):
+    import torch_geometric.data
+
+    def archive(url, folder):
+        path = Path(folder) / "arxiv.zip"
+        with zipfile.ZipFile(path, "w") as file:
+            for name, text in {"edge": "0,1\n1,2\n", "node_year": "1\n2\n3\n", "node-feat": "1\n2\n3\n"}.items():
+                file.writestr(f"arxiv/raw/{name}.csv.gz", gzip.compress(text.encode()))
+        return str(path)
+
+    monkeypatch.setattr(torch_geometric.data, "download_url", archive)
+    assert load(config("arxiv-year")).edge_index.tolist() == [[0, 1], [1, 2]]
+    left = sorted(path.name for path in (offline / "ogbn_arxiv").rglob("*") if path.is_file())
+    assert left == ["edge.csv.gz", "node-feat.csv.gz", "node_year.csv.gz"]
+
+
 def test_ieee_fraud_links_what_is_near_in_time_within_a_product(offline):
     folder = offline / "ieee-fraud"
     folder.mkdir(parents=True)
@@ -182,7 +200,7 @@ def test_ieee_fraud_links_what_is_near_in_time_within_a_product(offline):
     assert float(graph.x[1, 1]) == 0  # missing
 
 
-@pytest.mark.parametrize("name", [name for name, s in datasets.SOURCES.items() if s.kind in ("pyg", "files")])
+@pytest.mark.parametrize("name", [name for name, s in datasets.SOURCES.items() if s.kind in ("download", "files")])
 def test_no_network_and_no_files_is_one_sentence_and_leaves_nothing(offline, name):
     with pytest.raises(FedGraphError) as caught:
         load(config(name))
@@ -229,7 +247,9 @@ def test_a_download_is_kept_only_when_it_is_complete(offline, monkeypatch):
     assert (folder / "amazon_ratings/raw/amazon_ratings.npz").is_file()
 
 
-@pytest.mark.parametrize("name", [name for name, source in datasets.SOURCES.items() if source.kind == "pyg"])
+@pytest.mark.parametrize(
+    "name", [name for name, s in datasets.SOURCES.items() if s.kind == "download" and name != "arxiv-year"]
+)
 def test_folders_and_files_are_those_pyg_expects(name, tmp_path):
     source = datasets.SOURCES[name]
     closure = dict(

@@ -186,7 +186,7 @@ def run(*words):
     return cli.main(["import", *map(str, words)])
 
 
-def test_import_as_a_named_dataset(tables, capsys):
+def test_import_as_a_named_dataset(tables, capsys, root):
     nodes, edges = tables()
     words = (
         "--nodes",
@@ -212,6 +212,9 @@ def test_import_as_a_named_dataset(tables, capsys):
     assert cli.main(["datasets"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("people"))
     assert line.split() == ["people", "4", "3", "2", "2", "yes", "imported"]
+    (root / "imported/half.safetensors").write_bytes((root / "imported/people.safetensors").read_bytes()[:90])
+    assert cli.main(["datasets"]) == 0
+    assert "damaged" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("half"))
 
 
 def test_import_as_a_file_by_path(tables, tmp_path, monkeypatch):
