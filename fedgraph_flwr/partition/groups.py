@@ -102,14 +102,13 @@ FREE = ("louvain", "planted")
 
 
 def simple_adjacency(graph: Graph) -> sparse.csr_matrix:
-    """The undirected simple graph: symmetric, no loops, every entry 1; CSR [N, N] with sorted columns."""
+    """The undirected simple graph as a pattern: symmetric, no loops; CSR [N, N] with sorted columns."""
     source, target = graph.edge_index.numpy()
     kept = source != target
     rows = np.concatenate([source[kept], target[kept]])
     cols = np.concatenate([target[kept], source[kept]])
     matrix = sparse.csr_matrix((np.ones(rows.size, np.float32), (rows, cols)), shape=(graph.num_nodes, graph.num_nodes))
     matrix.sum_duplicates()
-    matrix.data[:] = 1
     return matrix
 
 

@@ -244,6 +244,7 @@ def test_the_number_of_clients_that_results_names_the_same_files(clients):
     for index in range(settled.num_clients):
         assert same(load_client(settled, index), load_client(cfg, index))
     assert store.settled(settled) == settled
+    assert store.key(settled) == store.key(replace(settled, num_clients=2))
     assert store.settled(config()) == config()
 
 
