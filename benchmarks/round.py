@@ -1,0 +1,114 @@
+"""What a whole round costs, beside a bare PyG loop that does its local steps alone, and how runs start and scale.
+
+    python benchmarks/round.py                     # the ratio and the start, on Cora with 10 Louvain clients
+    python benchmarks/round.py --scale             # also 100 and 1000 clients on CSBM, inline and on Ray
+
+The ratio is taken within one process: rounds of the in-process engine (3 local steps of 10 clients, scoring, messages,
+aggregation, records) and the same local steps by a loop over PyG's ``GCNConv``, alternately; medians. The start is the time
+from launching ``fedgraph-flwr run`` to its first finished round, the partition being there.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.gcn_step import bare_loop
+from fedgraph_flwr import partition
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.run import run
+
+ROOT = Path(__file__).parents[1]
+CORA = ["dataset=cora", "num_clients=10", "split.train=0.2", "split.val=0.4", "split.test=0.4"]
+
+
+def ratio(words: list[str], blocks: int = 7) -> tuple[float, float]:
+    """Median seconds of our round and of the bare loop's local steps."""
+    torch.set_num_threads(1)
+    cfg = compose([*words, "rounds=12"])
+    loops = [bare_loop(cfg, partition.load_client(cfg, i)) for i in range(partition.num_clients(cfg))]
+    ours, bare = [], []
+    for _ in range(blocks):
+        with tempfile.TemporaryDirectory() as out:
+            summary = run(compose([*words, "rounds=12", f"out={out}"]))
+        ours.append(summary["seconds_per_round"])
+        for _ in range(5):
+            began = time.perf_counter()
+            for train in loops:
+                train()
+            bare.append(time.perf_counter() - began)
+    return statistics.median(ours), statistics.median(bare)
+
+
+def start(words: list[str]) -> float:
+    """Seconds from launching the command to its first finished round."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [
+            sys.executable,
+            "-m",
+            "fedgraph_flwr",
+            "run",
+            *words,
+            "rounds=3",
+            f"out={out}",
+            "--quiet",
+            "--no-report",
+        ]
+        began = time.perf_counter()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        while not (Path(out) / "rounds.jsonl").exists() and process.poll() is None:
+            time.sleep(0.005)
+        seconds = time.perf_counter() - began
+        process.wait()
+    return seconds
+
+
+def scale(clients: int, engine: str) -> dict[str, Any]:
+    """The summary of a short run of many clients, in a process of its own."""
+    words = [
+        "dataset=csbm",
+        "dataset.nodes_per_client=[100,200]",
+        f"num_clients={clients}",
+        "rounds=5",
+        f"engine={engine}",
+    ]
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-m", "fedgraph_flwr", "run", *words, f"out={out}", "--quiet", "--no-report"]
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        summary: dict[str, Any] = json.loads((Path(out) / "summary.json").read_text())
+    return summary
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description="Cost of a round, of the start, and of many clients.")
+    parser.add_argument("--scale", action="store_true")
+    args = parser.parse_args()
+    ours, bare = ratio(CORA)
+    print(
+        f"Cora, 10 clients: our round {1e3 * ours:.1f} ms, bare local steps {1e3 * bare:.1f} ms, ratio {ours / bare:.2f}"
+    )
+    begun = [start(CORA) for _ in range(3)]
+    print(f"start to first round: {statistics.median(begun):.1f} s")
+    if args.scale:
+        for clients in (100, 1000):
+            for engine in ("inline", "ray"):
+                found = scale(clients, engine)
+                print(
+                    f"CSBM, {clients} clients, {engine}: {found['seconds_per_round']:.2f} s a round, "
+                    f"set-up {found['setup_seconds']:.1f} s, server process {found['peak_rss_mb']:.0f} MB",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
