@@ -4,6 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from fedgraph_flwr.errors import FedGraphError
+
 
 def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedgraph-flwr"
@@ -29,10 +31,17 @@ def writable(folder: Path) -> bool:
 
 
 def cache_dir() -> Path:
-    """Folder for what is derived from the raw files: ``<root>/fedgraph``, else in the user's cache folder."""
+    """Folder for what is derived from the raw files: ``<root>/fedgraph``, else in the user's cache folder.
+
+    Raises:
+        FedGraphError: neither can be written.
+    """
     root = data_root()
     folder = root / "fedgraph"
     if not writable(folder):
         folder = _user_cache() / f"fedgraph-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedGraphError(f"{folder} cannot be made ({error.strerror}): let FEDGRAPH_DATA name a folder") from error
     return folder

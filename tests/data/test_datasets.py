@@ -280,6 +280,14 @@ def test_default_root_is_the_users_cache(monkeypatch, tmp_path):
     assert data_root() == tmp_path / "fedgraph-flwr"
 
 
+def test_no_folder_to_write_to_is_one_sentence(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "file" / "root"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(FedGraphError, match="cannot be made .*FEDGRAPH_DATA"):
+        cache_dir()
+
+
 def toy(edges, n=4, **kwargs):
     none = torch.zeros(n, dtype=torch.bool)
     values = {"x": torch.ones(n, 2), "y": torch.zeros(n, dtype=torch.int64), "num_classes": 2} | kwargs
