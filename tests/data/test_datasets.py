@@ -284,7 +284,7 @@ def test_no_folder_to_write_to_is_one_sentence(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "file" / "root"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(FedGraphError, match="cannot be made .*FEDGRAPH_DATA"):
+    with pytest.raises(FedGraphError, match=r"cannot be made .*FEDGRAPH_DATA"):
         cache_dir()
 
 
