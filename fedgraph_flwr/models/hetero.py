@@ -310,7 +310,9 @@ class HeteroModel(Model):
         self.kinds[name] = kind
         if self.num_bases:
             self.bases[name] = _xavier(self.num_bases, *shape)
-            self.coefficients[name] = nn.Parameter(torch.zeros(types, self.num_bases))
+            with torch.random.fork_rng(devices=[]):  # what follows must not depend on the number of types
+                torch.manual_seed(derive_seed(torch.initial_seed(), name))
+                self.coefficients[name] = nn.Parameter(self._coefficients(torch.empty(types, self.num_bases)))
         else:
             self.free[name] = _xavier(types, *shape)
 
@@ -386,14 +388,18 @@ class HeteroModel(Model):
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(torch.initial_seed(), "private", getattr(graph, "client", 0)))
-            for beta in self.coefficients.values():
-                bound = (2.0 * 6.0 / (1 + self.num_bases)) ** 0.5
-                nn.init.uniform_(beta, -bound, bound)
             if self.type_embedding != "decoupled":
                 self.entities["table"] = nn.Parameter(torch.randn(graph.num_nodes, self.hidden))
             for i, kind in enumerate(graph.counts):
                 if self.num_bases and kind in graph.x and graph.x[kind].size(0):
                     self.entities[f"projection_{i}"] = _xavier(graph.x[kind].size(1), self.hidden)
+            for beta in self.coefficients.values():
+                self._coefficients(beta)
+
+    def _coefficients(self, beta: Tensor) -> Tensor:
+        """Fill β [types, B], each row Xavier-uniform as a [1, B] matrix."""
+        bound = (2.0 * 6.0 / (1 + self.num_bases)) ** 0.5
+        return nn.init.uniform_(beta, -bound, bound)
 
 
 def _xavier(*shape: int) -> nn.Parameter:
