@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from clients.base import Answer, phase, to_numpy
+from clients.base import Answer, phase
 from clients.fedgrad import FedGradClient, FedGradParams
 from fedgraph_flwr import hops, structure_features
 from fedgraph_flwr.errors import FedGraphError
@@ -78,6 +78,7 @@ class FedStructClient(FedGradClient):
         self.rows = sp.csr_matrix((0, 0))
         self.support = np.zeros(0, np.int64)
         self.reached = np.zeros(0, bool)
+        self.begun: Tensor | None = None
 
     # --- setup: Algorithm 3 -------------------------------------------------------------------------------------------
 
@@ -194,8 +195,9 @@ class FedStructClient(FedGradClient):
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """S of the support, [Q, d_s]."""
+        self.begun = None
         if STRUCTURE in groups:
-            s = torch.tensor(groups[STRUCTURE]["s"], dtype=self.dtype, device=self.device)
+            s = torch.from_numpy(groups[STRUCTURE]["s"]).to(self.device, self.dtype)
             self.inputs.s = s.requires_grad_(self.trains_structure)
 
     def leaves(self) -> dict[str, Tensor]:
@@ -203,14 +205,27 @@ class FedStructClient(FedGradClient):
         s = self.inputs.s
         return super().leaves() | ({"s": s} if s is not None and s.requires_grad else {})
 
+    def predict(self) -> Tensor:
+        """Logits [N, C]; the part of g before any dropout, half of a round's work, is kept for the gradient."""
+        self.begun = self.model.g.begin(self.inputs.s)
+        self.model.eval()
+        with torch.no_grad():
+            embedded = self.model.g.finish(self.begun)
+            return self.model.feature_part(self.inputs) + self.model.structure_part(self.inputs.rows @ embedded)
+
     def loss(self) -> Tensor:
         """Eq. (7) from the rows of the training nodes alone."""
+        begun, self.begun = self.begun, None
+        embedded = self.model.g.finish(self.model.g.begin(self.inputs.s) if begun is None else begun)
         features = self.model.feature_part(self.inputs)[self.train_nodes]
-        return self.summed_loss(features + self.model.structure_part(self.train_rows @ self.model.g(self.inputs.s)))
+        return self.summed_loss(features + self.model.structure_part(self.train_rows @ embedded))
 
     def send(self) -> dict[str, Arrays]:
         """The rows of G_S^i that can differ from zero."""
-        return {STRUCTURE: {"s": to_numpy(self.gradients["s"])[self.reached]}} if "s" in self.gradients else {}
+        if "s" not in self.gradients:
+            return {}
+        rows = self.gradients["s"]
+        return {STRUCTURE: {"s": (rows if self.reached.all() else rows[torch.from_numpy(self.reached)]).cpu().numpy()}}
 
     # --- private state between messages -------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ Never leaves it: X, Y, H; though a residual tells the label of its node.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clients.base import Answer, phase, to_numpy
 from clients.fedgrad import FedGradClient
 from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.models.fedstruct import FedStruct
+from fedgraph_flwr.models.fedstruct import FedStruct, Identity
 
 STRUCTURE = "structure"
 
@@ -34,7 +34,7 @@ class FedStructAClient(FedGradClient):
         """fGNN; the decoupled network without its structure branch."""
         model = super().build_model()
         if isinstance(model, FedStruct):
-            model.g = nn.Identity()
+            model.g = Identity()
             if model.learned:
                 del model.structure_beta
         return model

@@ -126,8 +126,8 @@ class FedStruct(FedGrad):
         if self.params.features == "hop2vec":
             gradients[S] = torch.zeros_like(self.s)
             for reply in replies:
-                ids = torch.from_numpy(self.support[reply.client][self.reached[reply.client]].astype(np.int64))
-                gradients[S].index_add_(0, ids, torch.from_numpy(reply.groups[STRUCTURE]["s"]))
+                ids = self.support[reply.client][self.reached[reply.client]]
+                gradients[S].index_add_(0, torch.from_numpy(ids), torch.from_numpy(reply.groups[STRUCTURE]["s"]))
         return gradients
 
     def server_state(self) -> dict[str, torch.Tensor]:

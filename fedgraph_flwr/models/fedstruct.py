@@ -52,7 +52,21 @@ class Perceptron(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[·, d_out]."""
-        return self.layers(x)
+        return self.finish(self.begin(x))
+
+    def begin(self, x: Tensor) -> Tensor:
+        """Up to the first linear layer, which is the same with and without dropout."""
+        return self.layers[:2](x)
+
+    def finish(self, begun: Tensor) -> Tensor:
+        """The rest."""
+        return self.layers[2:](begun)
+
+
+class Identity(nn.Identity):
+    """The perceptron that changes nothing."""
+
+    begin = finish = nn.Identity.forward
 
 
 class FedStruct(Model):
@@ -97,7 +111,7 @@ class FedStruct(Model):
         self.num_classes = num_classes
         self.structure_width = structure_width if structure_mlp else num_classes
         self.f = Perceptron([num_features, *[hidden] * (layers - 1), num_classes], dropout)
-        self.g: nn.Module = nn.Identity()
+        self.g: Perceptron | Identity = Identity()
         if structure_mlp:
             self.g = Perceptron([structure_width, *structure_layers, num_classes], dropout)
         self.feature_weights = hop.hop_weights(_first(beta, hops), hops)
