@@ -13,7 +13,7 @@ hops: 1, or the number of hops where β is learned.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -32,10 +32,13 @@ class StructureInputs(Inputs):
     """Inputs with the structure branch; ``adj`` is Â^(i), [N, N].
 
     Attributes:
+        mean: of each row of x, [N, 1]; ``deviation`` likewise, the root of the variance plus the normalisation's ε.
         rows: the J combinations of Ā's rows, one below the other, [J·N, Q]; None leaves out the structure branch.
         s: structure features of the support, [Q, d_s].
     """
 
+    mean: Tensor
+    deviation: Tensor
     rows: SparseMatrix | Tensor | None = None
     s: Tensor | None = None
 
@@ -45,10 +48,10 @@ class Perceptron(nn.Module):
 
     def __init__(self, widths: Sequence[int], dropout: float):
         super().__init__()
-        layers: list[nn.Module] = [nn.LayerNorm(widths[0])]
-        for depth, (before, after) in enumerate(pairwise(widths)):
-            layers += [nn.ReLU(), Dropout(dropout)] * bool(depth) + [nn.Linear(before, after)]
-        self.layers = nn.Sequential(*layers)
+        self.norm = nn.LayerNorm(widths[0])
+        self.first = nn.Linear(widths[0], widths[1])
+        later = [(nn.ReLU(), Dropout(dropout), nn.Linear(a, b)) for a, b in pairwise(widths[1:])]
+        self.rest = nn.Sequential(*chain.from_iterable(later))
 
     def forward(self, x: Tensor) -> Tensor:
         """[·, d_out]."""
@@ -56,11 +59,20 @@ class Perceptron(nn.Module):
 
     def begin(self, x: Tensor) -> Tensor:
         """Up to the first linear layer, which is the same with and without dropout."""
-        return self.layers[:2](x)
+        return self.first(self.norm(x))
 
     def finish(self, begun: Tensor) -> Tensor:
         """The rest."""
-        return self.layers[2:](begun)
+        return self.rest(begun)
+
+    def begin_constant(self, x: Tensor | SparseMatrix, mean: Tensor, deviation: Tensor) -> Tensor:
+        """`begin` for an input that no step changes, from its rows' means and deviations [·, 1]; x may stay sparse.
+
+        W (γ (x − μ) / σ + β) + b = (W' x − μ W' 1) / σ + W β + b with W' = W γ.
+        """
+        weight = (self.first.weight * self.norm.weight).T
+        offset = self.first.weight @ self.norm.bias + self.first.bias
+        return (x @ weight - mean * weight.sum(0)) / deviation + offset
 
 
 class Identity(nn.Identity):
@@ -85,8 +97,6 @@ class FedStruct(Model):
         structure_hops: L_s.
         beta: ``last``, ``uniform``, ``learned``, or β_1..β_max(L, L_s).
     """
-
-    dense_features = True
 
     def __init__(
         self,
@@ -128,7 +138,9 @@ class FedStruct(Model):
         source, target = graph.edge_index.cpu().numpy()
         own = np.arange(graph.num_nodes)
         adj = hop.row_normalized(hop.with_loops(source, target, own, (own.size, own.size)))
-        return StructureInputs(x=self.features(graph.x, dtype), adj=SparseMatrix(adj, dtype)).to(device)
+        variance, mean = torch.var_mean(graph.x.to(dtype), dim=1, correction=0, keepdim=True)
+        deviation = (variance + self.f.norm.eps).sqrt()
+        return StructureInputs(self.features(graph.x, dtype), SparseMatrix(adj, dtype), mean, deviation).to(device)
 
     def forward(self, inputs: StructureInputs) -> Tensor:
         """Logits [N, C]."""
@@ -139,8 +151,8 @@ class FedStruct(Model):
 
     def feature_part(self, inputs: StructureInputs) -> Tensor:
         """Ā^(i) f(X), [N, C]."""
-        powers = propagate(inputs.adj, self.feature_weights, self.f(inputs.x))
-        return self._combined(powers, "feature_beta")
+        embedded = self.f.finish(self.f.begin_constant(inputs.x, inputs.mean, inputs.deviation))
+        return self._combined(propagate(inputs.adj, self.feature_weights, embedded), "feature_beta")
 
     def structure_part(self, parts: Tensor) -> Tensor:
         """Ā g(S), [N, C], from its J combinations one below the other, [J·N, C]."""

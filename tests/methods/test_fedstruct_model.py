@@ -41,8 +41,8 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
 
 def by_hand(perceptron, x: torch.Tensor) -> torch.Tensor:
     """LayerNorm, then linear layers with ReLU between them; the weights out of the module."""
-    linear = [m for m in perceptron.layers if isinstance(m, torch.nn.Linear)]
-    norm = perceptron.layers[0]
+    linear = [m for m in perceptron.modules() if isinstance(m, torch.nn.Linear)]
+    norm = perceptron.norm
     h = normalized(x) * norm.weight + norm.bias
     for depth, layer in enumerate(linear):
         h = (h.relu() if depth else h) @ layer.weight.T + layer.bias
@@ -55,13 +55,16 @@ def local_step(graph: Graph) -> torch.Tensor:
     return a / a.sum(1, keepdim=True)
 
 
+@pytest.mark.parametrize("filled", [1.0, 0.05])
 @pytest.mark.parametrize("beta", ["last", "uniform", [0.5, 2.0, 1.0]])
-def test_logits_are_equation_20(graph, beta):
+def test_logits_are_equation_20(graph, beta, filled):
+    graph.x *= torch.rand(N, F) < filled
     model = network(hops=2, structure_hops=3, beta=beta, structure_width=4, structure_layers=[7, 5])
     with torch.no_grad():
-        model.g.layers[0].weight.uniform_(0.5, 1.5)
-        model.f.layers[0].bias.normal_()
+        model.g.norm.weight.uniform_(0.5, 1.5)
+        model.f.norm.bias.normal_()
     inputs = model.prepare(graph, dtype=torch.float64)
+    assert isinstance(inputs.x, torch.Tensor) == (filled == 1)
     rows, s = torch.rand(N, Q, dtype=torch.float64), torch.randn(Q, 4, dtype=torch.float64)
     rows[rows < 0.5] = 0
     inputs.rows, inputs.s = SparseMatrix(rows.to_sparse_csr().to_dense().numpy(), torch.float64), s
