@@ -238,13 +238,3 @@ class GraphClient(NumPyClient):
 def to_numpy(tensor: Tensor) -> np.ndarray:
     """A copy on the CPU that later training does not change."""
     return tensor.detach().cpu().numpy().copy()
-
-
-def manual_seed(seed: int, device: torch.device) -> None:
-    """Seed torch's streams of the CPU and of ``device``.
-
-    As `torch.manual_seed`, which beside this formats a stack trace for each accelerator that is not there: 0.7 ms a message.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)

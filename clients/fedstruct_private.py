@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from clients.base import Answer, manual_seed, phase, to_numpy
+from clients.base import Answer, phase, to_numpy
 from clients.fedstruct import STRUCTURE, FedStructClient
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.hops import RowMessage
@@ -97,7 +97,7 @@ class PrivateFedStructClient(FedStructClient):
     def embedded(self, training: bool) -> Tensor:
         """g(s_u) of the own nodes, [N, C]; the dropout mask of a round is the same in every phase."""
         self.model.train(training)
-        manual_seed(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "mask"), self.device)
+        torch.manual_seed(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "mask"))
         return self.model.g(self.s)
 
     def spread(self, parts: dict[int, np.ndarray]) -> Tensor:
