@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import Answer, GraphClient, phase, to_numpy
+from clients.base import Answer, GraphClient, phase
 from fedgraph_flwr.config import RunConfig, one_of
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import RunFailed
@@ -137,7 +137,7 @@ class FedSPAClient(GraphClient):
         if not self.params.posterior:
             return {}
         fisher = fisher_diagonal(self.model, self.inputs, self.y, self.train_nodes, self.params.fisher)
-        self.fisher = {name: to_numpy(values) for name, values in fisher.items()}
+        self.fisher = {name: values.cpu().numpy() for name, values in fisher.items()}
         if not self.fisher:
             return {}
         return {FISHER: self.share() if self.params.fisher_exchange == "scalar" else self.fisher}
