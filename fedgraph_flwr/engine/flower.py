@@ -78,7 +78,7 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
         The environment in which ``flwr run APP own`` reaches it.
     """
     with tempfile.TemporaryDirectory(prefix="fedgraph-flwr-") as home:
-        port = _free_port()
+        port = free_port()
         environment = {
             **os.environ,
             "FLWR_HOME": home,
@@ -90,7 +90,7 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
         Path(home, "config.toml").write_text(
             f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         )
-        command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
+        command = [tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
         with log_file.open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -98,7 +98,7 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
             _wait_healthy(port, process, log_file)
             yield environment
         finally:
-            _end_group(process)
+            end_group(process)
 
 
 def app_folder(out: Path) -> Path:
@@ -122,7 +122,7 @@ def _flwr_run(
     config = Path(cfg.out) / "run-config.toml"
     config.write_text(f'overrides = ""\nconfig = {json.dumps(to_json(cfg))}\n')
     command = [
-        _tool("flwr"),
+        tool("flwr"),
         "run",
         str(app_folder(Path(cfg.out))),
         connection,
@@ -164,13 +164,14 @@ def _result(out: Path) -> dict[str, Any]:
     return summary
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
     """Flower's command beside this Python, else on the PATH."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.is_file() else name
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -189,7 +190,7 @@ def _wait_healthy(port: int, process: subprocess.Popen[bytes], log_file: Path, t
     raise RunFailed(f"the local SuperLink did not start; its log is {log_file}")
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def end_group(process: subprocess.Popen[bytes]) -> None:
     """End a process and what it started, politely, then not."""
     for kind in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,164 @@
+"""A fleet on loopback for tests: a SuperLink with TLS and SuperNode authentication, SuperNodes, and runs on them."""
+
+import contextlib
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.flower import end_group, free_port, tool
+from tests.support import Finished
+
+ROOT = Path(__file__).parents[2]
+NAME = "loopback"
+
+
+class Fleet:
+    """Processes in one folder, each the head of its own group, all ended by `stop`.
+
+    Args:
+        folder: keys, logs, FLWR_HOME and state folders go here.
+        graphs: folder of client files; node i is given the i-th.
+    """
+
+    def __init__(self, folder: Path, graphs: Path, *, database: bool = False):
+        self.folder, self.graphs, self.database = folder, graphs, database
+        self.files = sorted(graphs.glob("client_*.safetensors"))
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(folder / "home"),
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        self.keys = folder / "keys"
+        script = ROOT / "docs" / "fleet" / "make_keys.py"
+        _checked([sys.executable, str(script), str(self.keys), "--nodes", str(len(self.files))], self.environment)
+        (folder / "home").mkdir()
+        (folder / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{self.keys / "ca.crt"}"\n'
+        )
+
+    def start(self) -> None:
+        """The SuperLink, every key registered, every node."""
+        self.start_superlink()
+        for node in range(len(self.files)):
+            self.flwr("supernode", "register", str(self.keys / f"node_{node}.pub"), NAME)
+        for node in range(len(self.files)):
+            self.start_node(node)
+
+    def start_superlink(self) -> None:
+        """TLS, authentication, and a database where the fleet has one; returns when it answers."""
+        words = ["--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"]
+        words += ["--ssl-ca-certfile", str(self.keys / "ca.crt"), "--ssl-certfile", str(self.keys / "server.crt")]
+        words += ["--ssl-keyfile", str(self.keys / "server.key"), "--disable-runtime-dependency-installation"]
+        words += ["--database", str(self.folder / "superlink.db")] if self.database else []
+        self._spawn("superlink", [tool("flower-superlink"), *words])
+        wait_for(self._answers, "the SuperLink to answer")
+
+    def start_node(self, node: int, **config: Any) -> None:
+        """SuperNode ``node`` with its client file and further node config."""
+        told = {"graph": str(self.files[node]), **config}
+        words = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
+        words += ["--root-certificates", str(self.keys / "ca.crt")]
+        words += ["--auth-supernode-private-key", str(self.keys / f"node_{node}")]
+        words += ["--node-config", " ".join(f"{k}={_toml(v)}" for k, v in told.items())]
+        self._spawn(f"node_{node}", [tool("flower-supernode"), *words])
+
+    def kill(self, name: str) -> None:
+        """End a process and all it started, without asking."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """End everything, the SuperLink last."""
+        for name in reversed(list(self.processes)):
+            end_group(self.processes.pop(name))
+
+    def flwr(self, *words: str) -> str:
+        """Flower's own command; returns what it prints."""
+        return _checked([tool("flwr"), *words], self.environment)
+
+    def begin(self, out: Path, *words: str) -> subprocess.Popen[bytes]:
+        """Start ``fedgraph-flwr run`` on this fleet."""
+        command = [sys.executable, "-m", "fedgraph_flwr", "run", "--quiet", "--no-report"]
+        command += [f"engine={NAME}", f"out={out}", f"num_clients={len(self.files)}", "model.hidden=8", *words]
+        return self._spawn(f"run-{out.name}", command)
+
+    def run(self, out: Path, *words: str, code: int = 0) -> Finished:
+        """Run to the end."""
+        process = self.begin(out, *words)
+        found = process.wait(timeout=180)
+        log = self.log(f"run-{out.name}")
+        assert found == code, f"exit code {found}, expected {code}\n{log}"
+        return finished(out)
+
+    def log(self, name: str) -> str:
+        """What a process printed so far."""
+        return (self.folder / f"{name}.log").read_text()
+
+    def _answers(self) -> bool:
+        context = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
+        try:
+            with urllib.request.urlopen(f"https://127.0.0.1:{self.port}/health", timeout=2, context=context):
+                return True
+        except OSError:
+            return False
+
+    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env=self.environment,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        return process
+
+
+def wait_for(true: Callable[[], bool], what: str, timeout: float = 90.0) -> None:
+    """Ask until it is true.
+
+    Raises:
+        TimeoutError: it was not in time.
+    """
+    deadline = time.monotonic() + timeout
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout:g} s for {what}")
+        time.sleep(0.1)
+
+
+def finished(out: Path) -> Finished:
+    """What a run left in its folder."""
+    return Finished(compose(base=out / "config.yaml"), json.loads((out / "summary.json").read_text()))
+
+
+def _checked(command: list[str], environment: dict[str, str]) -> str:
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
