@@ -171,19 +171,22 @@ def summarise(table: Table) -> str:
     for row in rows:
         values.setdefault((row["setting"], row["method"]), []).append(100 * float(row["value"]))
     lines = [f"# {table.title}", "", table.source, ""] if table.source else [f"# {table.title}", ""]
-    lines += [
-        "| | " + " | ".join(f"{m} | paper" for m in table.methods) + " |",
-        "|---" * (1 + 2 * len(table.methods)) + "|",
+    known = {method for cells in table.paper.values() for method in cells}
+    columns = [
+        (method, paper) for method in table.methods for paper in ((False, True) if method in known else (False,))
     ]
+    lines.append("| | " + " | ".join("paper" if paper else method for method, paper in columns) + " |")
+    lines.append("|---" * (1 + len(columns)) + "|")
     for setting in table.settings:
-        cells = []
-        for method in table.methods:
-            cells += [_cell(values.get((setting, method), [])), str(table.paper.get(setting, {}).get(method, ""))]
+        theirs = table.paper.get(setting, {})
+        cells = [str(theirs.get(m, "")) if paper else _cell(values.get((setting, m), [])) for m, paper in columns]
         lines.append(f"| {setting} | " + " | ".join(cells) + " |")
     seeds = {len(v) for v in values.values()}
     span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(next(iter(seeds), 0))
     lines += ["", f"Mean (standard deviation) in % over {span} of {len(table.seeds)} seeds. "]
     lines[-1] += f"Made by `python -m simulations.run simulations/{table.name}.yaml`."
+    if len(values) < len(table.settings) * len(table.methods):
+        lines[-1] += " An empty cell has not been run yet."
     if table.notes:
         lines += ["", table.notes.strip()]
     return "\n".join(lines) + "\n"
