@@ -18,7 +18,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.run import run
 
 VARIANTS = {
-    "FedAvg, plain stack": ["strategy=fedavg", "model=gcn", "model.layers=4"],
+    "FedAvg, plain stack": ["strategy=fedavg", "model=fedomd", "model.ortho=false"],
     "FedOMD, CMD off": ["strategy=fedomd", "strategy.cmd=false"],
     "FedOMD, ortho off": ["strategy=fedomd", "model.ortho=false"],
     "FedOMD": ["strategy=fedomd"],

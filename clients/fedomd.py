@@ -6,7 +6,9 @@
 M_i, C_{i,j}: mean and central moments of the client's own hidden features in the training pass, with gradient; M, S: the
 pooled ones as received, constant through the round's local steps. Line 19 of Algorithm 1 sums over clients too, which no
 client can; Eq. (11) has the training nodes, Algorithm 1 all nodes (the default).
-The statistics that leave come from the received model without dropout, so that pooling them is exact.
+The statistics that leave come from the received model without dropout, so that pooling them is exact. Dropout (not in the
+paper) is therefore off by default: it widens the client's own distribution beyond the pooled one, and the norms of Eq. (11),
+whose gradient does not fade near 0, then shrink the features round by round until every ReLU is dead.
 Leaves the client: see `strategies.fedomd`.
 """
 
@@ -32,7 +34,7 @@ class Params:
 
     alpha: float = 5e-4  # α of Eq. (12)
     beta: float = 10.0  # β of Eq. (12)
-    cmd_range: str = "unit"  # see `strategies.fedomd.Params`
+    cmd_range: str = "pooled"  # see `strategies.fedomd.Params`
     cmd_nodes: str = "all"  # all (Algorithm 1) | train (Eq. 11): whose features count
     cmd_act: str = "none"  # none | sigmoid, which bounds the features before their moments are taken
 

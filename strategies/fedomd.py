@@ -11,12 +11,12 @@ paper's exchange: means, then moments about the pooled mean. Both give the same 
 Floats in a round, each client, with P shared parameters (messages also name phase and round, replies the client):
 
     phase                      down              up
-    moments (one_phase)        P                 5 H D + 1
-    means (two_phase)          P                 H D + 1
+    moments (one_phase)        P                 5 H D + 2 H + 1
+    means (two_phase)          P                 H D + 2 H + 1
     moments_about (two_phase)  P + H D           4 H D + 1
-    train                      P + 5 H D         P + 2 (training nodes, loss), and the scores of the received model
+    train                      P + 5 H D + H     P + 2 (training nodes, loss), and the scores of the received model
 
-``cmd_range=pooled`` adds 2 H floats up with the first exchange and H down with train. The model goes down in every exchange,
+The terms 2 H and H, each layer's range, are absent with ``cmd_range=unit``. The model goes down in every exchange,
 so that a client needs no memory between them. With ``cmd`` off or beta = 0 only ``train`` is left, without moments.
 
 Leaves a client: W_i, n_i, and means and moments of its hidden features, which for a client of very few nodes come close to
@@ -44,7 +44,7 @@ class Params:
     exchange: str = "one_phase"  # one_phase | two_phase
     cmd: bool = True  # exchange moments and use them
     beta: float = 10.0  # β of Eq. (12)
-    cmd_range: str = "unit"  # b − a of Eq. (11): unit (1) | pooled (largest minus smallest feature of each layer)
+    cmd_range: str = "pooled"  # b − a of Eq. (11): pooled (largest minus smallest feature of each layer) | unit (1)
 
     def __post_init__(self) -> None:
         one_of(self.exchange, ("one_phase", "two_phase"), "strategy.exchange")

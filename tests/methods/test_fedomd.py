@@ -213,7 +213,7 @@ def test_what_the_orthogonality_loss_judges():
 
 
 def test_without_orthogonality_it_is_gcn_with_the_same_names():
-    plain, gcn = network("model.ortho=false"), network("model=gcn", "model.layers=4")
+    plain, gcn = network("model.ortho=false", "model.dropout=0.5"), network("model=gcn", "model.layers=4")
     assert_same_arrays(*({k: v.numpy() for k, v in m.state_dict().items()} for m in (plain, gcn)))
     inputs = gcn.prepare(client_graph(0))
     torch.manual_seed(1)
@@ -224,7 +224,7 @@ def test_without_orthogonality_it_is_gcn_with_the_same_names():
 
 # --- runs --------------------------------------------------------------------------------------------------------------
 
-FEDOMD = ["strategy=fedomd", "train.local_steps=2"]
+FEDOMD = ["strategy=fedomd", "train.local_steps=2", "model.dropout=0.5"]
 PLAIN = ["model.ortho=false", "strategy.alpha=0", "strategy.beta=0"]
 
 
