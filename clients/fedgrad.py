@@ -54,7 +54,7 @@ class FedGradClient(GraphClient):
         leaves = self.leaves()
         losses: list[float] = []
         found: dict[str, Tensor] = {}
-        self.gradients = {name: torch.zeros_like(tensor) for name, tensor in leaves.items()}
+        self.gradients = {}
         for _ in range(self.params.local_epochs):
             with torch.no_grad():
                 for name, part in found.items():
@@ -64,12 +64,14 @@ class FedGradClient(GraphClient):
             found = {name: part for name, part in zip(leaves, parts, strict=True) if part is not None}
             losses.append(float(loss.detach()))
             for name, part in found.items():
-                self.gradients[name] = part if len(losses) == 1 else self.gradients[name] + part
+                self.gradients[name] = self.gradients[name] + part if name in self.gradients else part
         return losses[0] / self.num_train
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """As the base, with gradients in the place of parameters; zeros for a client without training nodes."""
-        self.gradients = {name: torch.zeros_like(tensor) for name, tensor in self.leaves().items()}
+        self.gradients = {}
         _, num_train, told = super().fit(parameters, config)
-        zeros = {name: torch.zeros_like(t) for name, t in self.shared.items() if name not in self.gradients}
-        return [to_numpy({**zeros, **self.gradients}[name]) for name in self.shared], num_train, told
+        for name, tensor in {**self.shared, **self.leaves()}.items():
+            if name not in self.gradients:
+                self.gradients[name] = torch.zeros_like(tensor)
+        return [to_numpy(self.gradients[name]) for name in self.shared], num_train, told
