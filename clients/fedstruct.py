@@ -224,8 +224,21 @@ class FedStructClient(FedGradClient):
         """The rows of G_S^i that can differ from zero."""
         if "s" not in self.gradients:
             return {}
-        rows = self.gradients["s"]
-        return {STRUCTURE: {"s": (rows if self.reached.all() else rows[torch.from_numpy(self.reached)]).cpu().numpy()}}
+        rows = self.gradients["s"] if self.reached.all() else self.gradients["s"][torch.from_numpy(self.reached)]
+        self.release()
+        return {STRUCTURE: {"s": rows.cpu().numpy()}}
+
+    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
+        """As the base."""
+        told = super().evaluate(parameters, config)
+        self.release()
+        return told
+
+    def release(self) -> None:
+        """Let go of what the next message brings anew; clients that share a process would hold it all at once."""
+        self.gradients, self.begun = {}, None
+        if self.trains_structure:
+            self.inputs.s = None
 
     # --- private state between messages -------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import torch
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.messages import Arrays, Reply
+from fedgraph_flwr.messages import Arrays, Reply, to_record
 from fedgraph_flwr.records import Recorder
 from strategies.base import Groups, GroupsFor
 from strategies.fedgrad import FedGrad, relayed
@@ -100,9 +100,9 @@ class FedStruct(FedGrad):
         return rows
 
     def rows_for(self, clients: list[int]) -> GroupsFor:
-        """S of each client's support."""
+        """S of each client's support, as records at once: a second copy of all would not be small."""
         s = self.s.numpy()
-        return {client: {STRUCTURE: {"s": s[self.support[client]]}} for client in clients}
+        return {client: {STRUCTURE: to_record({"s": s[self.support[client]]})} for client in clients}
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """The rows of S that each client needs, where S is learned."""
