@@ -1,8 +1,8 @@
 """FedStruct-B on a large graph: ``python benchmarks/fedstruct_scale.py [key=value ...]``.
 
-A CSBM graph of 90,000 nodes and 900,000 directed edges, dealt to 30 clients at random (so that nearly every edge is cut), L_s = 10,
-p = 30 entries a row: the acquisition of Ā and three rounds of Hop2Vec in this process. Prints seconds and bytes of each phase,
-and the largest resident memory, with that of the data's preparation (which every run shares and only the first pays) apart.
+A CSBM graph of 90,000 nodes and 900,000 directed edges, dealt to 30 clients at random, so that nearly every edge is cut;
+L_s = 10, p = 30 entries a row. Acquires Ā and trains three rounds of Hop2Vec in this process. Prints seconds and bytes of each
+phase, and the largest resident memory.
 """
 
 import resource
