@@ -195,14 +195,18 @@ class StrategyConfig:
 class PrivacyConfig:
     """Differential privacy by Flower's wrappers; ``noise_multiplier`` 0 is off."""
 
-    dp: str = "none"  # none | server_fixed | client_fixed
-    noise_multiplier: float = 0.0
-    clipping_norm: float = 1.0
-    delta: float = 1e-5
+    dp: str = "none"  # none | server_fixed (the server clips updates) | client_fixed (each client does)
+    noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
+    clipping_norm: float = 1.0  # largest L2 norm of a client's update
+    delta: float = 1e-5  # at which ε is told
 
     def __post_init__(self) -> None:
         one_of(self.dp, ("none", "server_fixed", "client_fixed"), "privacy.dp")
         at_least(self.noise_multiplier, 0, "privacy.noise_multiplier")
+        if self.clipping_norm <= 0:
+            raise FedGraphError(f"privacy.clipping_norm must be > 0, got {self.clipping_norm}")
+        if not 0 < self.delta < 1:
+            raise FedGraphError(f"privacy.delta must lie in (0, 1), got {self.delta}")
 
 
 @dataclass

@@ -88,16 +88,17 @@ class Recorder:
             self.best_round, self.best_score, self.best_arrays = record["round"], value, arrays
         self._write(record)
 
-    def end_round(self, train: dict[str, Any], arrays: Arrays) -> None:
+    def end_round(self, train: dict[str, Any], arrays: Arrays, **told: dict[str, Any]) -> None:
         """The round's parameters are known; its record waits for their scores.
 
         A record holds ``round``, ``cohort``, ``failed`` (client and phase → reason), ``seconds``, ``phases`` (exchanges, bytes
-        and seconds of each), ``train`` (mean training loss), ``metrics`` (means over clients) and ``clients`` (their scores).
+        and seconds of each), ``train`` (mean training loss), ``metrics`` (means over clients), ``clients`` (their scores), and
+        what else is ``told``: ``privacy`` (ε, δ and releases so far).
         """
         if self._pending is not None:
             self._write(self._pending)
         self._open["seconds"] = time.perf_counter() - self._round_began
-        self._open["train"] = train
+        self._open |= {"train": train, **told}
         self.final_arrays = arrays
         self._pending = self._open
 
@@ -105,6 +106,12 @@ class Recorder:
     def pending(self) -> bool:
         """Whether the last finished round still lacks its scores."""
         return self._pending is not None
+
+    @property
+    def releases(self) -> int:
+        """Private releases up to the last finished round."""
+        last = self._pending or (self.rounds[-1] if self.rounds else {})
+        return int(last.get("privacy", {}).get("releases", 0))
 
     @property
     def should_stop(self) -> bool:
@@ -160,7 +167,8 @@ class Recorder:
         Keys: ``test_accuracy`` (the protocol's headline figure), ``headline`` (which figure that is), ``best_round``, ``rounds``,
         ``metrics`` (every score and mean ``at_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median),
         ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole
-        run), ``bytes_by_phase``, ``failures``, ``peak_rss_mb`` (of this process and its largest child), ``versions``, ``commit``.
+        run), ``bytes_by_phase``, ``failures``, ``peak_rss_mb`` (of this process and its largest child), ``versions``, ``commit``,
+        and where it applies ``privacy`` (ε, δ and releases of the whole run) and ``attack``.
         """
         if self._pending is not None:
             self._write(self._pending)
@@ -204,6 +212,7 @@ class Recorder:
             "peak_rss_mb": _peak_rss_mb(),
             "versions": _versions(),
             "commit": _commit(),
+            **({"privacy": last_round["privacy"]} if "privacy" in last_round else {}),
             **self.extra,
         }
         self.summary = summary

@@ -199,7 +199,7 @@ class GraphStrategy(FlowerFedAvg):
     ) -> Iterable[Message]:
         """This round's exchanges before training, then the training messages."""
         groups = self.before_train(from_record(arrays))
-        return self._messages(TRAIN, self.cohort, _with_model(groups, self.cohort, arrays), self._flags)
+        return self._messages(TRAIN, self.cohort, _with_model(groups, self.cohort, arrays), {**config, **self._flags})
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -226,6 +226,10 @@ class GraphStrategy(FlowerFedAvg):
         cfg, recorder = self.cfg, self.recorder
         self.grid = grid
         self._connect()
+        if cfg.privacy.dp != "none":
+            from strategies.privacy import private  # the accountant takes a second to import
+
+            self.front = private(self)
         self._arrays = self.initial_arrays()
         self._expected = {name: array.shape for name, array in self._arrays.items()}
         self.setup()
@@ -251,7 +255,7 @@ class GraphStrategy(FlowerFedAvg):
                 if recorder.should_stop:
                     break
             self._arrays = self._next_arrays([message for _, message in answers])
-            recorder.end_round(self._train_metrics(), self._arrays)
+            recorder.end_round(self._train_metrics(), self._arrays, **self._spent())
             if checkpoint:
                 if not whole:  # those that did not train keep their state too
                     absent = sorted(set(self.clients) - set(self.cohort))
@@ -377,6 +381,10 @@ class GraphStrategy(FlowerFedAvg):
         arrays, _ = self.front.aggregate_train(self.server_round, messages)
         return self._arrays if arrays is None else from_record(arrays)
 
+    def _spent(self) -> dict[str, Any]:
+        """What the round's record says of privacy."""
+        return {} if self.front is self else {"privacy": self.front.spent()}  # type: ignore[attr-defined]
+
     def _evaluate(self) -> None:
         messages = self.front.configure_evaluate(self.server_round, to_record(self._arrays), ConfigRecord(), self.grid)
         self.front.aggregate_evaluate(self.server_round, [message for _, message in self._exchange(EVALUATE, messages)])
@@ -407,11 +415,15 @@ class GraphStrategy(FlowerFedAvg):
         if found is None:
             return 0
         done, self._arrays, state = found
+        if self.front is not self:  # the rounds up to the next checkpoint may have been released once already
+            self.front.released(self.recorder.releases + self.cfg.checkpoint_every)  # type: ignore[attr-defined]
         self.load_server_state(state)
         restored = self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, {"resume": done}))
         if len(restored) < len(self.clients):
             reasons = "; ".join(self.recorder.setup_record["failed"].values())
-            raise RunFailed(f"{len(restored)} of {len(self.clients)} clients took up their state of round {done}: {reasons}")
+            raise RunFailed(
+                f"{len(restored)} of {len(self.clients)} clients took up their state of round {done}: {reasons}"
+            )
         return done
 
 
