@@ -414,7 +414,8 @@ class GraphStrategy(FlowerFedAvg):
         found = self.recorder.resume()
         if found is None:
             return 0
-        done, self._arrays, state = found
+        done, arrays, state = found
+        self._arrays = {name: arrays[name] for name in self._expected}  # in the model's order, which files do not keep
         if self.front is not self:  # the rounds up to the next checkpoint may have been released once already
             self.front.released(self.recorder.releases + self.cfg.checkpoint_every)  # type: ignore[attr-defined]
         self.load_server_state(state)
