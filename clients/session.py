@@ -7,15 +7,14 @@ the copying.
 """
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from clients.base import GraphClient
+from clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, from_run_config, locate
-from fedgraph_flwr.data.graph import read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, derive_seed, from_record, groups_of, pack, to_record
 
@@ -43,13 +42,15 @@ def _answer(message: Message, context: Context) -> RecordDict:
     config = dict(message.content.config_records[CONFIG])
     phase, server_round = str(config["phase"]), int(config.get("round", 0))  # type: ignore[arg-type]
     cfg = _run_config(tuple(sorted((str(k), str(v)) for k, v in context.run_config.items())))
-    if torch.get_num_threads() != cfg.threads:
-        torch.set_num_threads(cfg.threads)
-    client, version = _find(cfg, context)
+    threads = int(context.node_config.get("threads", cfg.threads))
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    client, version = _find(cfg, context, str(config.get("run", "")))
+    folder = _state_folder(cfg, context, client.graph.client, str(config.get("run", "")))
     if "resume" in config:
-        _resume(client, _state_folder(cfg, context, client), int(config["resume"]))  # type: ignore[arg-type]
+        _resume(client, folder, int(config["resume"]))  # type: ignore[arg-type]
         version += 1
-        _keep(client, version, context)
+        _keep(client, version, context, folder)
     # As torch.manual_seed, which beside this formats a stack trace for each accelerator that is not there: 0.2 ms a message.
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase)
     torch.default_generator.manual_seed(seed)
@@ -59,9 +60,9 @@ def _answer(message: Message, context: Context) -> RecordDict:
     groups, metrics = client.answer(phase, groups_of(message.content), config)
     if phase not in ("describe", "evaluate"):
         version += 1
-        _keep(client, version, context)
-    if config.get("checkpoint") and (folder := _state_folder(cfg, context, client)):
-        _write_state(folder, server_round, client.state())
+        _keep(client, version, context, folder)
+    if config.get("checkpoint") and folder:
+        folder.write_checkpoint(client.state(), server_round)
     reply = pack(groups)
     reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
     return reply
@@ -72,8 +73,11 @@ def _run_config(items: tuple[tuple[str, str], ...]) -> RunConfig:
     return from_run_config(dict(items))
 
 
-def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
-    """The live client of this node if it is up to date, else one rebuilt from its graph and ``context.state``."""
+def _find(cfg: RunConfig, context: Context, run: str) -> tuple[GraphClient, int]:
+    """The live client of this node if it is up to date, else one rebuilt from its graph and its state.
+
+    That is in ``context.state``, or, where the SuperNode was started anew since, in the node's state folder.
+    """
     key = (context.run_id, context.node_id)
     stored = int(context.state.config_records[VERSION]["version"]) if VERSION in context.state.config_records else 0  # type: ignore[arg-type]
     if key in _live and (_live[key][1] == stored or context.node_config.get("live")):
@@ -82,16 +86,24 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
         client.load_state({name: torch.from_numpy(array) for name, array in arrays.items()})
+    elif (folder := _state_folder(cfg, context, client.graph.client, run)) and (
+        kept := folder.read_last(context.run_id)
+    ):
+        client.load_state(kept[0])
+        stored = kept[1]
     _live[key] = (client, stored)
     return _live[key]
 
 
-def _keep(client: GraphClient, version: int, context: Context) -> None:
+def _keep(client: GraphClient, version: int, context: Context, folder: StateFolder | None) -> None:
     _live[context.run_id, context.node_id] = (client, version)
     if context.node_config.get("live"):
         return
-    context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in client.state().items()})
+    state = client.state()
+    context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in state.items()})
     context.state[VERSION] = ConfigRecord({"version": version})
+    if folder and context.node_config.get("state"):
+        folder.write_last(state, context.run_id, version)
 
 
 def load_graph(cfg: RunConfig, context: Context) -> Any:
@@ -121,22 +133,15 @@ def device(cfg: RunConfig, context: Context) -> torch.device:
     return torch.device("cuda" if name in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _state_folder(cfg: RunConfig, context: Context, client: GraphClient) -> Path | None:
-    """Where private state is kept for a resumed run: the node's ``state`` folder; in a simulation, the run's own."""
+def _state_folder(cfg: RunConfig, context: Context, client: int, run: str) -> StateFolder | None:
+    """Where private state is kept: the node's ``state`` folder; in a simulation, the run's own."""
     root = context.node_config.get("state") or (f"{cfg.out}/state" if "partition-id" in context.node_config else None)
-    return Path(str(root)) / f"client_{client.graph.client:04d}" if root else None
+    return StateFolder(str(root), run, cfg.strategy.name, client) if root else None
 
 
-def _write_state(folder: Path, server_round: int, state: dict[str, torch.Tensor]) -> None:
-    """Write this checkpoint's state and drop all but the one before it, which an interrupted server may still need."""
-    write_tensors(folder / f"round_{server_round:06d}.safetensors", state, {"round": server_round})
-    for old in sorted(folder.glob("round_*.safetensors"))[:-2]:
-        old.unlink(missing_ok=True)
-
-
-def _resume(client: GraphClient, folder: Path | None, server_round: int) -> None:
+def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) -> None:
     if folder is not None:
-        client.load_state(read_tensors(folder / f"round_{server_round:06d}.safetensors")[0])
+        client.load_state(folder.read_checkpoint(server_round))
     elif client.state():
         raise FedGraphError(
             f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no folder for it; "

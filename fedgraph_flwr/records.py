@@ -10,6 +10,7 @@ checkpoint.safetensors, state/                      what `resume=DIR` goes on fr
 import json
 import platform
 import resource
+import secrets
 import subprocess
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import torch
 
 from fedgraph_flwr import metrics
 from fedgraph_flwr.config import RunConfig, to_yaml
-from fedgraph_flwr.data.graph import read_tensors, write_bytes, write_tensors
+from fedgraph_flwr.data.graph import read_header, read_tensors, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays
 
@@ -52,14 +53,22 @@ class Recorder:
         self.setup_record: dict[str, Any] = _blank(0, [])
         self._open: dict[str, Any] = self.setup_record
         self._pending: dict[str, Any] | None = None
+        self.run = self._run_name()
         self._began = time.perf_counter()
         self._round_began = self._began
         if self.folder:
             write_bytes(self.folder / "config.yaml", to_yaml(cfg).encode())
 
+    def _run_name(self) -> str:
+        """Random, and kept when the run is resumed: clients file their private state under it."""
+        checkpoint = Path(self.cfg.resume) / CHECKPOINT
+        if self.cfg.resume and checkpoint.is_file():
+            return str(read_header(checkpoint)[1]["run"])
+        return secrets.token_hex(8)
+
     # --- called by the strategy, in the order of a run --------------------------------------------------------------
 
-    def exchanged(self, phase: str, down: int, up: int, seconds: float, failures: dict[str, str]) -> None:
+    def exchanged(self, phase: str, down: int, up: int, seconds: float, failures: dict[int, str]) -> None:
         """Book one exchange under its phase."""
         entry = self._open["phases"].setdefault(phase, {"exchanges": 0, "bytes_down": 0, "bytes_up": 0, "seconds": 0.0})
         entry["exchanges"] += 1
@@ -127,7 +136,7 @@ class Recorder:
         tensors = {f"arrays/{k}": torch.from_numpy(v) for k, v in arrays.items()}
         tensors |= {f"best/{k}": torch.from_numpy(v) for k, v in self.best_arrays.items()}
         tensors |= {f"server/{k}": v for k, v in server_state.items()}
-        done = {"best_round": self.best_round, "best_score": self.best_score, "pending": self._pending}
+        done = {"run": self.run, "best_round": self.best_round, "best_score": self.best_score, "pending": self._pending}
         write_tensors(self.folder / CHECKPOINT, tensors, {"round": server_round, **done})
 
     def resume(self) -> tuple[int, Arrays, dict[str, torch.Tensor]] | None:

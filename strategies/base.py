@@ -98,6 +98,9 @@ class GraphStrategy(FlowerFedAvg):
         self.front: Strategy = self  # Flower's privacy wrappers stand in front of the strategy they wrap
         self._expected: dict[str, tuple[int, ...]] = {}
         self._cohort: list[int] = []
+        self._met: set[int] = set()  # nodes that were asked who they are
+        self._newcomers: list[ClientInfo] = []  # and came after the run began
+        self._failed: set[int] = set()  # clients that failed in the last exchange
         self._flags: dict[str, Any] = {}
         self._replies: list[Reply] = []
 
@@ -236,6 +239,7 @@ class GraphStrategy(FlowerFedAvg):
         first = self._resume() + 1
         recorder.setup_done()
         for self.server_round in range(first, cfg.rounds + 1):
+            self._welcome()
             self._cohort = self._sample()
             whole = len(self._cohort) == len(self.clients)
             due = self.server_round > 1 and (self.server_round - 1) % cfg.evaluation.every == 0
@@ -269,7 +273,7 @@ class GraphStrategy(FlowerFedAvg):
     # --- one exchange -------------------------------------------------------------------------------------------------
 
     def _messages(self, phase: str, clients: list[int], groups: GroupsFor, config: Mapping[str, Any]) -> list[Message]:
-        record = ConfigRecord({"phase": phase, "round": self.server_round, **config})
+        record = self._config(phase, config)
         own = _by_client(groups)
         common = pack(groups if own is None else {})  # type: ignore[arg-type]
         messages = []
@@ -280,17 +284,26 @@ class GraphStrategy(FlowerFedAvg):
             messages.append(Message(content, dst_node_id=self.clients[client].node_id, message_type=kind))
         return messages
 
+    def _config(self, phase: str, config: Mapping[str, Any]) -> ConfigRecord:
+        return ConfigRecord({"phase": phase, "round": self.server_round, "run": self.recorder.run, **config})
+
     def _exchange(self, phase: str, messages: Iterable[Message]) -> list[tuple[Reply, Message]]:
-        """Send, wait with a growing pause, and return the valid replies in the order of the clients.
+        """Send, wait, and return the valid replies in the order of the clients.
 
         Raises:
             RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under ``on_failure=fail``.
         """
+        valid, failures = self._collect(phase, messages)
+        self._judge(phase, len(valid), failures)
+        return valid
+
+    def _collect(self, phase: str, messages: Iterable[Message]) -> tuple[list[tuple[Reply, Message]], dict[int, str]]:
+        """Send, wait with a growing pause, and return the valid replies, and why each other client (or node) gave none."""
         sent, began = list(messages), time.perf_counter()
         names = {info.node_id: index for index, info in self.clients.items()}
         down = sum(payload_bytes(message.content) for message in sent)
         waiting = dict(zip(self.grid.push_messages(sent), (m.metadata.dst_node_id for m in sent), strict=True))
-        failures: dict[str, str] = {}
+        failures: dict[int, str] = {}
         valid: list[tuple[Reply, Message]] = []
         up, pause = 0, 0.0
         while waiting:
@@ -299,28 +312,28 @@ class GraphStrategy(FlowerFedAvg):
                 node = waiting.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
                 who = names.get(node, node)
                 if message.has_error():
-                    failures[str(who)] = message.error.reason or f"error {message.error.code}"
+                    failures[who] = message.error.reason or f"error {message.error.code}"
                     continue
                 up += payload_bytes(message.content)
                 try:
                     valid.append((self._checked(phase, message, f"client {who}"), message))
                 except FedGraphError as error:
-                    failures[str(who)] = str(error)
+                    failures[who] = str(error)
             if not waiting:
                 break
             if time.perf_counter() - began > self.cfg.strategy.timeout:
                 for node in waiting.values():
-                    failures[str(names.get(node, node))] = f"no answer within {self.cfg.strategy.timeout:g} s"
+                    failures[names.get(node, node)] = f"no answer within {self.cfg.strategy.timeout:g} s"
                 break
             pause = 0.0 if arrived else min(1.5 * pause + 0.005, 1.0)
             time.sleep(pause)
         self.recorder.exchanged(phase, down, up, time.perf_counter() - began, failures)
-        self._judge(phase, len(valid), failures)
-        return sorted(valid, key=lambda pair: pair[0].client)
-
-    def _judge(self, phase: str, valid: int, failures: dict[str, str]) -> None:
+        self._failed = set(failures)
         for who, reason in failures.items():
             log(WARNING, "round %d, %s: client %s failed: %s", self.server_round, phase, who, reason)
+        return sorted(valid, key=lambda pair: pair[0].client), failures
+
+    def _judge(self, phase: str, valid: int, failures: dict[int, str]) -> None:
         if failures and (self.cfg.strategy.on_failure == "fail" or valid < self.cfg.strategy.min_clients):
             who, reason = next(iter(failures.items()))
             error = FedGraphError if valid == 0 and phase == DESCRIBE else RunFailed
@@ -353,17 +366,44 @@ class GraphStrategy(FlowerFedAvg):
                 told *= 2
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
-        self.clients = {node: ClientInfo(node, node) for node in nodes}
-        described = {}
-        for reply, message in self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, {})):
-            if reply.client in described:
+        self._met = set(nodes)
+        answers, failures = self._collect(DESCRIBE, self._questions(nodes))
+        self._judge(DESCRIBE, len(answers), failures)
+        described: dict[int, ClientInfo] = {}
+        for info in map(_told, answers):
+            if info.client in described:
                 raise FedGraphError(
-                    f"two nodes say they are client {reply.client}: give each SuperNode its own graph file"
+                    f"two nodes say they are client {info.client}: give each SuperNode its own graph file"
                 )
-            described[reply.client] = ClientInfo(reply.client, message.metadata.src_node_id, reply.metrics)
+            described[info.client] = info
         if len(described) < wanted:
             raise RunFailed(f"{len(described)} of {wanted} clients told who they are; the others' errors are above")
         self.clients = dict(sorted(described.items())[:wanted])
+
+    def _welcome(self) -> None:
+        """Know a client again whose SuperNode was started anew under another id.
+
+        It takes the place of the old node once that one is gone, or has failed.
+        """
+        nodes = set(self.grid.get_node_ids())
+        if new := sorted(nodes - self._met):
+            failed = self._failed
+            self._met |= set(new)
+            self._newcomers += map(_told, self._collect(DESCRIBE, self._questions(new))[0])
+            self._failed |= failed
+        for info in list(self._newcomers):
+            known = self.clients.get(info.client)
+            if known and (known.node_id not in nodes or info.client in self._failed):
+                log(WARNING, "client %d is back as node %d", info.client, info.node_id)
+                self.clients[info.client] = info
+                self._newcomers.remove(info)
+
+    def _questions(self, nodes: Iterable[int]) -> list[Message]:
+        """Ask nodes who they are."""
+        record = self._config(DESCRIBE, {})
+        return [
+            Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
+        ]
 
     def _sample(self) -> list[int]:
         """The round's cohort, from its own random stream."""
@@ -426,6 +466,11 @@ class GraphStrategy(FlowerFedAvg):
                 f"{len(restored)} of {len(self.clients)} clients took up their state of round {done}: {reasons}"
             )
         return done
+
+
+def _told(answer: tuple[Reply, Message]) -> ClientInfo:
+    reply, message = answer
+    return ClientInfo(reply.client, message.metadata.src_node_id, reply.metrics)
 
 
 def _reply(message: Message) -> Reply:

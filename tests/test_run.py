@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from clients.base import GraphClient
 from fedgraph_flwr.config import compose
@@ -182,3 +183,92 @@ def test_clients_that_disagree_are_named():
     strategy.clients = {i: ClientInfo(i, i, {"num_classes": c}) for i, c in enumerate((3, 4))}
     with pytest.raises(FedGraphError, match="client 1 has num_classes=4, client 0 has 3"):
         strategy.agreed("num_classes")
+
+
+def test_a_wrong_phase_is_refused_and_named(run, monkeypatch):
+    from strategies.base import GraphStrategy
+
+    monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.ask("trian") and {})
+    with pytest.raises(RunFailed, match=r"client 0: .*'trian'.*describe.*train"):
+        run()
+
+
+def _at_round(monkeypatch, server_round, act):
+    """Let something happen to the grid before a round."""
+    from strategies.base import GraphStrategy
+
+    welcome = GraphStrategy._welcome
+
+    def acting(self):
+        if self.server_round == server_round:
+            act(self.grid)
+        welcome(self)
+
+    monkeypatch.setattr(GraphStrategy, "_welcome", acting)
+
+
+def _restart(grid, node, new_node, **config):
+    """The SuperNode's process is gone with its memory; another one has its graph."""
+    from flwr.app import RecordDict
+
+    from clients import session
+
+    session._live.pop((grid.run_id, node), None)
+    context = grid.contexts.pop(node)
+    context.node_id, context.state = new_node, RecordDict()
+    context.node_config = context.node_config | config
+    grid.contexts[new_node] = context
+
+
+@pytest.mark.parametrize("node", [2, 77])
+@pytest.mark.parametrize("strategy", ["fedavg", "local"])  # private: the optimiser's moments, and the whole model
+def test_a_node_started_anew_goes_on_with_its_state_folder(run, monkeypatch, tmp_path, strategy, node):
+    from tests.support import call_fresh
+
+    monkeypatch.setattr(InlineGrid, "_call", call_fresh)  # as on a fleet, no client outlives a message
+    words = [f"strategy={strategy}", "rounds=4"]
+    whole = run(*words)
+
+    def keep_state(grid):
+        for context in grid.contexts.values():
+            context.node_config["state"] = str(tmp_path / "state")
+
+    with monkeypatch.context() as patch:
+        _at_round(patch, 1, keep_state)
+        _at_round(patch, 3, lambda grid: _restart(grid, 2, node))
+        found = run(*words)
+    assert not any(r["failed"] for r in found.rounds)
+    assert_same_arrays(found.arrays, whole.arrays)
+    assert found.rounds[-1]["clients"] == whole.rounds[-1]["clients"]
+    with monkeypatch.context() as patch:
+        _at_round(patch, 3, lambda grid: _restart(grid, 2, node))
+        lost = run(*words)
+    assert lost.rounds[-1]["clients"] != whole.rounds[-1]["clients"]  # the state mattered
+
+
+def test_a_newcomer_does_not_take_the_place_of_a_client_that_answers(run, monkeypatch):
+    def double(grid):
+        from flwr.app import Context, RecordDict
+
+        config = dict(grid.contexts[2].node_config)
+        grid.contexts[77] = Context(grid.run_id, 77, config, RecordDict(), grid.contexts[2].run_config)
+
+    _at_round(monkeypatch, 2, double)
+    with recorded_messages(monkeypatch) as messages:
+        run("rounds=3")
+    asked = [c["config"]["phase"] for d, node, c in messages if d == "down" and node == 77]
+    assert asked == ["describe"]
+
+
+def test_state_of_another_run_is_not_taken(tmp_path):
+    from clients.state import StateFolder
+
+    mine = StateFolder(tmp_path, "a", "local", 0)
+    mine.write_last({"own/x": torch.ones(2)}, 5, 3)
+    assert mine.read_last(5)[1] == 3
+    assert mine.read_last(6) is None
+    other = StateFolder(tmp_path, "b", "local", 0)
+    assert other.read_last(5) is None
+    mine.folder.parent.rename(other.folder.parent)
+    with pytest.raises(FedGraphError, match="has run a, expected b"):
+        other.read_last(5)

@@ -1,0 +1,69 @@
+"""Private state on a node's own disk: what outlives its processes.
+
+``ROOT/<strategy>-<run>/client_0000/`` holds ``last.safetensors``, written after each message that changed the state of a
+SuperNode with a state folder, and ``round_000010.safetensors`` for the last two checkpoints, from which a run is resumed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedgraph_flwr.data.graph import read_tensors, write_tensors
+from fedgraph_flwr.errors import FedGraphError
+
+SCHEMA = 1
+"""Of what a state file says beside its tensors."""
+
+
+class StateFolder:
+    """The folder of one client in one run of one method.
+
+    Args:
+        root: the folder that the node, or the simulation, keeps for all its runs.
+        run: name of the run, which a resumed run shares with the one it goes on with.
+        strategy: name of the method.
+        client: index of the client.
+    """
+
+    def __init__(self, root: Path | str, run: str, strategy: str, client: int):
+        self.folder = Path(root) / f"{strategy}-{run}" / f"client_{client:04d}"
+        self.owner = {"schema": SCHEMA, "run": run, "strategy": strategy, "client": client}
+
+    def write_last(self, state: dict[str, Tensor], flower_run: int, version: int) -> None:
+        """Keep the state of now, for a process that starts without it."""
+        self._write("last", state, {"flower_run": str(flower_run), "version": version})
+
+    def read_last(self, flower_run: int) -> tuple[dict[str, Tensor], int] | None:
+        """That state and its version, if it is of this very Flower run (one that resumes goes on from a checkpoint)."""
+        if not self._file("last").is_file():
+            return None
+        state, values = self._read("last")
+        return (state, int(values["version"])) if values["flower_run"] == str(flower_run) else None
+
+    def write_checkpoint(self, state: dict[str, Tensor], server_round: int) -> None:
+        """Write this checkpoint and drop all but the one before it, which an interrupted server may still need."""
+        self._write(f"round_{server_round:06d}", state, {"round": server_round})
+        for old in sorted(self.folder.glob("round_*.safetensors"))[:-2]:
+            old.unlink(missing_ok=True)
+
+    def read_checkpoint(self, server_round: int) -> dict[str, Tensor]:
+        """The state after a round.
+
+        Raises:
+            FedGraphError: there is none.
+        """
+        return self._read(f"round_{server_round:06d}")[0]
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def _write(self, name: str, state: dict[str, Tensor], values: dict[str, Any]) -> None:
+        write_tensors(self._file(name), state, self.owner | values)
+
+    def _read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        state, values = read_tensors(self._file(name))
+        for key, wanted in self.owner.items():
+            if values.get(key) != wanted:
+                raise FedGraphError(f"{self._file(name)} has {key} {values.get(key)}, expected {wanted}")
+        return state, values
