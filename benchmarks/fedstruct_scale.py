@@ -39,13 +39,17 @@ def main(words: list[str]) -> None:
         began = time.perf_counter()
         folder = partition.prepare(cfg)
         size = sum(file.stat().st_size for file in folder.glob("client_*"))
-        print(f"data: {time.perf_counter() - began:.1f} s, {size / 1e6:.0f} MB of client files, {_peak():.2f} GB resident")
+        print(
+            f"data: {time.perf_counter() - began:.1f} s, {size / 1e6:.0f} MB of client files, {_peak():.2f} GB resident"
+        )
         summary = run(cfg)
         record = (Path(out) / "rounds.jsonl").read_text().splitlines()
     print(f"{'phase':12}{'exchanges':>10}{'MB down':>10}{'MB up':>10}")
     for name, entry in summary["bytes_by_phase"].items():
         print(f"{name:12}{entry['exchanges']:10}{entry['bytes_down'] / 1e6:10.1f}{entry['bytes_up'] / 1e6:10.1f}")
-    print(f"set-up {summary['setup_seconds']:.1f} s, a round {summary['seconds_per_round']:.1f} s, {len(record)} rounds")
+    print(
+        f"set-up {summary['setup_seconds']:.1f} s, a round {summary['seconds_per_round']:.1f} s, {len(record)} rounds"
+    )
     print(f"largest resident memory {_peak():.2f} GB")
 
 

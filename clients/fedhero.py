@@ -9,7 +9,6 @@ Leaves the client: f_global, N_i, scores.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -40,7 +39,7 @@ class FedHEROClient(GraphClient):
     Params: ClassVar[type] = Params
     model: FedHERO
 
-    def build_model(self) -> torch.nn.Module:
+    def build_model(self) -> FedHERO:
         """The network, which must have a latent graph.
 
         Raises:

@@ -46,7 +46,7 @@ class _CentralMoments(torch.autograd.Function):
 
 def central_moments(z: Tensor) -> Tensor:
     """Mean and central moments about it, of features z [N, H, D] → [H, 5, D], differentiable."""
-    return _CentralMoments.apply(z)  # type: ignore[no-any-return]
+    return _CentralMoments.apply(z)
 
 
 def moments_about(z: Tensor, mean: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def _power_means(centred: Tensor) -> list[Tensor]:
 def pool_about(values: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
     """Σ_i n_i v_i / Σ_i n_i (Eq. 10) of values [M, ...] with node counts [M], in float64."""
     weight = counts.astype(np.float64) / counts.sum(dtype=np.float64)
-    return np.tensordot(weight, values.astype(np.float64), axes=1)  # type: ignore[no-any-return]
+    return np.tensordot(weight, values.astype(np.float64), axes=1)
 
 
 def pool(moments: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
