@@ -1,0 +1,199 @@
+"""What every method keeps, whoever wrote it; a method joins by its file in conf/strategy."""
+
+import itertools
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clients import session
+from fedgraph_flwr import partition
+from fedgraph_flwr.config import RunConfig, compose, group_names, locate
+from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.messages import from_record
+from fedgraph_flwr.run import with_folder
+from tests.methods.test_fedhgn import typed_client
+from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
+
+METHODS = group_names("strategy")
+TYPED = {"fedhgn": ["model.layers=2", "dataset=aifb"]}
+"""Methods for graphs with typed nodes and edges."""
+
+FEATURES, CLASSES = 5, 3
+CUT_GRAPH = [
+    *("dataset=csbm", "dataset.nodes_per_client=[41,67]", f"dataset.features={FEATURES}", f"dataset.classes={CLASSES}"),
+    *("dataset.degree=4", "dataset.cut_degree=1", "dataset.gap=0.2", "dataset.seed=3", "partition=planted"),
+]
+"""Three clients joined by edges. No other size of a model or message equals a client's number of nodes or edges."""
+
+SIZED = {
+    "fedstruct": {("up", "identity"), ("up", "structure")},  # ids and s_u of its nodes
+    "fedstruct_private": {("up", "identity"), ("down", "structure")},  # ids; gradients of its nodes' own s_u
+    "fedstruct_a": {("up", "graph"), ("up", "structure"), ("down", "structure")},  # edges once; residuals; s_u
+}
+"""Groups of arrays, by method, with a row for each node or edge of a client, as the method's own docstring says."""
+
+OPEN = {"fedsage_true": {("up", "features"), ("down", "features")}}
+"""Groups of arrays, by method, that hold features: an upper bound that gives up privacy on purpose."""
+
+Go = Callable[..., Finished]
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """``go(method, "key=value", ...)``: three rounds on three small clients in this process."""
+    folder = tmp_path_factory.mktemp("contract")
+    count = itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDGRAPH_DATA", str(folder / "root"))
+        for client in range(3):
+            typed_client(client, people=(11, 13, 17)[client], features=client == 1).save(
+                folder / "typed" / f"client_{client:04d}.safetensors"
+            )
+
+        def run(method: str, *words: str) -> Finished:
+            graph = [*TYPED[method], f"graph={folder / 'typed'}"] if method in TYPED else CUT_GRAPH
+            fixed = [f"strategy={method}", *graph, "num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+            out = folder / f"run{next(count)}"
+            cfg = with_folder(compose([*fixed, f"out={out}", *words]))
+            return Finished(cfg, run_inline(cfg))
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def first(go: Go) -> Callable[[str], Finished]:
+    """The run that the others are compared with, once a method."""
+    runs: dict[str, Finished] = {}
+
+    def get(method: str) -> Finished:
+        if method not in runs:
+            runs[method] = go(method)
+        return runs[method]
+
+    return get
+
+
+def same_result(a: Finished, b: Finished) -> None:
+    """The same parameters, scores and losses in every round."""
+    assert_same_arrays(a.arrays, b.arrays)
+    for key in ("round", "cohort", "train", "metrics", "clients"):
+        np.testing.assert_equal([r[key] for r in a.rounds], [r[key] for r in b.rounds])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_runs_and_nobody_fails(method, first):
+    finished = first(method)
+    assert finished.summary["failures"] == {}
+    assert [r["round"] for r in finished.rounds] == [1, 2, 3]
+    assert all(np.isfinite(r["train"]["train_loss"]) for r in finished.rounds)
+    assert 0 <= finished.summary["test_accuracy"] <= 1
+    assert all(np.isfinite(a).all() for a in finished.arrays.values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_lowers_the_loss(method, go):
+    losses = [r["train"]["train_loss"] for r in go(method, "rounds=25", "model.dropout=0").rounds]
+    assert np.mean(losses[-5:]) < losses[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_seed_same_result_and_another_seed_another(method, go, first):
+    torch.manual_seed(7)  # streams of the process do not matter
+    np.random.seed(7)
+    random.seed(7)
+    same_result(go(method), first(method))
+    other = go(method, "seed=1")
+    assert [r["train"] for r in other.rounds] != [r["train"] for r in first(method).rounds]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_order_of_replies_does_not_matter(method, go, first, monkeypatch):
+    pull, rng, moved = InlineGrid.pull_messages, random.Random(0), []
+
+    def shuffled(self: InlineGrid, message_ids: Any) -> list[Any]:
+        replies = list(pull(self, message_ids))
+        order = list(replies)
+        rng.shuffle(order)
+        moved.append(order != replies)
+        return order
+
+    monkeypatch.setattr(InlineGrid, "pull_messages", shuffled)
+    same_result(go(method), first(method))
+    assert any(moved) or method == "central"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_client_survives_between_messages_only_in_its_state(method, go, first, monkeypatch):
+    """Every message meets a client rebuilt from ``context.state``, as on a fleet."""
+    monkeypatch.setattr(InlineGrid, "_call", call_fresh)
+    same_result(go(method), first(method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_ends_like_one_that_was_never_interrupted(method, go, first):
+    half = go(method, "rounds=2", "checkpoint_every=1")
+    tensors, values = read_tensors(half.out / "checkpoint.safetensors")
+    assert values["round"] == 2
+    assert {name.removeprefix("arrays/") for name in tensors if name.startswith("arrays/")} == set(half.arrays)
+    session.forget(0)
+    same_result(go(method, f"resume={half.out}", f"out={half.out}"), first(method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_message_holds_features_labels_or_edges(method, go, monkeypatch):
+    """No array has a client's number of nodes, edges or training nodes in its shape, or the values of a row of its features."""
+    with recorded_messages(monkeypatch) as messages:
+        finished = go(method)
+    graphs = [partition.load_client(finished.cfg, i) for i in range(partition.num_clients(finished.cfg))]
+    sizes = {size for graph in graphs for size in _sizes(graph)}
+    features = np.unique(np.concatenate([_features(graph) for graph in graphs]))
+    assert len(messages) > 2 * len(graphs)
+    tall, open_ = set(), set()
+    for way, _, content in messages:
+        for group, record in content.array_records.items():
+            for array in from_record(record).values():
+                if sizes & set(array.shape):
+                    tall.add((way, group))
+                if array.dtype.kind == "f" and np.isin(array, features).sum() >= FEATURES:
+                    open_.add((way, group))
+        for record in content.metric_records.values():
+            assert not any(isinstance(v, list) and len(v) in sizes for v in record.values())
+    assert tall == SIZED.get(method, set())
+    assert open_ == OPEN.get(method, set())
+
+
+def _sizes(graph: Any) -> set[int]:
+    """Numbers of nodes, edges and training nodes of a client that no model or cohort has for another reason."""
+    edges = [graph.edge_index.size(1)] if hasattr(graph, "edge_index") else [e.size(1) for e in graph.edges.values()]
+    typed = list(getattr(graph, "counts", {}).values())
+    return {graph.num_nodes, graph.y.numel(), int(graph.train_mask.sum()), *edges, *typed} - set(range(10))
+
+
+def _features(graph: Any) -> np.ndarray:
+    tables = [graph.x] if isinstance(graph.x, torch.Tensor) else list(graph.x.values())
+    values = np.concatenate([t.numpy().ravel() for t in tables] or [np.zeros(0, np.float32)])
+    return values[(values != 0) & (values != 1)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_phase_that_is_asked_has_its_method(method, go, monkeypatch):
+    with recorded_messages(monkeypatch) as messages:
+        cfg: RunConfig = go(method).cfg
+    asked = {str(c.config_records["config"]["phase"]) for way, _, c in messages if way == "down"}
+    client = locate(cfg.strategy.client)
+    phases = {name for name in asked if getattr(getattr(client, name, None), "is_phase", False)}
+    assert asked - phases <= {"describe", "train", "evaluate"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_says_what_leaves_a_client(method):
+    strategy = compose([f"strategy={method}"]).strategy
+    for target in (strategy.server, strategy.client):
+        texts = [f"{sys.modules[cls.__module__].__doc__} {cls.__doc__}" for cls in locate(target).__mro__]
+        assert any("eaves" in text for text in texts), target
