@@ -3,6 +3,8 @@
     from_tables(nodes, edges, columns)     CSV or Parquet  ┐
     from_saved(path)                       PyG's Data      ┴→ Graph → save_dataset | client_graph(...).save
 
+Typed nodes and edges: `importing_typed`.
+
 The pieces of `from_tables` (`read_table`, `Ids`, `feature_matrix`, `label_codes`, `split_masks`, `edge_ends`) each treat one
 table, so that typed graphs can be put together from several. Rows are counted from 1, after the header.
 """
@@ -22,6 +24,7 @@ from torch import Tensor
 from fedgraph_flwr.config import SplitConfig, group_names
 from fedgraph_flwr.data.cleaning import check, to_undirected
 from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.data.statistics import describe
@@ -295,7 +298,7 @@ def from_saved(path: Path | str, *, classes: Sequence[str] = (), undirected: boo
     """
     data = read_saved(path)
     if hasattr(data, "node_types"):
-        raise FedGraphError(f"{path} holds typed nodes and edges ({', '.join(data.node_types)}); expected a PyG Data")
+        raise FedGraphError(f"{path} holds typed nodes and edges ({', '.join(data.node_types)}); say --target TYPE")
     for key in ("x", "edge_index", "y"):
         if not isinstance(getattr(data, key, None), Tensor):
             raise FedGraphError(f"{path}: the Data has no tensor '{key}'; x, edge_index and y are needed")
@@ -343,7 +346,7 @@ def client_graph(
     return own
 
 
-def save_dataset(graph: Graph, name: str, overwrite: bool = False) -> Path:
+def save_dataset(graph: Graph | HeteroGraph, name: str, overwrite: bool = False) -> Path:
     """Keep a graph under the data root, to be used as ``dataset=<name>``.
 
     Raises:
@@ -365,6 +368,8 @@ tables: .csv, .csv.gz or .parquet with a header; ids and labels of any type, an 
 examples:
   fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
   fedgraph-flwr import --data graph.pt --name mine
+  fedgraph-flwr import --node-table paper=p.csv --node-table author=a.csv --edge-table author:writes:paper=w.csv \\
+      --target paper --name papers
   fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --client 0 --num-clients 3 --out a.safetensors
 """
 
@@ -386,7 +391,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given = parser.add_argument_group("input")
     given.add_argument("--nodes", type=Path, help="node table")
     given.add_argument("--edges", type=Path, help="edge table")
-    given.add_argument("--data", type=Path, help="a PyG Data that torch.save wrote, instead of tables")
+    given.add_argument("--data", type=Path, help="a PyG Data or HeteroData that torch.save wrote, instead of tables")
+    given.add_argument(
+        "--node-table",
+        action="append",
+        default=[],
+        metavar="TYPE=FILE",
+        help="typed nodes: one table a type, or TYPE= for a type of which there is nothing here",
+    )
+    given.add_argument(
+        "--edge-table",
+        action="append",
+        default=[],
+        metavar="A:RELATION:B=FILE",
+        help="typed edges, from nodes of type A to those of type B; reverse types are added later",
+    )
+    given.add_argument("--target", default="", metavar="TYPE", help="typed nodes: the type that has labels")
     given.add_argument("--id-column", default="id", metavar="NAME", help="nodes' ids; default: id")
     given.add_argument("--label-column", default="label", metavar="NAME", help="labels; default: label")
     given.add_argument(
@@ -438,7 +458,7 @@ def main(args: argparse.Namespace) -> int:
         path = save_dataset(graph, args.name, args.overwrite)
         use = f"dataset={args.name}"
     elif as_client:
-        graph = client_graph(graph, args.client, args.num_clients, _ratio(args.ratio), args.seed)
+        graph = _client(graph, args)
         path, use = args.out, "a SuperNode with this file, or graph=FOLDER of client_0000.safetensors and so on"
     else:
         path, use = args.out, f"dataset=file dataset.path={args.out}"
@@ -452,11 +472,28 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(args: argparse.Namespace, classes: Sequence[str]) -> Graph:
-    if args.data and not (args.nodes or args.edges):
+def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
+    split = _ratio(args.ratio)
+    if isinstance(graph, Graph):
+        return client_graph(graph, args.client, args.num_clients, split, args.seed)
+    from fedgraph_flwr.data.importing_typed import typed_client
+
+    return typed_client(graph, args.client, args.num_clients, split, args.seed)
+
+
+def _read(args: argparse.Namespace, classes: Sequence[str]) -> Graph | HeteroGraph:
+    typed = bool(args.node_table or args.edge_table)
+    given = [bool(args.data), bool(args.nodes or args.edges), typed]
+    if sum(given) != 1 or (given[1] and not (args.nodes and args.edges)) or (typed and not args.node_table):
+        raise FedGraphError(
+            "say what to read: both --nodes FILE and --edges FILE, or --data FILE, or --node-table and --edge-table for each type"
+        )
+    if args.undirected and (typed or args.target):
+        raise FedGraphError(
+            "--undirected is for nodes of one type; every typed edge gets a reverse of its own type later"
+        )
+    if args.data and not args.target:
         return from_saved(args.data, classes=classes, undirected=args.undirected)
-    if args.data or not (args.nodes and args.edges):
-        raise FedGraphError("say what to read: both --nodes FILE and --edges FILE, or --data FILE")
     columns = Columns(
         id=args.id_column,
         label=args.label_column,
@@ -466,7 +503,14 @@ def _read(args: argparse.Namespace, classes: Sequence[str]) -> Graph:
         source=args.source_column,
         target=args.target_column,
     )
-    return from_tables(args.nodes, args.edges, columns, classes=classes, undirected=args.undirected)
+    if args.nodes:
+        return from_tables(args.nodes, args.edges, columns, classes=classes, undirected=args.undirected)
+    from fedgraph_flwr.data.importing_typed import edge_types, from_saved_typed, from_typed_tables, named_files
+
+    if args.data:
+        return from_saved_typed(args.data, args.target, classes=classes)
+    nodes, edges = named_files(args.node_table, "--node-table"), named_files(args.edge_table, "--edge-table")
+    return from_typed_tables(nodes, edge_types(edges), args.target, columns, classes=classes)
 
 
 def _ratio(text: str) -> SplitConfig:

@@ -13,9 +13,13 @@ from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
 
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
+AnyTyped = TypeVar("AnyTyped", bound=HeteroGraph)
+
+VALIDATION_SEED = 12345  # of the validation nodes taken from public training nodes: the same in all runs
 
 
 def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
@@ -37,6 +41,25 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
 def grouping_seed(cfg: SplitConfig, seed: int) -> int:
     """The seed of what the folds of a k-fold split share: the graph, its partition, and the groups of nodes."""
     return seed // cfg.folds if cfg.kind == "kfold" and cfg.fold < 0 else seed
+
+
+def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:
+    """A typed graph with masks on its target nodes, before any partition, since its clients share nodes.
+
+    ``public`` without validation nodes takes the share ``split.val`` of the training nodes for them, once for all seeds.
+    """
+    n = graph.y.numel()
+    labels = {key: getattr(graph, key) for key in ("y", "train_mask", "val_mask", "test_mask", "num_classes", "name")}
+    nodes = split_graph(
+        Graph(x=torch.zeros(n, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64), **labels), cfg, seed
+    )
+    train, val = nodes.train_mask.clone(), nodes.val_mask.clone()
+    if cfg.kind == "public" and not bool(val.any()):
+        known = train.nonzero().view(-1)
+        order = np.random.default_rng(VALIDATION_SEED).permutation(known.numel())
+        taken = known[torch.from_numpy(order[: round(cfg.val * known.numel())])]
+        train[taken], val[taken] = False, True
+    return replace(graph, train_mask=train, val_mask=val, test_mask=nodes.test_mask)
 
 
 def ensure_train(graph: AnyGraph, minimum: int, seed: int) -> AnyGraph:

@@ -12,16 +12,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedgraph_flwr.config import RunConfig, SplitConfig
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data import typed
-from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.root import data_root
-from fedgraph_flwr.data.split import split_graph
+from fedgraph_flwr.data.split import split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 ATTEMPTS = 1000
-VALIDATION_SEED = 12345  # the one validation split of a dataset, the same in all runs
 
 
 def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
@@ -43,32 +41,13 @@ def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
         parts = _given(cfg)
     else:
         seed = cfg.partition.params.get("seed")
-        graph = split(graph, cfg.split, cfg.seed)
+        graph = split_targets(graph, cfg.split, cfg.seed)
         if cfg.strategy.params.get("pooled"):
             parts = [_induced(graph, list(graph.edges.values()), 0, 1)]
         else:
             parts = _dealt(graph, name, cfg.num_clients, np.random.default_rng(cfg.seed if seed is None else seed))
         parts = [part.with_reverse() for part in parts]
     return parts if cfg.strategy.params.get("private_schema") else share_schema(parts)
-
-
-def split(graph: HeteroGraph, cfg: SplitConfig, seed: int) -> HeteroGraph:
-    """The graph with masks on its target nodes, always before the partition, since clients share nodes.
-
-    ``public`` without validation nodes takes the share ``split.val`` of the training nodes for them, once for all seeds.
-    """
-    n = graph.y.numel()
-    labels = {key: getattr(graph, key) for key in ("y", "train_mask", "val_mask", "test_mask", "num_classes", "name")}
-    nodes = split_graph(
-        Graph(x=torch.zeros(n, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64), **labels), cfg, seed
-    )
-    train, val = nodes.train_mask.clone(), nodes.val_mask.clone()
-    if cfg.kind == "public" and not bool(val.any()):
-        known = train.nonzero().view(-1)
-        order = np.random.default_rng(VALIDATION_SEED).permutation(known.numel())
-        taken = known[torch.from_numpy(order[: round(cfg.val * known.numel())])]
-        train[taken], val[taken] = False, True
-    return replace(graph, train_mask=train, val_mask=val, test_mask=nodes.test_mask)
 
 
 def deal(items: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:

@@ -6,8 +6,9 @@ import torch
 
 from fedgraph_flwr.config import SplitConfig, compose
 from fedgraph_flwr.data.hetero import HeteroGraph
+from fedgraph_flwr.data.split import split_targets
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.partition.hetero import deal, make, pool, share_schema, split
+from fedgraph_flwr.partition.hetero import deal, make, pool, share_schema
 
 PEOPLE, PAPERS = 60, 80
 
@@ -165,7 +166,7 @@ def test_validation_nodes_come_from_the_training_nodes_once():
     whole = graph()
     whole.train_mask |= whole.val_mask
     whole.val_mask[:] = False
-    one, two = (split(whole, SplitConfig(kind="public", val=0.2), seed) for seed in (1, 2))
+    one, two = (split_targets(whole, SplitConfig(kind="public", val=0.2), seed) for seed in (1, 2))
     assert int(one.val_mask.sum()) == 8
     assert torch.equal(one.val_mask, two.val_mask)
     assert torch.equal(one.train_mask | one.val_mask, whole.train_mask)

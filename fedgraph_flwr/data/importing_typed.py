@@ -1,0 +1,178 @@
+"""A user's own typed graph: one table a node type and one an edge type, or a saved PyG ``HeteroData``.
+
+Types stand in alphabetical order, so that clients that name the same types number them alike. A type may be named without a
+table: the graph then holds nothing of it, as where a federation shares its schema and a client lacks a type.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import SplitConfig
+from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph, check
+from fedgraph_flwr.data.importing import (
+    Columns,
+    Ids,
+    edge_ends,
+    feature_matrix,
+    label_codes,
+    read_saved,
+    read_table,
+    split_masks,
+)
+from fedgraph_flwr.data.split import split_targets
+from fedgraph_flwr.data.typed import without_reverse
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+
+def from_typed_tables(
+    nodes: Mapping[str, Path | None],
+    edges: Mapping[EdgeType, Path | None],
+    target: str,
+    columns: Columns,
+    *,
+    classes: Sequence[str] = (),
+) -> HeteroGraph:
+    """A typed graph from a table for each node type and each edge type; None: nothing of that type.
+
+    Args:
+        nodes: CSV or Parquet with one row a node, by node type. Columns other than id, label, split and client are features;
+            a type without any has none.
+        edges: CSV or Parquet with one row an edge, by (source type, relation, target type). An edge type that is the exact
+            reverse of another is left out: the partition adds reverse types, and so does `typed_client`.
+        target: the node type with labels; its table has the label column, and the split column if there is one.
+        columns: which columns mean what.
+        classes: the labels in the order of their numbers; empty: those that occur, sorted.
+
+    Raises:
+        FedGraphError: what is wrong with a table, as `importing.from_tables` says it, or a type without a node table.
+    """
+    if nodes.get(target) is None:
+        raise unknown("target node type", target, [kind for kind, path in nodes.items() if path], "--target")
+    own = [name for name in (columns.id, columns.label, columns.split, columns.client) if name]
+    tables = {kind: read_table(path) for kind, path in nodes.items() if path is not None}
+    ids = {kind: Ids(table, columns.id, str(nodes[kind])) for kind, table in tables.items()}
+    x = {
+        kind: feature_matrix(table, (), own, str(nodes[kind]))
+        for kind, table in tables.items()
+        if any(name not in own for name in table.columns)
+    }
+    found: dict[EdgeType, Tensor] = {}
+    for (a, relation, b), path in edges.items():
+        for end in (a, b):
+            if end not in nodes:
+                raise unknown(f"node type of the edges '{relation}'", end, nodes, "--edge-table")
+        if path is None:
+            found[a, relation, b] = torch.zeros(2, 0, dtype=torch.int64)
+        elif a in ids and b in ids:
+            found[a, relation, b] = edge_ends(read_table(path), columns, str(path), ids[a], ids[b]).unique(dim=1)
+        else:
+            raise FedGraphError(f"{path} has edges of '{relation}', but {b if a in ids else a} has no table of nodes")
+    where = str(nodes[target])
+    y, names = label_codes(tables[target], columns.label, where, classes)
+    train, val, test = (mask & (y >= 0) for mask in split_masks(tables[target], columns.split, where))
+    graph = HeteroGraph(
+        counts={kind: len(tables[kind]) if kind in tables else 0 for kind in nodes},
+        edges=found,
+        target=target,
+        y=y,
+        train_mask=train,
+        val_mask=val,
+        test_mask=test,
+        num_classes=len(names),
+        x=x,
+    )
+    return check(in_order(without_reverse(graph)), where)
+
+
+def from_saved_typed(path: Path | str, target: str, *, classes: Sequence[str] = ()) -> HeteroGraph:
+    """A typed graph from a saved PyG ``HeteroData`` whose target type has integer labels ``y``; its masks are kept.
+
+    Raises:
+        FedGraphError: what `importing.read_saved` raises, an unknown target type, no labels, or an impossible graph.
+    """
+    data = read_saved(path)
+    if not hasattr(data, "node_types"):
+        raise FedGraphError(f"{path} holds a PyG Data, whose nodes are of one type; leave out --target")
+    if target not in data.node_types:
+        raise unknown("target node type", target, data.node_types, str(path))
+    y = getattr(data[target], "y", None)
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != data[target].num_nodes:
+        raise FedGraphError(f"{path}: '{target}' must have one integer label y a node")
+    graph = HeteroGraph.from_pyg(data, target, num_classes=len(classes) or int(y.max()) + 1)
+    for key in ("train_mask", "val_mask", "test_mask"):
+        setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
+    return check(in_order(without_reverse(graph)), str(path))
+
+
+def in_order(graph: HeteroGraph) -> HeteroGraph:
+    """The graph with its types in alphabetical order."""
+    return graph.on_schema(sorted(graph.counts), sorted(graph.edges))
+
+
+def typed_client(
+    graph: HeteroGraph, client: int, num_clients: int, split: SplitConfig | None = None, seed: int = 0
+) -> HeteroClientGraph:
+    """A typed graph as one client's private graph, with the reverse of every edge type.
+
+    Args:
+        graph: the client's nodes and edges.
+        client: index of the client, 0..M-1.
+        num_clients: M.
+        split: how to split where the graph brings no masks.
+        seed: for the split.
+
+    Raises:
+        FedGraphError: an index outside 0..M-1, or no training nodes.
+    """
+    if not 0 <= client < num_clients:
+        raise FedGraphError(f"--client must lie in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
+    own = HeteroClientGraph(
+        **{f.name: getattr(graph, f.name) for f in fields(HeteroGraph)},
+        node_id={kind: torch.arange(count) for kind, count in graph.counts.items()},
+        client=client,
+        num_clients=num_clients,
+    )
+    if not bool((own.train_mask | own.val_mask | own.test_mask).any()):
+        own = split_targets(own, split or SplitConfig(), seed)
+    if not bool(own.train_mask.any()):
+        raise FedGraphError(f"client {client} has no '{own.target}' for training: see --split-column and --ratio")
+    both = own.with_reverse()
+    return both.on_schema(list(both.counts), sorted(both.edges))
+
+
+def named_files(words: Sequence[str], option: str) -> dict[str, Path | None]:
+    """``NAME=FILE`` words to paths by name; ``NAME=`` to None.
+
+    Raises:
+        FedGraphError: a word without ``=``, or a name given twice.
+    """
+    found: dict[str, Path | None] = {}
+    for word in words:
+        name, sign, path = word.rpartition("=")
+        if not sign or not name:
+            raise FedGraphError(f"{option} {word}: expected NAME=FILE, or NAME= for a type without a table")
+        if name in found:
+            raise FedGraphError(f"{option} names '{name}' twice")
+        found[name] = Path(path) if path else None
+    return found
+
+
+def edge_types(named: Mapping[str, Path | None]) -> dict[EdgeType, Path | None]:
+    """``SOURCE:RELATION:TARGET`` names to edge types.
+
+    Raises:
+        FedGraphError: a name of other form.
+    """
+    found: dict[EdgeType, Path | None] = {}
+    for name, path in named.items():
+        parts = name.split(":")
+        if len(parts) != 3 or not all(parts):
+            raise FedGraphError(
+                f"--edge-table {name}: expected SOURCE:RELATION:TARGET=FILE, such as author:writes:paper=w.csv"
+            )
+        found[parts[0], parts[1], parts[2]] = path
+    return found
