@@ -312,7 +312,7 @@ class HeteroModel(Model):
             self.bases[name] = _xavier(self.num_bases, *shape)
             with torch.random.fork_rng(devices=[]):  # what follows must not depend on the number of types
                 torch.manual_seed(derive_seed(torch.initial_seed(), name))
-                self.coefficients[name] = nn.Parameter(self._coefficients(torch.empty(types, self.num_bases)))
+                self.coefficients[name] = nn.Parameter(self._coefficients(types))
         else:
             self.free[name] = _xavier(types, *shape)
 
@@ -394,12 +394,12 @@ class HeteroModel(Model):
                 if self.num_bases and kind in graph.x and graph.x[kind].size(0):
                     self.entities[f"projection_{i}"] = _xavier(graph.x[kind].size(1), self.hidden)
             for beta in self.coefficients.values():
-                self._coefficients(beta)
+                beta.data.copy_(self._coefficients(beta.size(0)))  # drawn on the CPU: the same on every device
 
-    def _coefficients(self, beta: Tensor) -> Tensor:
-        """Fill β [types, B], each row Xavier-uniform as a [1, B] matrix."""
+    def _coefficients(self, types: int) -> Tensor:
+        """β [types, B], each row Xavier-uniform as a [1, B] matrix."""
         bound = (2.0 * 6.0 / (1 + self.num_bases)) ** 0.5
-        return nn.init.uniform_(beta, -bound, bound)
+        return torch.empty(types, self.num_bases).uniform_(-bound, bound)
 
 
 def _xavier(*shape: int) -> nn.Parameter:
