@@ -247,7 +247,7 @@ class RunConfig:
     dtype: str = "float32"  # float32 | float64 (for tests of exactness)
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
     resume: str = ""  # result folder of a run to go on with
-    checkpoint_every: int = 0  # rounds between checkpoints; 0: only when interrupted and at the end
+    checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run goes on; 0: none
     graph: str = ""  # folder of client files (`fedgraph-flwr partition`); empty: made from dataset and partition
 
     def __post_init__(self) -> None:
@@ -524,7 +524,10 @@ def _explain(error: OmegaConfBaseException, source: str) -> FedGraphError:
     key = str(error.full_key or error.key or "?")
     cls = error.object_type
     if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError") and dataclasses.is_dataclass(cls):
-        return unknown("key", key, [f.name for f in dataclasses.fields(cls)], source)
+        parent = key.rpartition(".")[0]
+        return unknown(
+            "key", key, [f"{parent}.{f.name}" if parent else f.name for f in dataclasses.fields(cls)], source
+        )
     return FedGraphError(f"{key} ({source}): {_first_line(error)}")
 
 

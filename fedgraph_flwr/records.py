@@ -173,10 +173,11 @@ class Recorder:
     def finish(self) -> dict[str, Any]:
         """Write summary and parameters; returns the summary.
 
-        Keys: ``test_accuracy`` (the protocol's headline figure), ``headline`` (which figure that is), ``best_round``, ``rounds``,
-        ``metrics`` (every score and mean ``at_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median),
-        ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole
-        run), ``bytes_by_phase``, ``failures``, ``peak_rss_mb`` (of this process and its largest child), ``versions``, ``commit``,
+        Keys: ``test_accuracy`` (the protocol's headline figure), ``headline`` (which figure that is), ``strategy``, ``dataset``,
+        ``protocol``, ``seed``, ``rounds`` (that were run), ``best_round``, ``metrics`` (every score and mean at ``best_val``,
+        ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``,
+        ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``, ``failures`` (client and phase →
+        reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``, ``commit``,
         and where it applies ``privacy`` (ε, δ and releases of the whole run) and ``attack``.
         """
         if self._pending is not None:

@@ -42,9 +42,15 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
 def with_folder(cfg: RunConfig) -> RunConfig:
     """The configuration with its result folder named, as an absolute path."""
     if not cfg.out:
+        cfg = settled(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{cfg.dataset.name}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(Path("runs") / name))
     return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))
+
+
+def here(cfg: RunConfig) -> bool:
+    """Whether the clients run on this machine, so that their files are here."""
+    return cfg.engine in ("inline", "ray")
 
 
 def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
@@ -56,7 +62,7 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     """
     cfg = with_folder(cfg)
     check_method(cfg)
-    if cfg.engine in ("inline", "ray"):  # elsewhere the clients' files are not here
+    if here(cfg):
         cfg = settled(cfg)
     if cfg.engine == "inline":
         from fedgraph_flwr.engine.inline import run_inline

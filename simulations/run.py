@@ -101,7 +101,7 @@ def one(job: tuple[str, str, int, list[str]]) -> dict[str, Any]:
     if method == MAJORITY:
         return {**row, "value": majority(words)}
     with tempfile.TemporaryDirectory() as out:
-        summary = run(compose([*words, f"out={out}"]))
+        summary = run(compose([*words, "checkpoint_every=0", f"out={out}"]))
     key = summary["headline"].split(" at ")[0]
     at = {name: summary["metrics"][name][key] for name in ("last", "last5")}
     same = {name: summary[name] for name in FIELDS if name in summary and name not in row}

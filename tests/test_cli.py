@@ -14,6 +14,14 @@ from fedgraph_flwr.data.graph import read_tensors
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays
 
+TWO_BLOCKS = [
+    "dataset=csbm",
+    "dataset.clients=2",
+    "dataset.nodes=60",
+    "dataset.nodes_per_client=[30,30]",
+    "num_clients=2",
+]
+
 
 @pytest.fixture
 def clients(tmp_path):
@@ -45,11 +53,23 @@ def test_help_lists_the_commands(capsys):
         (["run", "strategy=fedavgg"], "did you mean 'fedavg'"),
         (["run", "rounds=none"], "rounds"),
         (["run", "graph=/nowhere"], "/nowhere"),
+        (["run", "train.lrr=1"], "did you mean 'train.lr'"),
+        (["run", "engine=rai"], "did you mean 'ray'"),
+        (["run", "engine=ray", "out=/proc/nowhere", *TWO_BLOCKS], "/proc/nowhere"),
+        (["run", "out=/proc/nowhere", *TWO_BLOCKS], "/proc/nowhere"),
+        (["run", "resume=/nowhere"], "/nowhere/config.yaml"),
+        (["run", *TWO_BLOCKS, "partition=random", "num_clients=61"], "num_clients=61 exceeds the 60 nodes"),
+        (["run", *TWO_BLOCKS, "partition=louvain", "num_clients=50"], "groups of nodes: lower num_clients"),
+        (["run", *TWO_BLOCKS, "split.train=0"], "client 0 has 30 nodes, none for training"),
+        (["partition", *TWO_BLOCKS, "split.train=0"], "client 0 has 30 nodes, none for training"),
+        (["datasets", "coar"], "did you mean 'cora'"),
         (["report", "/nowhere"], "/nowhere holds no run"),
     ],
 )
 def test_wrong_input_is_one_line_and_code_2(words, told, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     assert main(words) == 2
     err = capsys.readouterr().err
     assert told in err
@@ -90,6 +110,34 @@ def test_a_stored_configuration_repeats_the_run(clients, tmp_path):
     assert main(["run", *clients, "rounds=3", "seed=5", f"out={first}", "--no-report", "--quiet"]) == 0
     assert main(["run", f"config={first}/config.yaml", f"out={second}", "--no-report", "--quiet"]) == 0
     assert_same_arrays(_final(first), _final(second))
+
+
+def test_a_graph_of_ones_own_from_tables_to_a_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    ids = range(40)
+    Path("n.csv").write_text("id,label,a,b\n" + "".join(f"n{i},{'xy'[i % 2]},{i % 2},{i / 40}\n" for i in ids))
+    Path("e.csv").write_text("source,target\n" + "".join(f"n{i},n{(i + 2) % 40}\n" for i in ids))
+    assert main(["import", "--nodes", "n.csv", "--edges", "e.csv", "--undirected", "--name", "mine"]) == 0
+    assert main(["datasets", "mine"]) == 0
+    assert "nodes: 40" in capsys.readouterr().out
+    words = ["dataset=mine", "partition=random", "num_clients=2", "split.train=0.4"]
+    assert main(["partition", *words, "--describe", "--out", "parts"]) == 0
+    assert "2 client files" in capsys.readouterr().out
+    assert main(["run", "graph=parts", "rounds=2", "--quiet", "--no-report"]) == 0  # two clients: the folder says so
+    (folder,) = Path("runs").iterdir()
+    assert "-fedavg-mine-" in folder.name
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["dataset"] == "mine"
+    assert main(["run", *words, "rounds=2", "out=direct", "--quiet", "--no-report"]) == 0
+    assert_same_arrays(_final(folder), _final(Path("direct")))
+
+
+def test_a_truncated_client_file_is_named(clients, tmp_path, capsys):
+    path = tmp_path / "clients" / "client_0001.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+    assert main(["run", *clients, "rounds=1"]) == 2
+    assert "client_0001.safetensors cannot be read, it is truncated" in capsys.readouterr().err
 
 
 def test_reports_stand_side_by_side(clients, tmp_path):

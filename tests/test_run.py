@@ -1,6 +1,7 @@
 """The run loop: exchanges, scores, early stopping, partial participation, failures, checkpoints and resuming."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -272,3 +273,38 @@ def test_state_of_another_run_is_not_taken(tmp_path):
     mine.folder.parent.rename(other.folder.parent)
     with pytest.raises(FedGraphError, match="has run a, expected b"):
         other.read_last(5)
+
+
+def test_summary_keys_are_those_documented(run):
+    documented = set(re.findall(r"``(\w+)``", Recorder.finish.__doc__))
+    summary = run("rounds=2").summary
+    assert documented - {"best_val", "last", "last5", "attack", "privacy"} == set(summary)
+    assert set(summary["metrics"]) == {"best_val", "last", "last5"}
+
+
+def test_a_full_disk_in_the_middle_of_a_run_loses_no_checkpoint(run, monkeypatch):
+    """The disk is full from round 4 on; the checkpoint of round 2 is whole, and the run goes on from it."""
+    words = ["rounds=6", "checkpoint_every=2", "strategy=local"]
+    whole = run(*words)
+    out = f"out={whole.cfg.out}-full"
+    checkpoint, full = Recorder.checkpoint, []
+
+    def filled(self, server_round, *args):
+        full.append(server_round >= 4)
+        checkpoint(self, server_round, *args)
+
+    def fsync(fd):
+        if any(full):
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "checkpoint", filled)
+        patch.setattr("fedgraph_flwr.data.graph.os.fsync", fsync)
+        with pytest.raises(FedGraphError, match="No space left on device"):
+            run(*words, out)
+    resumed = run(*words, out, f"resume={whole.cfg.out}-full")
+    assert [r["metrics"] for r in resumed.rounds] == [r["metrics"] for r in whole.rounds]
+
+
+def test_a_run_can_be_resumed_unless_told_otherwise():
+    assert compose().checkpoint_every > 0

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedgraph_flwr.data.datasets import SOURCES, Source, at_hand
 from fedgraph_flwr.data.graph import read_header
-from fedgraph_flwr.data.root import data_root
+from fedgraph_flwr.data.root import data_root, imported_path
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 _HEADER = ("name", "nodes", "edges", "features", "classes", "at hand", "files go to")
@@ -64,7 +64,11 @@ def _imported() -> list[tuple[str, ...]]:
 def detail(name: str) -> str:
     """One dataset's files and source."""
     if name not in SOURCES:
-        raise unknown("dataset", name, SOURCES)
+        own = [row for row in _imported() if row[0] == name]
+        if not own:
+            raise unknown("dataset", name, [*SOURCES, *(row[0] for row in _imported())])
+        sizes = [f"{what}: {size}" for what, size in zip(_HEADER[1:6], own[0][1:6], strict=True)]
+        return "\n".join([f"{name}: your own, {imported_path(name)}", *sizes])
     source = SOURCES[name]
     lines = [f"{name}: {source.kind}, {source.origin}"]
     lines += [f"{what}: {size or 'varies'}" for what, size in zip(_HEADER[1:5], source.sizes, strict=True)]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, to_json
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed, unknown
 from fedgraph_flwr.records import FAILURE, SUMMARY
 from fedgraph_flwr.run import OnRound
 
@@ -50,7 +51,12 @@ def run_flower(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any
         RunFailed: Flower ended without a summary.
     """
     out = Path(cfg.out)
-    out.mkdir(parents=True, exist_ok=True)
+    if cfg.engine != "ray":
+        check_connection(cfg.engine)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedGraphError(f"cannot make the folder out={out}: {error.strerror or error}") from error
     for name in (SUMMARY, FAILURE):
         (out / name).unlink(missing_ok=True)
     if cfg.engine != "ray":
@@ -68,6 +74,24 @@ def run_flower(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any
     with local_superlink(out / "superlink.log") as environment:
         _flwr_run(cfg, "own", environment, on_round, ["--federation-config", federation])
     return _result(out)
+
+
+def check_connection(name: str) -> None:
+    """Check that Flower's configuration file has a SuperLink connection of this name.
+
+    Raises:
+        FedGraphError: it has not, so that ``engine`` is neither of ours nor Flower's.
+    """
+    from flwr.supercore.utils import get_flwr_home
+
+    path = get_flwr_home() / "config.toml"
+    try:
+        known = tomllib.loads(path.read_text()).get("superlink", {}) if path.is_file() else {}
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise FedGraphError(f"{path} cannot be read ({error})") from error
+    connections = {key for key, value in known.items() if isinstance(value, dict)}
+    if name not in connections:
+        raise unknown("engine", name, {"inline", "ray"} | connections, f"connections of {path}")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config import DatasetConfig, RunConfig
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import FORMAT_VERSION, read_header, write_bytes
 from fedgraph_flwr.data.hetero import load_graph
@@ -70,8 +70,14 @@ def num_clients(cfg: RunConfig) -> int:
 def settled(cfg: RunConfig) -> RunConfig:
     """The configuration with ``num_clients`` as it results, where a folder or the partition decides it.
 
-    It names the same client files. A generated graph keeps the number of clients it was asked for.
+    It names the same client files. A generated graph keeps the number of clients it was asked for; of a folder, the
+    files say which dataset they are of.
     """
+    if cfg.graph:
+        folder = Path(cfg.graph).expanduser()
+        check(folder)
+        name = read_header(files(folder)[0])[1].get("name") or folder.absolute().name
+        cfg = dataclasses.replace(cfg, dataset=DatasetConfig(name))
     if _pooled(cfg) or not (cfg.graph or cfg.partition.merge == "random_merge"):
         return cfg
     dataset = cfg.dataset
