@@ -138,7 +138,7 @@ def execute(table: Table, jobs: int, only: str = "") -> Path:
     path = RESULTS / f"{table.name}.csv"
     wanted = [job for job in table.jobs() if only in f"{job[0]}/{job[1]}/{job[2]}"]
     words = {(s, m, str(n)): " ".join(w) for s, m, n, w in table.jobs()}
-    kept = [r for r in read(path) if words.get((r["setting"], r["method"], r["seed"])) == r["words"]]
+    kept = [r for r in read(path) if r["words"] and words.get((r["setting"], r["method"], r["seed"])) == r["words"]]
     done = {(r["setting"], r["method"], int(r["seed"])) for r in kept}
     RESULTS.mkdir(exist_ok=True)
     with path.open("w", newline="") as file:

@@ -1,0 +1,97 @@
+"""Scores against scikit-learn, and their means over clients by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+
+from fedgraph_flwr import metrics
+from fedgraph_flwr.config import EvaluationConfig
+
+
+def drawn(classes: int, n: int = 60, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.cat([torch.arange(classes), torch.randint(classes, (n - classes,), generator=generator)])
+    logits = torch.randn(n, classes, generator=generator)
+    logits[torch.arange(n), y] += 0.7
+    return (logits.mul(2).round() if ties else logits), y
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("ties", [False, True])
+def test_scores_are_scikit_learns(classes, ties):
+    logits, y = drawn(classes, ties=ties)
+    guess = logits.argmax(1)
+    assert metrics.accuracy(logits, y) == pytest.approx(accuracy_score(y, guess))
+    assert metrics.macro_f1(logits, y) == pytest.approx(f1_score(y, guess, average="macro"))
+    chances = logits.double().softmax(1).numpy()
+    theirs = roc_auc_score(y, chances[:, 1] if classes == 2 else chances, multi_class="ovr", average="macro")
+    assert metrics.auc(logits, y) == pytest.approx(theirs)
+
+
+def test_macro_f1_leaves_out_classes_that_occur_nowhere():
+    logits = torch.eye(5)[[0, 0, 1, 3]]
+    y = torch.tensor([0, 1, 1, 0])
+    assert metrics.macro_f1(logits, y) == pytest.approx(f1_score(y, logits.argmax(1), average="macro"))
+    assert metrics.macro_f1(logits, y) == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
+
+
+def test_auc_of_one_class_is_not_a_number_and_of_those_that_occur_else():
+    logits, y = drawn(3)
+    assert math.isnan(metrics.auc(logits, torch.zeros_like(y)))
+    two = y.clamp(max=1)  # class 2 does not occur: the mean is over the other two
+    chances = logits.double().softmax(1).numpy()
+    theirs = np.mean([roc_auc_score(two == c, chances[:, c]) for c in (0, 1)])
+    assert metrics.auc(logits, two) == pytest.approx(theirs)
+
+
+def test_score_reads_the_nodes_of_each_split():
+    logits, y = drawn(3)
+    fold = torch.arange(60) % 3
+    told = metrics.score(logits, y, {"val": fold == 1, "test": fold == 2}, metrics.METRICS)
+    for split, number in (("val", 1), ("test", 2)):
+        chosen = fold == number
+        assert told[f"{split}-count"] == [20.0]
+        assert told[f"{split}-accuracy"] == [pytest.approx(accuracy_score(y[chosen], logits[chosen].argmax(1)))]
+        loss = -logits[chosen].log_softmax(1)[torch.arange(20), y[chosen]].mean()
+        assert told[f"{split}-loss"] == [pytest.approx(float(loss), rel=1e-5)]
+
+
+def test_the_pooled_graph_is_scored_by_part():
+    logits, y = drawn(3)
+    part, mask = torch.arange(60) // 25, torch.arange(60) < 50  # the third client has no node of the split
+    told = metrics.score(logits, y, {"test": mask}, ("accuracy",), part)
+    assert told["test-count"] == [25.0, 25.0, 0.0]
+    for p in (0, 1):
+        assert told["test-accuracy"][p] == pytest.approx(accuracy_score(y[part == p], logits[part == p].argmax(1)))
+    assert math.isnan(told["test-accuracy"][2])
+
+
+def test_means_over_clients_by_hand():
+    nan = float("nan")
+    told = {"test-accuracy": [0.5, 1.0, nan], "test-count": [30.0, 10.0, 0.0]}
+    means = metrics.averages(told, nodes=[100.0, 300.0, 50.0])
+    assert means["test_accuracy"] == 0.75  # the client without test nodes does not count
+    assert means["test_accuracy_by_test_nodes"] == (0.5 * 30 + 1.0 * 10) / 40
+    assert means["test_accuracy_by_nodes"] == (0.5 * 100 + 1.0 * 300) / 400
+    assert not any("count" in key for key in means)
+
+
+def test_means_of_nothing_are_not_a_number():
+    means = metrics.averages({"val-accuracy": [float("nan")] * 2, "val-count": [0.0, 0.0]})
+    assert math.isnan(means["val_accuracy"])
+    assert math.isnan(means["val_accuracy_by_test_nodes"])
+
+
+@pytest.mark.parametrize(
+    ("average", "suffix"), [("clients", ""), ("test_nodes", "_by_test_nodes"), ("nodes", "_by_nodes")]
+)
+@pytest.mark.parametrize("metric", metrics.METRICS)
+def test_headline_is_among_the_means(average, suffix, metric):
+    cfg = EvaluationConfig(metric=metric, average=average)
+    logits, y = drawn(2)
+    told = metrics.score(logits, y, {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg))
+    assert metrics.headline(cfg, "test") == f"test_{metric}{suffix}"
+    assert metrics.headline(cfg, "test") in metrics.averages(told, [60.0])

@@ -1,0 +1,184 @@
+"""The runner of the papers' tables: what it runs again and what not, and the table that it writes."""
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr import partition
+from fedgraph_flwr.config import compose
+from simulations import run as runner
+from simulations.run import Table, execute, main, summarise
+
+TOY = """\
+title: A toy
+source: Nobody, 2026, Table 1
+common: [dataset=csbm, dataset.clients=2, dataset.nodes=60, num_clients=2, rounds=2, model.hidden=4]
+settings:
+  few: [train.local_steps=1]
+  many: [train.local_steps=2]
+methods:
+  FedAvg: [strategy=fedavg]
+  Local: [strategy=local]
+  Majority: []
+seeds: [0, 1]
+paper:
+  few: {FedAvg: 81.5 (0.3)}
+notes: A note.
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of twelve quick runs whose results go to a temporary folder."""
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
+    path = tmp_path / "toy.yaml"
+    path.write_text(TOY)
+    return path
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """What is run, in order."""
+    seen, one = [], runner.one
+
+    def spy(job):
+        seen.append(job[:3])
+        return one(job)
+
+    monkeypatch.setattr(runner, "one", spy)
+    return seen
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_run_once_then_none(toy, ran):
+    path = execute(Table.load(toy), jobs=1)
+    table = Table.load(toy)
+    assert ran == [(s, m, seed) for seed in (0, 1) for s in ("few", "many") for m in ("FedAvg", "Local", "Majority")]
+    first = path.read_text()
+    ran.clear()
+    execute(table, jobs=1)
+    assert ran == []
+    assert path.read_text() == first
+    assert all(0 <= float(row["value"]) <= 1 for row in rows(path))
+
+
+def test_goes_on_where_it_stopped(toy, ran):
+    table = Table.load(toy)
+    path = execute(table, jobs=1)
+    whole = {(r["setting"], r["method"], r["seed"]): r["value"] for r in rows(path)}
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:6]) + "\nmany,Fed")  # killed in the middle of a row
+    ran.clear()
+    execute(table, jobs=1)
+    assert len(ran) == 12 - 5
+    assert {(r["setting"], r["method"], r["seed"]): r["value"] for r in rows(path)} == whole
+
+
+def test_only_runs_whose_words_have_changed_run_again(toy, ran):
+    execute(Table.load(toy), jobs=1)
+    ran.clear()
+    toy.write_text(TOY.replace("Local: [strategy=local]", "Local: [strategy=local, train.lr=0.5]"))
+    execute(Table.load(toy), jobs=1)
+    assert ran == [(s, "Local", seed) for seed in (0, 1) for s in ("few", "many")]
+
+
+def test_only_part_of_a_table(toy, ran):
+    path = execute(Table.load(toy), jobs=1, only="few/FedAvg")
+    assert ran == [("few", "FedAvg", 0), ("few", "FedAvg", 1)]
+    text = summarise(Table.load(toy))
+    assert "| many |  |  |  |  |" in text
+    assert "An empty cell has not been run yet." in text
+    assert len(rows(path)) == 2
+
+
+def test_processes_side_by_side_give_the_same_values(toy):
+    table = Table.load(toy)
+    alone = {r["setting"]: r["value"] for r in rows(execute(table, jobs=1, only="Local/0"))}
+    (runner.RESULTS / "toy.csv").unlink()
+    assert {r["setting"]: r["value"] for r in rows(execute(table, jobs=2, only="Local/0"))} == alone
+
+
+def test_a_value_is_that_of_the_run(toy):
+    table = Table.load(toy)
+    path = execute(table, jobs=1, only="many/FedAvg/1")
+    from fedgraph_flwr.run import run
+
+    words = [*table.common, "train.local_steps=2", "strategy=fedavg", "seed=1", f"out={toy.parent / 'own'}"]
+    assert float(rows(path)[0]["value"]) == run(compose(words))["test_accuracy"]
+
+
+def test_majority_by_hand(toy):
+    table = Table.load(toy)
+    path = execute(table, jobs=1, only="few/Majority/1")
+    cfg = compose([*table.common, "seed=1"])
+    graphs = [partition.load_client(cfg, i) for i in range(2)]
+    train = torch.cat([g.y[g.train_mask] for g in graphs]).tolist()
+    label = max(range(2), key=train.count)
+    shares = [np.mean([y == label for y in g.y[g.test_mask].tolist()]) for g in graphs]
+    assert float(rows(path)[0]["value"]) == pytest.approx(np.mean(shares))
+
+
+def test_markdown_against_means_by_hand(toy):
+    table = Table.load(toy)
+    values = {("few", "FedAvg"): (0.8, 0.9), ("few", "Local"): (0.5, 0.25), ("many", "FedAvg"): (0.123, 0.125)}
+    runner.RESULTS.mkdir()
+    with (runner.RESULTS / "toy.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, runner.FIELDS)
+        writer.writeheader()
+        for (setting, method), pair in values.items():
+            for seed, value in enumerate(pair):
+                writer.writerow({"setting": setting, "method": method, "seed": seed, "value": value})
+    lines = summarise(table).splitlines()
+    assert lines[0] == "# A toy"
+    assert "Nobody, 2026, Table 1" in lines
+    assert "| | FedAvg | paper | Local | Majority |" in lines
+    # sample standard deviation of two values is |a - b| / sqrt 2: 10 / 1.4142 = 7.07, 25 / 1.4142 = 17.68, 0.2 / 1.4142
+    assert "| few | 85.00 (7.07) | 81.5 (0.3) | 37.50 (17.68) |  |" in lines
+    assert "| many | 12.40 (0.14) |  |  |  |" in lines
+    assert lines[-1] == "A note."
+    assert "over 2 of 2 seeds" in summarise(table)
+
+
+def test_command_writes_the_table(toy, capsys):
+    assert main([str(toy), "--only", "few/Majority"]) == 0
+    assert re.search(r"\| few \|  \| 81\.5 \(0\.3\) \|  \| \d\d\.\d\d", (runner.RESULTS / "toy.md").read_text())
+    capsys.readouterr()
+    assert main([str(toy), "--list"]) == 0
+    assert capsys.readouterr().out.count("strategy=local") == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [(TOY + "settigns: {}\n", "key 'settigns' unknown"), (TOY.replace("fedavg]", "fedavgg]"), "did you mean 'fedavg'")],
+)
+def test_wrong_tables_end_with_2(toy, text, told, capsys):
+    toy.write_text(text)
+    assert main([str(toy)]) == 2
+    assert told in capsys.readouterr().err
+    assert main([str(toy.parent / "none.yaml")]) == 2
+    assert "no such table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted(Path(runner.__file__).parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_table_composes(path):
+    table = Table.load(path)
+    settings, methods = list(table.settings), list(table.methods)
+    for setting, method, seed, words in table.jobs():
+        if seed == table.seeds[0] and (setting == settings[0] or method == methods[0]) and method != runner.MAJORITY:
+            compose(words)
+    for setting, cells in table.paper.items():
+        assert setting in table.settings
+        assert not set(cells) - set(table.methods)
+
+
+def test_a_table_before_its_first_run(toy):
+    assert "over 0 of 2 seeds" in summarise(Table.load(toy))
