@@ -274,7 +274,7 @@ class Gaug(Metric):
         """Cross entropy of M on edges and random pairs."""
         if not self.training or not edges.row.numel():
             return z.new_zeros(())
-        negative = torch.randint(edges.num_nodes, (2, edges.row.numel()), device=z.device)
+        negative = torch.randint(edges.num_nodes, (2, edges.row.numel())).to(z.device)  # alike on every device
         row, col = torch.cat([torch.stack([edges.row, edges.col]), negative], 1)
         row, order = torch.sort(row)
         col = col[order]
