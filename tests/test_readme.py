@@ -1,0 +1,41 @@
+"""The README's commands are those there are."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedgraph_flwr.cli import COMMANDS, main
+from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.records import Recorder
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+RUNS = [line for line in re.findall(r"^fedgraph-flwr run (.*)$", TEXT, re.MULTILINE) if "runs/DIR" not in line]
+
+
+@pytest.mark.parametrize("line", RUNS)
+def test_runs_compose(line, capsys):
+    assert main(["run", "--dry-run", *shlex.split(line, comments=True)]) == 0
+
+
+def test_flowers_own_command_composes():
+    lines = re.findall(r"--run-config '(.*)'", TEXT)
+    assert lines
+    for line in lines:
+        compose(shlex.split(re.fullmatch(r'overrides="(.*)"', line).group(1)))
+
+
+def test_all_methods_and_commands_are_named():
+    assert not [name for name in group_names("strategy") if f"`{name}`" not in TEXT]
+    assert not [name for name in COMMANDS if f"fedgraph-flwr {name}" not in TEXT]
+
+
+def test_all_keys_of_the_summary_are_named():
+    documented = set(re.findall(r"``(\w+)``", Recorder.finish.__doc__)) - {"privacy", "attack"}
+    assert not [key for key in documented if f"`{key}`" not in TEXT]
+
+
+def test_the_test_command_is_what_ci_calls():
+    assert ".venv/bin/pytest -n 2" in TEXT
+    assert 'bin/pytest" -n 2' in (Path(__file__).parents[1] / ".ci" / "run").read_text()
