@@ -4,9 +4,11 @@ A method's client overrides the hook its paper changes: `loss` (the objective), 
 that come with the model), `send` (groups that travel back beside it), or adds phases with `@phase`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.messages import MODEL, Arrays, check_arrays, derive_seed
 from fedgraph_flwr.optim import Optimizer, make_optimizer
+from fedgraph_flwr.prepared import prepared
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
@@ -48,6 +51,7 @@ class GraphClient(NumPyClient):
         cfg: the run's configuration.
         graph: the client's private graph.
         device: where the model and its inputs live.
+        file: the graph's own file, beside which prepared inputs are kept; None keeps none.
 
     Attributes:
         model: the GNN; parameters whose names start with one of ``cfg.strategy.shared`` travel, the others stay.
@@ -57,8 +61,9 @@ class GraphClient(NumPyClient):
 
     Params: ClassVar[type] = NoParams
 
-    def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu"):
+    def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
+        self.file = file
         self.params = method_params(type(self), cfg)
         self.graph: ClientGraph = graph
         self.device = torch.device(device)
@@ -80,7 +85,16 @@ class GraphClient(NumPyClient):
 
     def prepare_inputs(self) -> Any:
         """What the network needs of the graph, computed once."""
-        return self.model.prepare(self.graph, self.device, self.dtype)
+        if self.file is None or not isinstance(self.graph, ClientGraph):
+            return self.model.prepare(self.graph, self.device, self.dtype)
+        settings = {
+            "model": dataclasses.asdict(self.cfg.model),
+            "strategy": [self.cfg.strategy.client, self.cfg.strategy.params],
+            "dtype": self.cfg.dtype,
+        }
+        graph = self.graph
+        make = partial(self.model.prepare, graph, "cpu", self.dtype)
+        return prepared(self.file, self.cfg.model.name, settings, graph, make).to(self.device)
 
     def describe(self) -> dict[str, Any]:
         """What the server learns before round 1."""

@@ -34,14 +34,14 @@ class FedHGNClient(GraphClient):
     Params: ClassVar[type] = Params
     model: HeteroModel
 
-    def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu"):
+    def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
         if not isinstance(graph, HeteroGraph):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs typed nodes and edges, such as dataset=aifb")
         if method_params(type(self), cfg).private_schema:
             held = [a for a, n in graph.counts.items() if n or a == graph.target]
             edge_types: list[EdgeType] = [r for r, index in graph.edges.items() if index.size(1)]
             graph = graph.on_schema(held, edge_types)
-        super().__init__(cfg, graph, device)
+        super().__init__(cfg, graph, *args, **kwargs)
         if not isinstance(self.model, HeteroModel) or not self.model.num_bases:
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} needs a model with bases: model=rgcn or simple_hgn, model.bases >= 1"

@@ -115,8 +115,8 @@ class FedSPAClient(GraphClient):
 
     Params: ClassVar[type] = Params
 
-    def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu"):
-        super().__init__(cfg, graph, device)
+    def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
+        super().__init__(cfg, graph, *args, **kwargs)
         self.fisher: Arrays = {}
         self.sealer: Sealer | None = None
         self.peers: Arrays = {}

@@ -7,6 +7,7 @@ the copying.
 """
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,12 +46,12 @@ def _answer(message: Message, context: Context) -> RecordDict:
     threads = int(context.node_config.get("threads", cfg.threads))
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-    client, version = _find(cfg, context, str(config.get("run", "")))
-    folder = _state_folder(cfg, context, client.graph.client, str(config.get("run", "")))
+    client, version = _find(cfg, context)
+    checkpoints = _checkpoint_folder(cfg, context, client, str(config.get("run", "")))
     if "resume" in config:
-        _resume(client, folder, int(config["resume"]))  # type: ignore[arg-type]
+        _resume(client, checkpoints, int(config["resume"]))  # type: ignore[arg-type]
         version += 1
-        _keep(client, version, context, folder)
+        _keep(client, version, context)
     # As torch.manual_seed, which beside this formats a stack trace for each accelerator that is not there: 0.2 ms a message.
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase)
     torch.default_generator.manual_seed(seed)
@@ -60,9 +61,9 @@ def _answer(message: Message, context: Context) -> RecordDict:
     groups, metrics = client.answer(phase, groups_of(message.content), config)
     if phase not in ("describe", "evaluate"):
         version += 1
-        _keep(client, version, context, folder)
-    if config.get("checkpoint") and folder:
-        folder.write_checkpoint(client.state(), server_round)
+        _keep(client, version, context)
+    if config.get("checkpoint") and checkpoints:
+        checkpoints.write_checkpoint(client.state(), server_round)
     reply = pack(groups)
     reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
     return reply
@@ -73,7 +74,7 @@ def _run_config(items: tuple[tuple[str, str], ...]) -> RunConfig:
     return from_run_config(dict(items))
 
 
-def _find(cfg: RunConfig, context: Context, run: str) -> tuple[GraphClient, int]:
+def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     """The live client of this node if it is up to date, else one rebuilt from its graph and its state.
 
     That is in ``context.state``, or, where the SuperNode was started anew since, in the node's state folder.
@@ -82,28 +83,28 @@ def _find(cfg: RunConfig, context: Context, run: str) -> tuple[GraphClient, int]
     stored = int(context.state.config_records[VERSION]["version"]) if VERSION in context.state.config_records else 0  # type: ignore[arg-type]
     if key in _live and (_live[key][1] == stored or context.node_config.get("live")):
         return _live[key]
-    client: GraphClient = locate(cfg.strategy.client)(cfg, load_graph(cfg, context), device(cfg, context))
+    path = context.node_config.get("graph")
+    file = Path(str(path)) if path else None
+    client: GraphClient = locate(cfg.strategy.client)(cfg, load_graph(cfg, context), device(cfg, context), file)
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
         client.load_state({name: torch.from_numpy(array) for name, array in arrays.items()})
-    elif (folder := _state_folder(cfg, context, client.graph.client, run)) and (
-        kept := folder.read_last(context.run_id)
-    ):
+    elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
         client.load_state(kept[0])
         stored = kept[1]
     _live[key] = (client, stored)
     return _live[key]
 
 
-def _keep(client: GraphClient, version: int, context: Context, folder: StateFolder | None) -> None:
+def _keep(client: GraphClient, version: int, context: Context) -> None:
     _live[context.run_id, context.node_id] = (client, version)
     if context.node_config.get("live"):
         return
     state = client.state()
     context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in state.items()})
     context.state[VERSION] = ConfigRecord({"version": version})
-    if folder and context.node_config.get("state"):
-        folder.write_last(state, context.run_id, version)
+    if folder := _last_folder(context, client):
+        folder.write_last(state, version)
 
 
 def load_graph(cfg: RunConfig, context: Context) -> Any:
@@ -133,10 +134,16 @@ def device(cfg: RunConfig, context: Context) -> torch.device:
     return torch.device("cuda" if name in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _state_folder(cfg: RunConfig, context: Context, client: int, run: str) -> StateFolder | None:
-    """Where private state is kept: the node's ``state`` folder; in a simulation, the run's own."""
+def _last_folder(context: Context, client: GraphClient) -> StateFolder | None:
+    """Where a SuperNode keeps the state of this Flower run, if it was given a folder."""
+    root = context.node_config.get("state")
+    return StateFolder(str(root), str(context.run_id), client.cfg.strategy.name, client.graph.client) if root else None
+
+
+def _checkpoint_folder(cfg: RunConfig, context: Context, client: GraphClient, run: str) -> StateFolder | None:
+    """Where checkpoints are kept: the node's ``state`` folder; in a simulation, the run's own."""
     root = context.node_config.get("state") or (f"{cfg.out}/state" if "partition-id" in context.node_config else None)
-    return StateFolder(str(root), run, cfg.strategy.name, client) if root else None
+    return StateFolder(str(root), run, cfg.strategy.name, client.graph.client) if root else None
 
 
 def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) -> None:

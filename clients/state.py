@@ -1,7 +1,7 @@
 """Private state on a node's own disk: what outlives its processes.
 
 ``ROOT/<strategy>-<run>/client_0000/`` holds ``last.safetensors``, written after each message that changed the state of a
-SuperNode with a state folder, and ``round_000010.safetensors`` for the last two checkpoints, from which a run is resumed.
+SuperNode with a state folder, or ``round_000010.safetensors`` for the last two checkpoints, from which a run is resumed.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ class StateFolder:
 
     Args:
         root: the folder that the node, or the simulation, keeps for all its runs.
-        run: name of the run, which a resumed run shares with the one it goes on with.
+        run: Flower's id of the run for the last state; for checkpoints the server's own name of it, which outlives a resumption.
         strategy: name of the method.
         client: index of the client.
     """
@@ -30,16 +30,16 @@ class StateFolder:
         self.folder = Path(root) / f"{strategy}-{run}" / f"client_{client:04d}"
         self.owner = {"schema": SCHEMA, "run": run, "strategy": strategy, "client": client}
 
-    def write_last(self, state: dict[str, Tensor], flower_run: int, version: int) -> None:
+    def write_last(self, state: dict[str, Tensor], version: int) -> None:
         """Keep the state of now, for a process that starts without it."""
-        self._write("last", state, {"flower_run": str(flower_run), "version": version})
+        self._write("last", state, {"version": version})
 
-    def read_last(self, flower_run: int) -> tuple[dict[str, Tensor], int] | None:
-        """That state and its version, if it is of this very Flower run (one that resumes goes on from a checkpoint)."""
+    def read_last(self) -> tuple[dict[str, Tensor], int] | None:
+        """That state and its version; None where there is none yet."""
         if not self._file("last").is_file():
             return None
         state, values = self._read("last")
-        return (state, int(values["version"])) if values["flower_run"] == str(flower_run) else None
+        return state, int(values["version"])
 
     def write_checkpoint(self, state: dict[str, Tensor], server_round: int) -> None:
         """Write this checkpoint and drop all but the one before it, which an interrupted server may still need."""

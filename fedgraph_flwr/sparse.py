@@ -74,6 +74,26 @@ class SparseMatrix:
         self.csr = _to_torch(csr, dtype)
         self.transposed = _to_torch(csr.T.tocsr(), dtype)
 
+    @classmethod
+    def from_parts(cls, parts: dict[str, Tensor], shape: tuple[int, int]) -> "SparseMatrix":
+        """From what `parts` gave."""
+        made = object.__new__(cls)
+        made.shape = shape
+        crow, col, value = parts["crow"], parts["col"], parts["value"]
+        made.csr = torch.sparse_csr_tensor(crow, col, value, shape)
+        crow, col, value = parts["crow_t"], parts["col_t"], parts["value_t"]
+        made.transposed = torch.sparse_csr_tensor(crow, col, value, (shape[1], shape[0]))
+        return made
+
+    def parts(self) -> dict[str, Tensor]:
+        """Its tensors by name, to be stored."""
+        sides = {"": self.csr, "_t": self.transposed}
+        return {
+            f"{name}{side}": tensor
+            for side, csr in sides.items()
+            for name, tensor in (("crow", csr.crow_indices()), ("col", csr.col_indices()), ("value", csr.values()))
+        }
+
     @property
     def nnz(self) -> int:
         """Stored entries."""

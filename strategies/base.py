@@ -237,6 +237,7 @@ class GraphStrategy(FlowerFedAvg):
         self._expected = {name: array.shape for name, array in self._arrays.items()}
         self.setup()
         first = self._resume() + 1
+        named = {"run": recorder.run}  # under which clients file a checkpoint of their private state
         recorder.setup_done()
         for self.server_round in range(first, cfg.rounds + 1):
             self._welcome()
@@ -249,7 +250,7 @@ class GraphStrategy(FlowerFedAvg):
                 if recorder.should_stop:
                     break
             checkpoint = bool(cfg.checkpoint_every) and self.server_round % cfg.checkpoint_every == 0
-            self._flags = {"evaluate": bool(fold), "checkpoint": checkpoint}
+            self._flags = {"evaluate": bool(fold), "checkpoint": checkpoint} | (named if checkpoint else {})
             recorder.begin_round(self.server_round, self._cohort)
             messages = self.front.configure_train(self.server_round, to_record(self._arrays), ConfigRecord(), grid)
             answers = self._exchange(TRAIN, messages)
@@ -263,7 +264,7 @@ class GraphStrategy(FlowerFedAvg):
             if checkpoint:
                 if not whole:  # those that did not train keep their state too
                     absent = sorted(set(self.clients) - set(self.cohort))
-                    self._exchange(DESCRIBE, self._messages(DESCRIBE, absent, {}, {"checkpoint": True}))
+                    self._exchange(DESCRIBE, self._messages(DESCRIBE, absent, {}, {"checkpoint": True, **named}))
                 recorder.checkpoint(self.server_round, self._arrays, self.server_state())
         if recorder.pending and not recorder.should_stop:
             self._evaluate()
@@ -285,7 +286,7 @@ class GraphStrategy(FlowerFedAvg):
         return messages
 
     def _config(self, phase: str, config: Mapping[str, Any]) -> ConfigRecord:
-        return ConfigRecord({"phase": phase, "round": self.server_round, "run": self.recorder.run, **config})
+        return ConfigRecord({"phase": phase, "round": self.server_round, **config})
 
     def _exchange(self, phase: str, messages: Iterable[Message]) -> list[tuple[Reply, Message]]:
         """Send, wait, and return the valid replies in the order of the clients.
@@ -459,7 +460,8 @@ class GraphStrategy(FlowerFedAvg):
         if self.front is not self:  # the rounds up to the next checkpoint may have been released once already
             self.front.released(self.recorder.releases + self.cfg.checkpoint_every)  # type: ignore[attr-defined]
         self.load_server_state(state)
-        restored = self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, {"resume": done}))
+        told = {"resume": done, "run": self.recorder.run}
+        restored = self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, told))
         if len(restored) < len(self.clients):
             reasons = "; ".join(self.recorder.setup_record["failed"].values())
             raise RunFailed(

@@ -26,6 +26,7 @@ from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.split import grouping_seed
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.prepared import SUFFIX
 
 VERSION = 1
 """Of the way from a configuration to client files; a change in what a partitioner gives raises it."""
@@ -183,8 +184,8 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def belongs(path: Path) -> bool:
-    """Whether a file is of the kind that `write` writes."""
-    return path.name == MANIFEST or (path.suffix == ".safetensors" and path.name.startswith("client_"))
+    """Whether a file is of the kind that `write` writes, or made of one by a client."""
+    return path.name == MANIFEST or (path.suffix in (".safetensors", SUFFIX) and path.name.startswith("client_"))
 
 
 def key(cfg: RunConfig) -> str:

@@ -29,8 +29,8 @@ class Fleet:
         graphs: folder of client files; node i is given the i-th.
     """
 
-    def __init__(self, folder: Path, graphs: Path, *, database: bool = False):
-        self.folder, self.graphs, self.database = folder, graphs, database
+    def __init__(self, folder: Path, graphs: Path):
+        self.folder, self.graphs = folder, graphs
         self.files = sorted(graphs.glob("client_*.safetensors"))
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -62,17 +62,17 @@ class Fleet:
             self.start_node(node)
 
     def start_superlink(self) -> None:
-        """TLS, authentication, and a database where the fleet has one; returns when it answers."""
+        """TLS, authentication and a database; returns when it answers."""
         words = ["--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"]
         words += ["--ssl-ca-certfile", str(self.keys / "ca.crt"), "--ssl-certfile", str(self.keys / "server.crt")]
         words += ["--ssl-keyfile", str(self.keys / "server.key"), "--disable-runtime-dependency-installation"]
-        words += ["--database", str(self.folder / "superlink.db")] if self.database else []
+        words += ["--database", str(self.folder / "superlink.db")]
         self._spawn("superlink", [tool("flower-superlink"), *words])
         wait_for(self._answers, "the SuperLink to answer")
 
     def start_node(self, node: int, **config: Any) -> None:
-        """SuperNode ``node`` with its client file and further node config."""
-        told = {"graph": str(self.files[node]), **config}
+        """SuperNode ``node`` with its client file, a state folder, and further node config."""
+        told = {"graph": str(self.files[node]), "state": str(self.folder / f"state_{node}"), **config}
         words = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
         words += ["--root-certificates", str(self.keys / "ca.crt")]
         words += ["--auth-supernode-private-key", str(self.keys / f"node_{node}")]
@@ -98,20 +98,30 @@ class Fleet:
     def begin(self, out: Path, *words: str) -> subprocess.Popen[bytes]:
         """Start ``fedgraph-flwr run`` on this fleet."""
         command = [sys.executable, "-m", "fedgraph_flwr", "run", "--quiet", "--no-report"]
-        command += [f"engine={NAME}", f"out={out}", f"num_clients={len(self.files)}", "model.hidden=8", *words]
+        if not any(word.startswith("resume=") for word in words):
+            command += [f"engine={NAME}", f"out={out}", f"num_clients={len(self.files)}", "model.hidden=8"]
+        command += words
         return self._spawn(f"run-{out.name}", command)
 
-    def run(self, out: Path, *words: str, code: int = 0) -> Finished:
+    def run(self, out: Path, *words: str) -> Finished:
         """Run to the end."""
         process = self.begin(out, *words)
-        found = process.wait(timeout=180)
-        log = self.log(f"run-{out.name}")
-        assert found == code, f"exit code {found}, expected {code}\n{log}"
+        if process.wait(timeout=240):
+            raise RuntimeError(self.log(f"run-{out.name}"))
         return finished(out)
 
     def log(self, name: str) -> str:
         """What a process printed so far."""
         return (self.folder / f"{name}.log").read_text()
+
+    def descendant(self, name: str, word: str) -> int:
+        """The id of a process that ``name`` started, by a word of its command line."""
+        group = self.processes[name].pid
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(path.name)) == group and word in (path / "cmdline").read_text():
+                    return int(path.name)
+        raise LookupError(f"{name} has no process '{word}'")
 
     def _answers(self) -> bool:
         context = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))

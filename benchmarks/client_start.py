@@ -1,0 +1,71 @@
+"""How long a client process needs before it can work: its imports, and its network's inputs, made or read.
+
+    python benchmarks/client_start.py [key=value ...]
+
+On a fleet each message meets a new process, so both count in every exchange. CPU seconds of fresh processes, the least of
+``REPEATS``, one after the other.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fedgraph_flwr.config import compose, to_json
+from fedgraph_flwr.partition import prepare
+
+REPEATS = 5
+
+FLOWER = "import flwr.supernode.cli.flwr_clientapp, fedgraph_flwr.client_app"
+IMPORTS = {
+    "Flower's client process and our app": FLOWER,
+    "and torch, with the first message": f"{FLOWER}, clients.session",
+    "and PyG, were it imported too": f"{FLOWER}, clients.session, torch_geometric",
+}
+
+_WATCH = "import resource, time; used = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])\n"
+
+_CLIENT = """
+import sys, torch
+from pathlib import Path
+from fedgraph_flwr.config import compose, locate
+from fedgraph_flwr.partition import load
+torch.set_num_threads(1)
+cfg, file, keep = compose(base=sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "keep"
+began = used()
+locate(cfg.strategy.client)(cfg, load(file), "cpu", file if keep else None)
+print(used() - began)
+"""
+
+
+def main() -> None:
+    """Print a table."""
+    for what, line in IMPORTS.items():
+        print(f"{what:40} {least(_WATCH + line + chr(10) + 'print(used())'):6.2f} s")
+    cfg = compose(sys.argv[1:])
+    graph = sorted(prepare(cfg).glob("client_*.safetensors"))[0]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, graph.name)
+        file.write_bytes(graph.read_bytes())
+        made = least(_WATCH + _CLIENT, to_json(cfg), str(file), "no")
+        once(_WATCH + _CLIENT, to_json(cfg), str(file), "keep")
+        read = least(_WATCH + _CLIENT, to_json(cfg), str(file), "keep")
+    print(
+        f"{cfg.strategy.name}'s client of {graph.parent.name}, built with inputs made {made:.3f} s, read {read:.3f} s"
+    )
+
+
+def once(program: str, *words: str) -> float:
+    """The number that a fresh process prints."""
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout.split()[-1]))
+
+
+def least(program: str, *words: str) -> float:
+    """The least of some runs."""
+    return min(once(program, *words) for _ in range(REPEATS))
+
+
+if __name__ == "__main__":
+    main()
