@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.config import ModelConfig
+from clients.fedhero import FedHEROClient
+from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import MODEL
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.structure_learner import METRICS, LatentGraph, smoothness, top_k
 from fedgraph_flwr.sparse import Pattern
+from tests.conftest import client_graph
+from tests.support import recorded_messages
 
 N, F, C, H = 23, 40, 3, 8
 
@@ -302,3 +306,127 @@ def test_an_option_outside_its_range_is_named(key, value):
 def test_bernoulli_needs_scores_that_are_probabilities():
     with pytest.raises(FedGraphError, match="att"):
         make_model(latent="bernoulli", metric="att")
+
+
+# --- the federation -----------------------------------------------------------------------------------------------
+
+HERO = ["strategy=fedhero", "model.k=4", "train.lr=0.05", "train.local_steps=1"]
+GLOBAL = ("structure_learner.", "global_convs.")
+
+
+def private(client: FedHEROClient) -> dict[str, torch.Tensor]:
+    return {n: t.detach().clone() for n, t in client.model.state_dict().items() if not n.startswith(GLOBAL)}
+
+
+def test_messages_hold_the_global_channel_and_nothing_else(run, monkeypatch):
+    with recorded_messages(monkeypatch) as messages:
+        finished = run(*HERO)
+    records = [record for _, _, content in messages for record in content.array_records.values()]
+    names = {name for name, _ in make_model().named_parameters() if name.startswith(GLOBAL)}
+    assert records
+    assert all(set(record) == names for record in records)
+    num_features, hidden, heads, layers = 5, 8, 4, 2
+    floats = (num_features * hidden + hidden) + 2 * heads * hidden + layers * (hidden * hidden + hidden)
+    assert {sum(int(np.prod(a.shape)) for a in record.values()) for record in records} == {floats}
+    assert set(finished.arrays) == names
+    assert all(set(content) <= {MODEL, "config", "metrics"} for _, _, content in messages)
+
+
+def test_a_broadcast_leaves_private_tensors_as_they_are():
+    cfg = compose([*HERO, "model.hidden=8"])
+    client = FedHEROClient(cfg, client_graph(0))
+    client.train()
+    before = private(client)
+    for _ in range(2):
+        client.evaluate([np.full_like(a, 0.7) for a in client.get_parameters({})], {})
+        assert all((t == 0.7).all() for n, t in client.model.state_dict().items() if n.startswith(GLOBAL))
+    after = private(client)
+    assert {name.split(".")[0] for name in before} == {"projection", "local_convs", "classifier"}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_with_alpha_one_and_no_smoothing_the_server_does_not_matter():
+    """f_0, f_loc and f_c move bit for bit as if nothing were shared, whatever arrives."""
+    cfg = compose([*HERO, "model.hidden=8", "model.alpha=1", "strategy.lam=0", "strategy.mu=0"])
+    alone, served = (FedHEROClient(cfg, client_graph(0)) for _ in range(2))
+    start = private(alone)
+    for server_round in range(3):
+        for client in (alone, served):
+            torch.manual_seed(server_round)
+            parameters = client.get_parameters({})
+            if client is served:
+                parameters = [np.random.default_rng(server_round).normal(size=a.shape) for a in parameters]
+            client.fit(parameters, {})
+    for name, tensor in private(alone).items():
+        assert torch.equal(tensor, private(served)[name]), name
+        assert not torch.equal(tensor, start[name]), name
+
+
+def test_the_global_channel_is_averaged_by_nodes(run, monkeypatch):
+    with recorded_messages(monkeypatch) as messages:
+        finished = run(*HERO, "rounds=1", sizes=(8, 24))
+    one, two = (c.array_records[MODEL] for d, _, c in messages if d == "up" and MODEL in c.array_records)
+    for name, array in finished.arrays.items():
+        expected = 0.25 * one[name].numpy().astype(np.float64) + 0.75 * two[name].numpy().astype(np.float64)
+        np.testing.assert_array_equal(array, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("shared", "prefixes"),
+    [
+        ("[]", ()),
+        ("['']", ("",)),
+        ("[local_convs.,projection.,classifier.]", ("local_convs.", "projection.", "classifier.")),
+    ],
+)
+@pytest.mark.parametrize("dual", ["true", "false"])
+def test_table_5_shares_by_prefix(run, monkeypatch, shared, prefixes, dual):
+    with recorded_messages(monkeypatch) as messages:
+        run(*HERO, "rounds=2", f"strategy.shared={shared}", f"model.dual_channel={dual}")
+    sent = {name for _, _, content in messages for record in content.array_records.values() for name in record}
+    names = {name for name, _ in make_model(dual_channel=dual == "true").named_parameters()}
+    assert sent == {name for name in names if name.startswith(prefixes)}
+
+
+def test_objective_is_cross_entropy_plus_smoothness():
+    words = [*HERO, "model.hidden=8", "model.dropout=0", "strategy.reduction=sum", "dtype=float64"]
+    loss = {}
+    for lam, mu in ((0, 0), (0.3, 0), (0, 0.7), (0.3, 0.7)):
+        client = FedHEROClient(compose([*words, f"strategy.lam={lam}", f"strategy.mu={mu}"]), client_graph(0))
+        loss[lam, mu] = client.loss().item()
+    latent = dense(client.model.both(client.inputs)[1])
+    x = client.graph.x.double().numpy()
+    smooth = 0.3 * (latent * ((x[:, None] - x[None]) ** 2).sum(-1)).sum()
+    task = torch.nn.functional.cross_entropy(client.predict()[client.train_nodes], client.y[client.train_nodes]).item()
+    assert loss[0, 0] == pytest.approx(task)
+    assert loss[0.3, 0] - task == pytest.approx(smooth)
+    assert loss[0, 0.7] - task == pytest.approx(0.7 * (latent**2).sum())
+    assert loss[0.3, 0.7] - task == pytest.approx(smooth + 0.7 * (latent**2).sum())
+
+
+def test_the_attack_is_reported_in_the_summary(run):
+    hero = run(*HERO, "attack=link_inference").summary["attack"]
+    assert set(hero["on_graph"]) == set(hero["without_edges"]) == {"structure_learner"}
+    assert hero["accuracy"] == hero["on_graph"]["structure_learner"]["accuracy"]
+    assert run("strategy=local", "attack=link_inference").summary["attack"]["accuracy"] == 0.5
+    assert run("attack=link_inference").summary["attack"]["representation"] == "prediction"
+
+
+def test_another_network_is_refused(run):
+    with pytest.raises(FedGraphError, match="model=fedhero"):
+        run("strategy=fedhero", "model=gcn")
+
+
+def test_the_protocol_is_the_papers():
+    cfg = compose(["protocol=fedhero", "strategy=fedhero"])
+    assert (cfg.rounds, cfg.train.lr, cfg.train.local_steps, cfg.split.kind, cfg.split.folds) == (
+        200,
+        0.005,
+        1,
+        "kfold",
+        5,
+    )
+    assert (cfg.model.name, cfg.model.params["alpha"], cfg.model.params["k"]) == ("fedhero", 0.2, 20)
+    assert (cfg.evaluation.metric, cfg.evaluation.average, cfg.dataset.undirected) == ("accuracy", "clients", False)
+    assert compose(["protocol=fedhero", "strategy=fedprox"]).model.name == "projected_gcn"
+    assert compose(["protocol=fedhero", "dataset=credit"]).evaluation.metric == "auc"
