@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -157,7 +158,7 @@ def _flwr_run(
     process = subprocess.Popen(
         [*command, *(options or [])], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    rounds, shown = Path(cfg.out) / "rounds.jsonl", 0
+    rounds, shown, run_id = Path(cfg.out) / "rounds.jsonl", 0, ""
     tail: list[str] = []
     with (Path(cfg.out) / "flower.log").open("w") as log:
         try:
@@ -165,6 +166,8 @@ def _flwr_run(
                 log.write(line)
                 log.flush()
                 tail = [*tail[-20:], line.rstrip()]
+                if started := re.search(r"started run (\d+)", line):
+                    run_id = started[1]
                 if on_round and rounds.is_file():
                     lines = rounds.read_text().splitlines()
                     for record in lines[shown:]:
@@ -172,6 +175,9 @@ def _flwr_run(
                     shown = len(lines)
         except BaseException:
             process.terminate()
+            if run_id:  # else the run would go on without us
+                stop = [tool("flwr"), "stop", run_id, connection]
+                subprocess.run(stop, env=environment, stdout=log, stderr=log, timeout=60, check=False)
             raise
     if process.wait() != 0 and not (Path(cfg.out) / FAILURE).is_file():
         raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {' '.join(tail[-3:])}")

@@ -86,6 +86,18 @@ class Fleet:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def restart_node(self, node: int) -> None:
+        """Start a killed node again until the SuperLink, which still waits for the old one's heartbeat, takes it."""
+
+        def taken() -> bool:
+            name = f"node_{node}"
+            if name not in self.processes or self.processes[name].poll() is not None:
+                self.start_node(node)
+            return self.log(name).count("SuperNode ID:") > before
+
+        before = self.log(f"node_{node}").count("SuperNode ID:")
+        wait_for(taken, f"node {node} to be taken again", 180)
+
     def stop(self) -> None:
         """End everything, the SuperLink last."""
         for name in reversed(list(self.processes)):
