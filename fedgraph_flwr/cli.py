@@ -69,3 +69,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 def _as_interrupt(signum: int, frame: Any) -> None:
     raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -221,14 +221,22 @@ def _wait_healthy(port: int, process: subprocess.Popen[bytes], log_file: Path, t
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it started, politely, then not."""
-    for kind in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, kind)
-        try:
-            process.wait(timeout=10)
-            break
-        except subprocess.TimeoutExpired:
-            continue
+    """End a process and all that came of it, politely, then not.
+
+    Flower starts a simulation, and Ray its workers, in sessions of their own, which a signal to the group does not reach.
+    """
+    import psutil
+
+    family = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        leader = psutil.Process(process.pid)
+        family = [leader, *leader.children(recursive=True)]
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.terminate()
+    for member in psutil.wait_procs(family, timeout=10)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,9 +1,17 @@
 """Flower's simulation on Ray: the same parameters as in this process, and errors that come back as sentences."""
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
 import pytest
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.flower import app_folder, run_flower
+from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.run import with_folder
 from tests.support import Finished, assert_same_arrays
@@ -30,6 +38,29 @@ def test_wrong_input_on_the_server_comes_back_as_its_sentence(run, tmp_path):
     cfg.out = str(tmp_path / "ray")
     with pytest.raises(FedGraphError, match="holds no checkpoint"):
         run_flower(cfg)
+
+
+def test_an_interrupted_simulation_ends_with_all_its_processes_and_goes_on(run, tmp_path):
+    words = ["rounds=400", "checkpoint_every=5", "strategy=local", "num_clients=3", "model.hidden=8"]
+    words += [f"graph={run('rounds=1').cfg.graph}", f"out={tmp_path / 'ray'}"]
+    command = [sys.executable, "-m", "fedgraph_flwr", "run", *words, "engine=ray", "--quiet", "--no-report"]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
+    everyone = psutil.Process(process.pid)
+    deadline = time.monotonic() + 180
+    while not (tmp_path / "ray" / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started = everyone.children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 130, err
+    assert f"resume={tmp_path / 'ray'}" in err
+    assert started
+    assert psutil.wait_procs(started, timeout=10)[1] == []
+    whole = run(*words[:-1])
+    resumed = compose([f"resume={tmp_path / 'ray'}", "engine=inline"], tmp_path / "ray" / "config.yaml")
+    resumed.out = resumed.resume
+    again = Finished(resumed, run_inline(resumed))
+    assert [r["metrics"] for r in again.rounds] == [r["metrics"] for r in whole.rounds]
 
 
 def test_an_installed_package_runs_from_a_stub(tmp_path, monkeypatch):
