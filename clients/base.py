@@ -105,7 +105,8 @@ class GraphClient(NumPyClient):
             "num_classes": self.graph.num_classes,
         }
         if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
-            told["num_nodes"] = self.graph.num_nodes
+            part = self.graph.part
+            told["num_nodes"] = part.bincount().tolist() if part.numel() else self.graph.num_nodes
         return told
 
     def receive(self, groups: dict[str, Arrays]) -> None:

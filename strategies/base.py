@@ -170,7 +170,7 @@ class GraphStrategy(FlowerFedAvg):
         if rule == "uniform":
             return [1.0] * len(replies)
         key = {"train": "num_train", "nodes": "num_nodes"}[rule]
-        return [float(self.clients[reply.client].told[key]) for reply in replies]
+        return [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
 
     def ask(
         self,
