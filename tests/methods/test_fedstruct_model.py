@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedgraph_flwr import models, structure_features
-from fedgraph_flwr.config import ModelConfig
+from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.fedstruct import FedStruct
@@ -175,3 +175,27 @@ def test_node2vec_puts_a_cliques_nodes_together():
     np.testing.assert_array_equal(
         vectors, structure_features.node2vec(two_cliques(), 13, 8, seed=0, walks=40, length=20, epochs=5)
     )
+
+
+def test_protocol_sizes_each_network_by_table_4():
+    """Rounds, λ, weight decay, L, L_s and the layers of f and g; GraphSAGE has sizes of its own."""
+    table = {
+        "cora": (40, 0.002, 5e-4, 2, 10, 64, [256]),
+        "citeseer": (60, 0.002, 5e-4, 2, 20, 64, [128, 64]),
+        "pubmed": (125, 0.008, 1e-3, 2, 20, 128, [128]),
+        "chameleon": (60, 0.003, 3e-4, 1, 1, 64, [256]),
+        "photo": (150, 0.005, 1e-3, 1, 3, 256, [256]),
+        "amazon-ratings": (70, 0.002, 2e-4, 2, 5, 64, [256]),
+    }
+    for dataset, expected in table.items():
+        cfg = compose(["protocol=fedstruct", f"dataset={dataset}", "strategy=fedstruct"])
+        own = cfg.model.params
+        sizes = (own["hops"], own["structure_hops"], cfg.model.hidden, own["structure_layers"])
+        assert (cfg.rounds, cfg.train.lr, cfg.train.weight_decay, *sizes) == expected
+        assert own["structure_width"] == 256
+        assert (cfg.split.scope, cfg.split.train, cfg.evaluation.select) == ("global", 0.1, "last")
+        baseline = compose(["protocol=fedstruct", f"dataset={dataset}", "strategy=fedgrad"])
+        assert baseline.model.name == "sage"
+        assert baseline.rounds == expected[0]
+        assert "structure_hops" not in baseline.model.params
+        models.build(baseline.model, F, C)

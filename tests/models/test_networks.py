@@ -134,6 +134,22 @@ def test_gcn_equals_pyg():
     torch.testing.assert_close(logits(model, g), h)
 
 
+def test_sage_with_norm_and_head_hears_out_neighbours():
+    g = graph(share=0.5)
+    model = network("sage", input_norm=True, head=True, out_neighbours=True)
+    w, x = arrays(model), g.x.double().numpy()
+    centred = x - x.mean(1, keepdims=True)
+    h = centred / np.sqrt(x.var(1, keepdims=True) + 1e-5) * w["norm.weight"] + w["norm.bias"]
+    a = dense_adjacency(g, loops=False).T  # row source: the nodes that one's edges lead to
+    mean = a / np.maximum(a.sum(1, keepdims=True), 1)
+    for i in range(2):
+        h = relu(h) if i else h
+        own = h @ w[f"layers.{i}.itself.weight"] + w[f"layers.{i}.itself.bias"]
+        h = own + mean @ h @ w[f"layers.{i}.neighbours.weight"]
+    expected = h @ w["head.weight"] + w["head.bias"]
+    np.testing.assert_allclose(logits(model, g).detach().numpy(), expected, atol=1e-10)
+
+
 def test_sage_equals_pyg():
     from torch_geometric.nn import SAGEConv
 
