@@ -46,8 +46,6 @@ class PrivateFedStruct(FedStruct):
         """Phase 1; what it leaves for each client."""
         self.embeddings += 1
         config = {"train": train, "scored": scored, "embedding": self.embeddings}
-        if "resume" in self._flags:  # private state must be back before the first phase of the round
-            config["resume"] = self._flags.pop("resume")
         groups = {"g": {name: tensor.numpy() for name, tensor in self.g.items()}} if self.g else {}
         return relayed(self.ask_all("embed", groups, **config), ENVELOPES)
 
@@ -73,8 +71,10 @@ class PrivateFedStruct(FedStruct):
         for reply in replies:
             upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[STRUCTURE]["s"]
         rows: dict[int, Groups] = {client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()}
-        checkpoint = bool(self._flags.get("checkpoint"))
-        owners = self.ask_all("step_own", rows, labelled=self.labelled(replies), checkpoint=checkpoint)
+        filed = {
+            key: self._flags[key] for key in ("checkpoint", "run") if key in self._flags
+        }  # s_u changes after training
+        owners = self.ask_all("step_own", rows, labelled=self.labelled(replies), **filed)
         gradients = FedGrad.gradients(self, arrays, replies)
         for name in self.g:
             gradients[f"g.{name}"] = torch.from_numpy(np.sum([r.groups["g"][name] for r in owners], axis=0))

@@ -24,7 +24,7 @@ def parameters(finished: Finished) -> dict[str, np.ndarray]:
         if group == "arrays" or (group == "server" and not name.startswith("optimizer/")):
             found["s" if name == "structure/s" else name.removeprefix("structure/")] = tensor.numpy()
     if finished.cfg.strategy.name == "fedstruct_private":
-        files = [sorted(folder.glob("round_*"))[-1] for folder in sorted((finished.out / "state").iterdir())]
+        files = [sorted(folder.glob("round_*"))[-1] for folder in sorted(finished.out.glob("state/*/client_*"))]
         found["s"] = np.empty((N, read_tensors(files[0])[0]["own/own_s"].shape[1]))
         for graph, file in zip(world(), files, strict=True):
             found["s"][graph.node_id.numpy()] = read_tensors(file)[0]["own/own_s"].numpy()
