@@ -27,6 +27,10 @@ def test_one_layer_trains_as_on_the_whole_graph(train):
         for name, parameter in model.named_parameters():
             expected = (parameter - parameter.grad).detach()
             np.testing.assert_allclose(finished.arrays[name], expected, atol=1e-12, err_msg=f"{kind} {name}")
+            parameter.data = expected
+        right = model(model.prepare(whole, dtype=torch.float64)).argmax(1) == whole.y
+        accuracy = [right[g.node_id[g.test_mask]].double().mean().item() for g in world(kind)]
+        assert finished.rounds[-1]["clients"]["test-accuracy"] == pytest.approx(accuracy)
 
 
 def test_one_client_is_gradient_averaging(train):
