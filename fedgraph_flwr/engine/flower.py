@@ -61,7 +61,7 @@ def run_flower(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any
     for name in (SUMMARY, FAILURE):
         (out / name).unlink(missing_ok=True)
     if cfg.engine != "ray":
-        _flwr_run(cfg, cfg.engine, os.environ.copy(), on_round)
+        _flwr_run(cfg, cfg.engine, _environment(), on_round)
         return _result(out)
     from fedgraph_flwr import partition
 
@@ -105,7 +105,7 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="fedgraph-flwr-") as home:
         port = free_port()
         environment = {
-            **os.environ,
+            **_environment(),
             "FLWR_HOME": home,
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -192,6 +192,11 @@ def _result(out: Path) -> dict[str, Any]:
         raise RunFailed(f"Flower ended without a {SUMMARY} in {out}; its log is {out / 'flower.log'}")
     summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
     return summary
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with Flower's commands on the PATH: they call each other by name, also where no environment is active."""
+    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
 
 
 def tool(name: str) -> str:

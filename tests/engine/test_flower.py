@@ -1,5 +1,6 @@
 """Flower's simulation on Ray: the same parameters as in this process, and errors that come back as sentences."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.fleet
 
 
 @pytest.mark.parametrize("words", [["strategy=fedavg"], ["strategy=local", "evaluation.trained=true"]])
-def test_ray_gives_the_parameters_of_the_inline_engine(run, tmp_path, words):
+def test_ray_gives_the_parameters_of_the_inline_engine(run, tmp_path, words, monkeypatch):
+    monkeypatch.setenv("PATH", os.defpath)  # no environment is active
     words = [*words, "rounds=3", "checkpoint_every=2"]
     inline = run(*words)
     cfg = with_folder(compose([*words, f"graph={inline.cfg.graph}", "num_clients=3", "model.hidden=8", "engine=ray"]))

@@ -234,6 +234,8 @@ def test_only_support_rows_of_s_travel(train, monkeypatch):
 
 
 def test_b_refuses_features_that_need_the_global_graph(train):
+    pytest.importorskip("orbit_count")
+    pytest.importorskip("gensim")
     for features in ("graphlets", "node2vec"):
         with pytest.raises(FedGraphError, match=r"nobody has in FedStruct-B.*fedstruct_a"):
             train(f"strategy.features={features}")
