@@ -98,7 +98,7 @@ class GraphClient(NumPyClient):
 
     def describe(self) -> dict[str, Any]:
         """What the server learns before round 1."""
-        told = {
+        told: dict[str, Any] = {
             "client": self.graph.client,
             "num_train": self.num_train,
             "num_features": self.graph.num_features,
