@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedgraph_flwr.cli import COMMANDS, main
 from fedgraph_flwr.data.graph import read_tensors
@@ -74,6 +75,13 @@ def test_wrong_input_is_one_line_and_code_2(words, told, capsys, tmp_path, monke
     err = capsys.readouterr().err
     assert told in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_code_2(clients, tmp_path, capsys):
+    assert main(["run", *clients, "device=cuda", f"out={tmp_path / 'out'}"]) == 2
+    assert "this node sees no GPU; use device=auto or device=cpu" in capsys.readouterr().err
+    assert main(["run", *clients, "device=auto", "rounds=1", f"out={tmp_path / 'out'}", "--quiet", "--no-report"]) == 0
 
 
 def test_unknown_command_is_code_2():
