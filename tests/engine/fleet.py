@@ -96,7 +96,7 @@ class Fleet:
             return self.log(name).count("SuperNode ID:") > before
 
         before = self.log(f"node_{node}").count("SuperNode ID:")
-        wait_for(taken, f"node {node} to be taken again", 180)
+        wait_for(taken, f"node {node} to be taken again")
 
     def stop(self) -> None:
         """End everything, the SuperLink last."""
@@ -118,7 +118,7 @@ class Fleet:
     def run(self, out: Path, *words: str) -> Finished:
         """Run to the end."""
         process = self.begin(out, *words)
-        if process.wait(timeout=240):
+        if process.wait(timeout=400):
             raise RuntimeError(self.log(f"run-{out.name}"))
         return finished(out)
 
@@ -126,14 +126,14 @@ class Fleet:
         """What a process printed so far."""
         return (self.folder / f"{name}.log").read_text()
 
-    def descendant(self, name: str, word: str) -> int:
-        """The id of a process that ``name`` started, by a word of its command line."""
-        group = self.processes[name].pid
+    def process_id(self, command: str) -> int:
+        """The id of a process of this fleet by its command: one that Flower started, perhaps in a session of its own."""
+        home = f"FLWR_HOME={self.environment['FLWR_HOME']}"
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if os.getpgid(int(path.name)) == group and word in (path / "cmdline").read_text():
+                if command in (path / "cmdline").read_text() and home in (path / "environ").read_text():
                     return int(path.name)
-        raise LookupError(f"{name} has no process '{word}'")
+        raise LookupError(f"no process of this fleet runs {command}")
 
     def _answers(self) -> bool:
         context = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
@@ -157,7 +157,7 @@ class Fleet:
         return process
 
 
-def wait_for(true: Callable[[], bool], what: str, timeout: float = 90.0) -> None:
+def wait_for(true: Callable[[], bool], what: str, timeout: float = 240.0) -> None:
     """Ask until it is true.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import client_graph
-from tests.engine.fleet import Fleet, finished, wait_for
+from tests.engine.fleet import Fleet, wait_for
 from tests.support import assert_same_arrays
 
 pytestmark = pytest.mark.fleet
@@ -53,42 +53,35 @@ def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_pa
 def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_back(fleet, tmp_path):
     out = tmp_path / "found"
     trained = fleet.log("node_1").count("train message")
-    process = fleet.begin(out, "rounds=2", "strategy.timeout=40")
+    process = fleet.begin(out, "rounds=60", "strategy.timeout=30")
     wait_for(lambda: fleet.log("node_1").count("train message") > trained, "node 1 to be asked to train")
     fleet.kill("node_1")
     os.killpg(fleet.processes["node_2"].pid, signal.SIGSTOP)
-    fleet.start_node(1)
-    log = out / "flower.log"
-    wait_for(lambda: "no answer within" in log.read_text() or process.poll() is not None, "the end of round 1")
+    wait_for(lambda: (out / "flower.log").read_text().count("no answer within 30 s") == 2, "the end of round 1")
     os.killpg(fleet.processes["node_2"].pid, signal.SIGCONT)
-    assert process.wait(timeout=180) == 0, fleet.log("run-found")
-    first, second = _rounds(out)
-    assert first["failed"] == {f"{c} (train)": "no answer within 40 s" for c in (1, 2)}
-    assert not second["failed"]
-    assert finished(out).summary["failures"] == first["failed"]
+    fleet.restart_node(1)
+    wait_for(lambda: len(_rounds(out)) > 1 and not _rounds(out)[-1]["failed"], "a round without a failure")
+    process.terminate()
+    assert process.wait(timeout=60) == 130
+    first, *_, last = _rounds(out)
+    assert first["failed"] == {f"{client} (train)": "no answer within 30 s" for client in (1, 2)}
+    assert last["clients"]["test-count"] == [3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
 def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim):
     out = tmp_path / "found"
-    process = fleet.begin(out, "rounds=4", "checkpoint_every=1")
-    wait_for(lambda: _rounds(out), "round 1 to be recorded")
+    process = fleet.begin(out, "rounds=3", "checkpoint_every=1")
+    wait_for((out / "checkpoint.safetensors").is_file, "round 1 to end")
     if victim == "ServerApp":
-        os.kill(fleet.descendant("superlink", "flwr-serverapp"), signal.SIGKILL)
+        os.kill(fleet.process_id("flwr-serverapp"), signal.SIGKILL)
     else:
         fleet.kill("superlink")
-    import time
-
-    t = time.time()
-    print("waiting", victim)
-    try:
-        print(process.wait(timeout=180), time.time() - t)
-    except Exception as e:
-        print(e)
-    print(fleet.log("run-found"))
+    assert process.wait(timeout=240) == 1
+    assert "error: " in fleet.log("run-found")
     if victim == "SuperLink":
         fleet.start_superlink()
     found = fleet.run(out, f"resume={out}")
-    expected = inline("rounds=4")
+    expected = inline("rounds=3")
     assert_same_arrays(found.arrays, expected.arrays)
     assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
