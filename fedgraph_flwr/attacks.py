@@ -30,9 +30,12 @@ def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     representations as the client computes them, and ``without_edges``, from the features alone. ``features`` ranks pairs
     by the raw features, which no training exposes.
 
+    Linked nodes may also be less alike than others, as on heterophilic graphs, which tells as much to an attacker who
+    knows a few links: the headline counts the better of the two directions.
+
     Returns:
-        ``accuracy`` and ``auc`` of the strongest representation on the graph (0.5 where nothing travels), its name
-        ``representation``, and per reading and representation the means over clients.
+        ``accuracy`` and ``auc``, both at least 0.5, of the strongest representation on the graph (0.5 where nothing
+        travels), its name ``representation``, and per reading and representation the means over clients, as they are.
     """
     from fedgraph_flwr import partition
 
@@ -53,8 +56,9 @@ def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
             for name, values in by_name.items()
         }
     for name, means in report["on_graph"].items():
-        if report["representation"] == "none" or means["auc"] > report["auc"]:
-            report |= means | {"representation": name}
+        told = {key: 0.5 + abs(value - 0.5) for key, value in means.items()}
+        if report["representation"] == "none" or told["auc"] > report["auc"]:
+            report |= told | {"representation": name}
     return report
 
 

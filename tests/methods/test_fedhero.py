@@ -407,7 +407,7 @@ def test_objective_is_cross_entropy_plus_smoothness():
 def test_the_attack_is_reported_in_the_summary(run):
     hero = run(*HERO, "attack=link_inference").summary["attack"]
     assert set(hero["on_graph"]) == set(hero["without_edges"]) == {"structure_learner"}
-    assert hero["accuracy"] == hero["on_graph"]["structure_learner"]["accuracy"]
+    assert hero["accuracy"] == 0.5 + abs(hero["on_graph"]["structure_learner"]["accuracy"] - 0.5)
     assert run("strategy=local", "attack=link_inference").summary["attack"]["accuracy"] == 0.5
     assert run("attack=link_inference").summary["attack"]["representation"] == "prediction"
 
