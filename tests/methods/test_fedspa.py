@@ -355,14 +355,14 @@ def replies_of(messages: list[Any]) -> list[dict[str, dict[str, np.ndarray]]]:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("words", [(), ("strategy.fraction=0.67", "seed=3")])
+@pytest.mark.parametrize("words", [(), ("strategy.fraction=0.75", "seed=3")])
 def test_each_group_is_averaged_with_its_own_weights(run, monkeypatch, profile, words):
     """A second derivation from the messages: S_i from the graphs, Eq. (8)-(12) in NumPy, on the cohort."""
-    sizes = (12, 16, 20)
+    sizes = (12, 20, 16, 24)
     with recorded_messages(monkeypatch) as messages:
         finished = run("strategy=fedspa", *SGD, f"model.profile={profile}", "rounds=1", *words, sizes=sizes)
     cohort = finished.rounds[0]["cohort"]
-    assert len(cohort) == (2 if words else 3)
+    assert cohort == ([1, 2, 3] if words else [0, 1, 2, 3]), "a client's place in the list is not its index"
     sent = replies_of(messages)
     n = np.array([sizes[i] for i in cohort], dtype=float)
 
