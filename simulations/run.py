@@ -5,7 +5,8 @@ A YAML file names what is compared:
     title, source      what it reproduces, and where the paper says so
     common             words (``key=value``) of every run
     settings           name → words: the rows of the table, or the points of a figure's x axis
-    methods            name → words: the columns. The method ``Majority`` runs nothing: it scores the most frequent label
+    methods            name → words: the columns. Two run nothing: ``Majority`` scores the most frequent label, ``Homophily``
+                       is the mean over clients of their graphs' node homophily
     seeds              list of seeds
     paper              setting → method → the paper's figure, as it prints it
     notes              what a reader must know; printed under the table
@@ -47,6 +48,7 @@ FIELDS = (
 )
 FIELDS += ("bytes_up", "bytes_down", "words", "commit")
 MAJORITY = "Majority"
+HOMOPHILY = "Homophily"
 
 
 @dataclass
@@ -100,12 +102,27 @@ def one(job: tuple[str, str, int, list[str]]) -> dict[str, Any]:
     row = {"setting": setting, "method": method, "seed": seed, "words": " ".join(words)}
     if method == MAJORITY:
         return {**row, "value": majority(words)}
+    if method == HOMOPHILY:
+        return {**row, "value": homophily(words)}
     with tempfile.TemporaryDirectory() as out:
         summary = run(compose([*words, "checkpoint_every=0", f"out={out}"]))
     key = summary["headline"].split(" at ")[0]
     at = {name: summary["metrics"][name][key] for name in ("last", "last5")}
     same = {name: summary[name] for name in FIELDS if name in summary and name not in row}
+    if "attack" in summary:
+        return {**row, **same, "headline": "the attack's accuracy", "value": summary["attack"]["accuracy"]}
     return {**row, **same, **at, "value": summary["test_accuracy"]}
+
+
+def homophily(words: Sequence[str]) -> float:
+    """Mean over clients of the mean share of a node's in-neighbours that are of its class."""
+    from fedgraph_flwr import partition
+    from fedgraph_flwr.config import compose
+    from fedgraph_flwr.data.statistics import node_homophily
+
+    cfg = compose(words)
+    graphs = [partition.load_client(cfg, index) for index in range(partition.num_clients(cfg))]
+    return statistics.mean(node_homophily(g.edge_index, g.y) or 0.0 for g in graphs)
 
 
 def majority(words: Sequence[str]) -> float:

@@ -182,3 +182,24 @@ def test_every_table_composes(path):
 
 def test_a_table_before_its_first_run(toy):
     assert "over 0 of 2 seeds" in summarise(Table.load(toy))
+
+
+def test_homophily_is_the_mean_over_clients(toy):
+    words = ["dataset=csbm", "dataset.clients=2", "dataset.nodes=60", "num_clients=2"]
+    cfg = compose(words)
+    means = []
+    for index in range(2):
+        graph = partition.load_client(cfg, index)
+        share = []
+        for node in range(graph.num_nodes):
+            near = graph.edge_index[0][graph.edge_index[1] == node]
+            share += [(graph.y[near] == graph.y[node]).double().mean().item()] if near.numel() else []
+        means.append(np.mean(share))
+    row = runner.one(("a", runner.HOMOPHILY, 0, words))
+    assert row["value"] == pytest.approx(np.mean(means))
+
+
+def test_a_run_with_an_attack_counts_its_accuracy(toy):
+    words = ["dataset=csbm", "dataset.clients=2", "dataset.nodes=60", "num_clients=2", "rounds=1", "strategy=local"]
+    row = runner.one(("a", "Local", 0, [*words, "attack=link_inference"]))
+    assert (row["value"], row["headline"]) == (0.5, "the attack's accuracy")
