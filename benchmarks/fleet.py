@@ -61,7 +61,7 @@ def main() -> None:
             finally:
                 fleet.stop()
         seconds = (summary["total_seconds"] - summary["setup_seconds"]) / summary["rounds"]
-        print(f"{what:50} {seconds:6.1f} s a round ({summary['exchanges_per_round']:g} training exchange)", flush=True)
+        print(f"{what:50} {seconds:6.1f} s a round", flush=True)
 
 
 if __name__ == "__main__":
