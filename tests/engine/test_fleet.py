@@ -50,6 +50,7 @@ def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_pa
     assert found.summary["exchanges_per_round"] == 1
 
 
+@pytest.mark.faults
 def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_back(fleet, tmp_path):
     out = tmp_path / "found"
     trained = fleet.log("node_1").count("train message")
@@ -68,6 +69,7 @@ def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_bac
     assert last["clients"]["test-count"] == [3.0, 4.0, 5.0]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
 def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim):
     out = tmp_path / "found"
