@@ -8,7 +8,13 @@ A directed edge u → v is typed once, by *training* labels only (Eq. 4):
 
 Each type is a sparse operator C^t [N, N], C^t_vu = c_vu where the edge has type t, over the neighbours of v without v.
 d counts all neighbours, whatever the type: ``sym`` c_vu = 1/√(d_v d_u), the Â of Section 3; ``mean`` c_vu = 1/d_v;
-``sum`` c_vu = 1, Eq. (6) as printed. On directed edges d_v counts arriving and d_u leaving ones.
+``sum`` c_vu = 1, Eq. (6) as printed. On directed edges d_v counts arriving and d_u leaving ones. With ``sum`` a hub's logits
+grow with the square of its degree: under the paper's protocol the first steps overshoot (Cornell, seed 0: training loss 41
+after one round, test accuracy 55 % after 60, against 71 % with ``sym``; a tenth of the step size removes the overshoot alone).
+
+Types are a function of training labels: they give a training node's own label away, while all edges of a test node are
+unknown. Where classes are unbalanced this is what the network learns: on Minesweeper (seed 0) the training loss falls to 0.18
+in 60 rounds, against 0.43 without types, and test accuracy is still the majority's.
 
 Profile ``plain``, Eq. (5)-(6). Since f is linear, f_unk with θ_unk = α θ_hom + (1−α) θ_het is a mixture of products:
 
