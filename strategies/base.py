@@ -265,7 +265,7 @@ class GraphStrategy(FlowerFedAvg):
                 if not whole:  # those that did not train keep their state too
                     absent = sorted(set(self.clients) - set(self.cohort))
                     self._exchange(DESCRIBE, self._messages(DESCRIBE, absent, {}, {"checkpoint": True, **named}))
-                recorder.checkpoint(self.server_round, self._arrays, self.server_state())
+                self._checkpoint(self.server_round)
         if recorder.pending and not recorder.should_stop:
             self._evaluate()
         recorder.finish()
@@ -450,6 +450,13 @@ class GraphStrategy(FlowerFedAvg):
             told |= {f"trained_{k}": v for k, v in self._scores("trained-")["metrics"].items()}
         return told
 
+    def _checkpoint(self, server_round: int) -> None:
+        """Write what the server needs to go on after a round."""
+        state, left = self.server_state(), max(self.cfg.rounds - server_round, 0)
+        if self.front is not self:
+            state |= self.front.state(ahead=min(self.cfg.checkpoint_every or left, left))  # type: ignore[attr-defined]
+        self.recorder.checkpoint(server_round, self._arrays, state)
+
     def _resume(self) -> int:
         """The round to go on after, 0 for a fresh run."""
         found = self.recorder.resume()
@@ -457,9 +464,10 @@ class GraphStrategy(FlowerFedAvg):
             return 0
         done, arrays, state = found
         self._arrays = {name: arrays[name] for name in self._expected}  # in the model's order, which files do not keep
-        if self.front is not self:  # the rounds up to the next checkpoint may have been released once already
-            self.front.released(self.recorder.releases + self.cfg.checkpoint_every)  # type: ignore[attr-defined]
         self.load_server_state(state)
+        if self.front is not self:
+            self.front.load_state(state)  # type: ignore[attr-defined]
+            self._checkpoint(done)  # books what this attempt may release, should it die as well
         told = {"resume": done, "run": self.recorder.run}
         restored = self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, told))
         if len(restored) < len(self.clients):

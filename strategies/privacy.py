@@ -6,12 +6,17 @@ z is ``privacy.noise_multiplier``, C ``privacy.clipping_norm``, n the clients wh
 (``server_fixed``) or each client does (``client_fixed``); the server draws the noise, afresh and never from the run's seed,
 from which anybody could subtract it. What is accounted is the sequence of released models, as Gaussian mechanisms composed by
 Rényi differential privacy, with no amplification by sampling. Scores and training losses are not covered.
+
+A run that dies may have released models that no record tells of, and its resumption draws other noise for the same rounds. So
+a checkpoint books, ahead, every release that may come before the next one, and a resumption books its own before its first.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
 from flwr.serverapp.strategy import (
@@ -51,6 +56,25 @@ class Accounted(Strategy):
         if self.noise_multiplier:
             epsilon = self.ledger.get_epsilon(delta) if self.releases else 0.0
         return {"epsilon": epsilon, "delta": delta, "releases": self.releases}
+
+    def state(self, ahead: int) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds: the noise, and the releases so far with those that may come ``ahead`` of the next one."""
+        booked = {"releases": self.releases + ahead, "noise_multiplier": self.noise_multiplier}
+        return {f"privacy/{key}": torch.tensor(value, dtype=torch.float64) for key, value in booked.items()}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Book what `state` told, before anything else is released.
+
+        Raises:
+            FedGraphError: the checkpoint's releases had other noise, or none.
+        """
+        noise = float(state.get("privacy/noise_multiplier", torch.tensor(0.0)))
+        if noise != self.noise_multiplier:
+            raise FedGraphError(
+                f"the run to resume released its models with privacy.noise_multiplier={noise:g}, this one would with"
+                f" {self.noise_multiplier:g}: one ε covers one noise, so keep it"
+            )
+        self.released(int(state.get("privacy/releases", 0)))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -98,6 +122,11 @@ def private(strategy: GraphStrategy) -> Accounted:
         raise FedGraphError(
             f"privacy.dp={privacy.dp} bounds each client's share by 1/n: set strategy.weighting=uniform, not"
             f" {cfg.strategy.weighting}"
+        )
+    if cfg.resume and Path(cfg.resume).resolve() != Path(cfg.out).resolve():
+        raise FedGraphError(
+            f"a run with privacy.dp goes on in its own folder, where its releases are booked: out={cfg.out} is not"
+            f" resume={cfg.resume}"
         )
     front: Accounted = _WRAPPERS[privacy.dp](strategy, privacy.noise_multiplier, privacy.clipping_norm, 1)
     relation, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION

@@ -85,12 +85,63 @@ def test_epsilon_grows_and_is_that_of_composed_gaussians(run):
     assert finished.summary["privacy"] == {"epsilon": spent[-1], "delta": 1e-4, "releases": 4}
 
 
-def test_a_resumed_run_books_rounds_that_may_have_been_released_twice(run):
-    words = [UNIFORM, "privacy.dp=server_fixed", "privacy.noise_multiplier=4", "rounds=4", "checkpoint_every=2"]
-    whole = run(*words)
-    assert whole.summary["privacy"]["releases"] == 4
-    again = run(*words[:-2], "rounds=6", "checkpoint_every=2", f"resume={whole.out}", f"out={whole.out}")
-    assert again.summary["privacy"]["releases"] == 4 + 2 + 2  # the checkpoint's, its interval, and two rounds more
+NOISY = [UNIFORM, "privacy.dp=server_fixed", "privacy.noise_multiplier=4"]
+
+
+def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path):
+    """Two attempts die before their next checkpoint, one of them with another interval; the third ends."""
+    from strategies.privacy import Accounted
+
+    released = 0
+    aggregate = Accounted.aggregate_train
+
+    def counted(self, *args):
+        nonlocal released
+        released += 1
+        return aggregate(self, *args)
+
+    monkeypatch.setattr(Accounted, "aggregate_train", counted)
+
+    def attempt(dies_after, *words):
+        nonlocal released
+        bound = released + dies_after if dies_after else math.inf
+
+        def dies(self, *args):
+            answer = counted(self, *args)
+            if released >= bound:
+                raise KeyboardInterrupt
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Accounted, "aggregate_train", dies)
+            return run(*NOISY, "rounds=8", f"out={tmp_path / 'run'}", *words)
+
+    again = f"resume={tmp_path / 'run'}"
+    with pytest.raises(KeyboardInterrupt):
+        attempt(4, "checkpoint_every=3")  # after round 4: the checkpoint is that of round 3
+    with pytest.raises(KeyboardInterrupt):
+        attempt(4, "checkpoint_every=20", again)  # after round 7, with no checkpoint before the end
+    finished = attempt(0, "checkpoint_every=0", again)
+    told = finished.summary["privacy"]["releases"]
+    assert released == 4 + 4 + 5
+    assert told >= released
+    assert told == 3 + 3 + 5 + 5  # round 3, what could follow it in the first and second attempt, and the third's
+    assert [r["privacy"]["releases"] for r in finished.rounds][2:] == [3, 12, 13, 14, 15, 16]
+
+
+def test_a_run_that_ended_and_is_made_longer_books_each_round_once(run):
+    whole = run(*NOISY, "rounds=4", "checkpoint_every=2")
+    longer = run(*NOISY, "rounds=6", "checkpoint_every=2", f"resume={whole.out}", f"out={whole.out}")
+    assert longer.summary["privacy"]["releases"] == 6
+
+
+@pytest.mark.parametrize("before", [[UNIFORM], [*NOISY[:2], "privacy.noise_multiplier=1"]])
+def test_a_run_is_not_resumed_with_other_noise(run, before):
+    whole = run(*before, "rounds=2", "checkpoint_every=2")
+    with pytest.raises(FedGraphError, match="keep it"):
+        run(*NOISY, "rounds=4", f"resume={whole.out}", f"out={whole.out}")
+    with pytest.raises(FedGraphError, match="in its own folder"):
+        run(*NOISY, "rounds=4", f"resume={whole.out}")
 
 
 @pytest.mark.parametrize(
