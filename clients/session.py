@@ -7,29 +7,42 @@ the copying.
 """
 
 import functools
+import os
+from collections.abc import Mapping
+from logging import ERROR
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 
 from clients.base import GraphClient
 from clients.state import StateFolder
-from fedgraph_flwr.config import RunConfig, from_run_config, locate
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.config import DEVICES, RunConfig, from_run_config, locate, one_of
+from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, derive_seed, from_record, groups_of, pack, to_record
 
 STATE = "fedgraph-state"
 VERSION = "fedgraph-version"
 
+NODE_KEYS = ("graph", "state", "device", "threads")
+"""What a SuperNode may be told by ``--node-config``; docs/fleet.md says what each means."""
+
+_ENGINE_KEYS = ("partition-id", "num-partitions", "live")
 _live: dict[tuple[int, int], tuple[GraphClient, int]] = {}
 
 
 def respond(message: Message, context: Context) -> Message:
-    """Answer one message; wrong input becomes an error reply whose reason is a sentence for the user."""
+    """Answer one message; wrong input becomes an error reply whose reason is a sentence for the user.
+
+    A fleet's node also tells it where it was started.
+    """
     try:
         return Message(_answer(message, context), reply_to=message)
     except FedGraphError as error:
+        if not context.node_config.get("live"):
+            log(ERROR, str(error))
         return Message(Error(FAILED, str(error)), reply_to=message)
 
 
@@ -43,8 +56,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
     config = dict(message.content.config_records[CONFIG])
     phase, server_round = str(config["phase"]), int(config.get("round", 0))  # type: ignore[arg-type]
     cfg = _run_config(tuple(sorted((str(k), str(v)) for k, v in context.run_config.items())))
-    threads = int(context.node_config.get("threads", cfg.threads))
-    if torch.get_num_threads() != threads:
+    if torch.get_num_threads() != (threads := _threads(cfg, context)):
         torch.set_num_threads(threads)
     client, version = _find(cfg, context)
     checkpoints = _checkpoint_folder(cfg, context, client, str(config.get("run", "")))
@@ -83,6 +95,7 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     stored = int(context.state.config_records[VERSION]["version"]) if VERSION in context.state.config_records else 0  # type: ignore[arg-type]
     if key in _live and (_live[key][1] == stored or context.node_config.get("live")):
         return _live[key]
+    _check(context.node_config)
     path = context.node_config.get("graph")
     file = Path(str(path)) if path else None
     client: GraphClient = locate(cfg.strategy.client)(cfg, load_graph(cfg, context), device(cfg, context), file)
@@ -107,6 +120,28 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
         folder.write_last(state, version)
 
 
+def _check(told: Mapping[str, Any]) -> None:
+    """Raise unless all that a node was told is known, and its state folder can be written."""
+    for key in told:
+        if key not in NODE_KEYS + _ENGINE_KEYS:
+            raise unknown("key", key, NODE_KEYS, "in --node-config")
+    if root := told.get("state"):
+        try:
+            Path(str(root)).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FedGraphError(f"cannot make the folder state={root} of --node-config: {error.strerror}") from error
+        if not os.access(str(root), os.W_OK):
+            raise FedGraphError(f"cannot write into the folder state={root} of --node-config")
+
+
+def _threads(cfg: RunConfig, context: Context) -> int:
+    """Torch's threads: the node's own ``threads``, else the run's."""
+    threads = context.node_config.get("threads", cfg.threads)
+    if not isinstance(threads, int) or threads < 1:
+        raise FedGraphError(f"threads={threads} of --node-config must be a whole number, at least 1")
+    return threads
+
+
 def load_graph(cfg: RunConfig, context: Context) -> Any:
     """The client's graph: the file named in the node config, else the one of its partition."""
     from fedgraph_flwr import partition
@@ -129,6 +164,7 @@ def load_graph(cfg: RunConfig, context: Context) -> Any:
 def device(cfg: RunConfig, context: Context) -> torch.device:
     """Where this node trains: its own ``device``, else the run's; ``auto`` takes a GPU where there is one."""
     name = str(context.node_config.get("device", cfg.device))
+    one_of(name, DEVICES, "device")
     if name == "cuda" and not torch.cuda.is_available():
         raise FedGraphError("device=cuda, but this node sees no GPU; use device=auto or device=cpu")
     return torch.device("cuda" if name in ("auto", "cuda") and torch.cuda.is_available() else "cpu")

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.errors import FedGraphError, unknown
 
+DEVICES = ("auto", "cpu", "cuda")
 GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
 
 
@@ -255,7 +256,7 @@ class RunConfig:
         at_least(self.rounds, 1, "rounds")
         at_least(self.threads, 1, "threads")
         at_least(self.checkpoint_every, 0, "checkpoint_every")
-        one_of(self.device, ("auto", "cpu", "cuda"), "device")
+        one_of(self.device, DEVICES, "device")
         one_of(self.dtype, ("float32", "float64"), "dtype")
 
 

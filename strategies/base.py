@@ -10,7 +10,7 @@ of its own. An exchange is what costs on a fleet: scores of round r travel with 
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
@@ -44,6 +44,7 @@ from fedgraph_flwr.messages import (
     weighted_mean,
 )
 from fedgraph_flwr.records import Recorder
+from strategies.connection import ClientInfo, Connection
 
 Groups = Mapping[str, Any]
 """Groups that travel: name → named arrays, or a record made of them."""
@@ -59,15 +60,6 @@ class NoParams:
     """A strategy without the pooled reference's switch or keys of its own."""
 
     pooled: bool = False  # Central: one client holds the whole graph
-
-
-@dataclass(frozen=True)
-class ClientInfo:
-    """What the server knows of a client: its node, and what `GraphClient.describe` told."""
-
-    client: int
-    node_id: int
-    told: dict[str, Any] = field(default_factory=dict)
 
 
 class GraphStrategy(FlowerFedAvg):
@@ -98,8 +90,6 @@ class GraphStrategy(FlowerFedAvg):
         self.front: Strategy = self  # Flower's privacy wrappers stand in front of the strategy they wrap
         self._expected: dict[str, tuple[int, ...]] = {}
         self._cohort: list[int] = []
-        self._met: set[int] = set()  # nodes that were asked who they are
-        self._newcomers: list[ClientInfo] = []  # and came after the run began
         self._failed: set[int] = set()  # clients that failed in the last exchange
         self._flags: dict[str, Any] = {}
         self._replies: list[Reply] = []
@@ -228,7 +218,9 @@ class GraphStrategy(FlowerFedAvg):
         """Run the whole configuration; results go to the recorder."""
         cfg, recorder = self.cfg, self.recorder
         self.grid = grid
-        self._connect()
+        wanted = 1 if getattr(self.params, "pooled", False) else cfg.num_clients
+        self.connection = Connection(grid, self._describe)
+        self.clients = self.connection.wait(wanted, cfg.strategy.timeout)
         if cfg.privacy.dp != "none":
             from strategies.privacy import private  # the accountant takes a second to import
 
@@ -337,8 +329,7 @@ class GraphStrategy(FlowerFedAvg):
     def _judge(self, phase: str, valid: int, failures: dict[int, str]) -> None:
         if failures and (self.cfg.strategy.on_failure == "fail" or valid < self.cfg.strategy.min_clients):
             who, reason = next(iter(failures.items()))
-            error = FedGraphError if valid == 0 and phase == DESCRIBE else RunFailed
-            raise error(
+            raise RunFailed(
                 f"round {self.server_round}, {phase}: {valid} of {valid + len(failures)} clients gave a valid answer, at least "
                 f"{self.cfg.strategy.min_clients} needed (strategy.min_clients, on_failure={self.cfg.strategy.on_failure}); "
                 f"client {who}: {reason}"
@@ -354,57 +345,17 @@ class GraphStrategy(FlowerFedAvg):
 
     # --- steps of the loop --------------------------------------------------------------------------------------------
 
-    def _connect(self) -> None:
-        """Wait for the nodes, and learn which client each of them is."""
-        wanted = 1 if getattr(self.params, "pooled", False) else self.cfg.num_clients
-        began, pause, told = time.perf_counter(), 0.05, 10.0
-        while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
-            waited = time.perf_counter() - began
-            if waited > self.cfg.strategy.timeout:
-                raise RunFailed(f"{len(nodes)} of {wanted} nodes connected within {self.cfg.strategy.timeout:g} s")
-            if waited > told:
-                log(WARNING, "%d of %d nodes are here; start more, or lower num_clients", len(nodes), wanted)
-                told *= 2
-            time.sleep(pause)
-            pause = min(1.5 * pause, 1.0)
-        self._met = set(nodes)
-        answers, failures = self._collect(DESCRIBE, self._questions(nodes))
-        self._judge(DESCRIBE, len(answers), failures)
-        described: dict[int, ClientInfo] = {}
-        for info in map(_told, answers):
-            if info.client in described:
-                raise FedGraphError(
-                    f"two nodes say they are client {info.client}: give each SuperNode its own graph file"
-                )
-            described[info.client] = info
-        if len(described) < wanted:
-            raise RunFailed(f"{len(described)} of {wanted} clients told who they are; the others' errors are above")
-        self.clients = dict(sorted(described.items())[:wanted])
+    def _describe(self, nodes: list[int]) -> tuple[list[ClientInfo], dict[int, str]]:
+        """Ask nodes who they are."""
+        record, kind = self._config(DESCRIBE, {}), MessageType.QUERY
+        questions = [Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=kind) for node in nodes]
+        answers, failures = self._collect(DESCRIBE, questions)
+        told = [ClientInfo(reply.client, message.metadata.src_node_id, reply.metrics) for reply, message in answers]
+        return told, failures
 
     def _welcome(self) -> None:
-        """Know a client again whose SuperNode was started anew under another id.
-
-        It takes the place of the old node once that one is gone, or has failed.
-        """
-        nodes = set(self.grid.get_node_ids())
-        if new := sorted(nodes - self._met):
-            failed = self._failed
-            self._met |= set(new)
-            self._newcomers += map(_told, self._collect(DESCRIBE, self._questions(new))[0])
-            self._failed |= failed
-        for info in list(self._newcomers):
-            known = self.clients.get(info.client)
-            if known and (known.node_id not in nodes or info.client in self._failed):
-                log(WARNING, "client %d is back as node %d", info.client, info.node_id)
-                self.clients[info.client] = info
-                self._newcomers.remove(info)
-
-    def _questions(self, nodes: Iterable[int]) -> list[Message]:
-        """Ask nodes who they are."""
-        record = self._config(DESCRIBE, {})
-        return [
-            Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
-        ]
+        """Clients that came back as another node take their place again."""
+        self.clients |= self.connection.returned(self.clients, self._failed)
 
     def _sample(self) -> list[int]:
         """The round's cohort, from its own random stream."""
@@ -476,11 +427,6 @@ class GraphStrategy(FlowerFedAvg):
                 f"{len(restored)} of {len(self.clients)} clients took up their state of round {done}: {reasons}"
             )
         return done
-
-
-def _told(answer: tuple[Reply, Message]) -> ClientInfo:
-    reply, message = answer
-    return ClientInfo(reply.client, message.metadata.src_node_id, reply.metrics)
 
 
 def _reply(message: Message) -> Reply:

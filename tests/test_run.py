@@ -177,7 +177,8 @@ def test_unknown_key_of_a_method_is_named(run):
 
 
 def test_clients_that_disagree_are_named():
-    from strategies.base import ClientInfo, GraphStrategy
+    from strategies.base import GraphStrategy
+    from strategies.connection import ClientInfo
 
     cfg = compose()
     strategy = GraphStrategy(cfg, Recorder(cfg))

@@ -1,0 +1,112 @@
+"""What a SuperNode is told by ``--node-config``: what it does, and the sentence that wrong values end with."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from clients.base import GraphClient
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+
+
+@pytest.fixture
+def nodes(run, monkeypatch, tmp_path):
+    """``nodes(FIRST, SECOND, ...)(*words)`` runs on nodes with these configs beside their graphs, as on a fleet."""
+    files = [Path(run("rounds=1").cfg.graph) / f"client_{i:04d}.safetensors" for i in range(3)]
+    start = InlineGrid.__init__
+
+    def on(*configs):
+        def told(self, *args, **kwargs):
+            start(self, *args, **kwargs)
+            self.contexts = dict(list(self.contexts.items())[: len(configs)])
+            for context, file, config in zip(self.contexts.values(), files, configs, strict=False):
+                context.node_config = {"graph": str(file)} | config
+
+        def go(*words):
+            with monkeypatch.context() as patch:
+                patch.setattr(InlineGrid, "__init__", told)
+                return run("rounds=2", *words)
+
+        return go
+
+    return on
+
+
+def test_threads_are_those_of_the_node_else_those_of_the_run(nodes, monkeypatch):
+    seen, train = {}, GraphClient.train
+
+    def spy(self):
+        seen.setdefault(self.graph.client, []).append(torch.get_num_threads())
+        return train(self)
+
+    monkeypatch.setattr(GraphClient, "train", spy)
+    nodes({"threads": 3}, {}, {"threads": 1})("threads=2")
+    assert seen == {0: [3, 3], 1: [2, 2], 2: [1, 1]}
+
+
+def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    nodes({"device": "cpu"}, {"device": "auto"}, {"device": "cpu"})("device=cuda")
+    with pytest.raises(
+        RunFailed, match=r"2 of 3 clients told who they are; node 2: device=cuda, but this node sees no"
+    ):
+        nodes({}, {"device": "cuda"}, {})()
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            {"graph": "/nowhere/client.safetensors"},
+            "no such file: /nowhere/client.safetensors; expected one written by",
+        ),
+        ({"graph": "HERE/cut.safetensors"}, ".*/cut.safetensors cannot be read, it is truncated"),
+        ({"graph": "HERE/other.safetensors"}, ".*/other.safetensors holds a Graph, expected a"),
+        ({"grpah": "x"}, r"key 'grpah' unknown \(in --node-config\); did you mean 'graph'\?"),
+        ({"state": "HERE/cut.safetensors/state"}, r"cannot make the folder state=.*/state of --node-config: Not a dir"),
+        ({"device": "gpu"}, "device 'gpu' unknown; did you mean 'cpu'"),
+        ({"threads": 0}, "threads=0 of --node-config must be a whole number, at least 1"),
+        ({"threads": "two"}, "threads=two of --node-config must be a whole number"),
+        ({"threads": 1.5}, "threads=1.5 of --node-config must be a whole number"),
+    ],
+)
+def test_a_wrong_value_is_a_sentence_on_the_server_and_on_the_node(nodes, tmp_path, caplog, config, told):
+    from fedgraph_flwr.data.graph import Graph
+    from tests.conftest import client_graph
+
+    whole = client_graph(1)
+    whole.save(tmp_path / "cut.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "cut.safetensors").read_bytes()[:-7])
+    Graph(*(getattr(whole, name) for name in list(Graph.__dataclass_fields__)[:7])).save(tmp_path / "other.safetensors")
+    wrong = {
+        key: value.replace("HERE", str(tmp_path)) if isinstance(value, str) else value for key, value in config.items()
+    }
+    with pytest.raises(RunFailed, match=f"2 of 3 clients told who they are; node 2: {told}"):
+        nodes({}, wrong, {})()
+    assert any(re.match(told, record.message) for record in caplog.records if record.levelname == "ERROR")
+
+
+def test_a_node_that_was_told_nothing_hears_what_to_say(nodes):
+    with pytest.raises(FedGraphError, match=r"0 of 3 clients told who they are; node 1: this node has no graph: start"):
+        nodes({"graph": ""}, {"graph": ""}, {"graph": ""})()
+
+
+def test_a_state_folder_that_cannot_be_written(nodes, tmp_path, monkeypatch):
+    import os
+
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("state"))  # tests may run as root
+    with pytest.raises(RunFailed, match=r"node 3: cannot write into the folder state=.*/state of --node-config"):
+        nodes({}, {}, {"state": str(tmp_path / "state")})()
+
+
+def test_two_nodes_with_one_graph(nodes, run):
+    other = Path(run("rounds=1").cfg.graph) / "client_0000.safetensors"
+    with pytest.raises(FedGraphError, match="nodes 1 and 3 both say they are client 0: give each SuperNode its own"):
+        nodes({}, {}, {"graph": str(other)})()
+
+
+def test_too_few_nodes(nodes):
+    with pytest.raises(RunFailed, match=r"2 of 3 nodes are here: start more SuperNodes, or lower num_clients \(waited"):
+        nodes({}, {})("strategy.timeout=0.1")
