@@ -56,6 +56,6 @@ class FedHEROClient(GraphClient):
         """Eq. (8)."""
         logits, latent = self.model.both(self.inputs)
         task = F.cross_entropy(logits[self.train_nodes], self.y[self.train_nodes])
-        p, inputs = self.params, self.inputs
-        smooth = smoothness(latent, inputs.raw, inputs.square, lam=p.lam, mu=p.mu, reduction=p.reduction)
+        p, distance = self.params, self.inputs.distances(latent.pattern)
+        smooth = smoothness(latent, distance, lam=p.lam, mu=p.mu, reduction=p.reduction)
         return task + smooth + latent.penalty

@@ -1,6 +1,7 @@
 """Fixed sparse matrices that stand on the left of a product, prepared once and differentiable in the right operand."""
 
 import warnings
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,6 @@ class Pattern:
     def __init__(self, row: Tensor, col: Tensor, num_nodes: int):
         self.row, self.col, self.num_nodes = row, col, num_nodes
         self.pointer = _pointer(row, num_nodes)
-        self.order = torch.argsort(col, stable=True)  # entries of the transpose, in its own row order
-        self.col_pointer = _pointer(col[self.order], num_nodes)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Pattern":
         """A copy on a device; it holds no values, so ``dtype`` changes nothing."""
@@ -154,8 +153,8 @@ class Pattern:
 
     def transposed(self, values: Tensor) -> Tensor:
         """Its transpose, as a CSR tensor."""
-        size = (self.num_nodes,) * 2
-        return torch.sparse_csr_tensor(self.col_pointer, self.row[self.order], values[self.order], size)
+        pointer, row, order = self._flipped
+        return torch.sparse_csr_tensor(pointer, row, values[order], (self.num_nodes,) * 2)
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
         """<left_row, right_col> for each entry: [N, H], [N, H] → [E]."""
@@ -168,6 +167,12 @@ class Pattern:
     def row_sum(self, values: Tensor) -> Tensor:
         """Sum of each row's values: [E] → [N]."""
         return values.new_zeros(self.num_nodes).index_add(0, self.row, values)
+
+    @cached_property
+    def _flipped(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the transpose: pointer, columns, and which entry each is. Only a backward pass needs it."""
+        order = torch.argsort(self.col, stable=True)
+        return _pointer(self.col[order], self.num_nodes), self.row[order], order
 
 
 def _pointer(ascending: Tensor, num_nodes: int) -> Tensor:

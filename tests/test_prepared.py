@@ -37,7 +37,7 @@ def _tensors(inputs):
         if isinstance(value, SparseMatrix):
             yield from value.parts().values()
         elif isinstance(value, Pattern):
-            yield from (value.row, value.col, value.order)
+            yield from (value.row, value.col)
         else:
             yield value
 

@@ -33,11 +33,20 @@ class DualInputs(Inputs):
         edges: A without loops and duplicates (row: target, column: source).
         raw: features, dense [N, F].
         square: ‖x_u‖², [N].
+        distance: ‖x_u − x_v‖² of all pairs, [N, N], where that is no larger than X (N <= F); else None.
     """
 
     edges: Pattern
     raw: Tensor
     square: Tensor
+    distance: Tensor | None
+
+    def distances(self, pattern: Pattern) -> Tensor:
+        """‖x_u − x_v‖² of a pattern's pairs, [E]."""
+        if self.distance is not None:
+            return self.distance[pattern.row, pattern.col]
+        with torch.no_grad():
+            return self.square[pattern.row] + self.square[pattern.col] - 2 * pattern.dot(self.raw, self.raw)
 
 
 class FedHERO(Model):
@@ -95,19 +104,22 @@ class FedHERO(Model):
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> DualInputs:
-        """Also the edges as a pattern, and the dense features and their squared norms for the smoothness loss."""
+        """Also the edges as a pattern, and what the smoothness loss needs for distances between features."""
         inputs = super().prepare(graph, device, dtype)
         plain = adjacency(graph.edge_index, graph.num_nodes)
         plain.setdiag(0)
         plain.eliminate_zeros()
         row, col = (torch.from_numpy(index.astype(np.int64)) for index in plain.nonzero())
         raw = graph.x.to(device, dtype)
+        square = raw.square().sum(1)
+        small = graph.num_nodes <= graph.num_features
         return DualInputs(
             x=inputs.x,
             adj=inputs.adj,
             edges=Pattern(row, col, graph.num_nodes).to(device),
             raw=raw,
-            square=raw.square().sum(1),
+            square=square,
+            distance=square[:, None] + square - 2 * (raw @ raw.T) if small else None,
         )
 
     def forward(self, inputs: DualInputs) -> Tensor:

@@ -9,7 +9,7 @@ from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import MODEL
-from fedgraph_flwr.models import build
+from fedgraph_flwr.models import build, structure_learner
 from fedgraph_flwr.models.structure_learner import METRICS, LatentGraph, smoothness, top_k
 from fedgraph_flwr.sparse import Pattern
 from tests.conftest import client_graph
@@ -224,8 +224,49 @@ def test_smoothness_equals_dense_sum(reduction, divisor):
     x, weight = graph.x.numpy(), dense(latent)
     distance = ((x[:, None] - x[None]) ** 2).sum(-1)
     expected = (0.3 * (weight * distance).sum() + 0.7 * (weight**2).sum()) / divisor
-    loss = smoothness(latent, inputs.raw, inputs.square, lam=0.3, mu=0.7, reduction=reduction)
+    loss = smoothness(latent, inputs.distances(latent.pattern), lam=0.3, mu=0.7, reduction=reduction)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("features", [5, F])  # fewer than nodes, and more
+def test_distances_equal_dense_ones(features):
+    graph = make_graph(density=1.0)
+    graph.x = graph.x[:, :features]
+    inputs = prepared(build(ModelConfig("fedhero", H, 2, 0.0), features, C), graph)
+    assert (inputs.distance is None) == (features < N)  # nothing larger than X is kept
+    row, col = torch.rand(N, N, generator=torch.Generator().manual_seed(0)).lt(0.3).nonzero().T
+    expected = (graph.x[row] - graph.x[col]).square().sum(1)
+    torch.testing.assert_close(inputs.distances(Pattern(row, col, N)), expected)
+
+
+@pytest.mark.parametrize("metric", ["multi_head", "cos", "att", "gaug"])
+def test_neighbours_are_searched_once_for_the_parameters_that_are_scored_and_trained(metric, monkeypatch):
+    searches = []
+    monkeypatch.setattr(structure_learner, "top_k", lambda *a: searches.append(a) or top_k(*a))
+    graph, model = make_graph(), make_model(metric=metric)
+    inputs = prepared(model, graph)
+
+    def edges() -> torch.Tensor:
+        pattern = model.eval().both(inputs)[1].pattern
+        return torch.stack([pattern.row, pattern.col])
+
+    first = edges()
+    model.train().both(inputs)[0].sum().backward()
+    assert len(searches) == 1
+    for p in model.structure_learner.parameters():  # each decides what is found, in place as an optimiser changes it
+        with torch.no_grad():
+            p.normal_()
+        count = len(searches)
+        edges()
+        assert len(searches) == count + 1
+    fresh = make_model(metric=metric)
+    fresh.load_state_dict(model.state_dict())
+    again = fresh.eval().both(inputs)[1].pattern
+    assert torch.equal(edges(), torch.stack([again.row, again.col]))
+    assert not torch.equal(edges(), first)
+    z = model.structure_learner.embed(inputs.x, inputs.adj)
+    few, many = (model.structure_learner.metric.search(z, k, inputs.edges)[1].numel() for k in (4, N - 1))
+    assert few < many == N * (N - 1)
 
 
 @pytest.mark.parametrize("metric", sorted(METRICS))
@@ -237,7 +278,7 @@ def test_edge_weight_says_whether_the_learner_is_trained(metric):
         torch.manual_seed(0)
         inputs = prepared(model, graph)
         logits, latent = model.both(inputs)
-        loss = logits.square().sum() + smoothness(latent, inputs.raw, inputs.square, lam=0.1, mu=0.1)
+        loss = logits.square().sum() + smoothness(latent, inputs.distances(latent.pattern), lam=0.1, mu=0.1)
         grads = torch.autograd.grad(loss, list(model.structure_learner.parameters()), allow_unused=True)
         size[mode] = [0.0 if g is None else float(g.abs().sum()) for g in grads]
         if mode != "value":
