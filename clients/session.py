@@ -53,15 +53,15 @@ def forget(run_id: int) -> None:
 
 
 def _answer(message: Message, context: Context) -> RecordDict:
-    config = dict(message.content.config_records[CONFIG])
-    phase, server_round = str(config["phase"]), int(config.get("round", 0))  # type: ignore[arg-type]
+    config: dict[str, Any] = dict(message.content[CONFIG])
+    phase, server_round = str(config["phase"]), int(config.get("round", 0))
     cfg = _run_config(tuple(sorted((str(k), str(v)) for k, v in context.run_config.items())))
     if torch.get_num_threads() != (threads := _threads(cfg, context)):
         torch.set_num_threads(threads)
     client, version = _find(cfg, context)
-    checkpoints = _checkpoint_folder(cfg, context, client, str(config.get("run", "")))
+    checkpoints = _checkpoint_folder(cfg, context, client, str(config["run"])) if "run" in config else None
     if "resume" in config:
-        _resume(client, checkpoints, int(config["resume"]))  # type: ignore[arg-type]
+        _resume(client, checkpoints, int(config["resume"]))
         version += 1
         _keep(client, version, context)
     # As torch.manual_seed, which beside this formats a stack trace for each accelerator that is not there: 0.2 ms a message.

@@ -7,6 +7,7 @@ groups as it likes (``"moments"``). Going down, ``CONFIG`` says which phase is m
 import functools
 import hashlib
 import io
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +57,10 @@ class Reply:
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Named arrays to an `ArrayRecord`, in the order given."""
-    return ArrayRecord({name: _encode(np.ascontiguousarray(array)) for name, array in arrays.items()})
+    record = ArrayRecord()  # filled here: given a dict, it would make every array a second time
+    for name, array in arrays.items():
+        record[name] = _encode(np.ascontiguousarray(array))
+    return record
 
 
 def from_record(record: ArrayRecord) -> Arrays:
@@ -82,7 +86,7 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def _encode(array: np.ndarray) -> Array:
     data = b"".join((_header(array.dtype, array.shape), array.data if array.size else b""))
-    return Array(dtype=str(array.dtype), shape=tuple(array.shape), stype=SType.NUMPY, data=data)
+    return Array(str(array.dtype), array.shape, SType.NUMPY, data)
 
 
 def _decode(name: str, array: Array) -> np.ndarray:
@@ -98,7 +102,7 @@ def _decode(name: str, array: Array) -> np.ndarray:
 
 def groups_of(content: RecordDict) -> dict[str, Arrays]:
     """All array groups of a message."""
-    return {key: from_record(record) for key, record in content.array_records.items()}
+    return {key: from_record(record) for key, record in content.items() if isinstance(record, ArrayRecord)}
 
 
 def pack(groups: Mapping[str, Mapping[str, np.ndarray] | ArrayRecord]) -> RecordDict:
@@ -111,7 +115,7 @@ def payload_bytes(content: RecordDict) -> int:
     total = 0
     for record in content.values():
         if isinstance(record, ArrayRecord):
-            total += sum(int(np.prod(a.shape, dtype=np.int64)) * np.dtype(a.dtype).itemsize for a in record.values())
+            total += sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in record.values())
         elif isinstance(record, ConfigRecord | MetricRecord):
             total += sum(_value_bytes(value) for value in record.values())
     return total

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedgraph_flwr.config import AVERAGES, METRICS, EvaluationConfig
@@ -13,39 +12,46 @@ from fedgraph_flwr.config import AVERAGES, METRICS, EvaluationConfig
 SPLITS = ("val", "test")
 
 
-def accuracy(logits: Tensor, y: Tensor) -> float:
+def accuracy(logits: ArrayLike, y: ArrayLike) -> float:
     """Share of rows whose largest logit is the label; logits [N, C], y [N]."""
-    return float((logits.argmax(1) == y).double().mean())
+    return float((np.asarray(logits).argmax(axis=1) == np.asarray(y)).mean())
 
 
-def macro_f1(logits: Tensor, y: Tensor) -> float:
+def macro_f1(logits: ArrayLike, y: ArrayLike) -> float:
     """Unweighted mean over the classes that occur, in labels or predictions, of 2 TP / (2 TP + FP + FN)."""
-    guess, c = logits.argmax(1), logits.size(1)
-    hits = torch.bincount(y[guess == y], minlength=c).double()
-    either = torch.bincount(y, minlength=c).double() + torch.bincount(guess, minlength=c).double()
-    return float((2 * hits[either > 0] / either[either > 0]).mean())
+    labels, guess, c = np.asarray(y), np.asarray(logits).argmax(axis=1), np.shape(logits)[1]
+    hits = np.bincount(labels[guess == labels], minlength=c)
+    either = np.bincount(labels, minlength=c) + np.bincount(guess, minlength=c)
+    seen = either > 0
+    return float((2 * hits[seen] / either[seen]).mean())
 
 
-def auc(logits: Tensor, y: Tensor) -> float:
+def auc(logits: ArrayLike, y: ArrayLike) -> float:
     """Area under the ROC curve (Mann-Whitney, ties count half); for C > 2 the mean over classes against the rest.
 
     NaN where only one class occurs.
     """
-    scores = torch.softmax(logits.double(), dim=1).cpu().numpy()
-    labels = y.cpu().numpy()
+    from scipy.special import softmax
+    from scipy.stats import rankdata
+
+    scores, labels = softmax(np.asarray(logits, dtype=np.float64), axis=1), np.asarray(y)
     columns = [1] if scores.shape[1] == 2 else range(scores.shape[1])
-    areas = [_area(scores[:, c], labels == c) for c in columns]
+    areas = [_area(rankdata(scores[:, c]), labels == c) for c in columns]
     known = [a for a in areas if not np.isnan(a)]
     return float(np.mean(known)) if known else float("nan")
 
 
-def _area(score: np.ndarray, positive: np.ndarray) -> float:
-    from scipy.stats import rankdata
-
+def _area(rank: np.ndarray, positive: np.ndarray) -> float:
     p, n = int(positive.sum()), int((~positive).sum())
     if p == 0 or n == 0:
         return float("nan")
-    return float((rankdata(score)[positive].sum() - p * (p + 1) / 2) / (p * n))
+    return float((rank[positive].sum() - p * (p + 1) / 2) / (p * n))
+
+
+def _cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """-ln softmax of each row [N] at its label, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(y.size), y]
 
 
 _FUNCTIONS = {"accuracy": accuracy, "macro_f1": macro_f1, "auc": auc}
@@ -67,20 +73,21 @@ def score(
         ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each a list with one entry a part; NaN where a part
         has no node of the split.
     """
-    parts = [None] if part is None or not part.numel() else list(range(int(part.max()) + 1))
+    # In NumPy: on a graph of a few hundred nodes, torch's calls would cost more than the prediction itself.
+    outputs, labels = logits.detach().cpu().numpy(), y.cpu().numpy()
+    owner = part.cpu().numpy() if part is not None and part.numel() else None
+    loss = _cross_entropy(outputs, labels)
     scores: dict[str, list[float]] = {}
     for split, mask in masks.items():
+        chosen = mask.cpu().numpy()
+        parts = [chosen] if owner is None else [chosen & (owner == p) for p in range(int(owner.max()) + 1)]
         rows: list[list[float]] = []
-        for p in parts:
-            chosen = mask if p is None else mask & (part == p)
-            count = int(chosen.sum())
-            if count == 0:
+        for nodes in map(np.flatnonzero, parts):
+            if nodes.size == 0:
                 rows.append([0.0] + [float("nan")] * (1 + len(metrics)))
                 continue
-            out, labels = logits[chosen], y[chosen]
-            rows.append(
-                [float(count), float(F.cross_entropy(out, labels)), *(_FUNCTIONS[m](out, labels) for m in metrics)]
-            )
+            told = [_FUNCTIONS[m](outputs[nodes], labels[nodes]) for m in metrics]
+            rows.append([float(nodes.size), float(loss[nodes].mean()), *told])
         for key, column in zip(("count", "loss", *metrics), zip(*rows, strict=True), strict=True):
             scores[f"{split}-{key}"] = list(column)
     return scores

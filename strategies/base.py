@@ -336,7 +336,7 @@ class GraphStrategy(FlowerFedAvg):
             )
 
     def _checked(self, phase: str, message: Message, sender: str) -> Reply:
-        if METRICS not in message.content.metric_records:
+        if not isinstance(message.content.get(METRICS), MetricRecord):
             raise FedGraphError(f"{sender} answered phase '{phase}' without the record '{METRICS}'")
         reply = _reply(message)
         if phase == TRAIN:
@@ -430,8 +430,8 @@ class GraphStrategy(FlowerFedAvg):
 
 
 def _reply(message: Message) -> Reply:
-    told = dict(message.content.metric_records[METRICS])
-    return Reply(int(told.pop("client")), groups_of(message.content), told)  # type: ignore[arg-type]
+    told: dict[str, Any] = dict(message.content[METRICS])
+    return Reply(int(told.pop("client")), groups_of(message.content), told)
 
 
 def _as_list(value: Any) -> list[float]:

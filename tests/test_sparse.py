@@ -29,7 +29,7 @@ def test_transpose_is_the_transposed_product():
     matrix = SparseMatrix(dense, torch.float64)
     assert matrix.T.shape == (5, 7)
     torch.testing.assert_close(matrix.T @ g, torch.from_numpy(dense).T @ g)
-    torch.testing.assert_close(matrix.T.T.csr.to_dense(), torch.from_numpy(dense))
+    torch.testing.assert_close(matrix.T.T.to_dense(), torch.from_numpy(dense))
 
 
 def test_duplicate_entries_are_summed_once():
@@ -83,13 +83,13 @@ def test_batched_gradients_equal_single_ones():
 def test_conversion_keeps_values_and_shape():
     matrix = SparseMatrix(some_matrix(7, 5), torch.float64)
     moved = matrix.to("cpu", torch.float32)
-    assert (moved.shape, moved.nnz, moved.csr.dtype, moved.transposed.dtype) == (
+    assert (moved.shape, moved.nnz, moved.rows.value.dtype, moved.transposed.value.dtype) == (
         (7, 5),
         matrix.nnz,
         torch.float32,
         torch.float32,
     )
-    torch.testing.assert_close(moved.csr.to_dense().double(), matrix.csr.to_dense(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(moved.to_dense().double(), matrix.to_dense(), rtol=1e-6, atol=0)
 
 
 def test_pattern_products_and_gradients():

@@ -96,7 +96,7 @@ def latent_oracle(graph: Graph, w: dict[str, np.ndarray], metric: str, k: int = 
 
 
 def dense(latent: LatentGraph) -> np.ndarray:
-    return latent.pattern.matrix(latent.weight.detach()).to_dense().numpy()
+    return latent.pattern.matrix(latent.weight.detach()).tensor(latent.pattern.num_nodes).to_dense().numpy()
 
 
 @pytest.mark.parametrize("block", [1, 3, 7, N, 500])
