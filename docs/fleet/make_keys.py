@@ -2,9 +2,9 @@
 
     python docs/fleet/make_keys.py KEYS --nodes 3 --host fleet.example.org --host 10.0.0.5
 
-writes ``ca.crt``, ``server.crt``, ``server.key`` and ``node_0``, ``node_0.pub``, ... A folder that has a CA keeps it, and keys
-that are there stay: call it again with more nodes to add some. Keep ``ca.key`` and ``server.key`` on the server, and give
-a node its own private key and ``ca.crt`` only.
+writes ``ca.crt``, ``server.crt``, ``server.key`` and ``node_0``, ``node_0.pub``, ... What is there stays: call it again with more
+nodes to add some. Only with ``--host`` is the server's certificate made anew, for the hosts of that call. Keep ``ca.key`` and
+``server.key`` on the server, and give a node its own private key and ``ca.crt`` only.
 """
 
 import argparse
@@ -33,7 +33,8 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     if not (args.folder / "ca.key").exists():
         make_ca(args.folder, args.days)
-    make_server(args.folder, ["localhost", "127.0.0.1", "::1", *args.host], args.days)
+    if args.host or not (args.folder / "server.crt").exists():
+        make_server(args.folder, ["localhost", "127.0.0.1", "::1", *args.host], args.days)
     for node in range(args.nodes):
         make_node(args.folder / f"node_{node}")
     print(f"{args.folder}: ca.crt, server.crt, server.key, node_0 ... node_{args.nodes - 1} (with .pub)")

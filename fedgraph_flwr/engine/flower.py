@@ -168,6 +168,8 @@ def _flwr_run(
                 tail = [*tail[-20:], line.rstrip()]
                 if started := re.search(r"started run (\d+)", line):
                     run_id = started[1]
+                if cfg.engine != "ray" and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
+                    print(f"warning: {warning[1].rstrip()}", file=sys.stderr)  # somebody may have to look at a node
                 if on_round and rounds.is_file():
                     lines = rounds.read_text().splitlines()
                     for record in lines[shown:]:

@@ -65,6 +65,23 @@ def test_an_interrupted_simulation_ends_with_all_its_processes_and_goes_on(run, 
     assert [r["metrics"] for r in again.rounds] == [r["metrics"] for r in whole.rounds]
 
 
+@pytest.mark.parametrize("engine", ["fleet", "ray"])
+def test_warnings_of_a_fleet_reach_whoever_waits(tmp_path, monkeypatch, capsys, engine):
+    """A run that waits for nodes would else be silent for an hour; virtual nodes are nobody's to look after."""
+    import fedgraph_flwr.engine.flower as flower
+
+    cfg = compose([f"engine={engine}", f"out={tmp_path}"])
+    fake = tmp_path / "flwr"
+    fake.write_text(
+        "#!/bin/sh\nprintf '\\033[92mINFO \\033[0m: hello: you\\n\\033[93mWARNING \\033[0m:   2 of 3 nodes: start\\n'\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setattr(flower, "tool", lambda name: str(fake))
+    flower._flwr_run(cfg, "somewhere", dict(os.environ), None)
+    assert capsys.readouterr().err == ("warning: 2 of 3 nodes: start\n" if engine == "fleet" else "")
+    assert "hello: you" in (tmp_path / "flower.log").read_text()
+
+
 def test_an_installed_package_runs_from_a_stub(tmp_path, monkeypatch):
     import fedgraph_flwr.engine.flower as flower
 
