@@ -182,7 +182,13 @@ def _flwr_run(
                 subprocess.run(stop, env=environment, stdout=log, stderr=log, timeout=60, check=False)
             raise
     if process.wait() != 0 and not (Path(cfg.out) / FAILURE).is_file():
-        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {' '.join(tail[-3:])}")
+        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {_why(tail)}")
+
+
+def _why(tail: list[str]) -> str:
+    """The box that Flower's command line draws around an error, else its last lines, as one line."""
+    box = max((i for i, line in enumerate(tail) if line.startswith("╭")), default=-3)
+    return " ".join(re.sub("[\u2500-\u257f]+", " ", " ".join(tail[box:])).split())
 
 
 def _result(out: Path) -> dict[str, Any]:

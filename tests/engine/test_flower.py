@@ -13,7 +13,7 @@ import pytest
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.flower import app_folder, run_flower
 from fedgraph_flwr.engine.inline import run_inline
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.run import with_folder
 from tests.support import Finished, assert_same_arrays
 
@@ -80,6 +80,27 @@ def test_warnings_of_a_fleet_reach_whoever_waits(tmp_path, monkeypatch, capsys, 
     flower._flwr_run(cfg, "somewhere", dict(os.environ), None)
     assert capsys.readouterr().err == ("warning: 2 of 3 nodes: start\n" if engine == "fleet" else "")
     assert "hello: you" in (tmp_path / "flower.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        ("one\\ntwo\\nthree\\nfour", "fleet' ended with code 3: two three four$"),
+        (
+            "one\\n╭─ Error ────╮\\n│ [code: 1] No │\\n│ such run.    │\\n╰──────────────╯",
+            "code 3: Error \\[code: 1\\] No such run.$",
+        ),
+    ],
+)
+def test_what_flower_says_at_its_end_is_one_line(tmp_path, monkeypatch, printed, told):
+    import fedgraph_flwr.engine.flower as flower
+
+    fake = tmp_path / "flwr"
+    fake.write_text(f"#!/bin/sh\nprintf '{printed}\\n'\nexit 3\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(flower, "tool", lambda name: str(fake))
+    with pytest.raises(RunFailed, match=told):
+        flower._flwr_run(compose([f"out={tmp_path}"]), "fleet", dict(os.environ), None)
 
 
 def test_an_installed_package_runs_from_a_stub(tmp_path, monkeypatch):
