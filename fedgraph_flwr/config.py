@@ -143,7 +143,7 @@ class TrainConfig:
 
 METRICS = ("accuracy", "macro_f1", "auc")
 AVERAGES = ("clients", "test_nodes", "nodes")
-SELECTIONS = ("best_val", "last", "last5")
+SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 
 
 @dataclass
@@ -152,9 +152,12 @@ class EvaluationConfig:
 
     metric: str = "accuracy"
     average: str = "clients"  # plain mean over clients | weighted by test nodes | weighted by all nodes
-    select: str = "best_val"  # the round of the best validation figure | the last round | mean of the last five rounds
+    # the round of the best validation figure | of each client's own | the last round | mean of the last five rounds
+    select: str = "best_val"
     every: int = 1  # rounds between evaluations
-    patience: int = 0  # stop after so many rounds without a better validation figure; 0: never
+    patience: int = (
+        0  # stop after so many rounds without a better validation figure (own_best_val: of any client); 0: never
+    )
     min_delta: float = 0.0  # by how much a figure must be better
     trained: bool = False  # also score each client's model right after local training
 

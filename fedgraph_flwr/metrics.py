@@ -136,3 +136,37 @@ _SUFFIX = dict(zip(AVERAGES, ("", "_by_test_nodes", "_by_nodes"), strict=True))
 def headline(cfg: EvaluationConfig, split: str) -> str:
     """Key, among those of `averages`, of the protocol's figure."""
     return f"{split}_{cfg.metric}{_SUFFIX[cfg.average]}"
+
+
+class OwnRounds:
+    """Each client's scores at the best validation round of its own, for methods whose clients stop by themselves (Local).
+
+    A client stops after ``evaluation.patience`` rounds without a better figure; what it scores later does not count.
+
+    Attributes:
+        scores: as `score` names them, one entry a client; empty before the first round.
+    """
+
+    def __init__(self, cfg: EvaluationConfig):
+        self.cfg = cfg
+        self.scores: dict[str, np.ndarray] = {}
+        self._best = self._since = np.empty(0)  # best figure, and the round it is from
+
+    def take(self, server_round: int, per_client: dict[str, list[float]]) -> None:
+        """A round's scores of all clients; a round that misses some is passed over."""
+        value = np.asarray(per_client[f"val-{self.cfg.metric}"])
+        if not self.scores:
+            self.scores = {key: np.array(column) for key, column in per_client.items()}
+            self._best, self._since = np.where(np.isnan(value), -np.inf, value), np.full(value.size, server_round)
+        elif value.size == self._best.size:
+            better = self._waiting(server_round - 1) & (value > self._best + self.cfg.min_delta)
+            self._best[better], self._since[better] = value[better], server_round
+            for key, column in per_client.items():
+                self.scores[key][better] = np.asarray(column)[better]
+
+    def all_stopped(self, server_round: int) -> bool:
+        """Whether no client waits for a better round any more."""
+        return bool(self.scores) and not self._waiting(server_round).any()
+
+    def _waiting(self, server_round: int) -> np.ndarray:
+        return np.logical_or(not self.cfg.patience, server_round - self._since < self.cfg.patience)

@@ -47,9 +47,11 @@ class Recorder:
         self.on_round = on_round
         self.rounds: list[dict[str, Any]] = []
         self.best_round, self.best_score = 0, -np.inf
+        self.own = metrics.OwnRounds(cfg.evaluation)
         self.best_arrays: Arrays = {}
         self.final_arrays: Arrays = {}
         self.extra: dict[str, Any] = {}
+        self._nodes: list[float] | None = None
         self.setup_record: dict[str, Any] = _blank(0, [])
         self._open: dict[str, Any] = self.setup_record
         self._pending: dict[str, Any] | None = None
@@ -86,8 +88,11 @@ class Recorder:
         self._open = _blank(server_round, cohort)
         self._round_began = time.perf_counter()
 
-    def scored(self, scores: dict[str, Any], arrays: Arrays) -> None:
-        """Scores of the shared parameters after the pending round: they complete its record."""
+    def scored(self, scores: dict[str, Any], arrays: Arrays, nodes: list[float] | None = None) -> None:
+        """Scores of the shared parameters after the pending round: they complete its record.
+
+        ``nodes``: of each client, where means are weighted by them.
+        """
         if self._pending is None:
             raise RuntimeError("scores without a finished round")
         record, self._pending = self._pending, None
@@ -95,6 +100,8 @@ class Recorder:
         value = scores["metrics"].get(metrics.headline(self.cfg.evaluation, "val"), float("nan"))
         if value > self.best_score + self.cfg.evaluation.min_delta or not self.best_round:
             self.best_round, self.best_score, self.best_arrays = record["round"], value, arrays
+        self.own.take(record["round"], scores["clients"])
+        self._nodes = nodes
         self._write(record)
 
     def end_round(self, train: dict[str, Any], arrays: Arrays, **told: dict[str, Any]) -> None:
@@ -126,8 +133,12 @@ class Recorder:
     def should_stop(self) -> bool:
         """Whether the validation figure has not been better for ``evaluation.patience`` rounds."""
         patience = self.cfg.evaluation.patience
-        scored = [r["round"] for r in self.rounds if "metrics" in r]
-        return bool(patience and scored and scored[-1] - self.best_round >= patience)
+        last = next((r["round"] for r in reversed(self.rounds) if "metrics" in r), None)
+        if not patience or last is None:
+            return False
+        if self.cfg.evaluation.select == "own_best_val":
+            return self.own.all_stopped(last)
+        return bool(last - self.best_round >= patience)
 
     def checkpoint(self, server_round: int, arrays: Arrays, server_state: dict[str, torch.Tensor]) -> None:
         """Write everything the server needs to go on after this round."""
@@ -165,6 +176,9 @@ class Recorder:
         done = int(values["round"])
         lines = (folder / ROUNDS).read_text().splitlines() if (folder / ROUNDS).is_file() else []
         self.rounds = [record for record in map(json.loads, lines) if record["round"] < done]
+        for record in self.rounds:
+            if "clients" in record:
+                self.own.take(record["round"], record["clients"])
         if self.folder:
             write_bytes(self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode())
         self.final_arrays = {k: t.numpy() for k, t in groups["arrays"].items()}
@@ -175,10 +189,10 @@ class Recorder:
 
         Keys: ``test_accuracy`` (the protocol's headline figure), ``headline`` (which figure that is), ``strategy``, ``dataset``,
         ``protocol``, ``seed``, ``rounds`` (that were run), ``best_round``, ``metrics`` (every score and mean at ``best_val``,
-        ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``,
-        ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``, ``failures`` (client and phase →
-        reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``, ``commit``,
-        and where it applies ``privacy`` (ε, δ and releases of the whole run) and ``attack``.
+        ``own_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
+        ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
+        ``failures`` (client and phase → reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``,
+        ``commit``, and where it applies ``privacy`` (ε, δ and releases of the whole run) and ``attack``.
         """
         if self._pending is not None:
             self._write(self._pending)
@@ -186,6 +200,7 @@ class Recorder:
         scored = [r for r in self.rounds if "metrics" in r]
         at: dict[str, dict[str, float]] = {}
         if scored:
+            at["own_best_val"] = metrics.averages({k: list(v) for k, v in self.own.scores.items()}, self._nodes)
             at["last"] = scored[-1]["metrics"]
             at["last5"] = {k: float(np.mean([r["metrics"][k] for r in scored[-5:]])) for k in scored[-1]["metrics"]}
             at["best_val"] = next(

@@ -12,13 +12,15 @@ A YAML file names what is compared:
     notes              what a reader must know; printed under the table
     figure             optional: the name of the x axis; settings are then numbers, and a plot is drawn
 
-Each finished run appends a row to ``results/NAME.csv`` (written as they end, so an interrupted table goes on where it
-stopped); ``results/NAME.md`` shows ours beside the paper's, mean (standard deviation) over the seeds in percent.
+A run that fails (its training diverges, say) counts as failed, with the reason in the CSV's ``headline``. Each finished run
+appends a row to ``results/NAME.csv`` (written as they end, so an interrupted table goes on where it stopped);
+``results/NAME.md`` shows ours beside the paper's, mean (standard deviation) over the seeds in percent.
 """
 
 import argparse
 import csv
 import json
+import math
 import multiprocessing
 import statistics
 import sys
@@ -31,7 +33,7 @@ from typing import Any
 import yaml
 
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, RunFailed, unknown
 
 RESULTS = Path(__file__).parent / "results"
 FIELDS = (
@@ -105,7 +107,10 @@ def one(job: tuple[str, str, int, list[str]]) -> dict[str, Any]:
     if method == HOMOPHILY:
         return {**row, "value": homophily(words)}
     with tempfile.TemporaryDirectory() as out:
-        summary = run(compose([*words, "checkpoint_every=0", f"out={out}"]))
+        try:
+            summary = run(compose([*words, "checkpoint_every=0", f"out={out}"]))
+        except RunFailed as error:  # such as training that diverges: a result too, and no reason to lose the others
+            return {**row, "value": math.nan, "headline": f"failed: {error}"}
     key = summary["headline"].split(" at ")[0]
     at = {name: summary["metrics"][name][key] for name in ("last", "last5")}
     same = {name: summary[name] for name in FIELDS if name in summary and name not in row}
@@ -210,9 +215,14 @@ def summarise(table: Table) -> str:
 
 
 def _cell(values: list[float]) -> str:
-    if not values:
-        return ""
-    return f"{statistics.mean(values):.2f} ({statistics.stdev(values):.2f})" if len(values) > 1 else f"{values[0]:.2f}"
+    """Mean (standard deviation) of the runs that ended; how many failed, if any did."""
+    ended = [value for value in values if not math.isnan(value)]
+    parts = [f"{statistics.mean(ended):.2f}"] if ended else []
+    if len(ended) > 1:
+        parts.append(f"({statistics.stdev(ended):.2f})")
+    if len(ended) < len(values):
+        parts.append(f"{len(values) - len(ended)} of {len(values)} failed")
+    return " ".join(parts)
 
 
 def draw(table: Table) -> None:
@@ -225,7 +235,11 @@ def draw(table: Table) -> None:
     x = [float(setting) for setting in table.settings]
     for index, method in enumerate(table.methods):
         groups = [
-            [100 * float(r["value"]) for r in rows if (r["setting"], r["method"]) == (s, method)]
+            [
+                100 * v
+                for r in rows
+                if (r["setting"], r["method"]) == (s, method) and not math.isnan(v := float(r["value"]))
+            ]
             for s in table.settings
         ]
         known = [(a, g) for a, g in zip(x, groups, strict=True) if g]

@@ -248,7 +248,7 @@ class GraphStrategy(FlowerFedAvg):
             answers = self._exchange(TRAIN, messages)
             self._replies = [reply for reply, _ in answers]
             if fold:
-                recorder.scored(self._scores(""), self._arrays)
+                recorder.scored(self._scores(""), self._arrays, self._nodes())
                 if recorder.should_stop:
                     break
             self._arrays = self._next_arrays([message for _, message in answers])
@@ -380,7 +380,7 @@ class GraphStrategy(FlowerFedAvg):
     def _evaluate(self) -> None:
         messages = self.front.configure_evaluate(self.server_round, to_record(self._arrays), ConfigRecord(), self.grid)
         self.front.aggregate_evaluate(self.server_round, [message for _, message in self._exchange(EVALUATE, messages)])
-        self.recorder.scored(self._scores(""), self._arrays)
+        self.recorder.scored(self._scores(""), self._arrays, self._nodes())
 
     def _scores(self, prefix: str) -> dict[str, Any]:
         """Scores by client and their means, from the replies at hand; ``prefix`` picks those after local training."""
@@ -389,10 +389,13 @@ class GraphStrategy(FlowerFedAvg):
             for key in ("count", "loss", *metrics.wanted(self.cfg.evaluation)):
                 name = f"{prefix}{split}-{key}"
                 per_client[f"{split}-{key}"] = [v for r in self._replies for v in _as_list(r.metrics.get(name, []))]
-        nodes = None
-        if self.cfg.evaluation.average == "nodes":
-            nodes = [float(v) for r in self._replies for v in _as_list(self.clients[r.client].told["num_nodes"])]
-        return {"metrics": metrics.averages(per_client, nodes), "clients": per_client}
+        return {"metrics": metrics.averages(per_client, self._nodes()), "clients": per_client}
+
+    def _nodes(self) -> list[float] | None:
+        """Nodes of the clients whose replies are at hand, where means are weighted by them."""
+        if self.cfg.evaluation.average != "nodes":
+            return None
+        return [float(v) for r in self._replies for v in _as_list(self.clients[r.client].told["num_nodes"])]
 
     def _train_metrics(self) -> dict[str, Any]:
         losses = [float(r.metrics["train-loss"]) for r in self._replies if "train-loss" in r.metrics]

@@ -52,6 +52,26 @@ def test_patience_stops_and_keeps_the_best_parameters(run):
     assert finished.summary["best_round"] == 1
 
 
+def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run):
+    words = ["strategy=local", "train.lr=0.003", "seed=2", "rounds=60"]
+    rounds = run(*words).rounds  # what each client scores in every round, were none to stop
+    patience, picked, stopped = 4, [], []
+    for client in range(3):
+        val = [r["clients"]["val-accuracy"][client] for r in rounds]
+        best = 0
+        for now in range(len(val)):
+            if now - best >= patience:
+                break
+            best = now if val[now] > val[best] else best
+        picked.append(rounds[best]["clients"]["test-accuracy"][client])
+        stopped.append(best + 1 + patience)
+    assert len(set(stopped)) > 1  # they do stop at different rounds
+    finished = run(*words, "evaluation.select=own_best_val", f"evaluation.patience={patience}")
+    assert finished.summary["rounds"] == max(stopped)
+    assert finished.summary["test_accuracy"] == pytest.approx(np.mean(picked), abs=1e-12)
+    assert finished.summary["headline"] == "test_accuracy at own_best_val"
+
+
 def test_cohorts_differ_between_rounds_and_repeat_with_the_seed(run):
     words = ["rounds=8", "strategy.fraction=0.34"]
     cohorts = [r["cohort"] for r in run(*words).rounds]
@@ -278,8 +298,8 @@ def test_state_of_another_run_is_not_taken(tmp_path):
 def test_summary_keys_are_those_documented(run):
     documented = set(re.findall(r"``(\w+)``", Recorder.finish.__doc__))
     summary = run("rounds=2").summary
-    assert documented - {"best_val", "last", "last5", "attack", "privacy"} == set(summary)
-    assert set(summary["metrics"]) == {"best_val", "last", "last5"}
+    assert documented - {"best_val", "own_best_val", "last", "last5", "attack", "privacy"} == set(summary)
+    assert set(summary["metrics"]) == {"best_val", "own_best_val", "last", "last5"}
 
 
 def test_a_full_disk_in_the_middle_of_a_run_loses_no_checkpoint(run, monkeypatch):

@@ -148,6 +148,16 @@ def test_markdown_against_means_by_hand(toy):
     assert "over 2 of 2 seeds" in summarise(table)
 
 
+def test_a_run_that_diverges_is_told_and_the_others_go_on(toy):
+    toy.write_text(toy.read_text().replace("few: [train.local_steps=1]", "few: [train.lr=1e30, train.optimizer=sgd]"))
+    table = Table.load(toy)
+    told = {(r["setting"], r["method"], r["seed"]): r for r in rows(execute(table, jobs=1))}
+    assert len(told) == 12
+    assert told["few", "FedAvg", "0"]["value"] == "nan"
+    assert "not finite" in told["few", "FedAvg", "0"]["headline"]
+    assert "| few | 2 of 2 failed | 81.5 (0.3) |" in summarise(table)
+
+
 def test_command_writes_the_table(toy, capsys):
     assert main([str(toy), "--only", "few/Majority"]) == 0
     assert re.search(r"\| few \|  \| 81\.5 \(0\.3\) \|  \| \d\d\.\d\d", (runner.RESULTS / "toy.md").read_text())
