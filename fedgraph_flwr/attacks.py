@@ -12,6 +12,7 @@ from torch.nn import functional
 from fedgraph_flwr import metrics
 from fedgraph_flwr.config import RunConfig, locate
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, derive_seed
 
 
@@ -20,11 +21,30 @@ def attack(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     return ATTACKS[cfg.attack.name](cfg, arrays)
 
 
+def check(cfg: RunConfig) -> None:
+    """Say before the run what an attack cannot be made on.
+
+    Raises:
+        FedGraphError: the clients' graphs are typed, or on a fleet, where this machine does not hold them.
+    """
+    from fedgraph_flwr import partition
+
+    if cfg.engine not in ("inline", "ray"):
+        raise FedGraphError(
+            f"attack={cfg.attack.name} studies a simulation: use engine=inline or ray, not {cfg.engine}"
+        )
+    if not isinstance(partition.load_client(cfg, 0), ClientGraph):
+        raise FedGraphError(
+            f"attack={cfg.attack.name} ranks pairs of nodes of one type; those of '{cfg.dataset.name}' are typed"
+        )
+
+
 def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     """Link inference from learned node representations (FedHERO, arXiv 2504.21206, Section 4.7).
 
     The attacker holds the parameters that travel, hence every representation that the network computes from them alone
-    (`Model.representations`); what needs a private parameter is out of reach. Each client's edges and as many random
+    (`Model.representations`); what needs a private parameter, or what phases before training bring from other clients
+    (FedStruct's structure features, FedSage-true's neighbours), is out of reach. Each client's edges and as many random
     non-edges are ranked by the cosine of the two ends' representations, and the upper half is called links: 0.5 is chance.
     The paper does not say on what graph the attacker computes, so both readings are reported: ``on_graph``, the
     representations as the client computes them, and ``without_edges``, from the features alone. ``features`` ranks pairs

@@ -24,12 +24,14 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
     cfg = with_folder(cfg)
     try:
         check_method(cfg)
+        if cfg.attack.name != "none":
+            from fedgraph_flwr import attacks
+
+            attacks.check(cfg)
         recorder = Recorder(cfg, on_round)
         locate(cfg.strategy.server)(cfg, recorder).start(grid)
         if cfg.attack.name != "none":
-            from fedgraph_flwr.attacks import attack
-
-            recorder.extra["attack"] = attack(cfg, recorder.final_arrays)
+            recorder.extra["attack"] = attacks.attack(cfg, recorder.final_arrays)
             recorder.finish()  # once more: a failing study loses no result
     except FedGraphError as error:  # whoever started the run may sit in another process
         failure = {"error": str(error), "exit_code": error.exit_code}

@@ -18,9 +18,9 @@ def ring(n: int = 12) -> ClientGraph:
     edges = torch.stack(
         [torch.cat([source, torch.tensor([1, 5])]), torch.cat([(source + 1) % n, torch.tensor([0, 5])])]
     )
-    none = torch.zeros(n, dtype=torch.bool)
+    train, val, test = torch.arange(3).unsqueeze(1) == torch.zeros(n, dtype=torch.int64)
     x = torch.randn(n, 6, generator=torch.Generator().manual_seed(0))
-    return ClientGraph(x, edges, torch.zeros(n, dtype=torch.int64), ~none, none, none, 2)
+    return ClientGraph(x, edges, torch.zeros(n, dtype=torch.int64), train.clone(), val.clone(), test.clone(), 2)
 
 
 def test_pairs_are_all_edges_and_as_many_others():
@@ -80,6 +80,60 @@ def test_without_edges_leaves_features_only():
     bare = attacks._without_edges(ring())
     assert bare.edge_index.shape == (2, 0)
     assert torch.equal(bare.x, ring().x)
+
+
+def test_others_are_drawn_from_all_nodes():
+    """Pairs of low nodes are no likelier than others."""
+    drawn = torch.cat(
+        [p[:, ~linked] for p, linked in (attacks.candidate_pairs(ring(60), seed) for seed in range(40))], 1
+    )
+    assert drawn.double().mean().item() == pytest.approx(29.5, abs=4 * 17.3 / (2 * 40 * 60) ** 0.5)
+
+
+def test_findings_are_means_over_clients_with_edges(tmp_path, monkeypatch):
+    """Two clients and one without edges; what is ranked is known for each reading."""
+    lonely = attacks._without_edges(ring(9))
+    for index, graph in enumerate((ring(12), lonely, ring(20))):
+        dataclasses.replace(graph, client=index, num_clients=3).save(tmp_path / f"client_{index:04d}.safetensors")
+    cfg = compose([f"graph={tmp_path}", "num_clients=3"])
+    seen = []
+
+    def representations(cfg, graph, arrays):
+        seen.append((graph.num_nodes, graph.edge_index.size(1) > 0))
+        alike = torch.zeros(graph.num_nodes, 2).index_fill(1, torch.tensor([0]), 1.0)
+        return {"weak": alike, "strong": alike}
+
+    def rank(z, pairs, linked):
+        """Of the four rankings on a graph: weak, strong of the first client, weak, strong of the other; 0.9 without edges."""
+        ranked.append(z.size(1))
+        if z.size(1) == 6:
+            return 0.1, 0.2
+        return {1: (0.55, 0.6), 2: (0.3, 0.1), 6: (0.65, 0.6), 7: (0.2, 0.3)}.get(len(ranked), (0.9, 0.95))
+
+    ranked: list[int] = []
+    monkeypatch.setattr(attacks, "_representations", representations)
+    monkeypatch.setattr(attacks, "rank_pairs", rank)
+    report = attacks.attack(dataclasses.replace(cfg, attack=compose(["attack=link_inference"]).attack), {})
+    assert seen == [(12, True), (12, False), (20, True), (20, False)]
+    assert report["on_graph"]["weak"] == pytest.approx({"accuracy": 0.6, "auc": 0.6})
+    assert report["on_graph"]["strong"] == pytest.approx({"accuracy": 0.25, "auc": 0.2})
+    assert report["without_edges"]["strong"] == pytest.approx({"accuracy": 0.9, "auc": 0.95})
+    assert report["features"]["x"] == pytest.approx({"accuracy": 0.1, "auc": 0.2})
+    # 0.2 tells more than 0.6; the weaker features, which training does not expose, are not the headline
+    assert (report["representation"], report["accuracy"], report["auc"]) == ("strong", 0.75, pytest.approx(0.8))
+
+
+def test_the_attacker_computes_without_dropout():
+    cfg = compose(["strategy=fedavg", "model.dropout=0.9"])
+    graph = ring()
+    arrays = {n: t.detach().numpy() for n, t in attacks.locate(cfg.strategy.client)(cfg, graph).shared.items()}
+    one, two = (attacks._representations(cfg, graph, arrays)["prediction"] for _ in range(2))
+    assert torch.equal(one, two)
+
+
+def test_features_are_ranked_as_they_are(run):
+    found = run("attack=link_inference", "rounds=1").summary["attack"]["features"]["x"]
+    assert found["auc"] != 0.5
 
 
 def test_an_unknown_attack_is_named_before_the_run():

@@ -149,6 +149,11 @@ class FedStruct(Model):
             return own
         return own + self.structure_part(inputs.rows @ self.g(inputs.s))
 
+    def representations(self, inputs: StructureInputs) -> dict[str, Tensor]:
+        """The feature branch, which needs f (and its β) alone; the whole, where the structure branch is known."""
+        whole = {} if inputs.rows is None else {"": self(inputs)}
+        return whole | {"f": self.feature_part(inputs)}
+
     def feature_part(self, inputs: StructureInputs) -> Tensor:
         """Ā^(i) f(X), [N, C]."""
         embedded = self.f.finish(self.f.begin_constant(inputs.x, inputs.mean, inputs.deviation))

@@ -51,8 +51,7 @@ def prepare(cfg: RunConfig) -> Path:
         FedGraphError: the dataset, split or partition is impossible, or the user's folder is not as it must be.
     """
     if cfg.graph:
-        given = Path(cfg.graph).expanduser()
-        check(given)
+        given = _given(cfg)
         if not _pooled(cfg):
             return given
     folder = _cached(cfg)
@@ -60,6 +59,18 @@ def prepare(cfg: RunConfig) -> Path:
         with FileLock(folder.with_suffix(".lock")):
             if not _whole(folder):
                 write(folder, _make(cfg), cfg)
+    return folder
+
+
+def _given(cfg: RunConfig) -> Path:
+    """The user's folder, checked."""
+    folder = Path(cfg.graph).expanduser()
+    check(folder)
+    if cfg.dataset.edge_flip:
+        raise FedGraphError(
+            f"dataset.edge_flip={cfg.dataset.edge_flip} does not reach the client files of graph={folder}, which are"
+            " made: give it to `fedgraph-flwr partition`"
+        )
     return folder
 
 
@@ -73,10 +84,12 @@ def settled(cfg: RunConfig) -> RunConfig:
 
     It names the same client files. A generated graph keeps the number of clients it was asked for; of a folder, the
     files say which dataset they are of.
+
+    Raises:
+        FedGraphError: as `prepare`, or edges are to be flipped in files that are there already.
     """
     if cfg.graph:
-        folder = Path(cfg.graph).expanduser()
-        check(folder)
+        folder = _given(cfg)
         name = read_header(files(folder)[0])[1].get("name") or folder.absolute().name
         cfg = dataclasses.replace(cfg, dataset=DatasetConfig(name))
     if _pooled(cfg) or not (cfg.graph or cfg.partition.merge == "random_merge"):

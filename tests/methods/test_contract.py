@@ -15,6 +15,7 @@ from fedgraph_flwr import partition
 from fedgraph_flwr.config import RunConfig, compose, group_names, locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.run import with_folder
 from tests.methods.test_fedhgn import typed_client
@@ -126,6 +127,32 @@ def test_order_of_replies_does_not_matter(method, go, first, monkeypatch):
     monkeypatch.setattr(InlineGrid, "pull_messages", shuffled)
     same_result(go(method), first(method))
     assert any(moved) or method == "central"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_be_attacked(method, go, first):
+    """`attack=link_inference` changes nothing of the run; graphs with typed nodes are refused before it."""
+    if method in TYPED:
+        with pytest.raises(FedGraphError, match="ranks pairs of nodes of one type"):
+            go(method, "attack=link_inference")
+        return
+    finished = go(method, "attack=link_inference")
+    same_result(finished, first(method))
+    told = finished.summary["attack"]
+    assert (told["representation"] == "none") == (not finished.arrays)
+    assert 0.5 <= told["accuracy"] <= 1
+    assert (told["auc"] == 0.5) == (not finished.arrays)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_meets_flipped_edges(method, go, first):
+    if method in TYPED:
+        with pytest.raises(FedGraphError, match=r"dataset\.edge_flip=0\.3 does not reach"):
+            go(method, "dataset.edge_flip=0.3")
+        return
+    flipped = go(method, "dataset.edge_flip=0.3")
+    assert flipped.summary["failures"] == {}
+    assert [r["train"] for r in flipped.rounds] != [r["train"] for r in first(method).rounds]
 
 
 @pytest.mark.parametrize("method", METHODS)
