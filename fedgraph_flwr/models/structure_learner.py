@@ -257,8 +257,9 @@ class Gaug(Metric):
     """GAug-O (Zhao et al. 2021): edges drawn from η M + (1 − η) A, M = sigmoid(Z Zᵀ), rebuilt towards A.
 
     Candidates are the k best of each row and the graph's own edges. Training draws relaxed Bernoulli variables and
-    rounds them, straight through; inference keeps what has probability above 1/2. M is trained by cross entropy on the
-    edges and as many random pairs. η = 1/2, temperature 1, and weight 1 of that loss.
+    rounds them, straight through; inference keeps what has probability above 1/2, which is A itself, the original graph
+    that GAug-O is named after. M is trained by cross entropy on the edges and as many random pairs. η = 1/2, temperature
+    1, and weight 1 of that loss.
     """
 
     def __init__(self, hidden: int, heads: int):

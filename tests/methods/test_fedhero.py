@@ -157,6 +157,15 @@ def test_prediction_equals_dense_oracle(dual):
     assert any(name.startswith("local_convs.") for name in w) == dual
 
 
+def test_dropout_leaves_the_ego_features():
+    """All but dropped, every Z is zero and the classifier sees X alone."""
+    graph, model = make_graph(), make_model(dropout=1 - 1e-9)
+    inputs = prepared(model, graph)
+    alone = graph.x @ model.classifier.weight[:F] + model.classifier.bias
+    torch.testing.assert_close(model.train()(inputs), alone)
+    assert not torch.allclose(model.eval()(inputs), alone)
+
+
 def cross_entropy(model, graph: Graph) -> torch.Tensor:
     logits = model(prepared(model, graph))[graph.train_mask]
     return torch.nn.functional.cross_entropy(logits, graph.y[graph.train_mask])
@@ -320,6 +329,29 @@ def test_bernoulli_draws_each_candidate_with_its_score_at_inference_only():
     assert np.abs(draws - score).max() < 0.1  # five standard deviations of 600 draws
 
 
+def test_gaug_draws_edges_by_their_probability_and_learns_to_rebuild_the_graph(monkeypatch):
+    graph, model = make_graph(), make_model(metric="gaug")
+    inputs = prepared(model, graph)
+    learner, z = model.structure_learner, model.structure_learner.embed(inputs.x, inputs.adj).detach()
+    a = dense_adjacency(graph) > 0
+    probability = 0.5 / (1 + np.exp(-(z @ z.T).numpy())) + 0.5 * a
+    torch.manual_seed(0)
+    latents = [learner(inputs.x, inputs.adj, inputs.edges) for _ in range(600)]
+    row, col = latents[0].pattern.row.numpy(), latents[0].pattern.col.numpy()
+    share = np.mean([latent.weight.detach().numpy() for latent in latents], axis=0)
+    assert np.abs(share - probability[row, col]).max() < 0.1  # five standard deviations of 600 draws
+
+    # as many pairs without an edge as edges, here all (0, v)
+    others = torch.stack([torch.zeros_like(inputs.edges.row), torch.arange(inputs.edges.row.numel()) % N])
+    monkeypatch.setattr(torch, "randint", lambda *_: others)
+    logit = (z @ z.T).numpy()
+    wrong = np.log1p(np.exp(-logit[a])).sum() + np.log1p(np.exp(logit[tuple(others.numpy())])).sum()
+    told = learner(inputs.x, inputs.adj, inputs.edges).penalty.item()
+    assert told == pytest.approx(wrong / (2 * inputs.edges.row.numel()))
+    model.eval()
+    assert learner(inputs.x, inputs.adj, inputs.edges).penalty.item() == 0
+
+
 def test_a_lone_node_has_no_latent_neighbour():
     graph = make_graph()
     alone = Graph(
@@ -445,6 +477,24 @@ def test_objective_is_cross_entropy_plus_smoothness():
     assert loss[0.3, 0.7] - task == pytest.approx(smooth + 0.7 * (latent**2).sum())
 
 
+def test_objective_takes_the_metric_s_own_term():
+    client = FedHEROClient(compose([*HERO, "model.hidden=8", "model.metric=gaug"]), client_graph(0))
+    whole, both = [], client.model.both
+
+    def spy(inputs):
+        logits, latent = both(inputs)
+        whole.append(latent)
+        latent.penalty = latent.penalty + 7 * len(whole)
+        return logits, latent
+
+    client.model.both = spy
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        losses.append(client.loss().item())
+    assert losses[1] - losses[0] == pytest.approx(7, rel=1e-5)
+
+
 def test_the_attack_is_reported_in_the_summary(run):
     hero = run(*HERO, "attack=link_inference").summary["attack"]
     assert set(hero["on_graph"]) == set(hero["without_edges"]) == {"structure_learner"}
@@ -459,15 +509,37 @@ def test_another_network_is_refused(run):
 
 
 def test_the_protocol_is_the_papers():
+    """Section 4.1, and what is ours where it is silent."""
     cfg = compose(["protocol=fedhero", "strategy=fedhero"])
-    assert (cfg.rounds, cfg.train.lr, cfg.train.local_steps, cfg.split.kind, cfg.split.folds) == (
-        200,
-        0.005,
-        1,
-        "kfold",
-        5,
-    )
-    assert (cfg.model.name, cfg.model.params["alpha"], cfg.model.params["k"]) == ("fedhero", 0.2, 20)
-    assert (cfg.evaluation.metric, cfg.evaluation.average, cfg.dataset.undirected) == ("accuracy", "clients", False)
-    assert compose(["protocol=fedhero", "strategy=fedprox"]).model.name == "projected_gcn"
-    assert compose(["protocol=fedhero", "dataset=credit"]).evaluation.metric == "auc"
+    assert (cfg.rounds, cfg.num_clients, cfg.dataset.name, cfg.partition.name) == (200, 5, "chameleon", "metis")
+    assert (cfg.split.kind, cfg.split.folds, cfg.split.scope, cfg.split.fold) == ("kfold", 5, "client", -1)
+    train = cfg.train
+    assert (train.optimizer, train.lr, train.local_steps, train.optimizer_state) == ("adam", 0.005, 1, "keep")
+    assert train.weight_decay == 5e-4
+    evaluation = cfg.evaluation
+    assert (evaluation.metric, evaluation.average, evaluation.select) == ("accuracy", "clients", "best_val")
+    assert cfg.dataset.undirected is False
+    assert (cfg.model.name, cfg.model.hidden, cfg.model.layers, cfg.model.dropout) == ("fedhero", 64, 2, 0.5)
+    assert cfg.model.params == {
+        **{"alpha": 0.2, "dual_channel": True, "heads": 4, "k": 20, "metric": "multi_head", "edge_weight": "value"},
+        **{"symmetrize": False, "latent": "top_k", "candidates": 5},
+    }
+    assert cfg.strategy.params == {"lam": 0.1, "mu": 0.1, "reduction": "n2"}
+    assert (cfg.strategy.weighting, cfg.strategy.shared) == ("nodes", list(GLOBAL))
+    assert compose(["strategy=fedhero"]).strategy.weighting == "nodes"
+    baseline = compose(["protocol=fedhero", "strategy=fedprox"])
+    assert (baseline.model.name, baseline.strategy.weighting) == ("projected_gcn", "nodes")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "partition", "clients", "metric"),
+    [
+        ("syn-cora", "planted", 10, "accuracy"),
+        ("ieee-fraud", "planted", 5, "auc"),
+        ("credit", "metis", 5, "auc"),
+        ("squirrel", "metis", 5, "accuracy"),
+    ],
+)
+def test_real_world_sets_become_clients(dataset, partition, clients, metric):
+    cfg = compose(["protocol=fedhero", f"dataset={dataset}"])
+    assert (cfg.partition.name, cfg.num_clients, cfg.evaluation.metric) == (partition, clients, metric)
