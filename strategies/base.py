@@ -221,6 +221,10 @@ class GraphStrategy(FlowerFedAvg):
         wanted = 1 if getattr(self.params, "pooled", False) else cfg.num_clients
         self.connection = Connection(grid, self._describe)
         self.clients = self.connection.wait(wanted, cfg.strategy.timeout)
+        if cfg.strategy.min_clients > wanted:
+            raise FedGraphError(
+                f"strategy.min_clients={cfg.strategy.min_clients} exceeds the {wanted} clients of this run"
+            )
         if cfg.privacy.dp != "none":
             from strategies.privacy import private  # the accountant takes a second to import
 

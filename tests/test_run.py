@@ -161,6 +161,11 @@ def test_a_bad_reply_is_named_and_left_out(run, monkeypatch, change, told):
         run("rounds=1", "strategy.on_failure=fail")
 
 
+def test_a_minimum_cohort_that_cannot_be_is_refused(run):
+    with pytest.raises(FedGraphError, match=r"strategy\.min_clients=4 exceeds the 3 clients of this run"):
+        run("strategy.min_clients=4")
+
+
 def test_a_crash_in_a_client_is_a_failure_of_that_client(run, monkeypatch):
     train = GraphClient.train
 

@@ -110,16 +110,16 @@ class Fleet:
     def begin(self, out: Path, *words: str) -> subprocess.Popen[bytes]:
         """Start ``fedgraph-flwr run`` on this fleet."""
         command = [sys.executable, "-m", "fedgraph_flwr", "run", "--quiet", "--no-report"]
-        if not any(word.startswith("resume=") for word in words):
-            command += [f"engine={NAME}", f"out={out}", f"num_clients={len(self.files)}", "model.hidden=8"]
-        command += words
-        return self._spawn(f"run-{out.name}", command)
+        if any(word.startswith("resume=") for word in words):
+            return self._spawn(f"resumed-{out.name}", [*command, *words])
+        command += [f"engine={NAME}", f"out={out}", f"num_clients={len(self.files)}", "model.hidden=8"]
+        return self._spawn(f"run-{out.name}", [*command, *words])
 
     def run(self, out: Path, *words: str) -> Finished:
         """Run to the end."""
         process = self.begin(out, *words)
         if process.wait(timeout=400):
-            raise RuntimeError(self.log(f"run-{out.name}"))
+            raise RuntimeError(self.log(next(name for name, one in self.processes.items() if one is process)))
         return finished(out)
 
     def log(self, name: str) -> str:
