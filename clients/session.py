@@ -36,14 +36,18 @@ _live: dict[tuple[int, int], tuple[GraphClient, int]] = {}
 def respond(message: Message, context: Context) -> Message:
     """Answer one message; wrong input becomes an error reply whose reason is a sentence for the user.
 
-    A fleet's node also tells it where it was started.
+    A fleet's node also tells it where it was started, and only there with the paths it was given.
     """
     try:
         return Message(_answer(message, context), reply_to=message)
     except FedGraphError as error:
+        told = str(error)
         if not context.node_config.get("live"):
-            log(ERROR, str(error))
-        return Message(Error(FAILED, str(error)), reply_to=message)
+            log(ERROR, told)
+        for key in ("graph", "state"):
+            if path := context.node_config.get(key):
+                told = told.replace(str(path), f"<{key}>")
+        return Message(Error(FAILED, told), reply_to=message)
 
 
 def forget(run_id: int) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flwr.app import Message, MetricRecord, RecordDict
 
 from clients.base import GraphClient
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.engine.inline import InlineGrid, run_identity, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.messages import METRICS
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.run import with_folder
 from tests.support import assert_same_arrays, recorded_messages
@@ -333,3 +335,75 @@ def test_a_full_disk_in_the_middle_of_a_run_loses_no_checkpoint(run, monkeypatch
 
 def test_a_run_can_be_resumed_unless_told_otherwise():
     assert compose().checkpoint_every > 0
+
+
+class _SlowGrid:
+    """A grid whose clients answer, one by one, after so many looks."""
+
+    def __init__(self, waits):
+        self.waits, self.looks = list(waits), 0
+
+    def push_messages(self, messages):
+        self.sent = {str(i): message for i, message in enumerate(messages)}
+        return list(self.sent)
+
+    def pull_messages(self, message_ids):
+        self.looks += 1
+        if not self.waits or self.looks < self.waits[0]:
+            return []
+        self.looks = 0
+        self.waits.pop(0)
+        identifier = min(message_ids)
+        answer = RecordDict({METRICS: MetricRecord({"client": int(identifier)})})
+        reply = Message(answer, reply_to=self.sent[identifier])
+        reply.metadata.__dict__["_reply_to_message_id"] = identifier
+        return [reply]
+
+
+def _asked(waits, monkeypatch, *words):
+    """Valid replies, failures, and the pauses of one exchange with two clients on a `_SlowGrid`."""
+    from strategies.base import GraphStrategy
+    from strategies.connection import ClientInfo
+
+    cfg = compose(words)
+    strategy = GraphStrategy(cfg, Recorder(cfg))
+    strategy.grid, strategy.clients = _SlowGrid(waits), {i: ClientInfo(i, 10 + i) for i in range(2)}
+    now, pauses = [0.0], []
+    monkeypatch.setattr("strategies.base.time.perf_counter", lambda: now[0])
+
+    def sleep(pause):
+        pauses.append(pause)
+        now[0] += pause
+
+    monkeypatch.setattr("strategies.base.time.sleep", sleep)
+    with run_identity(1):
+        valid, failures = strategy._collect("tell", strategy._messages("tell", [0, 1], {}, {}))
+    return [reply.client for reply, _ in valid], failures, pauses
+
+
+def test_waiting_looks_often_at_first_then_every_second_and_often_again_after_an_answer(monkeypatch):
+    replies, failures, pauses = _asked([20, 5], monkeypatch)
+    assert (replies, failures) == ([0, 1], {})
+    first, second = pauses[:19], pauses[19:]
+    assert first == sorted(first)
+    assert first[0] < 0.01
+    assert first[-2:] == [1.0, 1.0]
+    assert sum(first[:8]) < 1  # so that a quick exchange does not wait
+    assert second[0] == 0
+    assert max(second) < 0.05
+
+
+def test_a_client_that_never_answers_is_named_after_the_timeout(monkeypatch):
+    replies, failures, pauses = _asked([3], monkeypatch, "strategy.timeout=30")
+    assert replies == [0]
+    assert failures == {1: "no answer within 30 s"}
+    assert 30 < sum(pauses) <= 31
+
+
+def test_state_of_another_schema_is_not_taken(tmp_path, monkeypatch):
+    from clients import state
+
+    state.StateFolder(tmp_path, "a", "local", 0).write_last({"own/x": torch.ones(2)}, 3)
+    monkeypatch.setattr(state, "SCHEMA", state.SCHEMA + 1)
+    with pytest.raises(FedGraphError, match=r"has schema 1, expected 2"):
+        state.StateFolder(tmp_path, "a", "local", 0).read_last()

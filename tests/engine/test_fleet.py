@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import client_graph
 from tests.engine.fleet import Fleet, wait_for
+from tests.engine.misbehaving import WRONG
 from tests.support import Finished, assert_same_arrays
 
 pytestmark = pytest.mark.fleet
@@ -49,6 +50,24 @@ def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_pa
     for key in ("exchanges_per_round", "setup_exchanges", "bytes_up", "bytes_down", "bytes_by_phase", "failures"):
         assert found.summary[key] == expected.summary[key], key
     assert found.summary["exchanges_per_round"] == 1
+
+
+@pytest.mark.faults
+def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
+    words = ["rounds=3", "strategy.client=tests.engine.misbehaving:Misbehaving"]
+    found, expected = fleet.run(tmp_path / "found", *words), inline(*words)
+    told = {
+        "error": "out of order",
+        "nan": "not finite",
+        "shapes": "of shape",
+        "names": "other",
+        "phase": "other arrays",
+    }
+    for record in found.rounds:
+        wrong = {client: fault for (server_round, client), fault in WRONG.items() if server_round == record["round"]}
+        assert record["failed"].keys() == {f"{client} (train)" for client in wrong}
+        assert all(told[fault] in record["failed"][f"{client} (train)"] for client, fault in wrong.items())
+    assert_same_arrays(found.arrays, expected.arrays)
 
 
 @pytest.mark.faults

@@ -1,10 +1,13 @@
 """Flower's simulation on Ray: the same parameters as in this process, and errors that come back as sentences."""
 
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import psutil
@@ -101,6 +104,26 @@ def test_what_flower_says_at_its_end_is_one_line(tmp_path, monkeypatch, printed,
     monkeypatch.setattr(flower, "tool", lambda name: str(fake))
     with pytest.raises(RunFailed, match=told):
         flower._flwr_run(compose([f"out={tmp_path}"]), "fleet", dict(os.environ), None)
+
+
+def test_what_the_how_to_leaves_in_the_checkout_is_not_packed_into_the_app(tmp_path):
+    """Among it the apps of former runs, which would be packed again and again until Flower refuses."""
+    from flwr.cli.build import build_fab_from_disk
+
+    root = Path(__file__).parents[2]
+    for name in (".gitignore", "pyproject.toml", "README.md", "LICENSE", "fedgraph_flwr/server_app.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((root / name).read_bytes())
+    (tmp_path / "fedgraph_flwr" / "client_app.py").write_bytes((root / "fedgraph_flwr" / "client_app.py").read_bytes())
+    text = (root / "docs" / "fleet.md").read_text()
+    made = {"flwr-home/apps", "keys", "runs", *re.findall(r"--out (\S+)", text), *re.findall(r"\$PWD/(state_\d)", text)}
+    assert {"parts", "parts_4", "state_3"} <= made
+    for folder in made:
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "some.json").write_text("{}")
+    names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path))).namelist()
+    assert "fedgraph_flwr/server_app.py" in names
+    assert not [name for name in names if name.endswith("some.json")]
 
 
 def test_an_installed_package_runs_from_a_stub(tmp_path, monkeypatch):

@@ -1,0 +1,31 @@
+"""A client that answers wrongly, in rounds of its own; it travels with the app to the nodes of a fleet."""
+
+from typing import Any
+
+import numpy as np
+
+from clients.base import Answer, GraphClient
+from fedgraph_flwr.messages import MODEL, Arrays
+
+WRONG = {(1, 0): "error", (1, 1): "nan", (2, 1): "shapes", (2, 2): "names", (3, 0): "phase"}
+"""By round and client; one client of three is right in each of the first two rounds."""
+
+
+class Misbehaving(GraphClient):
+    """FedAvg's client but for its answers to ``train`` in `WRONG`."""
+
+    def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """As asked, or wrongly."""
+        wrong = WRONG.get((self.server_round, self.graph.client), "") if name == "train" else ""
+        if wrong == "error":
+            raise RuntimeError("out of order")
+        if wrong == "phase":
+            return super().answer("describe", {}, {})
+        sent, told = super().answer(name, groups, config)
+        if wrong == "nan":
+            next(iter(sent[MODEL].values())).flat[0] = np.nan
+        elif wrong == "shapes":
+            sent[MODEL] = {key: np.ravel(array)[:-1] for key, array in sent[MODEL].items()}
+        elif wrong == "names":
+            sent[MODEL] = {f"x{key}": array for key, array in sent[MODEL].items()}
+        return sent, told
