@@ -125,10 +125,9 @@ def test_findings_are_means_over_clients_with_edges(tmp_path, monkeypatch):
 
 def test_the_attacker_computes_without_dropout():
     cfg = compose(["strategy=fedavg", "model.dropout=0.9"])
-    graph = ring()
-    arrays = {n: t.detach().numpy() for n, t in attacks.locate(cfg.strategy.client)(cfg, graph).shared.items()}
-    one, two = (attacks._representations(cfg, graph, arrays)["prediction"] for _ in range(2))
-    assert torch.equal(one, two)
+    client = attacks.locate(cfg.strategy.client)(cfg, ring())
+    arrays = {name: t.detach().numpy() for name, t in client.shared.items()}
+    assert torch.equal(attacks._representations(cfg, ring(), arrays)["prediction"], client.predict())
 
 
 def test_features_are_ranked_as_they_are(run):
