@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import client_graph
 from tests.engine.fleet import Fleet, wait_for
 from tests.engine.misbehaving import WRONG
-from tests.support import Finished, assert_same_arrays
+from tests.support import assert_same_arrays
 
 pytestmark = pytest.mark.fleet
 
@@ -74,14 +74,14 @@ def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
 def test_a_run_ends_when_fewer_than_the_minimum_cohort_answer(fleet, tmp_path):
     out = tmp_path / "found"
     trained = fleet.log("node_2").count("train message")
-    process = fleet.begin(out, "rounds=60", "strategy.timeout=15", "strategy.min_clients=3")
+    process = fleet.begin(out, "rounds=60", "strategy.timeout=30", "strategy.min_clients=3")
     wait_for(lambda: fleet.log("node_2").count("train message") > trained, "node 2 to be asked to train")
     os.killpg(fleet.processes["node_2"].pid, signal.SIGSTOP)
     try:
         assert process.wait(timeout=240) == 1
     finally:
         os.killpg(fleet.processes["node_2"].pid, signal.SIGCONT)
-    told = r"error: round \d+, train: 2 of 3 clients gave a valid answer, at least 3 needed .*; client 2: no answer within 15 s"
+    told = r"error: round \d+, train: 2 of 3 clients gave a valid answer, at least 3 needed .*; client 2: no answer within 30 s"
     assert re.search(told, fleet.log("run-found"))
     assert "warning: round" in fleet.log("run-found")
 
@@ -106,29 +106,20 @@ def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_bac
 
 
 @pytest.mark.faults
-def test_a_run_whose_server_app_died_is_resumed_at_once(fleet, inline, tmp_path):
+@pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
+def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim):
     out = tmp_path / "found"
     process = fleet.begin(out, "rounds=3", "checkpoint_every=1")
     wait_for((out / "checkpoint.safetensors").is_file, "round 1 to end")
-    os.kill(fleet.process_id("flwr-serverapp"), signal.SIGKILL)
-    _assert_resumed_to(inline("rounds=3"), fleet, out)
-    assert process.wait(timeout=240) == 1, "the SuperLink misses the heartbeats of the one that died"
-    assert "error: " in fleet.log("run-found")
-
-
-@pytest.mark.faults
-def test_a_run_whose_superlink_died_is_resumed(fleet, inline, tmp_path):
-    out = tmp_path / "found"
-    process = fleet.begin(out, "rounds=3", "checkpoint_every=1")
-    wait_for((out / "checkpoint.safetensors").is_file, "round 1 to end")
-    fleet.kill("superlink")
+    if victim == "ServerApp":
+        os.kill(fleet.process_id("flwr-serverapp"), signal.SIGKILL)
+    else:
+        fleet.kill("superlink")
     assert process.wait(timeout=240) == 1
     assert "error: " in fleet.log("run-found")
-    fleet.start_superlink()
-    _assert_resumed_to(inline("rounds=3"), fleet, out)
-
-
-def _assert_resumed_to(expected: Finished, fleet: Fleet, out: Path) -> None:
+    if victim == "SuperLink":
+        fleet.start_superlink()
     found = fleet.run(out, f"resume={out}")
+    expected = inline("rounds=3")
     assert_same_arrays(found.arrays, expected.arrays)
     assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
