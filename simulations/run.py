@@ -258,6 +258,9 @@ def draw(table: Table) -> None:
             if method in table.paper.get(s, {})
         ]
         axes.plot([a for a, _ in paper], [float(str(v).split(" ")[0]) for _, v in paper], "x", color=f"C{index}")
+    steps = sorted(value for value in x if value > 0)
+    if len(steps) > 2 and steps[-1] >= 100 * steps[0]:
+        axes.set_xscale("symlog", linthresh=steps[0])
     axes.set_xlabel(table.figure)
     axes.set_ylabel("test figure, %")
     axes.set_title(table.title, fontsize=9)
