@@ -58,12 +58,21 @@ class FedSageTrueClient(FedGradClient):
 
     @phase
     def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """Take the neighbours' features, by owner, and prepare the mended graph."""
+        """Take the neighbours' features, by owner, and prepare the mended graph.
+
+        Raises:
+            FedGraphError: an owner sent none, or of another shape.
+        """
         x = torch.zeros(self.external.numel(), self.graph.num_features)
-        for owner, rows in groups.get("features", {}).items():
-            x[self.owner == int(owner)] = torch.from_numpy(rows)
+        for owner in self.owner.unique().tolist():
+            rows, wanted = groups.get("features", {}).get(str(owner)), self.owner == owner
+            if rows is None or rows.shape != x[wanted].shape:
+                raise FedGraphError(
+                    f"client {self.graph.client} was sent no features of client {owner}'s nodes, or of another shape"
+                )
+            x[wanted] = torch.from_numpy(rows)
         self.mend_with(x)
-        return {}, {}
+        return {}, {"done": 1}
 
     def mend_with(self, external_x: Tensor) -> None:
         """The constants of the mended graph: own nodes first, then the B external ones."""

@@ -191,7 +191,7 @@ class FedStructClient(FedGradClient):
     def place(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Take the structure features of the support, once, where they are not learned."""
         self.receive(groups)
-        return {}, {}
+        return {}, {"done": 1}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """S of the support, [Q, d_s]."""

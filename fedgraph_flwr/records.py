@@ -124,12 +124,6 @@ class Recorder:
         return self._pending is not None
 
     @property
-    def releases(self) -> int:
-        """Private releases up to the last finished round."""
-        last = self._pending or (self.rounds[-1] if self.rounds else {})
-        return int(last.get("privacy", {}).get("releases", 0))
-
-    @property
     def should_stop(self) -> bool:
         """Whether the validation figure has not been better for ``evaluation.patience`` rounds."""
         patience = self.cfg.evaluation.patience

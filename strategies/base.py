@@ -49,6 +49,9 @@ from strategies.connection import ClientInfo, Connection
 Groups = Mapping[str, Any]
 """Groups that travel: name → named arrays, or a record made of them."""
 
+Answers = Mapping[str, tuple[str, ...]]
+"""What an answer to a phase holds at least: phase → names of metrics, groups, or ``group/array``."""
+
 GroupsFor = Groups | Mapping[int, Groups]
 """The same groups for all clients, or each client's own by its index."""
 
@@ -74,11 +77,13 @@ class GraphStrategy(FlowerFedAvg):
         recorder: where the run's results go.
 
     Attributes:
+        answers: what the method reads of the answers to its phases; one without it is rejected.
         clients: what is known of each client, by its index.
         server_round: the round at hand; 0 during setup.
     """
 
     Params: ClassVar[type] = NoParams
+    answers: ClassVar[Answers] = {}
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
@@ -90,7 +95,7 @@ class GraphStrategy(FlowerFedAvg):
         self.front: Strategy = self  # Flower's privacy wrappers stand in front of the strategy they wrap
         self._expected: dict[str, tuple[int, ...]] = {}
         self._cohort: list[int] = []
-        self._failed: set[int] = set()  # clients that failed in the last exchange
+        self._failed: dict[int, str] = {}  # clients that failed in the last exchange, and why
         self._flags: dict[str, Any] = {}
         self._replies: list[Reply] = []
 
@@ -325,7 +330,7 @@ class GraphStrategy(FlowerFedAvg):
             pause = 0.0 if arrived else min(1.5 * pause + 0.005, 1.0)
             time.sleep(pause)
         self.recorder.exchanged(phase, down, up, time.perf_counter() - began, failures)
-        self._failed = set(failures)
+        self._failed = failures
         for who, reason in failures.items():
             log(WARNING, "round %d, %s: client %s failed: %s", self.server_round, phase, who, reason)
         return sorted(valid, key=lambda pair: pair[0].client), failures
@@ -340,11 +345,20 @@ class GraphStrategy(FlowerFedAvg):
             )
 
     def _checked(self, phase: str, message: Message, sender: str) -> Reply:
+        """The reply in a message.
+
+        Raises:
+            FedGraphError: it is not what the phase asks for.
+        """
         if not isinstance(message.content.get(METRICS), MetricRecord):
             raise FedGraphError(f"{sender} answered phase '{phase}' without the record '{METRICS}'")
         reply = _reply(message)
         if phase == TRAIN:
             check_arrays(reply.arrays, self._expected, sender)
+        arrays = {f"{group}/{name}" for group, named in reply.groups.items() for name in named}
+        held = reply.metrics.keys() | reply.groups.keys() | arrays
+        if missing := sorted(set(self.answers.get(phase, ())) - held):
+            raise FedGraphError(f"{sender} answered phase '{phase}' without {', '.join(missing)}")
         return reply
 
     # --- steps of the loop --------------------------------------------------------------------------------------------
@@ -359,7 +373,7 @@ class GraphStrategy(FlowerFedAvg):
 
     def _welcome(self) -> None:
         """Clients that came back as another node take their place again."""
-        self.clients |= self.connection.returned(self.clients, self._failed)
+        self.clients |= self.connection.returned(self.clients, set(self._failed))
 
     def _sample(self) -> list[int]:
         """The round's cohort, from its own random stream."""

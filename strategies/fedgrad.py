@@ -73,7 +73,10 @@ class FedGrad(GraphStrategy):
         replies = self.ask(phase, groups, clients=sorted(self.clients), config=config)
         if len(replies) < len(self.clients):
             missing = sorted(set(self.clients) - {reply.client for reply in replies})
-            raise RunFailed(f"{self.cfg.strategy.name}: '{phase}' needs all clients, no valid answer from {missing}")
+            raise RunFailed(
+                f"{self.cfg.strategy.name}: '{phase}' needs all clients, no valid answer from {missing}; "
+                f"client {missing[0]}: {self._failed[missing[0]]}"
+            )
         return replies
 
     def server_state(self) -> dict[str, torch.Tensor]:

@@ -30,11 +30,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from flwr.app import Message
 
 from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.messages import MODEL, Arrays, Reply, check_arrays
 from fedgraph_flwr.moments import pool, pool_about
-from strategies.base import GraphStrategy
+from strategies.base import Answers, GraphStrategy
 
 
 @dataclass
@@ -56,6 +57,11 @@ class FedOMD(GraphStrategy):
     """FedAvg, with the pooled moments of the cohort's hidden features sent along."""
 
     Params: ClassVar[type] = Params
+    answers: ClassVar[Answers] = {
+        "moments": ("moments/moments", "count"),
+        "means": ("moments/mean", "count"),
+        "moments_about": ("moments/spread", "count"),
+    }
 
     def before_train(self, arrays: Arrays) -> dict[str, Arrays]:
         """Pool the moments of the cohort; the cohort shrinks to the clients that told theirs."""
@@ -67,39 +73,40 @@ class FedOMD(GraphStrategy):
         dtype = next(iter(arrays.values())).dtype
         target = {"moments": moments.astype(dtype)}
         if self.params.cmd_range == "pooled":
-            ranges = self._stacked(replies, "range")  # smallest and largest, [M, H, 2]
+            ranges = _stacked(replies, "range")  # smallest and largest, [M, H, 2]
             span = ranges[..., 1].max(0) - ranges[..., 0].min(0)
             target["span"] = np.where(span > 0, span, 1).astype(dtype)  # a dead layer has no range
         return {"target": target}
 
     def _one_phase(self, arrays: Arrays) -> tuple[list[Reply], np.ndarray]:
         replies = self.ask("moments", {MODEL: arrays})
-        return replies, pool(self._stacked(replies, "moments"), _counts(replies))
+        return replies, pool(_stacked(replies, "moments"), _counts(replies))
 
     def _two_phase(self, arrays: Arrays) -> tuple[list[Reply], np.ndarray]:
         told = {reply.client: reply for reply in self.ask("means", {MODEL: arrays})}
         asked = list(told.values())
         while True:
-            mean = pool_about(self._stacked(asked, "mean"), _counts(asked))
+            mean = pool_about(_stacked(asked, "mean"), _counts(asked))
             point = {"mean": mean.astype(asked[0].groups["moments"]["mean"].dtype)}
             answers = self.ask("moments_about", {MODEL: arrays, "point": point}, [reply.client for reply in asked])
             if len(answers) == len(asked):
-                spread = pool_about(self._stacked(answers, "spread"), _counts(answers))
+                spread = pool_about(_stacked(answers, "spread"), _counts(answers))
                 return asked, np.concatenate([mean[:, None], spread], axis=1)
             asked = [told[reply.client] for reply in answers]
 
-    def _stacked(self, replies: list[Reply], key: str) -> np.ndarray:
-        """One array of the replies' statistics, stacked over clients: [M, ...]; all must be finite and of its shape."""
+    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
+        """Statistics must be finite and of their shapes."""
+        reply = super()._checked(phase, message, sender)
         layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
-        shape = {"moments": (layers, 5, width), "mean": (layers, width), "spread": (layers, 4, width)}.get(
-            key, (layers, 2)
-        )
-        rows = []
-        for reply in replies:
-            found = {name: array for name, array in reply.groups.get("moments", {}).items() if name == key}
-            check_arrays(found, {key: shape}, f"client {reply.client}")
-            rows.append(found[key])
-        return np.stack(rows)
+        shapes = {"moments": (layers, 5, width), "mean": (layers, width), "spread": (layers, 4, width)}
+        told = reply.groups.get("moments", {})
+        check_arrays(told, {name: shapes.get(name, (layers, 2)) for name in told}, sender)
+        return reply
+
+
+def _stacked(replies: list[Reply], key: str) -> np.ndarray:
+    """One array of the replies' statistics, over clients: [M, ...]."""
+    return np.stack([reply.groups["moments"][key] for reply in replies])
 
 
 def _counts(replies: list[Reply]) -> np.ndarray:

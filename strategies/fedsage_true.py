@@ -7,11 +7,16 @@ It gives up privacy on purpose: raw features cross clients, and pass the server 
 Leaves the client: ids of external neighbours, X of nodes with external neighbours, gradients, |V~_i|, scores.
 """
 
+from typing import ClassVar
+
+from strategies.base import Answers
 from strategies.fedgrad import FedGrad, relayed
 
 
 class FedSageTrue(FedGrad):
     """Relays features once, then averages gradients."""
+
+    answers: ClassVar[Answers] = {"mend": ("done",)}
 
     def setup(self) -> None:
         """Each client's wishes to the owners, their features back to the client."""

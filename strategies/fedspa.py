@@ -47,7 +47,7 @@ from fedgraph_flwr.config import one_of
 from fedgraph_flwr.masked import PEERS, RESOLUTION, unmask
 from fedgraph_flwr.messages import TRAIN, Arrays, Reply, check_arrays, weighted_mean
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
-from strategies.base import GraphStrategy, GroupsFor
+from strategies.base import Answers, GraphStrategy, GroupsFor
 
 EQUAL = 1e-12  # biases that differ by less, relative to what is compared, are equal
 _BLOCK = 2**14  # parameters compared at once: what stays in a core's cache
@@ -99,6 +99,7 @@ class FedSPA(GraphStrategy):
     """Three weightings at once, over parameter groups known by name."""
 
     Params: ClassVar[type] = Params
+    answers: ClassVar[Answers] = {"publish_key": ("key/key",), "deviate": ("deviation_hom", "deviation_het")}
 
     def setup(self) -> None:
         """With ``scalar``: the clients' public keys."""

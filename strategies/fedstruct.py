@@ -24,7 +24,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import Arrays, Reply, to_record
 from fedgraph_flwr.records import Recorder
-from strategies.base import Groups, GroupsFor
+from strategies.base import Answers, Groups, GroupsFor
 from strategies.fedgrad import FedGrad, relayed
 
 STRUCTURE = "structure"
@@ -49,6 +49,11 @@ class FedStruct(FedGrad):
     """
 
     Params: ClassVar[type] = FedStructParams
+    answers: ClassVar[Answers] = {
+        "announce": ("identity/key", "identity/nodes"),
+        "acquire": ("done",),
+        "place": ("done",),
+    }
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)

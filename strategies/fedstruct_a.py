@@ -21,12 +21,12 @@ from fedgraph_flwr import hops, models, structure_features
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, Reply, derive_seed
+from fedgraph_flwr.messages import TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.models.layers import propagate
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.sparse import SparseMatrix
-from strategies.base import GroupsFor
+from strategies.base import Answers, GroupsFor
 from strategies.fedgrad import FedGrad
 
 STRUCTURE = "structure"
@@ -66,6 +66,10 @@ class FedStructA(FedGrad):
     """
 
     Params: ClassVar[type] = FedStructAParams
+    answers: ClassVar[Answers] = {
+        "reveal": ("graph/nodes", "graph/edges"),
+        TRAIN: ("structure/places", "structure/residuals"),
+    }
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)

@@ -11,12 +11,14 @@ The server's threat model is FedStruct-B's, less S: it sees ∂F/∂g(S) and θ,
 model file does not.
 """
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 
 from fedgraph_flwr import models
 from fedgraph_flwr.messages import Arrays, Reply, derive_seed
-from strategies.base import Groups, GroupsFor
+from strategies.base import Answers, Groups, GroupsFor
 from strategies.fedgrad import FedGrad, relayed
 from strategies.fedstruct import ENVELOPES, STRUCTURE, FedStruct
 
@@ -28,6 +30,8 @@ class PrivateFedStruct(FedStruct):
         g: θ_s by name.
         embeddings: phases 1 so far.
     """
+
+    answers: ClassVar[Answers] = {**FedStruct.answers, "take": ("done",), "step_own": ("g",)}
 
     def setup(self) -> None:
         """Algorithm 3, then the columns to their owners."""

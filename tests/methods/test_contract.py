@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from clients import session
+from clients.base import GraphClient
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import RunConfig, compose, group_names, locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.run import with_folder
 from tests.methods.test_fedhgn import typed_client
@@ -240,3 +241,25 @@ def test_cpu_and_gpu_agree(method, go):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
     resumed = go(method, "device=cuda", *words, f"resume={on['cuda'].out}", f"out={on['cuda'].out}")
     assert len(resumed.rounds) == 3  # the state on disk is the CPU's, and goes back to the GPU
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"central", "local"}))  # no other client, nothing shared
+def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, monkeypatch):
+    """Client 1 answers one request of a phase as though it were asked to describe itself."""
+    original = GraphClient.answer
+    for phase in sorted(first(method).summary["bytes_by_phase"].keys() - {"describe", "evaluate"}):
+        wrong: list[str] = []
+
+        def answer(self, name, groups, config, phase=phase, wrong=wrong):
+            if name == phase and self.graph.client == 1 and not wrong:
+                wrong.append(name)
+                return original(self, "describe", {}, {})
+            return original(self, name, groups, config)
+
+        monkeypatch.setattr(GraphClient, "answer", answer)
+        try:
+            told = " ".join(go(method, "rounds=1").summary["failures"])
+        except RunFailed as failure:  # of a method that needs all clients
+            told = str(failure)
+        assert wrong == [phase]
+        assert f"'{phase}'" in told or "1 (" in told or "client 1" in told, (phase, told)
