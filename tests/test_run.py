@@ -360,14 +360,14 @@ class _SlowGrid:
         return [reply]
 
 
-def _asked(waits, monkeypatch, *words):
-    """Valid replies, failures, and the pauses of one exchange with two clients on a `_SlowGrid`."""
+def _asked(waits, monkeypatch, *words, grid=None, clients=2):
+    """Valid replies, failures, and the pauses of one exchange, on a `_SlowGrid` unless another is given."""
     from strategies.base import GraphStrategy
     from strategies.connection import ClientInfo
 
     cfg = compose(words)
     strategy = GraphStrategy(cfg, Recorder(cfg))
-    strategy.grid, strategy.clients = _SlowGrid(waits), {i: ClientInfo(i, 10 + i) for i in range(2)}
+    strategy.grid, strategy.clients = grid or _SlowGrid(waits), {i: ClientInfo(i, 10 + i) for i in range(clients)}
     now, pauses = [0.0], []
     monkeypatch.setattr("strategies.base.time.perf_counter", lambda: now[0])
 
@@ -377,7 +377,7 @@ def _asked(waits, monkeypatch, *words):
 
     monkeypatch.setattr("strategies.base.time.sleep", sleep)
     with run_identity(1):
-        valid, failures = strategy._collect("tell", strategy._messages("tell", [0, 1], {}, {}))
+        valid, failures = strategy._collect("tell", strategy._messages("tell", list(range(clients)), {}, {}))
     return [reply.client for reply, _ in valid], failures, pauses
 
 
@@ -407,3 +407,29 @@ def test_state_of_another_schema_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(state, "SCHEMA", state.SCHEMA + 1)
     with pytest.raises(FedGraphError, match=r"has schema 1, expected 2"):
         state.StateFolder(tmp_path, "a", "local", 0).read_last()
+
+
+def test_a_simulation_is_given_messages_in_portions(monkeypatch):
+    """Flower's in-memory grid, known by its name: never more than so many unanswered, all answered in the end."""
+    monkeypatch.setattr("strategies.base._SIMULATED", 2)
+    pushed = []
+
+    class InMemoryGrid(_SlowGrid):
+        def push_messages(self, messages):
+            given = {f"{len(pushed)}{i}": message for i, message in enumerate(messages)}
+            pushed.append(len(given))
+            self.sent = {**getattr(self, "sent", {}), **given}
+            assert len(self.sent) <= 2
+            return list(given)
+
+        def pull_messages(self, message_ids):
+            identifier = max(message_ids)  # the later one first
+            message = self.sent.pop(identifier)
+            answer = RecordDict({METRICS: MetricRecord({"client": message.metadata.dst_node_id - 10})})
+            reply = Message(answer, reply_to=message)
+            reply.metadata.__dict__["_reply_to_message_id"] = identifier
+            return [reply]
+
+    replies, failures, _ = _asked([], monkeypatch, grid=InMemoryGrid([]), clients=5)
+    assert (replies, failures) == ([0, 1, 2, 3, 4], {})
+    assert pushed == [2, 1, 1, 1]
