@@ -1,6 +1,6 @@
 """How long a client process needs before it can work: its imports, and its network's inputs, made or read.
 
-    python benchmarks/client_start.py [key=value ...]
+    python -m benchmarks.client_start [key=value ...]
 
 On a fleet each message meets a new process, so both count in every exchange. CPU seconds of fresh processes, the least of
 ``REPEATS``, one after the other.
