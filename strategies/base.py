@@ -343,7 +343,8 @@ class GraphStrategy(FlowerFedAvg):
         self.recorder.exchanged(phase, down, up, time.perf_counter() - began, failures)
         self._failed = failures
         for who, reason in failures.items():
-            log(WARNING, "round %d, %s: client %s failed: %s", self.server_round, phase, who, reason)
+            kind = "client" if who in self.clients else "node"
+            log(WARNING, "round %d, %s: %s %s failed: %s", self.server_round, phase, kind, who, reason)
         return sorted(valid, key=lambda pair: pair[0].client), failures
 
     def _judge(self, phase: str, valid: int, failures: dict[int, str]) -> None:
