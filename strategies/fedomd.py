@@ -57,11 +57,7 @@ class FedOMD(GraphStrategy):
     """FedAvg, with the pooled moments of the cohort's hidden features sent along."""
 
     Params: ClassVar[type] = Params
-    answers: ClassVar[Answers] = {
-        "moments": ("moments/moments", "count"),
-        "means": ("moments/mean", "count"),
-        "moments_about": ("moments/spread", "count"),
-    }
+    answers: ClassVar[Answers] = {phase: ("count",) for phase in ("moments", "means", "moments_about")}
 
     def before_train(self, arrays: Arrays) -> dict[str, Arrays]:
         """Pool the moments of the cohort; the cohort shrinks to the clients that told theirs."""
@@ -95,12 +91,18 @@ class FedOMD(GraphStrategy):
             asked = [told[reply.client] for reply in answers]
 
     def _checked(self, phase: str, message: Message, sender: str) -> Reply:
-        """Statistics must be finite and of their shapes."""
+        """Statistics must be there, finite and of their shapes."""
         reply = super()._checked(phase, message, sender)
         layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
-        shapes = {"moments": (layers, 5, width), "mean": (layers, width), "spread": (layers, 4, width)}
-        told = reply.groups.get("moments", {})
-        check_arrays(told, {name: shapes.get(name, (layers, 2)) for name in told}, sender)
+        statistics: dict[str, dict[str, tuple[int, ...]]] = {
+            "moments": {"moments": (layers, 5, width)},
+            "means": {"mean": (layers, width)},
+            "moments_about": {"spread": (layers, 4, width)},
+        }
+        if phase in statistics:
+            ranges = self.params.cmd_range == "pooled" and phase != "moments_about"
+            expected = statistics[phase] | ({"range": (layers, 2)} if ranges else {})
+            check_arrays(reply.groups.get("moments", {}), expected, sender)
         return reply
 
 

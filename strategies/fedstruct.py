@@ -19,10 +19,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from flwr.app import Message
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.messages import Arrays, Reply, to_record
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.messages import TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.records import Recorder
 from strategies.base import Answers, Groups, GroupsFor
 from strategies.fedgrad import FedGrad, relayed
@@ -124,6 +125,17 @@ class FedStruct(FedGrad):
     def hold(self, updated: dict[str, torch.Tensor]) -> None:
         """S after the step."""
         self.s = updated.get(S, self.s)
+
+    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
+        """The rows that end the acquisition, and gradients of S, must be there."""
+        reply = super()._checked(phase, message, sender)
+        wanted = {"rows": {"support", "reached"}} if phase == "acquire" and reply.metrics["done"] else {}
+        if phase == TRAIN and self.params.features == "hop2vec":
+            wanted = {STRUCTURE: {"s"}}
+        for group, names in wanted.items():
+            if not names <= reply.groups.get(group, {}).keys():
+                raise FedGraphError(f"{sender} answered phase '{phase}' without {group}/{', '.join(sorted(names))}")
+        return reply
 
     def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
         """Σ_i g_i and, where S is learned, Σ_i G_S^i [n, d_s] from the rows that each client sent."""

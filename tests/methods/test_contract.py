@@ -263,3 +263,29 @@ def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, mon
             told = str(failure)
         assert wrong == [phase]
         assert f"'{phase}'" in told or "1 (" in told or "client 1" in told, (phase, told)
+
+
+@pytest.mark.parametrize(
+    ("method", "phase", "group", "name"),
+    [
+        ("fedomd", "moments", "moments", "range"),
+        ("fedstruct", "acquire", "rows", "reached"),
+        ("fedstruct", "train", "structure", "s"),
+    ],
+)
+def test_an_answer_that_lacks_one_array_is_rejected(go, monkeypatch, method, phase, group, name):
+    original = GraphClient.answer
+
+    def answer(self, asked, groups, config):
+        sent, told = original(self, asked, groups, config)
+        if asked == phase and self.graph.client == 1 and group in sent:
+            sent[group] = {key: array for key, array in sent[group].items() if key != name}
+        return sent, told
+
+    monkeypatch.setattr(GraphClient, "answer", answer)
+    try:
+        told = str(go(method, "rounds=1").summary["failures"])
+    except RunFailed as failure:
+        told = str(failure)
+    assert "client 1" in told
+    assert name in told
