@@ -57,7 +57,7 @@ class FedOMD(GraphStrategy):
     """FedAvg, with the pooled moments of the cohort's hidden features sent along."""
 
     Params: ClassVar[type] = Params
-    answers: ClassVar[Answers] = {phase: ("count",) for phase in ("moments", "means", "moments_about")}
+    answers: ClassVar[Answers] = dict.fromkeys(("moments", "means", "moments_about"), ("count",))
 
     def before_train(self, arrays: Arrays) -> dict[str, Arrays]:
         """Pool the moments of the cohort; the cohort shrinks to the clients that told theirs."""
