@@ -93,11 +93,13 @@ def typed_operators(graph: Graph, normalization: str = "sym", sfpd: bool = True)
 
 @dataclass
 class TypedInputs(Inputs):
-    """`Inputs` with the operators of the three edge types, [N, N]; ``adj`` is P, with self-loops."""
+    """`Inputs` with a layer's three typed operators as the blocks of one; ``adj`` is P, with self-loops.
 
-    hom: SparseMatrix
-    het: SparseMatrix
-    unk: SparseMatrix
+    Attributes:
+        edges: what the layer's ``blocks`` makes of C^hom, C^het, C^unk: one product instead of one for each type and channel.
+    """
+
+    edges: SparseMatrix
 
 
 class PlainLayer(nn.Module):
@@ -109,25 +111,28 @@ class PlainLayer(nn.Module):
         self.theta_phi_weight, self.theta_phi_bias = glorot(num_in, 1), nn.Parameter(torch.zeros(1))
         self.bias = nn.Parameter(torch.zeros(num_out))
 
+    @staticmethod
+    def blocks(hom: Any, het: Any, unk: Any) -> sp.csr_matrix:
+        """[2N, 2N]: from Z W_hom over Z W_het to what arrives at α = 0, and what α adds."""
+        return sp.csr_matrix(sp.bmat([[hom, het + unk], [unk, -unk]]))
+
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
         """[N, H]."""
-        hom, het = z @ self.theta_hom, z @ self.theta_het
         alpha = torch.sigmoid(z @ self.theta_phi_weight + self.theta_phi_bias)  # [N, 1]
-        unk_hom, unk_het = (inputs.unk @ torch.cat([hom, het], dim=1)).chunk(2, dim=1)
-        mixed = unk_het + alpha * (unk_hom - unk_het)
-        return z @ self.theta_self + self.bias + inputs.hom @ hom + inputs.het @ het + mixed
+        arriving, added = (inputs.edges @ torch.cat([z @ self.theta_hom, z @ self.theta_het])).chunk(2)
+        return z @ self.theta_self + self.bias + arriving + alpha * added
 
 
 def _filtered(low_high: Tensor, smooth: SparseMatrix) -> Tensor:
     """ReLU of P L beside (I − P) R for [L | R] [N, 2H]."""
-    smoothed = smooth @ low_high
-    width = low_high.size(1) // 2
-    return torch.relu(torch.cat([smoothed[:, :width], low_high[:, width:] - smoothed[:, width:]], dim=1))
+    low, smooth_high = (smooth @ low_high).chunk(2, dim=1)
+    return torch.relu(torch.cat([low, low_high.chunk(2, dim=1)[1] - smooth_high], dim=1))
 
 
-def _scores(pair: Tensor, vectors: Tensor) -> Tensor:
-    """[N, 2] from [low | high] [N, 2H] and two vectors [2, H]."""
-    return (pair.unflatten(1, vectors.shape) * vectors).sum(-1)
+def _interleaved(blocks: list[list[Any]]) -> sp.csr_matrix:
+    """A block matrix of K rows of blocks, its rows ordered by node and then by block: a product is [N, K, ...] in memory."""
+    matrix = sp.csr_matrix(sp.bmat(blocks))
+    return sp.csr_matrix(matrix[np.arange(matrix.shape[0]).reshape(len(blocks), -1).T.ravel()])
 
 
 def _glorot_blocks(num_in: int, num_out: int, count: int) -> nn.Parameter:
@@ -141,7 +146,7 @@ def _attention(num_out: int) -> nn.Parameter:
 
 
 class _AcmMixing(nn.Module):
-    """The seven channels' attention: scores [N, 7] and channels 3 × [N, 2H] + [N, H] → [N, H]."""
+    """The seven channels' attention."""
 
     def __init__(self, num_out: int):
         super().__init__()
@@ -149,21 +154,25 @@ class _AcmMixing(nn.Module):
         self.attention_mlp = glorot(num_out, 1)
         self.mixing = glorot(7, 7)
 
-    def mix(self, het: Tensor, hom: Tensor, unk: Tensor, mlp: Tensor, alpha: Tensor) -> Tensor:
-        """``alpha`` [N, 1] or [N, 2] is α, which mixes the scores of unknown edges."""
-        from_hom, from_het = _scores(unk, self.theta_hom_attention), _scores(unk, self.theta_het_attention)
-        scores = torch.cat(
-            [
-                _scores(het, self.theta_het_attention),
-                _scores(hom, self.theta_hom_attention),
-                from_het + alpha * (from_hom - from_het),
-                mlp @ self.attention_mlp,
-            ],
-            dim=1,
-        )
-        weights = torch.softmax(torch.sigmoid(scores) @ self.mixing / 7, dim=1)  # [N, 7]
-        channels = torch.cat([het, hom, unk, mlp], dim=1).unflatten(1, (7, -1))  # [N, 7, H]
-        return 7 * (weights.unsqueeze(1) @ channels).squeeze(1)
+    def mix(self, channels: Tensor, mlp: Tensor, alpha: Tensor) -> Tensor:
+        """All channels by their attention: [N, H].
+
+        Args:
+            channels: N_het, N_hom, N_unk, each low and high, [N, 6, H]; or [N, 8, H], the last two being what α adds to
+                N_unk.
+            mlp: H_mlp [N, H].
+            alpha: α [N, 1] or [N, 2], which mixes the scores of unknown edges.
+        """
+        vectors = torch.cat([self.theta_het_attention, self.theta_hom_attention])  # [4, H]
+        products = (channels @ vectors.T).unflatten(2, (2, 2)).unflatten(1, (-1, 2))  # [N, types, q, het or hom, q]
+        het, hom, unk, *added = products.diagonal(dim1=2, dim2=4).unbind(1)  # [N, 2, 2] each, het or hom by q
+        unk = unk + alpha.unsqueeze(1) * added[0] if added else unk
+        from_het, from_hom = unk.unbind(1)
+        scores = [het[:, 0], hom[:, 1], from_het + alpha * (from_hom - from_het), mlp @ self.attention_mlp]
+        weights = 7 * torch.softmax(torch.sigmoid(torch.cat(scores, dim=1)) @ self.mixing / 7, dim=1)  # [N, 7]
+        typed, own = weights.split([6, 1], dim=1)
+        typed = torch.cat([typed, alpha * typed[:, 4:]], dim=1) if added else typed
+        return (typed.unsqueeze(1) @ channels).squeeze(1) + own * mlp
 
 
 class AcmLayer(_AcmMixing):
@@ -174,15 +183,18 @@ class AcmLayer(_AcmMixing):
         self.filters = _glorot_blocks(num_in, num_out, 3)  # [W_low | W_high | W_mlp]
         self.theta_phi_weight, self.theta_phi_bias = glorot(num_out, 1), nn.Parameter(torch.zeros(1))
 
+    @staticmethod
+    def blocks(hom: Any, het: Any, unk: Any) -> sp.csr_matrix:
+        """[3N, N]: from [H_low | H_high] to each node's N_het, N_hom, N_unk."""
+        return _interleaved([[het], [hom], [unk]])
+
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
         """[N, H]."""
-        products = z @ self.filters  # [N, 3H]
-        width = products.size(1) // 3
-        pair, mlp = _filtered(products[:, : 2 * width], inputs.adj), torch.relu(products[:, 2 * width :])
-        het, hom, unk = inputs.het @ pair, inputs.hom @ pair, inputs.unk @ pair
-        heights = unk.unflatten(1, (2, -1)) @ self.theta_phi_weight  # [N, 2, 1]
-        alpha = torch.sigmoid(heights.squeeze(-1) + self.theta_phi_bias)
-        return self.mix(het, hom, unk, mlp, alpha)
+        width = self.theta_phi_weight.size(0)
+        pair, mlp = (z @ self.filters).split([2 * width, width], dim=1)
+        channels = (inputs.edges @ _filtered(pair, inputs.adj)).view(-1, 6, width)
+        alpha = torch.sigmoid((channels @ self.theta_phi_weight)[:, 4:, 0] + self.theta_phi_bias)  # [N, 2]
+        return self.mix(channels, torch.relu(mlp), alpha)
 
 
 class AcmSeparateLayer(_AcmMixing):
@@ -194,13 +206,18 @@ class AcmSeparateLayer(_AcmMixing):
         self.filter_mlp = glorot(num_in, num_out)
         self.theta_phi_weight, self.theta_phi_bias = glorot(num_in, 1), nn.Parameter(torch.zeros(1))
 
+    @staticmethod
+    def blocks(hom: Any, het: Any, unk: Any) -> sp.csr_matrix:
+        """[4N, 2N]: from H_hom over H_het to each node's N_het, N_hom, N_unk at α = 0, and what α adds to that."""
+        return _interleaved([[None, het], [hom, None], [None, unk], [unk, -unk]])
+
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
         """[N, H]."""
         alpha = torch.sigmoid(z @ self.theta_phi_weight + self.theta_phi_bias)  # [N, 1]
-        hom, het = (_filtered(z @ theta, inputs.adj) for theta in (self.theta_hom, self.theta_het))
-        unk_hom, unk_het = (inputs.unk @ torch.cat([hom, het], dim=1)).chunk(2, dim=1)
-        unk = unk_het + alpha * (unk_hom - unk_het)
-        return self.mix(inputs.het @ het, inputs.hom @ hom, unk, torch.relu(z @ self.filter_mlp), alpha)
+        pairs = [_filtered(z @ theta, inputs.adj) for theta in (self.theta_hom, self.theta_het)]
+        mlp = torch.relu(z @ self.filter_mlp)
+        channels = (inputs.edges @ torch.cat(pairs)).view(-1, 8, mlp.size(1))
+        return self.mix(channels, mlp, alpha)
 
 
 PROFILES: dict[str, type[PlainLayer | AcmLayer | AcmSeparateLayer]] = {
@@ -246,14 +263,15 @@ class FedSPANet(Model):
         widths = [num_features, *[hidden] * (layers - 1), num_classes]
         self.layers = nn.ModuleList([PROFILES[profile](a, b) for a, b in pairwise(widths)])
         self.dropout, self.normalization, self.sfpd = dropout, normalization, sfpd
+        self.blocks = PROFILES[profile].blocks
 
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> TypedInputs:
         """Features, P, and the operators of the three edge types."""
         base = super().prepare(graph, "cpu", dtype)
-        hom, het, unk = (SparseMatrix(c, dtype) for c in typed_operators(graph, self.normalization, self.sfpd))
-        return TypedInputs(base.x, base.adj, hom, het, unk).to(device)
+        blocks = self.blocks(*typed_operators(graph, self.normalization, self.sfpd))
+        return TypedInputs(base.x, base.adj, SparseMatrix(blocks, dtype)).to(device)
 
     def forward(self, inputs: TypedInputs) -> Tensor:
         """Logits [N, C]."""
