@@ -12,9 +12,10 @@ A YAML file names what is compared:
     notes              what a reader must know; printed under the table
     figure             optional: the name of the x axis; settings are then numbers, and a plot is drawn
 
-A run that fails (its training diverges, say) counts as failed, with the reason in the CSV's ``headline``. Each finished run
-appends a row to ``results/NAME.csv`` (written as they end, so an interrupted table goes on where it stopped);
-``results/NAME.md`` shows ours beside the paper's, mean (standard deviation) over the seeds in percent.
+Each finished run appends a row to ``results/NAME.csv`` (written as they end, so an interrupted table goes on where it
+stopped); ``results/NAME.md`` shows ours beside the paper's, mean (standard deviation) over the seeds in percent. A run that
+fails (its training diverges, say) counts as failed, with the reason in the CSV's ``headline``. A run that another table has
+made with the same words is copied from there, its commit included.
 """
 
 import argparse
@@ -155,6 +156,12 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def elsewhere(table: Table) -> dict[frozenset[str], dict[str, str]]:
+    """Rows of the other tables by their words: the same run is not made twice."""
+    paths = (path for path in sorted(RESULTS.glob("*.csv")) if path.stem != table.name)
+    return {frozenset(row["words"].split()): row for path in paths for row in read(path) if row["headline"]}
+
+
 def execute(table: Table, jobs: int, only: str = "") -> Path:
     """Run what is missing and write the CSV; returns its path. Rows whose words have changed are run again."""
     path = RESULTS / f"{table.name}.csv"
@@ -168,6 +175,12 @@ def execute(table: Table, jobs: int, only: str = "") -> Path:
         writer.writeheader()
         writer.writerows(kept)
         missing = [job for job in wanted if job[:3] not in done]
+        known = elsewhere(table)
+        for setting, method, seed, how in missing:
+            if method not in (MAJORITY, HOMOPHILY) and (same := known.get(frozenset(how))):
+                writer.writerow({**same, "setting": setting, "method": method, "seed": seed, "words": " ".join(how)})
+                done.add((setting, method, seed))
+        missing = [job for job in missing if job[:3] not in done]
         for number, row in enumerate(_rows(missing, jobs), start=1):
             writer.writerow(row)
             file.flush()

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose
@@ -98,6 +99,25 @@ def test_only_part_of_a_table(toy, ran):
     assert "| many |  |  |  |  |" in text
     assert "An empty cell has not been run yet." in text
     assert len(rows(path)) == 2
+
+
+def test_a_run_that_another_table_has_made_is_copied(toy, ran):
+    made = rows(execute(Table.load(toy), jobs=1, only="few"))
+    ran.clear()
+    body = yaml.safe_load(TOY)
+    body["methods"] = {"Same": ["strategy=local"], "Other": ["strategy=local", "train.lr=0.5"], "Majority": []}
+    body["common"].reverse()
+    other = toy.with_name("other.yaml")
+    other.write_text(yaml.safe_dump(body))
+    copied = rows(execute(Table.load(other), jobs=1, only="few"))
+    assert sorted(ran) == sorted(("few", m, seed) for m in ("Other", "Majority") for seed in (0, 1))
+    for seed in ("0", "1"):
+        ours, theirs = (
+            next(r for r in table if (r["method"], r["seed"]) == (method, seed))
+            for table, method in ((copied, "Same"), (made, "Local"))
+        )
+        assert {**ours, "method": "", "words": ""} == {**theirs, "method": "", "words": ""}
+        assert ours["words"].split() == [*body["common"], *body["settings"]["few"], "strategy=local", f"seed={seed}"]
 
 
 def test_processes_side_by_side_give_the_same_values(toy):
