@@ -7,16 +7,18 @@ Edges count in both directions here, once a pair, and loops not at all (degree a
 Letters: n nodes, E directed edges, d_s width of the features.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import derive_seed
 
 Array = NDArray[Any]
+_ORCA_MAX = 2**31 - 1  # orbit-count hands back 32-bit numbers, which wrap around without a word
 HOP2VEC_SCALE = 0.05  # standard deviation of the first draw, as in the authors' program
 
 
@@ -41,6 +43,7 @@ def graphlet_degrees(edges: Array, num_nodes: int, size: int = 4) -> Array:
 
     Raises:
         FedGraphError: another size, or the package `orbit-count` is missing.
+        RunFailed: a node may sit on more graphlets than ORCA's 32-bit numbers hold.
     """
     if size not in (4, 5):
         raise FedGraphError(f"strategy.graphlet_size must be 4 or 5, got {size}")
@@ -50,9 +53,44 @@ def graphlet_degrees(edges: Array, num_nodes: int, size: int = 4) -> Array:
         raise _missing("graphlets", "orbit-count") from error
     import networkx as nx
 
-    graph = nx.from_scipy_sparse_array(_undirected(edges, num_nodes))
+    adjacency = _undirected(edges, num_nodes)
+    bound = max(float(_embeddings(tree, adjacency).max()) for tree in _rooted_trees(size))
+    if bound > _ORCA_MAX:
+        raise RunFailed(
+            f"strategy.graphlet_size={size} may need counts up to {bound:.1e} on this graph, where {_ORCA_MAX:.1e} is the"
+            " most: take graphlet_size=4, or other strategy.features"
+        )
+    graph = nx.from_scipy_sparse_array(adjacency)
     counts = node_orbit_counts(graph, graphlet_size=size, node_list=list(range(num_nodes)))
     return np.log1p(np.asarray(counts, np.float64)).astype(np.float32)
+
+
+Tree = tuple[Any, ...]
+"""A rooted tree: its root's subtrees, sorted."""
+
+
+def _rooted_trees(size: int) -> set[Tree]:
+    """All rooted trees of ``size`` nodes, each once: 4 of four nodes, 9 of five."""
+    if size == 1:
+        return {()}
+    return {
+        tuple(sorted((branch, *rest)))
+        for part in range(1, size)
+        for branch in _rooted_trees(part)
+        for rest in _rooted_trees(size - part)
+    }
+
+
+def _embeddings(tree: Tree, adjacency: sp.csr_matrix) -> Array:
+    """At least how often each node is the root of such a tree, [n]: walks may meet, equal branches count once.
+
+    A graphlet's orbit has a spanning tree of one shape rooted at the node, so no orbit is counted more often than its tree.
+    """
+    ways = np.ones(adjacency.shape[0])
+    for branch in set(tree):
+        repeated = tree.count(branch)
+        ways *= (adjacency @ _embeddings(branch, adjacency)) ** repeated / math.factorial(repeated)
+    return ways
 
 
 def node2vec(

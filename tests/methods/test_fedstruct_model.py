@@ -1,5 +1,7 @@
 """FedStruct's network against Eq. (20) written densely, and the structure features."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from fedgraph_flwr import models, structure_features
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.sparse import SparseMatrix
 
@@ -142,6 +144,28 @@ def test_graphlet_degrees_by_hand(doubled):
     assert counts[2, 11] == 1
     with pytest.raises(FedGraphError, match="4 or 5"):
         structure_features.graphlet_degrees(edges, 5, size=6)
+
+
+def test_graphlets_that_32_bits_cannot_count_are_refused():
+    """A star with 500 leaves: its centre sits on C(500, 4) = 2.6e9 stars of five nodes, and on C(500, 3) = 2.1e7 of four."""
+    pytest.importorskip("orbit_count")
+    star = np.array([np.zeros(500, int), np.arange(1, 501)])
+    counts = np.expm1(structure_features.graphlet_degrees(star, 501).astype(np.float64))
+    assert counts[0, 7] == pytest.approx(math.comb(500, 3), rel=1e-4)
+    with pytest.raises(RunFailed, match="graphlet_size=5 may need counts up to"):
+        structure_features.graphlet_degrees(star, 501, size=5)
+    assert [len(structure_features._rooted_trees(n)) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 4, 9]
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_no_orbit_is_counted_more_often_than_its_tree(size):
+    pytest.importorskip("orbit_count")
+    rng = np.random.default_rng(size)
+    edges = rng.integers(12, size=(2, 30))
+    adjacency = structure_features._undirected(edges, 12)
+    counts = np.expm1(structure_features.graphlet_degrees(edges, 12, size).astype(np.float64))
+    bounds = [structure_features._embeddings(t, adjacency) for t in structure_features._rooted_trees(size)]
+    assert (counts.max(axis=1) <= np.max(bounds, axis=0) * (1 + 1e-6)).all()
 
 
 def two_cliques() -> np.ndarray:
