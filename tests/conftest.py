@@ -1,6 +1,7 @@
 """Fixtures that many tests use: small client graphs, runs in this process, and the raw public data."""
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
 
 torch.set_num_threads(1)
+# Tests interrupt processes that they start; a shell's background job ignores that signal, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
