@@ -56,8 +56,10 @@ def test_check_arrays_names_what_is_wrong():
         check_arrays({**good, "b": np.ones(1)}, {"w": (3,)}, "client 1")
     with pytest.raises(FedGraphError, match=r"'w' of shape \(3,\), expected \(4,\)"):
         check_arrays(good, {"w": (4,)}, "client 1")
-    with pytest.raises(FedGraphError, match="'w' with values that are not finite"):
-        check_arrays({"w": np.array([1.0, np.inf, 0.0])}, {"w": (3,)}, "client 1")
+    for odd in ([1.0, np.inf, 0.0], [np.inf, -np.inf, 1.0], [0.0, 0.0, np.nan]):
+        with pytest.raises(FedGraphError, match="'w' with values that are not finite"):
+            check_arrays({"w": np.array(odd)}, {"w": (3,)}, "client 1")
+    check_arrays({"w": np.full(3, 3e38, np.float32)}, {"w": (3,)}, "client 1")  # whose sum is not finite
 
 
 def test_streams_do_not_repeat():
