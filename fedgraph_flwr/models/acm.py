@@ -10,14 +10,37 @@ ReLUs, so a further ReLU between layers would change nothing.
 Shapes: H [N, F], W [F, H] each, a [H, 1] each, B [3, 3] → H' [N, H].
 """
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.base import Inputs, Model
 from fedgraph_flwr.models.layers import dropout, glorot, random_walk_adjacency
+
+
+def smoothed(inputs: Inputs) -> Inputs:
+    """The same with P X at hand, where X is dense."""
+    propagated = inputs.adj @ inputs.x if isinstance(inputs.x, Tensor) else None
+    return dataclasses.replace(inputs, propagated=propagated)
+
+
+def filtered(h: Any, filters: Tensor, width: int, inputs: Inputs) -> list[Tensor]:
+    """ReLU of P H W_L, (I − P) H W_H and H W for [W_L | W_H | W] [F, 2 width + R]: [N, width] twice, and [N, R]."""
+    parts = [width, width, filters.size(1) - 2 * width]
+    smooth = inputs.propagated if h is inputs.x else None
+    if smooth is not None:
+        low, high, rest = filters.split(parts, dim=1)
+        products = [smooth @ low, (h - smooth) @ high, h @ rest]
+    else:
+        product = h @ filters
+        smooth_low, smooth_high = (inputs.adj @ product[:, : 2 * width]).chunk(2, dim=1)
+        _, high, rest = product.split(parts, dim=1)
+        products = [smooth_low, high - smooth_high, rest]
+    return [torch.relu(values) for values in products]
 
 
 class ACMLayer(nn.Module):
@@ -37,13 +60,10 @@ class ACMLayer(nn.Module):
 
     def forward(self, h: Any, inputs: Inputs) -> Tensor:
         """[N, H]."""
-        products = h @ self.filters  # [N, 3H]
-        _, high, identity = products.chunk(3, dim=1)
-        smooth_low, smooth_high = (inputs.adj @ products[:, : -identity.size(1)]).chunk(2, dim=1)
-        channels = torch.relu(torch.stack([smooth_low, high - smooth_high, identity], dim=1))  # [N, 3, H]
-        scores = torch.sigmoid((channels * self.scores).sum(-1))  # [N, 3]
-        weights = torch.softmax(scores @ self.mixing / 3, dim=1)
-        return 3 * (weights.unsqueeze(1) @ channels).squeeze(1)
+        channels = filtered(h, self.filters, self.scores.size(1), inputs)  # three of [N, H]
+        scores = torch.stack([c @ a for c, a in zip(channels, self.scores, strict=True)], dim=1).sigmoid()  # [N, 3]
+        low, high, identity = (3 * torch.softmax(scores @ self.mixing / 3, dim=1)).split(1, dim=1)
+        return low * channels[0] + high * channels[1] + identity * channels[2]
 
 
 class ACMGCN(Model):
@@ -56,6 +76,10 @@ class ACMGCN(Model):
         widths = [num_features, *[hidden] * (layers - 1), num_classes]
         self.layers = nn.ModuleList([ACMLayer(a, b) for a, b in pairwise(widths)])
         self.dropout = dropout
+
+    def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
+        """Features, P, and P X of dense features."""
+        return smoothed(super().prepare(graph, "cpu", dtype)).to(device)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Logits [N, C]."""

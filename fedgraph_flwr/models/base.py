@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import scipy.sparse as sp
@@ -23,10 +23,13 @@ class Inputs:
     Attributes:
         x: features [N, F].
         adj: what the network propagates with, [N, N]; row target, column source.
+        propagated: S X, where X is dense and the network's first layer needs S (X W): (S X) W is the same without a sparse
+            product in every step.
     """
 
     x: Tensor | SparseMatrix
     adj: SparseMatrix
+    propagated: Tensor | None = field(default=None, kw_only=True)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         """A copy on a device, its floating-point values of a type; other fields stay as they are."""

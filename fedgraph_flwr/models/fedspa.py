@@ -40,6 +40,7 @@ multiplies the heterophilic one; a change of sign of φ); the code's score of (u
 aggregate, here the unknown one; the parameters that the code uses only before the first training are left out.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -51,8 +52,9 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.models.acm import filtered, smoothed
 from fedgraph_flwr.models.base import Inputs, Model
-from fedgraph_flwr.models.layers import adjacency, dropout, glorot, random_walk_adjacency
+from fedgraph_flwr.models.layers import adjacency, dropout, glorot, products, random_walk_adjacency
 from fedgraph_flwr.sparse import SparseMatrix
 
 FISHER = "fisher"  # the group of arrays in which the channels' Fisher diagonals travel
@@ -116,17 +118,27 @@ class PlainLayer(nn.Module):
         """[2N, 2N]: from Z W_hom over Z W_het to what arrives at α = 0, and what α adds."""
         return sp.csr_matrix(sp.bmat([[hom, het + unk], [unk, -unk]]))
 
+    @staticmethod
+    def propagated(inputs: Inputs, hom: Any, het: Any, unk: Any) -> Inputs:
+        """With [X | C^hom X | (C^het + C^unk) X | C^unk X] at hand, [N, 4F], where X is dense."""
+        if not isinstance(x := inputs.x, Tensor):
+            return inputs
+        arriving = [SparseMatrix(operator, x.dtype) @ x for operator in (hom, het + unk, unk)]
+        return dataclasses.replace(inputs, propagated=torch.cat([x, *arriving], dim=1))
+
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
         """[N, H]."""
-        alpha = torch.sigmoid(z @ self.theta_phi_weight + self.theta_phi_bias)  # [N, 1]
-        arriving, added = (inputs.edges @ torch.cat([z @ self.theta_hom, z @ self.theta_het])).chunk(2)
-        return z @ self.theta_self + self.bias + arriving + alpha * added
-
-
-def _filtered(low_high: Tensor, smooth: SparseMatrix) -> Tensor:
-    """ReLU of P L beside (I − P) R for [L | R] [N, 2H]."""
-    low, smooth_high = (smooth @ low_high).chunk(2, dim=1)
-    return torch.relu(torch.cat([low, low_high.chunk(2, dim=1)[1] - smooth_high], dim=1))
+        if z is inputs.x and inputs.propagated is not None:
+            features = self.theta_phi_weight.size(0)
+            ready, mixed = inputs.propagated.split([3 * features, features], dim=1)
+            at_zero = ready @ torch.cat([self.theta_self, self.theta_hom, self.theta_het])  # at α = 0
+            added, phi = mixed @ (self.theta_hom - self.theta_het), z @ self.theta_phi_weight
+        else:
+            weights = [self.theta_self, self.theta_hom, self.theta_het, self.theta_phi_weight]
+            own, hom, het, phi = products(z, weights)
+            arriving, added = (inputs.edges @ torch.cat([hom, het])).chunk(2)
+            at_zero = own + arriving
+        return at_zero + self.bias + torch.sigmoid(phi + self.theta_phi_bias) * added
 
 
 def _interleaved(blocks: list[list[Any]]) -> sp.csr_matrix:
@@ -146,13 +158,18 @@ def _attention(num_out: int) -> nn.Parameter:
 
 
 class _AcmMixing(nn.Module):
-    """The seven channels' attention."""
+    """What is made once for filtered channels, and the seven channels' attention."""
 
     def __init__(self, num_out: int):
         super().__init__()
         self.theta_hom_attention, self.theta_het_attention = (_attention(num_out) for _ in range(2))
         self.attention_mlp = glorot(num_out, 1)
         self.mixing = glorot(7, 7)
+
+    @staticmethod
+    def propagated(inputs: Inputs, hom: Any, het: Any, unk: Any) -> Inputs:
+        """With P X at hand, where X is dense."""
+        return smoothed(inputs)
 
     def mix(self, channels: Tensor, mlp: Tensor, alpha: Tensor) -> Tensor:
         """All channels by their attention: [N, H].
@@ -191,10 +208,10 @@ class AcmLayer(_AcmMixing):
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
         """[N, H]."""
         width = self.theta_phi_weight.size(0)
-        pair, mlp = (z @ self.filters).split([2 * width, width], dim=1)
-        channels = (inputs.edges @ _filtered(pair, inputs.adj)).view(-1, 6, width)
+        low, high, mlp = filtered(z, self.filters, width, inputs)
+        channels = (inputs.edges @ torch.cat([low, high], dim=1)).view(-1, 6, width)
         alpha = torch.sigmoid((channels @ self.theta_phi_weight)[:, 4:, 0] + self.theta_phi_bias)  # [N, 2]
-        return self.mix(channels, torch.relu(mlp), alpha)
+        return self.mix(channels, mlp, alpha)
 
 
 class AcmSeparateLayer(_AcmMixing):
@@ -213,11 +230,11 @@ class AcmSeparateLayer(_AcmMixing):
 
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
         """[N, H]."""
+        width = self.filter_mlp.size(1)
         alpha = torch.sigmoid(z @ self.theta_phi_weight + self.theta_phi_bias)  # [N, 1]
-        pairs = [_filtered(z @ theta, inputs.adj) for theta in (self.theta_hom, self.theta_het)]
-        mlp = torch.relu(z @ self.filter_mlp)
-        channels = (inputs.edges @ torch.cat(pairs)).view(-1, 8, mlp.size(1))
-        return self.mix(channels, mlp, alpha)
+        pairs = [filtered(z, theta, width, inputs)[:2] for theta in (self.theta_hom, self.theta_het)]
+        channels = inputs.edges @ torch.cat([torch.cat(pair, dim=1) for pair in pairs])
+        return self.mix(channels.view(-1, 8, width), torch.relu(z @ self.filter_mlp), alpha)
 
 
 PROFILES: dict[str, type[PlainLayer | AcmLayer | AcmSeparateLayer]] = {
@@ -263,15 +280,16 @@ class FedSPANet(Model):
         widths = [num_features, *[hidden] * (layers - 1), num_classes]
         self.layers = nn.ModuleList([PROFILES[profile](a, b) for a, b in pairwise(widths)])
         self.dropout, self.normalization, self.sfpd = dropout, normalization, sfpd
-        self.blocks = PROFILES[profile].blocks
+        self.profile = PROFILES[profile]
 
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> TypedInputs:
-        """Features, P, and the operators of the three edge types."""
-        base = super().prepare(graph, "cpu", dtype)
-        blocks = self.blocks(*typed_operators(graph, self.normalization, self.sfpd))
-        return TypedInputs(base.x, base.adj, SparseMatrix(blocks, dtype)).to(device)
+        """Features, P, the operators of the three edge types, and dense features as the first layer propagates them."""
+        operators = typed_operators(graph, self.normalization, self.sfpd)
+        base = self.profile.propagated(super().prepare(graph, "cpu", dtype), *operators)
+        edges = SparseMatrix(self.profile.blocks(*operators), dtype)
+        return TypedInputs(base.x, base.adj, edges, propagated=base.propagated).to(device)
 
     def forward(self, inputs: TypedInputs) -> Tensor:
         """Logits [N, C]."""

@@ -4,6 +4,8 @@ Rows are targets and columns sources, so that ``adj @ h`` is what arrives at eac
 in one direction, and as often as they are stored.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import scipy.sparse as sp
 import torch
@@ -61,6 +63,13 @@ def no_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
 def glorot(*shape: int) -> nn.Parameter:
     """Glorot's uniform initialisation, as PyG's layers have it."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(*shape)))
+
+
+def products(z: Tensor | SparseMatrix, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Z W for each W [F, H_w], [N, H_w]; dense features are read once for all of them."""
+    if isinstance(z, SparseMatrix):
+        return [z @ weight for weight in weights]
+    return (z @ torch.cat(list(weights), dim=1)).split([weight.size(1) for weight in weights], dim=1)
 
 
 class Linear(nn.Module):

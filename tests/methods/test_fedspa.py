@@ -182,6 +182,24 @@ def test_network_equals_the_equations_node_by_node(profile):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
+def test_sparse_and_dense_features_give_the_same_logits_and_gradients(profile, monkeypatch):
+    graph, model = client_graph(0), network(profile)
+    dense = prepared(model, graph)
+    monkeypatch.setattr("fedgraph_flwr.models.base.SPARSE_BELOW", 2.0)
+    sparse = prepared(model, graph)
+    assert dense.propagated is not None
+    assert sparse.propagated is None
+    outputs, gradients = [], []
+    for given in (dense, sparse):
+        model.zero_grad()
+        outputs.append(model(given))
+        outputs[-1].logsumexp(1).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
 def test_gradients_by_finite_differences(profile):
     graph, model = client_graph(0), network(profile)
     inputs, nodes = prepared(model, graph), graph.train_mask.nonzero().view(-1)
@@ -193,7 +211,7 @@ def test_gradients_by_finite_differences(profile):
     for parameter in model.parameters():
         assert parameter.grad.abs().max() > 0
         for index in range(0, parameter.numel(), 3):
-            assert float(parameter.grad.view(-1)[index]) == pytest.approx(slope(loss, parameter, index), abs=1e-8)
+            assert float(parameter.grad.flatten()[index]) == pytest.approx(slope(loss, parameter, index), abs=1e-8)
 
 
 def slope(value: Any, parameter: torch.Tensor, index: int, step: float = 1e-5) -> float:
@@ -286,7 +304,7 @@ def test_fisher_diagonal_by_finite_differences(profile, kind):
             for index in range(0, parameter.numel(), 5):
                 sets = [nodes] if kind == "batch" else nodes.split(1)
                 squares = [slope(lambda s=s: log_likelihood(s), parameter, index) ** 2 for s in sets]
-                assert float(fisher[name].view(-1)[index]) == pytest.approx(np.mean(squares), rel=1e-5, abs=1e-9)
+                assert float(fisher[name].flatten()[index]) == pytest.approx(np.mean(squares), rel=1e-5, abs=1e-9)
 
 
 def test_fisher_diagonal_in_pieces_and_in_another_order(monkeypatch):
