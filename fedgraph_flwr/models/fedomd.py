@@ -36,11 +36,11 @@ def orthogonal(weight: Tensor, *, steps: int, mix: float = 1.0, center: bool = F
     w = mix * weight + (1 - mix) * identity
     if center:
         w = w - w.mean(1, keepdim=True)
-    gram = w @ w.T + eps * identity
+    gram = torch.addmm(identity, w, w.T, beta=eps)
     bound = torch.linalg.matrix_norm(gram)
     y, b = gram / bound, identity
     for _ in range(steps):
-        m = 1.5 * identity - 0.5 * b @ y
+        m = torch.addmm(identity, b, y, beta=1.5, alpha=-0.5)
         y, b = y @ m, m @ b
     return b @ w / bound.sqrt()
 
