@@ -22,10 +22,10 @@ from fedgraph_flwr.models.base import Inputs, Model
 from fedgraph_flwr.models.layers import dropout, glorot, random_walk_adjacency
 
 
-def smoothed(inputs: Inputs) -> Inputs:
-    """The same with P X at hand, where X is dense."""
-    propagated = inputs.adj @ inputs.x if isinstance(inputs.x, Tensor) else None
-    return dataclasses.replace(inputs, propagated=propagated)
+def smoothed(inputs: Inputs, width: int) -> Inputs:
+    """The same with P X at hand, where X is narrow."""
+    x = inputs.narrow(width)
+    return inputs if x is None else dataclasses.replace(inputs, propagated=inputs.adj @ x)
 
 
 def filtered(h: Any, filters: Tensor, width: int, inputs: Inputs) -> list[Tensor]:
@@ -74,12 +74,13 @@ class ACMGCN(Model):
     def __init__(self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float):
         super().__init__()
         widths = [num_features, *[hidden] * (layers - 1), num_classes]
+        self.width = widths[1]
         self.layers = nn.ModuleList([ACMLayer(a, b) for a, b in pairwise(widths)])
         self.dropout = dropout
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
-        """Features, P, and P X of dense features."""
-        return smoothed(super().prepare(graph, "cpu", dtype)).to(device)
+        """Features, P, and P X of narrow features."""
+        return smoothed(super().prepare(graph, "cpu", dtype), self.width).to(device)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Logits [N, C]."""

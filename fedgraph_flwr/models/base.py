@@ -23,13 +23,17 @@ class Inputs:
     Attributes:
         x: features [N, F].
         adj: what the network propagates with, [N, N]; row target, column source.
-        propagated: S X, where X is dense and the network's first layer needs S (X W): (S X) W is the same without a sparse
-            product in every step.
+        propagated: S X of the `narrow` X, where the network's first layer needs S (X W): (S X) W is the same without a
+            sparse product in every step.
     """
 
     x: Tensor | SparseMatrix
     adj: SparseMatrix
     propagated: Tensor | None = field(default=None, kw_only=True)
+
+    def narrow(self, width: int) -> Tensor | None:
+        """X where it is dense and no wider than the first layer's output: else S X costs more than it saves."""
+        return self.x if isinstance(self.x, Tensor) and self.x.size(1) <= width else None
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         """A copy on a device, its floating-point values of a type; other fields stay as they are."""

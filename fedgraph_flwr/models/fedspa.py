@@ -119,9 +119,9 @@ class PlainLayer(nn.Module):
         return sp.csr_matrix(sp.bmat([[hom, het + unk], [unk, -unk]]))
 
     @staticmethod
-    def propagated(inputs: Inputs, hom: Any, het: Any, unk: Any) -> Inputs:
-        """With [X | C^hom X | (C^het + C^unk) X | C^unk X] at hand, [N, 4F], where X is dense."""
-        if not isinstance(x := inputs.x, Tensor):
+    def propagated(inputs: Inputs, width: int, hom: Any, het: Any, unk: Any) -> Inputs:
+        """With [X | C^hom X | (C^het + C^unk) X | C^unk X] at hand, [N, 4F], where X is narrow."""
+        if (x := inputs.narrow(width)) is None:
             return inputs
         arriving = [SparseMatrix(operator, x.dtype) @ x for operator in (hom, het + unk, unk)]
         return dataclasses.replace(inputs, propagated=torch.cat([x, *arriving], dim=1))
@@ -167,9 +167,9 @@ class _AcmMixing(nn.Module):
         self.mixing = glorot(7, 7)
 
     @staticmethod
-    def propagated(inputs: Inputs, hom: Any, het: Any, unk: Any) -> Inputs:
-        """With P X at hand, where X is dense."""
-        return smoothed(inputs)
+    def propagated(inputs: Inputs, width: int, hom: Any, het: Any, unk: Any) -> Inputs:
+        """With P X at hand, where X is narrow."""
+        return smoothed(inputs, width)
 
     def mix(self, channels: Tensor, mlp: Tensor, alpha: Tensor) -> Tensor:
         """All channels by their attention: [N, H].
@@ -280,14 +280,14 @@ class FedSPANet(Model):
         widths = [num_features, *[hidden] * (layers - 1), num_classes]
         self.layers = nn.ModuleList([PROFILES[profile](a, b) for a, b in pairwise(widths)])
         self.dropout, self.normalization, self.sfpd = dropout, normalization, sfpd
-        self.profile = PROFILES[profile]
+        self.profile, self.width = PROFILES[profile], widths[1]
 
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> TypedInputs:
-        """Features, P, the operators of the three edge types, and dense features as the first layer propagates them."""
+        """Features, P, the operators of the three edge types, and narrow features as the first layer propagates them."""
         operators = typed_operators(graph, self.normalization, self.sfpd)
-        base = self.profile.propagated(super().prepare(graph, "cpu", dtype), *operators)
+        base = self.profile.propagated(super().prepare(graph, "cpu", dtype), self.width, *operators)
         edges = SparseMatrix(self.profile.blocks(*operators), dtype)
         return TypedInputs(base.x, base.adj, edges, propagated=base.propagated).to(device)
 

@@ -25,7 +25,7 @@ SGD = ("train.optimizer=sgd", "train.lr=0.1", "train.local_steps=4", "train.weig
 def network(profile: str, seed: int = 0, **params: Any) -> torch.nn.Module:
     """A float64 network on 5 features and 3 classes; its biases are moved away from zero."""
     torch.manual_seed(seed)
-    model = build(ModelConfig("fedspa", hidden=4, params={"profile": profile, **params}), 5, 3).double().eval()
+    model = build(ModelConfig("fedspa", hidden=6, params={"profile": profile, **params}), 5, 3).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn_like(parameter)

@@ -212,13 +212,14 @@ def test_mlp_sees_no_edges():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sparse_and_dense_features_give_the_same_logits_and_gradients(name, monkeypatch):
-    g, model = graph(), network(name)
+    g, model = graph(), network(name, hidden=F)
     inputs = model.prepare(g, dtype=torch.float64)
     assert isinstance(inputs.x, Tensor if name == "gat" else SparseMatrix)
     dense = dataclasses.replace(inputs, x=g.x.double())
     monkeypatch.setattr("fedgraph_flwr.models.base.SPARSE_BELOW", 0.0)
     ready = model.prepare(g, dtype=torch.float64)
     assert (ready.propagated is not None) == (name == "acm")
+    assert network(name, hidden=F - 8).prepare(g).propagated is None
     outputs, gradients = [], []
     for given in (inputs, dense, ready):
         model.zero_grad()
