@@ -145,6 +145,7 @@ def test_majority_by_hand(toy):
     label = max(range(2), key=train.count)
     shares = [np.mean([y == label for y in g.y[g.test_mask].tolist()]) for g in graphs]
     assert float(rows(path)[0]["value"]) == pytest.approx(np.mean(shares))
+    assert runner.majority([*table.common, "seed=1", "evaluation.metric=auc"]) == 0.5  # all nodes tie
 
 
 def test_markdown_against_means_by_hand(toy):
