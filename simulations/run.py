@@ -7,6 +7,8 @@ A YAML file names what is compared:
     settings           name → words: the rows of the table, or the points of a figure's x axis
     methods            name → words: the columns. Two run nothing: ``Majority`` scores the most frequent label, ``Homophily``
                        is the mean over clients of their graphs' node homophily
+    grid               optional: choice → words. Every method is run with every choice, and a cell shows the one whose mean
+                       validation figure over the seeds is highest
     seeds              list of seeds
     paper              setting → method → the paper's figure, as it prints it
     notes              what a reader must know; printed under the table
@@ -37,19 +39,20 @@ from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, unknown
 
 RESULTS = Path(__file__).parent / "results"
-FIELDS = (
+FIELDS = [
     "setting",
     "method",
     "seed",
     "value",
+    "validation",
     "headline",
     "last",
     "last5",
     "rounds",
     "best_round",
     "seconds_per_round",
-)
-FIELDS += ("bytes_up", "bytes_down", "words", "commit")
+]
+FIELDS += ["bytes_up", "bytes_down", "words", "commit"]
 MAJORITY = "Majority"
 HOMOPHILY = "Homophily"
 
@@ -64,6 +67,7 @@ class Table:
     common: list[str] = field(default_factory=list)
     settings: dict[str, list[str]] = field(default_factory=dict)
     methods: dict[str, list[str]] = field(default_factory=dict)
+    grid: dict[str, list[str]] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [0])
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: str = ""
@@ -93,7 +97,14 @@ class Table:
         for seed in self.seeds:
             for setting, where in self.settings.items():
                 for method, how in self.methods.items():
-                    yield setting, method, seed, [*self.common, *where, *(how or []), f"seed={seed}"]
+                    for column, chosen in self.choices(method).items():
+                        yield setting, column, seed, [*self.common, *where, *(how or []), *chosen, f"seed={seed}"]
+
+    def choices(self, method: str) -> dict[str, list[str]]:
+        """The words of every choice of the grid, by the name that a row has in the CSV."""
+        if method in (MAJORITY, HOMOPHILY) or not self.grid:
+            return {method: []}
+        return {f"{method}, {choice}": words for choice, words in self.grid.items()}
 
 
 def one(job: tuple[str, str, int, list[str]]) -> dict[str, Any]:
@@ -112,12 +123,13 @@ def one(job: tuple[str, str, int, list[str]]) -> dict[str, Any]:
             summary = run(compose([*words, "checkpoint_every=0", f"out={out}"]))
         except RunFailed as error:  # such as training that diverges: a result too, and no reason to lose the others
             return {**row, "value": math.nan, "headline": f"failed: {error}"}
-    key = summary["headline"].split(" at ")[0]
+    key, choice = summary["headline"].split(" at ")
     at = {name: summary["metrics"][name][key] for name in ("last", "last5")}
     same = {name: summary[name] for name in FIELDS if name in summary and name not in row}
     if "attack" in summary:
         return {**row, **same, "headline": "the attack's accuracy", "value": summary["attack"]["accuracy"]}
-    return {**row, **same, **at, "value": summary["test_accuracy"]}
+    validation = summary["metrics"][choice][key.replace("test", "val", 1)]
+    return {**row, **same, **at, "value": summary["test_accuracy"], "validation": validation}
 
 
 def homophily(words: Sequence[str]) -> float:
@@ -179,7 +191,8 @@ def execute(table: Table, jobs: int, only: str = "") -> Path:
         missing = [job for job in wanted if job[:3] not in done]
         known = elsewhere(table)
         for setting, method, seed, how in missing:
-            if method not in (MAJORITY, HOMOPHILY) and (same := known.get(frozenset(how))):
+            same = known.get(frozenset(how))
+            if method not in (MAJORITY, HOMOPHILY) and same and (same.get("validation") or not table.grid):
                 writer.writerow({**same, "setting": setting, "method": method, "seed": seed, "words": " ".join(how)})
                 done.add((setting, method, seed))
         missing = [job for job in missing if job[:3] not in done]
@@ -201,12 +214,38 @@ def _rows(jobs: list[tuple[str, str, int, list[str]]], processes: int) -> Iterat
         yield from pool.imap_unordered(one, jobs)
 
 
+def figures(table: Table, key: str = "value") -> dict[tuple[str, str], list[float]]:
+    """A figure of every finished run in percent, by setting and the row's method; one entry a seed."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for row in read(RESULTS / f"{table.name}.csv"):
+        if row.get(key):
+            values.setdefault((row["setting"], row["method"]), []).append(100 * float(row[key]))
+    return values
+
+
+def chosen(table: Table) -> dict[tuple[str, str], str]:
+    """Which choice of the grid each setting and method takes, as `Table.choices` names it: the best on validation nodes.
+
+    Only choices that no seed failed with count.
+    """
+    validation, values = figures(table, "validation"), figures(table)
+    taken = {}
+    for setting in table.settings:
+        for method in table.methods:
+            names = list(table.choices(method))
+            means = {
+                name: statistics.mean(validation[setting, name])
+                for name in names
+                if len(validation.get((setting, name), [])) == len(values.get((setting, name), [])) > 0
+                and not any(map(math.isnan, validation[setting, name]))
+            }
+            taken[setting, method] = max(means, key=means.__getitem__) if means else names[0]
+    return taken
+
+
 def summarise(table: Table) -> str:
     """The Markdown table: ours beside the paper's."""
-    rows = read(RESULTS / f"{table.name}.csv")
-    values: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        values.setdefault((row["setting"], row["method"]), []).append(100 * float(row["value"]))
+    values, taken = figures(table), chosen(table)
     lines = [f"# {table.title}", "", table.source, ""] if table.source else [f"# {table.title}", ""]
     known = {method for cells in table.paper.values() for method in cells}
     columns = [
@@ -216,17 +255,44 @@ def summarise(table: Table) -> str:
     lines.append("|---" * (1 + len(columns)) + "|")
     for setting in table.settings:
         theirs = table.paper.get(setting, {})
-        cells = [str(theirs.get(m, "")) if paper else _cell(values.get((setting, m), [])) for m, paper in columns]
+        cells = [
+            str(theirs.get(m, "")) if paper else _cell(values.get((setting, taken[setting, m]), []))
+            for m, paper in columns
+        ]
         lines.append(f"| {setting} | " + " | ".join(cells) + " |")
     seeds = {len(v) for v in values.values()}
     span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(next(iter(seeds), 0))
     lines += ["", f"Mean (standard deviation) in % over {span} of {len(table.seeds)} seeds. "]
     lines[-1] += f"Made by `python -m simulations.run simulations/{table.name}.yaml`."
-    if len(values) < len(table.settings) * len(table.methods):
+    if len(values) < len(table.settings) * sum(len(table.choices(method)) for method in table.methods):
         lines[-1] += " An empty cell has not been run yet."
+    if table.grid:
+        lines += [
+            "",
+            "Of these choices each cell above shows the best on validation nodes; mean validation / test figure:",
+            "",
+        ]
+        lines += _grid(table)
     if table.notes:
         lines += ["", table.notes.strip()]
     return "\n".join(lines) + "\n"
+
+
+def _grid(table: Table) -> list[str]:
+    """A row for every setting and method, a column for every choice; the one taken is bold."""
+    values, validation, taken = figures(table), figures(table, "validation"), chosen(table)
+    lines = ["| | " + " | ".join(table.grid) + " |", "|---" * (1 + len(table.grid)) + "|"]
+    for setting, method in taken:
+        if list(table.choices(method)) == [method]:
+            continue
+        cells = []
+        for name in table.choices(method):
+            test, val = values.get((setting, name), []), validation.get((setting, name), [])
+            text = f"{statistics.mean(val):.2f} / {statistics.mean(test):.2f}" if len(test) == len(val) > 0 else ""
+            text = "failed" if any(map(math.isnan, test)) else text
+            cells.append(f"**{text}**" if text and name == taken[setting, method] else text)
+        lines.append(f"| {setting}, {method} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _cell(values: list[float]) -> str:
@@ -244,18 +310,13 @@ def draw(table: Table) -> None:
     """The plot of a figure: mean and standard deviation against the settings, and the paper's points where known."""
     from matplotlib.figure import Figure
 
-    rows = read(RESULTS / f"{table.name}.csv")
+    values, taken = figures(table), chosen(table)
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     x = [float(setting) for setting in table.settings]
     for index, method in enumerate(table.methods):
         groups = [
-            [
-                100 * v
-                for r in rows
-                if (r["setting"], r["method"]) == (s, method) and not math.isnan(v := float(r["value"]))
-            ]
-            for s in table.settings
+            [value for value in values.get((s, taken[s, method]), []) if not math.isnan(value)] for s in table.settings
         ]
         known = [(a, g) for a, g in zip(x, groups, strict=True) if g]
         spread = [statistics.stdev(g) if len(g) > 1 else 0.0 for _, g in known]

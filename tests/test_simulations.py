@@ -169,6 +169,47 @@ def test_markdown_against_means_by_hand(toy):
     assert "over 2 of 2 seeds" in summarise(table)
 
 
+def test_the_choice_of_a_grid_is_the_best_on_validation_nodes(toy, ran):
+    toy.write_text(
+        TOY + "grid: {slow: [train.lr=1e-9], usual: [train.lr=0.1], wild: [train.lr=1e30, train.optimizer=sgd]}\n"
+    )
+    table = Table.load(toy)
+    path = execute(table, jobs=1, only="few")
+    assert len(ran) == 2 * (3 + 3 + 1)  # of Majority there is nothing to choose
+    told = rows(path)
+    from fedgraph_flwr.run import run
+
+    words = [
+        *table.common,
+        "train.local_steps=1",
+        "strategy=fedavg",
+        "train.lr=0.1",
+        "seed=1",
+        f"out={toy.parent / 'own'}",
+    ]
+    own = run(compose(words))["metrics"]["best_val"]
+    row = next(r for r in told if (r["method"], r["seed"]) == ("FedAvg, usual", "1"))
+    assert (float(row["value"]), float(row["validation"])) == (own["test_accuracy"], own["val_accuracy"])
+
+    # Test figures say the opposite of validation figures; the run that failed has none of the latter.
+    figures = {
+        "FedAvg, slow": (0.9, 0.1),
+        "FedAvg, usual": (0.6, 0.7),
+        "FedAvg, wild": (float("nan"), ""),
+        "Majority": (0.5, ""),
+    }
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, runner.FIELDS)
+        writer.writeheader()
+        for method, (value, validation) in figures.items():
+            for seed in (0, 1):
+                row = {"setting": "few", "method": method, "seed": seed, "value": value, "validation": validation}
+                writer.writerow(row)
+    text = summarise(table)
+    assert "| few | 60.00 (0.00) | 81.5 (0.3) |  | 50.00 (0.00) |" in text
+    assert "| few, FedAvg | 10.00 / 90.00 | **70.00 / 60.00** | failed |" in text
+
+
 def test_a_run_that_diverges_is_told_and_the_others_go_on(toy):
     toy.write_text(toy.read_text().replace("few: [train.local_steps=1]", "few: [train.lr=1e30, train.optimizer=sgd]"))
     table = Table.load(toy)
