@@ -61,6 +61,20 @@ def client_graph(
     )
 
 
+def uneven_clients(folder: Path, zero: bool = False) -> Path:
+    """Files of three clients of 12, 16 and 20 nodes, of which 6, 3 and 8 train: the two numbers weigh differently.
+
+    ``zero`` makes all their features 0. Returns the folder, for ``graph=FOLDER``.
+    """
+    for client, (num_nodes, num_train) in enumerate(((12, 6), (16, 3), (20, 8))):
+        graph = client_graph(client, num_nodes)
+        graph.train_mask[graph.train_mask.nonzero().view(-1)[num_train:]] = False
+        if zero:
+            graph.x = torch.zeros_like(graph.x)
+        graph.save(folder / f"client_{client:04d}.safetensors")
+    return folder
+
+
 @pytest.fixture
 def client_files(tmp_path: Path) -> Callable[..., str]:
     """``client_files(sizes)`` writes client files of these sizes and returns ``graph=FOLDER`` for `compose`."""
