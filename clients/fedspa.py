@@ -42,9 +42,9 @@ class Params:
 
     prior: bool = True
     posterior: bool = True
-    laplacian: str = "sym"
-    fisher: str = "batch"
-    fisher_exchange: str = "arrays"
+    laplacian: str = "sym"  # L of Eq. (7): sym | comb
+    fisher: str = "batch"  # Eq. (14): batch | per_node
+    fisher_exchange: str = "arrays"  # arrays | scalar
 
     def __post_init__(self) -> None:
         one_of(self.laplacian, ("sym", "comb"), "strategy.laplacian")
@@ -111,7 +111,7 @@ def _mean_squared_slopes(values: Tensor, parameters: list[torch.nn.Parameter]) -
 
 
 class FedSPAClient(GraphClient):
-    """FedAvg's client that also tells its high-frequency area and how its Fisher diagonals deviate."""
+    """FedAvg's client that also tells its high-frequency area and its Fisher diagonals, or how they deviate."""
 
     Params: ClassVar[type] = Params
 
@@ -137,9 +137,7 @@ class FedSPAClient(GraphClient):
         if not self.params.posterior:
             return {}
         fisher = fisher_diagonal(self.model, self.inputs, self.y, self.train_nodes, self.params.fisher)
-        self.fisher = {name: values.cpu().numpy() for name, values in fisher.items()}
-        if not self.fisher:
-            return {}
+        self.fisher = {name: values.cpu().numpy() for name, values in fisher.items() if name in self.shared}
         return {FISHER: self.share() if self.params.fisher_exchange == "scalar" else self.fisher}
 
     # --- fisher_exchange=scalar ---------------------------------------------------------------------------------------

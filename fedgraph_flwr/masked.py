@@ -27,22 +27,26 @@ def mask(values: Arrays, sealer: Sealer, clients: Iterable[int], step: str) -> A
     Args:
         values: named float arrays.
         sealer: knows the other clients' public keys.
-        clients: who takes part, this client included or not.
+        clients: who takes part, this client included or not; at least one other, whose mask hides the values.
         step: never used twice with the same keys.
 
     Raises:
-        RunFailed: a value is not finite or too large for the fixed point.
+        RunFailed: a value is not finite or too large for the fixed point, or no other client takes part.
     """
+    peers = [client for client in clients if client != sealer.client]
+    if not peers:
+        raise RunFailed(
+            f"client {sealer.client} is to add up with no other client, which would show its values: expected at least 1"
+        )
     flat = np.concatenate([array.ravel() for array in values.values()]).astype(np.float64)
     if not np.abs(flat).max(initial=0.0) < LIMIT:
         raise RunFailed(
             f"client {sealer.client} has a value of {np.abs(flat).max():g} to add, expected below {LIMIT:g}"
         )
     total = np.rint(flat / RESOLUTION).astype(np.int64).view(np.uint64)
-    for peer in clients:
-        if peer != sealer.client:
-            stream = sealer.stream(peer, step, total.size)
-            total = total + stream if sealer.client < peer else total - stream
+    for peer in peers:
+        stream = sealer.stream(peer, step, total.size)
+        total = total + stream if sealer.client < peer else total - stream
     return _shaped(total, values)
 
 

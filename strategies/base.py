@@ -389,12 +389,17 @@ class GraphStrategy(FlowerFedAvg):
 
     def _sample(self) -> list[int]:
         """The round's cohort, from its own random stream."""
-        everyone, share = sorted(self.clients), self.cfg.strategy.fraction
-        if share == 1:
+        everyone, size = sorted(self.clients), self.cohort_size
+        if size == len(everyone):
             return everyone
-        size = max(round(share * len(everyone)), self.cfg.strategy.min_clients)
         rng = np.random.default_rng(derive_seed(self.cfg.seed, "cohort", self.server_round))
-        return sorted(int(c) for c in rng.choice(everyone, size=min(size, len(everyone)), replace=False))
+        return sorted(int(c) for c in rng.choice(everyone, size=size, replace=False))
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients a round samples."""
+        size = max(round(self.cfg.strategy.fraction * len(self.clients)), self.cfg.strategy.min_clients)
+        return min(size, len(self.clients))
 
     def _next_arrays(self, messages: list[Message]) -> Arrays:
         """The aggregate; by way of Flower's messages only where a wrapper stands in front and may change them."""

@@ -13,22 +13,25 @@ All sums run over the round's cohort; weights are found by client index. The pap
 ``rest=prior`` as in the authors' code, ``uniform``, or ``nodes`` (N_i). A weighting that is switched off falls back to
 ``strategy.weighting``, by default uniform, which is what equal biases give.
 
-| exchange   | down | up, floats                                                      |
-|------------|------|-----------------------------------------------------------------|
-| describe   |      | N_i, S_i, and training nodes, features, classes, index          |
+| exchange   | down | up                                                                 |
+|------------|------|--------------------------------------------------------------------|
+| describe   |      | N_i, S_i, and training nodes, features, classes, index (once)      |
 | train      | θ: P | θ_i: P, I_i: m = \|θ_hom\| + \|θ_het\|, loss, scores of the incoming θ |
-| evaluate   | θ: P | scores (once, at the end)                                       |
+| evaluate   | θ: P | scores (once, at the end)                                          |
 
 With ``fisher_exchange=scalar`` the server learns I_g but no I_i: clients add up N_i I_i under masks
 (`fedgraph_flwr.masked`), and answer I_g with Δ_i. This discloses less and costs more: a round is two exchanges, shares are
-8-byte integers and I_g is 8-byte floats.
+8-byte integers and I_g is 8-byte floats. Of two clients each can tell the other's diagonal from I_g; a client alone refuses.
 
-| exchange    | down                           | up                                         |
-|-------------|--------------------------------|--------------------------------------------|
-| publish_key |                                | a public key, 32 bytes (once)              |
-| train       | θ: P, keys of the cohort, ΣN_j | θ_i: P, masked share: m, loss, scores      |
-| deviate     | I_g: m                         | Δ_i: 2                                     |
-| share_again | keys, ΣN_j of those left       | masked share: m (only after a client fell) |
+| exchange    | down                                  | up                                         |
+|-------------|---------------------------------------|--------------------------------------------|
+| publish_key |                                       | a public key, 32 bytes (once)              |
+| train       | θ: P, cohort: indices and keys, ΣN_j  | θ_i: P, masked share: m, loss, scores      |
+| deviate     | I_g: m                                | Δ_i: 2                                     |
+| share_again | those left: indices and keys, ΣN_j    | masked share: m (only after a client fell) |
+
+A client that falls in training is left out of I_g. One that falls in ``deviate`` is left out of the average but stays in I_g:
+a second sum, without it, would tell the server its diagonal as the difference of the two.
 
 Deviations from the authors' code, which follow the paper: the prior weights come from δ_i, not from S_i; weights belong to
 clients, not to positions in a list sampled with replacement; I_g is weighted by nodes; the Fisher diagonals are computed by
@@ -44,6 +47,7 @@ import numpy as np
 from flwr.app import Message
 
 from fedgraph_flwr.config import one_of
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.masked import PEERS, RESOLUTION, unmask
 from fedgraph_flwr.messages import TRAIN, Arrays, Reply, check_arrays, weighted_mean
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
@@ -59,11 +63,12 @@ class Params:
 
     prior: bool = True  # θ_φ by Eq. (8)-(10)
     posterior: bool = True  # θ_hom, θ_het by Eq. (11)-(12)
-    rest: str = "prior"
-    fisher_exchange: str = "arrays"
+    rest: str = "prior"  # parameters outside θ_φ, θ_hom and θ_het: prior | uniform | nodes
+    fisher_exchange: str = "arrays"  # whether clients send I_i (arrays) or a masked share and Δ_i (scalar)
 
     def __post_init__(self) -> None:
         one_of(self.rest, ("prior", "uniform", "nodes"), "strategy.rest")
+        one_of(self.fisher_exchange, ("arrays", "scalar"), "strategy.fisher_exchange")
 
 
 def bias_weights(biases: np.ndarray, tolerance: float = 0.0) -> np.ndarray:
@@ -102,7 +107,22 @@ class FedSPA(GraphStrategy):
     answers: ClassVar[Answers] = {"publish_key": ("key/key",), "deviate": ("deviation_hom", "deviation_het")}
 
     def setup(self) -> None:
-        """With ``scalar``: the clients' public keys."""
+        """With ``scalar``: the clients' public keys.
+
+        Raises:
+            FedGraphError: the posterior is on for a network without channels, or is to be a sum over one client.
+        """
+        if self.params.posterior and not self._fisher_shapes:
+            raise FedGraphError(
+                f"strategy.posterior=true weighs the channels theta_hom and theta_het, and model={self.cfg.model.name} shares "
+                "none: expected model=fedspa, or strategy.posterior=false"
+            )
+        if self._scalar and self.cohort_size < 2:
+            raise FedGraphError(
+                f"strategy.fisher_exchange=scalar hides a client in a sum over its round's clients, of which there is "
+                f"{self.cohort_size} (num_clients={len(self.clients)}, strategy.fraction={self.cfg.strategy.fraction}): "
+                "expected at least 2"
+            )
         if self._scalar:
             self._keys = {reply.client: reply.groups["key"]["key"] for reply in self.ask("publish_key")}
 
@@ -130,7 +150,7 @@ class FedSPA(GraphStrategy):
 
     def channel_biases(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
         """Δ of the two channels, as of `posterior_biases`, and the replies they are for; nothing where posterior is off."""
-        if not (self.params.posterior and self._fisher_shapes):
+        if not self.params.posterior:
             return replies, {}
         if self._scalar:
             return self._ask_deviations(replies)

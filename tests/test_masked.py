@@ -21,7 +21,7 @@ def values(client):
     return {"w": rng.normal(size=(3, 2)), "b": 100 * rng.normal(size=4), "none": np.zeros((0, 2))}
 
 
-@pytest.mark.parametrize("clients", [(0, 1, 2, 3), (1, 3), (2,)])
+@pytest.mark.parametrize("clients", [(0, 1, 2, 3), (1, 3)])
 def test_the_sum_is_that_of_the_values(sealers, clients):
     total = unmask([mask(values(i), sealers[i], clients, "round 1") for i in clients])
     for name, array in total.items():
@@ -50,6 +50,11 @@ def test_a_missing_client_leaves_noise(sealers):
 def test_what_does_not_fit_is_refused(sealers, value):
     with pytest.raises(RunFailed, match="client 0 has a value of"):
         mask({"w": np.array([0.0, value])}, sealers[0], (0, 1), "round 1")
+
+
+def test_a_client_alone_refuses(sealers):
+    with pytest.raises(RunFailed, match="client 2 is to add up with no other client"):
+        mask(values(2), sealers[2], (2,), "round 1")
 
 
 def test_an_unknown_peer_is_named(sealers):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import clients.fedspa
 from clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
@@ -15,7 +16,7 @@ from fedgraph_flwr.messages import METRICS, MODEL
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedspa import FISHER, HET, HOM, UNK, edge_types, parameter_group, typed_operators
 from strategies.fedspa import bias_weights, posterior_biases, prior_biases
-from tests.conftest import client_graph
+from tests.conftest import client_graph, uneven_clients
 from tests.support import assert_same_arrays, recorded_messages
 
 PROFILES = ("plain", "acm", "acm_sep")
@@ -403,14 +404,78 @@ def test_each_group_is_averaged_with_its_own_weights(run, monkeypatch, profile, 
         np.testing.assert_allclose(array, mean, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("rest", "weights"), [("uniform", (1, 1, 1)), ("nodes", (12, 16, 20))])
-def test_the_rest_is_averaged_as_configured(run, monkeypatch, rest, weights):
+NODES, TRAINING = np.array([12.0, 16.0, 20.0]), np.array([6.0, 3.0, 8.0])  # of `uneven_clients`
+
+
+def mean_of(sent: list[Any], name: str, weights: Any) -> np.ndarray:
+    """Weighted mean of what the clients sent of one parameter."""
+    shares = np.asarray(weights, dtype=float) / np.sum(weights)
+    return np.tensordot(shares, np.stack([reply[MODEL][name].astype(float) for reply in sent]), axes=1)
+
+
+@pytest.mark.parametrize(("rest", "weights"), [("uniform", (1, 1, 1)), ("nodes", NODES)])
+def test_the_rest_is_averaged_as_configured(run, monkeypatch, tmp_path, rest, weights):
+    """And the harmonizer by the prior all the same."""
+    folder = uneven_clients(tmp_path)
     with recorded_messages(monkeypatch) as messages:
-        finished = run("strategy=fedspa", *SGD, "rounds=1", f"strategy.rest={rest}", sizes=(12, 16, 20))
-    sent, name = replies_of(messages), "layers.0.theta_self"
-    members = np.stack([r[MODEL][name].astype(float) for r in sent])
-    mean = np.tensordot(np.array(weights) / sum(weights), members, axes=1)
-    np.testing.assert_allclose(finished.arrays[name], mean, rtol=1e-5, atol=1e-7)
+        finished = run("strategy=fedspa", *SGD, "rounds=1", f"strategy.rest={rest}", f"graph={folder}")
+    sent = replies_of(messages)
+    areas = np.array([high_frequency_area(client_graph(i, int(n))) for i, n in enumerate(NODES)])
+    prior = bias_weights(*prior_biases(areas, NODES))
+    for name, own in (("layers.0.theta_self", weights), ("layers.0.theta_phi_weight", prior)):
+        np.testing.assert_allclose(finished.arrays[name], mean_of(sent, name, own), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("words", "weights"),
+    [
+        (("strategy.weighting=nodes", "strategy.posterior=false", "strategy.prior=false"), NODES),
+        (("strategy.weighting=train", "strategy.posterior=false"), TRAINING),
+        (("strategy.posterior=false",), (1, 1, 1)),
+    ],
+)
+def test_without_posterior_the_channels_have_the_weighting_of_the_strategy(run, monkeypatch, tmp_path, words, weights):
+    with recorded_messages(monkeypatch) as messages:
+        finished = run("strategy=fedspa", *SGD, "rounds=1", *words, f"graph={uneven_clients(tmp_path)}")
+    name = "layers.0.theta_hom"
+    expected = mean_of(replies_of(messages), name, weights)
+    np.testing.assert_allclose(finished.arrays[name], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["batch", "per_node"])
+def test_the_diagonals_are_those_of_the_trained_parameters_each_round(run, monkeypatch, kind):
+    with recorded_messages(monkeypatch) as messages:
+        finished = run("strategy=fedspa", *SGD, "rounds=2", f"strategy.fisher={kind}", "model.dropout=0.5")
+    sent = replies_of(messages)
+    assert len(sent) == 6
+    for index, reply in enumerate(sent):
+        client = FedSPAClient(finished.cfg, client_graph(index // 2, (12, 16, 20)[index // 2]))
+        client.set_parameters([reply[MODEL][name] for name in client.shared])
+        expected = fisher_diagonal(client.model, client.inputs, client.y, client.train_nodes, kind)
+        for name, values in expected.items():
+            np.testing.assert_allclose(reply[FISHER][name], values.numpy(), rtol=1e-3, atol=1e-9)
+
+
+def test_a_client_describes_itself_by_the_laplacian_configured():
+    client = FedSPAClient(compose(["strategy=fedspa", "strategy.laplacian=comb"]), client_graph(0))
+    area = client.describe()["high_frequency_area"]
+    assert area == high_frequency_area(client_graph(0), "comb") != high_frequency_area(client_graph(0))
+
+
+def test_only_shared_channels_are_told_and_weighed(run, monkeypatch):
+    with recorded_messages(monkeypatch) as messages:
+        run("strategy=fedspa", *SGD, "rounds=1", "strategy.shared=[layers.0]")
+    sent = replies_of(messages)
+    assert {name for reply in sent for name in reply[FISHER]} == {"layers.0.theta_hom", "layers.0.theta_het"}
+
+
+@pytest.mark.parametrize("network", ["gcn", "acm"])
+def test_a_network_without_channels_is_refused_where_they_are_to_be_weighed(run, network):
+    with pytest.raises(
+        FedGraphError, match=f"model={network} shares none: expected model=fedspa, or strategy.posterior"
+    ):
+        run("strategy=fedspa", f"model={network}")
+    run("strategy=fedspa", f"model={network}", "strategy.posterior=false", "rounds=1")
 
 
 @pytest.mark.parametrize(
@@ -455,12 +520,25 @@ def test_messages_carry_what_is_declared(run, monkeypatch, words, extra):
     described = {"client", "num_train", "num_features", "num_classes", "num_nodes", "high_frequency_area"}
     assert told - scores == described | {"train-loss"}
     f, h, c = 5, 8, 3
-    floats = {"P": 3 * (f * h + h * c) + (f + 1) + (h + 1) + h + c, "channels": 2 * (f * h + h * c)}
-    assert {"P": count(shapes), "channels": count(channels)} == floats
-    ledger, clients = finished.rounds[0]["phases"]["train"], 3
-    scalars = {"down": len("train") + 3 * 8, "up": 3 * 8}  # phase, round, two flags; client, training nodes, loss
-    assert ledger["bytes_down"] == clients * (4 * floats["P"] + scalars["down"])
-    assert ledger["bytes_up"] == clients * (4 * (floats["P"] + len(extra) * floats["channels"]) + scalars["up"])
+    p, m = 3 * (f * h + h * c) + (f + 1) + (h + 1) + h + c, 2 * (f * h + h * c)
+    assert (count(shapes), count(channels)) == (p, m)
+    told_by = {
+        "describe": 6,
+        "train": 3,
+        "evaluate": 1 + len(scores),
+    }  # numbers: client, training nodes, loss; client, scores
+    up = {"describe": 0, "train": p + len(extra) * m, "evaluate": 0}
+    down = {"describe": 0, "train": p, "evaluate": p}
+    flags = {"describe": 0, "train": 2, "evaluate": 0}  # beside the phase's name and the round
+    ledger = finished.rounds[0]["phases"] | {
+        phase: finished.summary["bytes_by_phase"][phase]
+        for phase in finished.summary["bytes_by_phase"]
+        if phase != "train"
+    }
+    assert ledger.keys() == up.keys()
+    for phase, entry in ledger.items():
+        assert entry["bytes_down"] == 3 * (4 * down[phase] + len(phase) + 8 + 8 * flags[phase]), phase
+        assert entry["bytes_up"] == 3 * (4 * up[phase] + 8 * told_by[phase]), phase
 
 
 def count(shapes: dict[str, tuple[int, ...]]) -> int:
@@ -501,35 +579,92 @@ def test_scalar_exchange_shows_the_server_sums_and_scalars(run, monkeypatch):
         np.testing.assert_allclose(array.numpy(), mean, rtol=0, atol=3 * RESOLUTION)
     scalars = [set(c.metric_records[METRICS]) for d, _, c in messages if d == "up" and not c.array_records]
     assert {"client", "deviation_hom", "deviation_het"} in scalars
-    m = 2 * (5 * 8 + 8 * 3)
-    ledger = finished.rounds[0]["phases"]["deviate"]
-    assert ledger["bytes_down"] == 3 * (8 * m + len("deviate") + 8)
-    assert ledger["bytes_up"] == 3 * (8 + 2 * 8)
+    p, m, n = count({name: array.shape for name, array in finished.arrays.items()}), 2 * (5 * 8 + 8 * 3), 3
+    peers = n * 8 + n * 32 + 8  # indices and keys of the cohort, ΣN_j
+    arrays_down = {"publish_key": 0, "train": 4 * p + peers, "deviate": 8 * m}
+    arrays_up = {"publish_key": 32, "train": 4 * p + 8 * m, "deviate": 0}
+    numbers_up = {"publish_key": 1, "train": 3, "deviate": 3}
+    ledger = finished.summary["bytes_by_phase"]
+    assert ledger.keys() - {"describe", "evaluate"} == arrays_down.keys()
+    for phase in arrays_down:
+        flags = 2 if phase == "train" else 0
+        assert ledger[phase]["bytes_down"] == n * (arrays_down[phase] + len(phase) + 8 + 8 * flags), phase
+        assert ledger[phase]["bytes_up"] == n * (arrays_up[phase] + 8 * numbers_up[phase]), phase
 
 
-@pytest.mark.parametrize("lost_in", ["answer", "deviate"])
-def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in):
-    """In training the others mask anew; after it they are weighed without it. Either way as a round of the other two."""
-    original = getattr(FedSPAClient, lost_in)
+def test_no_mask_is_used_twice(run, monkeypatch):
+    """The server could subtract two shares under the same mask."""
+    steps, original = [], clients.fedspa.mask
 
-    def fails(self, *args):
-        if self.graph.client == 1 and args[0] != "describe" and args[0] != "publish_key":
-            raise FedGraphError("out of order")
-        return original(self, *args)
+    def spy(values: Any, sealer: Any, peers: Any, step: str) -> Any:
+        steps.append((sealer.client, step))
+        return original(values, sealer, peers, step)
 
-    fails.is_phase = True
-    monkeypatch.setattr(FedSPAClient, lost_in, fails)
+    monkeypatch.setattr("clients.fedspa.mask", spy)
+    run(*SCALAR, "rounds=3")
+    assert len(steps) == len(set(steps)) == 9
+
+
+def test_scalar_biases_that_differ_by_rounding_are_equal(run, monkeypatch):
+    """Two clients of equal size deviate alike from their mean; a mask's resolution must not be stretched to a ratio of e."""
     with recorded_messages(monkeypatch) as messages:
-        finished = run(*SCALAR, "rounds=1", "evaluation.every=5")
-    assert "share_again" in finished.rounds[0]["phases"] or lost_in == "deviate"
-    sent = {c.metric_records[METRICS]["client"]: c for d, _, c in messages if d == "up" and MODEL in c.array_records}
-    prior = prior_biases(
-        np.array([high_frequency_area(client_graph(i, n)) for i, n in ((0, 12), (2, 20))]), np.array([12.0, 20.0])
-    )
-    name = "layers.0.theta_self"
-    members = [sent[i].array_records[MODEL][name].numpy().astype(float) for i in (0, 2)]
-    expected = np.tensordot(bias_weights(*prior), np.stack(members), axes=1)
-    np.testing.assert_allclose(finished.arrays[name], expected, rtol=1e-5, atol=1e-7)
+        finished = run(*SCALAR, "rounds=1", sizes=(16, 16))
+    name = "layers.0.theta_hom"
+    np.testing.assert_allclose(finished.arrays[name], mean_of(replies_of(messages), name, (1, 1)), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("words", [("strategy.fraction=0.34",), ("num_clients=1",)])
+def test_a_sum_over_one_client_is_refused(run, words):
+    sizes = (16,) if "num_clients=1" in words else (12, 16, 20)
+    with pytest.raises(FedGraphError, match="expected at least 2"):
+        run(*SCALAR, *words, sizes=sizes)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("lost_in", ["train", "deviate"])
+def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in, seed):
+    """In training the others mask anew, and I_g is theirs; after it I_g is fixed, and they are weighed without it."""
+    sizes, kept = (12, 16, 20, 24), [0, 2, 3]
+    words = ("rounds=1", "evaluation.every=5", f"seed={seed}")
+    with recorded_messages(monkeypatch) as messages:
+        run("strategy=fedspa", *SGD, *words, sizes=sizes)
+    sent, original = replies_of(messages), FedSPAClient.answer
+
+    def fails(self, phase, *args):
+        if self.graph.client == 1 and phase == lost_in:
+            raise FedGraphError("out of order")
+        return original(self, phase, *args)
+
+    monkeypatch.setattr(FedSPAClient, "answer", fails)
+    finished = run(*SCALAR, *words, sizes=sizes)
+    assert ("share_again" in finished.rounds[0]["phases"]) == (lost_in == "train")
+    named = kept if lost_in == "train" else [0, 1, 2, 3]
+    nodes = np.array(sizes, dtype=float)
+    areas = np.array([high_frequency_area(client_graph(i, sizes[i])) for i in kept])
+    prior = bias_weights(*prior_biases(areas, nodes[kept]))
+    for channel in ("hom", "het", "self"):
+        weights = prior
+        if channel != "self":
+            names = [name for name in sent[0][FISHER] if parameter_group(name) == channel]
+            flat = np.stack([np.concatenate([r[FISHER][k].ravel() for k in names]).astype(float) for r in sent])
+            pooled = nodes[named] @ flat[named] / nodes[named].sum()
+            weights = bias_weights(np.abs(flat[kept] - pooled).mean(axis=1))
+        name = f"layers.0.theta_{channel}"
+        expected = mean_of([sent[i] for i in kept], name, weights)
+        np.testing.assert_allclose(finished.arrays[name], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_last_client_does_not_share_alone(run, monkeypatch):
+    original = FedSPAClient.answer
+
+    def fails(self, phase, *args):
+        if self.graph.client > 0 and phase == "train":
+            raise FedGraphError("out of order")
+        return original(self, phase, *args)
+
+    monkeypatch.setattr(FedSPAClient, "answer", fails)
+    with pytest.raises(FedGraphError, match="client 0 is to add up with no other client"):
+        run(*SCALAR, "rounds=1")
 
 
 def test_a_client_goes_on_from_its_private_state():
@@ -570,6 +705,20 @@ def test_a_fisher_diagonal_of_another_shape_is_refused(run, monkeypatch):
     monkeypatch.setattr(FedSPAClient, "send", lambda self: {FISHER: {n: a[:1] for n, a in send(self)[FISHER].items()}})
     with pytest.raises(FedGraphError, match="of shape"):
         run("strategy=fedspa", *SGD)
+
+
+def test_a_second_share_of_another_shape_is_refused(run, monkeypatch):
+    original = FedSPAClient.answer
+
+    def odd(self, phase, *args):
+        if self.graph.client == 1 and phase == "train":
+            raise FedGraphError("out of order")
+        groups, told = original(self, phase, *args)
+        return ({FISHER: {n: a[:1] for n, a in groups[FISHER].items()}} if phase == "share_again" else groups), told
+
+    monkeypatch.setattr(FedSPAClient, "answer", odd)
+    with pytest.raises(FedGraphError, match="of shape"):
+        run(*SCALAR, "rounds=1")
 
 
 def test_protocol_is_the_papers():
