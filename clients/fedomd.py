@@ -9,18 +9,19 @@ client can; Eq. (11) has the training nodes, Algorithm 1 all nodes (the default)
 The statistics that leave come from the received model without dropout, so that pooling them is exact. Dropout (not in the
 paper) is therefore off by default: it widens the client's own distribution beyond the pooled one, and the norms of Eq. (11),
 whose gradient does not fade near 0, then shrink the features round by round until every ReLU is dead.
+``model.ortho=false`` drops O(W) and L_ortho together, whatever ``model.ortho_on`` says: Table 6 ablates the two as one part,
+and what is left must be the plain GCN. ``model.ortho_on=raw`` lets L_ortho judge W instead of O(W) where O(W) is in use.
 Leaves the client: see `strategies.fedomd`.
 """
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.base import Answer, GraphClient, phase
+from clients.base import Answer, GraphClient, phase, to_numpy
 from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import MODEL, Arrays
@@ -51,7 +52,8 @@ class FedOMDClient(GraphClient):
 
     Params: ClassVar[type] = Params
     model: OrthoGCN
-    seen: tuple[list[Tensor], Tensor] | None = None  # a model, and its logits
+    target: dict[str, Tensor] | None = None  # what `receive` took with the last model; None or empty: no moment term
+    statistics_pass: tuple[list[Tensor], Tensor] | None = None  # the model whose statistics left last, and its logits
 
     def build_model(self) -> OrthoGCN:
         """The orthogonal GCN."""
@@ -78,28 +80,30 @@ class FedOMDClient(GraphClient):
 
     def predict(self) -> Tensor:
         """Logits [N, C]; those of the round's statistics where the model is still that one."""
-        if self.seen and all(map(torch.equal, self.seen[0], self.model.state_dict().values())):
-            return self.seen[1]
+        if self.statistics_pass:
+            tensors, logits = self.statistics_pass
+            if all(map(torch.equal, tensors, self.model.state_dict().values())):
+                return logits
         return super().predict()
 
     @phase
     def moments(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """The only statistics exchange of ``one_phase``: own mean and moments about it, [H, 5, D]."""
-        z = self._still(groups[MODEL])
-        return self._tell(z, moments=central_moments(z))
+        z = self._features_of(groups[MODEL])
+        return self._statistics(z, moments=central_moments(z))
 
     @phase
     def means(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """First of ``two_phase``: own mean [H, D] (Algorithm 1, lines 3 and 8)."""
-        z = self._still(groups[MODEL])
-        return self._tell(z, mean=z.mean(0))
+        z = self._features_of(groups[MODEL])
+        return self._statistics(z, mean=z.mean(0))
 
     @phase
     def moments_about(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Second of ``two_phase``: moments about the pooled mean, [H, 4, D] (lines 12-15)."""
-        z = self._still(groups[MODEL])
+        z = self._features_of(groups[MODEL])
         mean = torch.from_numpy(groups["point"]["mean"]).to(z)
-        return {"moments": {"spread": self._array(moments_about(z, mean))}}, {"count": len(z)}
+        return {"moments": {"spread": to_numpy(moments_about(z, mean))}}, {"count": len(z)}
 
     def _features(self, hidden: list[Tensor]) -> Tensor:
         """The features whose moments count: [N', H, D]."""
@@ -108,20 +112,18 @@ class FedOMDClient(GraphClient):
             z = z[self.train_nodes]
         return torch.sigmoid(z) if self.params.cmd_act == "sigmoid" else z
 
-    def _still(self, model: Arrays) -> Tensor:
-        """Features of the received model without dropout; the pass also gives the logits that `predict` scores."""
+    def _features_of(self, model: Arrays) -> Tensor:
+        """The features of the received model without dropout; the pass also gives the logits that `predict` scores."""
         self.set_parameters([model[name] for name in self.shared])
         self.model.eval()
         with torch.no_grad():
             out = self.model.propagate(self.inputs)
-        self.seen = [tensor.clone() for tensor in self.model.state_dict().values()], out.logits
+        self.statistics_pass = [tensor.clone() for tensor in self.model.state_dict().values()], out.logits
         return self._features(out.hidden)
 
-    def _tell(self, z: Tensor, **statistics: Tensor) -> Answer:
-        group = {name: self._array(value) for name, value in statistics.items()}
+    def _statistics(self, z: Tensor, **statistics: Tensor) -> Answer:
+        """An answer with statistics of features z [N', H, D], their number N', and with ``cmd_range=pooled`` their range."""
+        group = {name: to_numpy(value) for name, value in statistics.items()}
         if self.params.cmd_range == "pooled":
-            group["range"] = self._array(torch.stack([z.amin((0, 2)), z.amax((0, 2))], dim=1))  # [H, 2]
+            group["range"] = to_numpy(torch.stack([z.amin((0, 2)), z.amax((0, 2))], dim=1))  # [H, 2]
         return {"moments": group}, {"count": len(z)}
-
-    def _array(self, values: Tensor) -> np.ndarray:
-        return values.to(self.dtype).cpu().numpy()

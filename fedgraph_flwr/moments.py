@@ -2,7 +2,7 @@
 
 Moments stand in one array [H, 5, D] for H layers of width D: row 0 is the mean, rows 1 to 4 the central moments of
 orders 2 to 5. What clients send is pooled exactly: the moments of a union follow from the clients' own, either from
-moments taken about the pooled mean (:func:`pool_about`) or from moments about each client's mean (:func:`pool`).
+moments taken about the pooled mean (their :func:`mean_over_nodes`) or from moments about each client's mean (:func:`pool`).
 
 Source: Tang et al., ICPP Workshops 2024, Eq. 10-11; Zellinger et al., ICLR 2017 (CMD).
 """
@@ -60,7 +60,7 @@ def _power_means(centred: Tensor) -> list[Tensor]:
     return [power.mul_(centred).mean(0) for _ in ORDERS]
 
 
-def pool_about(values: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
+def mean_over_nodes(values: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
     """Σ_i n_i v_i / Σ_i n_i (Eq. 10) of values [M, ...] with node counts [M], in float64."""
     weight = counts.astype(np.float64) / counts.sum(dtype=np.float64)
     return np.tensordot(weight, values.astype(np.float64), axes=1)
@@ -73,11 +73,11 @@ def pool(moments: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
     S_{i,j} = Σ_k (j choose k) C_{i,k} δ_i^{j−k},  C_{i,0} = 1, C_{i,1} = 0.
     """
     own = moments.astype(np.float64)
-    mean = pool_about(own[:, :, 0], counts)
+    mean = mean_over_nodes(own[:, :, 0], counts)
     delta = own[:, :, 0] - mean  # [M, H, D]
     central = [np.ones_like(delta), np.zeros_like(delta), *(own[:, :, j - 1] for j in ORDERS)]
     shifted = [sum(comb(j, k) * central[k] * delta ** (j - k) for k in range(j + 1)) for j in ORDERS]
-    return np.stack([mean, *(pool_about(np.asarray(s), counts) for s in shifted)], axis=1)
+    return np.stack([mean, *(mean_over_nodes(np.asarray(s), counts) for s in shifted)], axis=1)
 
 
 def discrepancy(own: Tensor, target: Tensor, span: Tensor) -> Tensor:

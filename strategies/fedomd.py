@@ -8,16 +8,19 @@ for the H hidden layers Z^k, each of width D, of the received model without drop
 mean and its moments about that mean, and shifts them to the pooled mean by the binomial theorem; ``two_phase`` is the
 paper's exchange: means, then moments about the pooled mean. Both give the same M and S.
 
-Floats in a round, each client, with P shared parameters (messages also name phase and round, replies the client):
+Numbers in a message, each client, with P shared parameters (messages also name phase and round, replies the client):
 
-    phase                      down              up
-    moments (one_phase)        P                 5 H D + 2 H + 1
-    means (two_phase)          P                 H D + 2 H + 1
-    moments_about (two_phase)  P + H D           4 H D + 1
-    train                      P + 5 H D + H     P + 2 (training nodes, loss), and the scores of the received model
+    phase                      down               up
+    describe (once)            0                  4: n_i (where nodes weigh), training nodes, F, C
+    moments (one_phase)        P                  5 H D + 2 H + 1
+    means (two_phase)          P                  H D + 2 H + 1
+    moments_about (two_phase)  P + H D            4 H D + 1
+    train                      P + 5 H D + H + 2  P + 2: training nodes, loss; + 8 scores of the received model after round 1
+    evaluate (at the end)      P                  8: nodes, loss, accuracy and macro-F1, for validation and test
 
-The terms 2 H and H, each layer's range, are absent with ``cmd_range=unit``. The model goes down in every exchange,
-so that a client needs no memory between them. With ``cmd`` off or beta = 0 only ``train`` is left, without moments.
+The terms 2 H and H, each layer's range, are absent with ``cmd_range=unit``; the + 2 say whether to score the model and to
+keep a checkpoint. The model goes down in every exchange, so that a client needs no memory between them. With ``cmd`` off or
+beta = 0 the exchanges of moments are left out, and ``train`` is sent none.
 
 Leaves a client: W_i, n_i, and means and moments of its hidden features, which for a client of very few nodes come close to
 the features themselves (one node: its mean is its feature). Never leaves it: X, A, Y, the features of single nodes.
@@ -34,7 +37,7 @@ from flwr.app import Message
 
 from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.messages import MODEL, Arrays, Reply, check_arrays
-from fedgraph_flwr.moments import pool, pool_about
+from fedgraph_flwr.moments import mean_over_nodes, pool
 from strategies.base import Answers, GraphStrategy
 
 
@@ -82,11 +85,11 @@ class FedOMD(GraphStrategy):
         told = {reply.client: reply for reply in self.ask("means", {MODEL: arrays})}
         asked = list(told.values())
         while True:
-            mean = pool_about(_stacked(asked, "mean"), _counts(asked))
+            mean = mean_over_nodes(_stacked(asked, "mean"), _counts(asked))
             point = {"mean": mean.astype(asked[0].groups["moments"]["mean"].dtype)}
             answers = self.ask("moments_about", {MODEL: arrays, "point": point}, [reply.client for reply in asked])
             if len(answers) == len(asked):
-                spread = pool_about(_stacked(answers, "spread"), _counts(answers))
+                spread = mean_over_nodes(_stacked(answers, "spread"), _counts(answers))
                 return asked, np.concatenate([mean[:, None], spread], axis=1)
             asked = [told[reply.client] for reply in answers]
 

@@ -7,12 +7,13 @@ import torch
 from clients.base import phase
 from clients.fedomd import FedOMDClient
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import METRICS, MODEL
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedomd import orthogonal, orthogonality
-from fedgraph_flwr.moments import ORDERS, central_moments, discrepancy, moments_about, pool, pool_about
-from tests.conftest import client_graph
+from fedgraph_flwr.moments import ORDERS, central_moments, discrepancy, mean_over_nodes, moments_about, pool
+from tests.conftest import client_graph, uneven_clients
 from tests.support import assert_same_arrays, dense_gcn_adjacency, recorded_messages
 
 SIZES = (1, 7, 40)
@@ -41,8 +42,8 @@ def test_both_exchanges_give_the_moments_of_the_union():
     own = np.stack([central_moments(z).numpy() for z in parts])
     np.testing.assert_allclose(pool(own, counts), expected, rtol=1e-11, atol=1e-11)
 
-    mean = pool_about(np.stack([z.mean(0).numpy() for z in parts]), counts)
-    spread = pool_about(np.stack([moments_about(z, torch.from_numpy(mean)).numpy() for z in parts]), counts)
+    mean = mean_over_nodes(np.stack([z.mean(0).numpy() for z in parts]), counts)
+    spread = mean_over_nodes(np.stack([moments_about(z, torch.from_numpy(mean)).numpy() for z in parts]), counts)
     two_phase = np.concatenate([mean[:, None], spread], axis=1)
     np.testing.assert_allclose(two_phase, expected, rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(pool(own, counts), two_phase, rtol=1e-9)
@@ -107,6 +108,17 @@ def test_a_shift_of_all_features_changes_only_the_mean_term():
     torch.testing.assert_close(after[:, 1:], before[:, 1:])
     torch.testing.assert_close(after[:, 0], before[:, 0] + shift)
     assert not torch.allclose(moments_about(z + shift, about), moments_about(z, about))
+
+
+def test_a_shift_of_all_features_changes_the_discrepancy_by_its_mean_term():
+    """With the pooled moments held fixed."""
+    z, other = features((9, 30))
+    shift, span = torch.linspace(-1, 2, D, dtype=torch.float64), torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    target, mean = central_moments(other), z.mean(0)
+    before, after = (discrepancy(central_moments(features), target, span) for features in (z, z + shift))
+    gap = [((m - target[:, 0]).norm(dim=1) / span).sum() for m in (mean, mean + shift)]
+    assert float(after - before) == pytest.approx(float(gap[1] - gap[0]), rel=1e-9)
+    assert abs(float(gap[1] - gap[0])) > 0.1
 
 
 # --- orthogonal weight -------------------------------------------------------------------------------------------------
@@ -222,6 +234,12 @@ def test_without_orthogonality_it_is_gcn_with_the_same_names():
     assert torch.equal(plain(inputs), dropped)
 
 
+def hidden_features(client: FedOMDClient) -> torch.Tensor:
+    """[N, H, D] of the client's model as it stands, without dropout."""
+    client.model.eval()
+    return torch.stack(client.model.propagate(client.inputs).hidden, dim=1).detach()
+
+
 # --- runs --------------------------------------------------------------------------------------------------------------
 
 FEDOMD = ["strategy=fedomd", "train.local_steps=2", "model.dropout=0.5"]
@@ -275,8 +293,7 @@ def test_targets_are_the_moments_of_all_features_without_dropout(run, targets, e
     parts = []
     for index, size in enumerate((12, 16, 20)):
         client = FedOMDClient(finished.cfg, client_graph(index, size))  # built from the run's seed: round 1's model
-        client.model.eval()
-        z = torch.sigmoid(torch.stack(client.model.propagate(client.inputs).hidden, dim=1)).detach()
+        z = torch.sigmoid(hidden_features(client))
         parts.append((z[client.train_nodes] if nodes == "train" else z).numpy())
     union = np.concatenate(parts)
     received = [target for server_round, _, target in targets if target]
@@ -284,6 +301,29 @@ def test_targets_are_the_moments_of_all_features_without_dropout(run, targets, e
     for target in received:
         np.testing.assert_allclose(target["moments"], union_moments(parts), rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(target["span"], union.max((0, 2)) - union.min((0, 2)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
+def test_moments_of_training_nodes_are_weighted_by_their_number(run, targets, tmp_path, exchange):
+    folder = uneven_clients(tmp_path / "uneven")
+    words = [*FEDOMD, "dtype=float64", "rounds=1", "strategy.cmd_nodes=train", f"strategy.exchange={exchange}"]
+    finished = run(*words, f"graph={folder}")
+    parts = []
+    for file in sorted(folder.iterdir()):
+        client = FedOMDClient(finished.cfg, ClientGraph.load(file))
+        parts.append(hidden_features(client)[client.train_nodes].numpy())
+    received = [target for _, _, target in targets if target]
+    assert len(received) == 3
+    for target in received:
+        np.testing.assert_allclose(target["moments"], union_moments(parts), rtol=1e-9, atol=1e-12)
+
+
+def test_dead_layers_leave_the_loss_finite(run, targets, tmp_path):
+    """Features of zeros make every hidden feature 0: a layer without a range."""
+    finished = run(*FEDOMD, f"graph={uneven_clients(tmp_path / 'zeros', zero=True)}")
+    assert finished.summary["failures"] == {}
+    assert not any(target["moments"].any() for r, _, target in targets if r == 1 and target), "dead indeed"
+    assert all(np.isfinite(r["train"]["train_loss"]) for r in finished.rounds)
 
 
 def test_both_exchanges_train_alike(run):
@@ -294,37 +334,76 @@ def test_both_exchanges_train_alike(run):
 
 @pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
 @pytest.mark.parametrize("width", ["unit", "pooled"])
-def test_messages_have_the_documented_sizes(run, monkeypatch, exchange, width):
+def test_messages_hold_what_is_documented_and_no_more(run, monkeypatch, exchange, width):
     with recorded_messages(monkeypatch) as messages:
-        finished = run(*FEDOMD, f"strategy.exchange={exchange}", f"strategy.cmd_range={width}", "rounds=1")
-    p = sum(array.size for array in finished.arrays.values())
-    assert p == (5 * D + D) + 2 * D * D + (D * 3 + 3)
-    extra = width == "pooled"
-    down = {"moments": p, "means": p, "moments_about": p + H * D, "train": p + 5 * H * D + H * extra}
-    up = {
-        "moments": 5 * H * D + 2 * H * extra,
-        "means": H * D + 2 * H * extra,
-        "moments_about": 4 * H * D,
-        "train": p,
-    }
-    own = {"one_phase": {"moments"}, "two_phase": {"means", "moments_about"}}[exchange]
+        run(*FEDOMD, f"strategy.exchange={exchange}", f"strategy.cmd_range={width}", "rounds=1")
+    pooled = width == "pooled"
+    down = {"train": {"target": {"moments", "span"} if pooled else {"moments"}}, "moments_about": {"point": {"mean"}}}
+    ranges = {"range"} if pooled else set()
+    up = {"moments": {"moments", *ranges}, "means": {"mean", *ranges}, "moments_about": {"spread"}}
+    own = {"one_phase": ("moments",), "two_phase": ("means", "moments_about")}[exchange]
     name, found = "", set()
     for direction, _, content in messages:
         name = content["config"]["phase"] if direction == "down" else name
-        if name in own | {"train"}:
-            size = sum(int(np.prod(a.shape)) for r in content.array_records.values() for a in r.values())
-            assert size == {"down": down, "up": up}[direction][name], (direction, name)
-            found.add(name)
-            if direction == "up":
-                told = set(content[METRICS])
-                assert told == ({"client", "train-loss", "num_train"} if name == "train" else {"client", "count"})
-                assert set(content) == ({MODEL, METRICS} if name == "train" else {"moments", METRICS})
-    assert found == own | {"train"}
-    for name in own:  # the ledger adds round and phase going down, client and count coming up, for 3 clients
-        booked = finished.summary["bytes_by_phase"][name]
-        assert booked["bytes_up"] == 3 * (4 * up[name] + 16)
-        assert booked["bytes_down"] == 3 * (4 * down[name] + 8 + len(name))
+        groups = {group: set(arrays) for group, arrays in content.array_records.items() if group != MODEL}
+        found.add((direction, name))
+        if direction == "down":
+            assert groups == down.get(name, {})
+        elif name in own:
+            assert groups == {"moments": up[name]}
+            assert set(content[METRICS]) == {"client", "count"}
+            assert MODEL not in content
+        elif name == "train":
+            assert groups == {}
+            assert set(content[METRICS]) == {"client", "train-loss", "num_train"}
+    assert found == {(d, n) for d in ("down", "up") for n in ("describe", *own, "train", "evaluate")}
+
+
+@pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
+@pytest.mark.parametrize("width", ["unit", "pooled"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_phase_costs_the_documented_bytes(run, exchange, width, dtype):
+    """The table of `strategies.fedomd` against the ledger, for 3 clients and 2 rounds."""
+    words = [*FEDOMD, f"dtype={dtype}", "rounds=2", f"strategy.exchange={exchange}", f"strategy.cmd_range={width}"]
+    finished = run(*words)
+    p = (5 * D + D) + 2 * D * D + (D * 3 + 3)
+    assert p == sum(array.size for array in finished.arrays.values())
+    ranges, item = (H if width == "pooled" else 0), {"float32": 4, "float64": 8}[dtype]
+    own = {"one_phase": ("moments",), "two_phase": ("means", "moments_about")}[exchange]
+    arrays = {  # down, up
+        "describe": (0, 0),
+        "moments": (p, 5 * H * D + 2 * ranges),
+        "means": (p, H * D + 2 * ranges),
+        "moments_about": (p + H * D, 4 * H * D),
+        "train": (p + 5 * H * D + ranges, p),
+        "evaluate": (p, 0),
+    }
+    scalars = {"describe": (0, 4), "train": (2, 2), "evaluate": (0, 8)} | dict.fromkeys(own, (0, 1))
+    assert finished.summary["bytes_by_phase"].keys() == {"describe", *own, "train", "evaluate"}
+    for name, booked in finished.summary["bytes_by_phase"].items():
+        times = 3 * (1 if name in ("describe", "evaluate") else 2)
+        (down, up), (told, answered) = arrays[name], scalars[name]
+        scores = 3 * 8 * 8 if name == "train" else 0  # of round 1's model, with the replies of round 2
+        assert booked["bytes_down"] == times * (item * down + 8 * told + 8 + len(name)), name  # and round and phase
+        assert booked["bytes_up"] == times * (item * up + 8 * answered + 8) + scores, name  # and the client
     assert finished.summary["exchanges_per_round"] == len(own) + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("moments", "moments"), ("moments", "range"), ("means", "mean"), ("means", "range"), ("moments_about", "spread")],
+)
+def test_statistics_of_another_shape_are_refused(run, monkeypatch, name, key):
+    answer = getattr(FedOMDClient, name)
+
+    @phase
+    def cut(self, groups, config):
+        told, metrics = answer(self, groups, config)
+        return {"moments": told["moments"] | {key: told["moments"][key][:, :-1]}}, metrics
+
+    monkeypatch.setattr(FedOMDClient, name, cut)
+    with pytest.raises(FedGraphError, match=f"client 0 sent '{key}' of shape"):
+        run(*FEDOMD, f"strategy.exchange={'one_phase' if name == 'moments' else 'two_phase'}")
 
 
 def fail(monkeypatch, name: str, client: int, server_round: int) -> None:
@@ -354,9 +433,7 @@ def test_a_client_that_drops_out_between_exchanges_leaves_no_trace(run, targets,
     assert second == {0, 1, 2}
     parts = []
     for index, size in ((0, 12), (2, 20)):
-        client = FedOMDClient(finished.cfg, client_graph(index, size))
-        client.model.eval()
-        parts.append(torch.stack(client.model.propagate(client.inputs).hidden, dim=1).detach().numpy())
+        parts.append(hidden_features(FedOMDClient(finished.cfg, client_graph(index, size))).numpy())
     for moments in first.values():
         np.testing.assert_allclose(moments, union_moments(parts), rtol=1e-9, atol=1e-12)
     assert finished.rounds[0]["failed"] == {f"1 ({fails})": "gone"}
@@ -368,6 +445,19 @@ def make_client(*overrides: str) -> FedOMDClient:
     """A client in float64 without dropout."""
     words = ["strategy=fedomd", "dtype=float64", "model.dropout=0", f"model.hidden={D}"]
     return FedOMDClient(compose([*words, *overrides]), client_graph(0))
+
+
+def test_moment_term_by_hand_with_bounded_features_and_a_range():
+    client = make_client("strategy.alpha=0", "strategy.beta=7", "strategy.cmd_act=sigmoid")
+    target = torch.rand(H, 5, D, dtype=torch.float64)
+    span = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    client.receive({"target": {"moments": target.numpy(), "span": span.numpy()}})
+    out = client.model.propagate(client.inputs)
+    nodes = client.train_nodes
+    entropy = -torch.log_softmax(out.logits, 1)[nodes, client.y[nodes]].mean()
+    gap = torch.from_numpy(union_moments([torch.stack(out.hidden, 1).sigmoid().detach().numpy()])) - target
+    terms = [gap[k, j - 1].norm() / span[k] ** j for k in range(H) for j in range(1, 6)]
+    assert float(client.loss().detach()) == pytest.approx(float((entropy + 7 * sum(terms)).detach()), rel=1e-6)
 
 
 def test_objective_by_hand():
@@ -386,9 +476,8 @@ def test_objective_by_hand():
 def test_gradient_of_the_whole_objective_by_finite_differences():
     """Every parameter of Eq. (12), float64, no dropout, with targets that differ from the client's own moments."""
     client = make_client("strategy.alpha=0.3", "model.mix=0.5")
-    target = (
-        1.3 * central_moments(client._still(dict(zip(client.shared, client.get_parameters({}), strict=True)))) + 0.1
-    )
+    model = dict(zip(client.shared, client.get_parameters({}), strict=True))
+    target = 1.3 * central_moments(client._features_of(model)) + 0.1
     client.receive({"target": {"moments": target.numpy()}})
     client.model.train()
     client.loss().backward()
