@@ -2,7 +2,7 @@
 
     connect → describe → setup()                                          once
     before_train() → train (which also scores the incoming model) → aggregate()   each round
-    evaluate                                                              once, at the end
+    evaluate                                                              once, at the end, and where not all clients train
 
 A method overrides the hooks `setup`, `before_train` and `aggregate`, and calls `ask` for exchanges
 of its own. An exchange is what costs on a fleet: scores of round r travel with the training replies of round r + 1.
@@ -98,7 +98,7 @@ class GraphStrategy(FlowerFedAvg):
         self.front: Strategy = self  # Flower's privacy wrappers stand in front of the strategy they wrap
         self._expected: dict[str, tuple[int, ...]] = {}
         self._cohort: list[int] = []
-        self._failed: dict[int, str] = {}  # clients that failed in the last exchange, and why
+        self._failed: dict[int, str] = {}  # clients that failed since the round began, and why
         self._flags: dict[str, Any] = {}
         self._replies: list[Reply] = []
 
@@ -200,6 +200,7 @@ class GraphStrategy(FlowerFedAvg):
     ) -> Iterable[Message]:
         """This round's exchanges before training, then the training messages."""
         groups = self.before_train(from_record(arrays))
+        self._score_apart()  # a client that fell out in those exchanges is not asked to train
         return self._messages(TRAIN, self.cohort, _with_model(groups, self.cohort, arrays), {**config, **self._flags})
 
     def aggregate_train(
@@ -246,28 +247,24 @@ class GraphStrategy(FlowerFedAvg):
         for self.server_round in range(first, cfg.rounds + 1):
             self._welcome()
             self._cohort = self._sample()
-            whole = len(self._cohort) == len(self.clients)
-            due = self.server_round > 1 and (self.server_round - 1) % cfg.evaluation.every == 0
-            fold = whole and due and recorder.pending
-            if due and recorder.pending and not whole:
-                self._evaluate()
-                if recorder.should_stop:
-                    break
+            due = recorder.pending and (self.server_round - 1) % cfg.evaluation.every == 0
             checkpoint = bool(cfg.checkpoint_every) and self.server_round % cfg.checkpoint_every == 0
-            self._flags = {"evaluate": bool(fold), "checkpoint": checkpoint} | (named if checkpoint else {})
+            self._flags = {"evaluate": due, "checkpoint": checkpoint} | (named if checkpoint else {})
+            self._score_apart()
+            if recorder.should_stop:
+                break
             recorder.begin_round(self.server_round, self._cohort)
             messages = self.front.configure_train(self.server_round, to_record(self._arrays), ConfigRecord(), grid)
             answers = self._exchange(TRAIN, messages)
             self._replies = [reply for reply, _ in answers]
-            if fold:
+            if self._flags["evaluate"]:
                 recorder.scored(self._scores(""), self._arrays, self._nodes())
-                if recorder.should_stop:
-                    break
+            if recorder.should_stop:
+                break
             self._arrays = self._next_arrays([message for _, message in answers])
             recorder.end_round(self._train_metrics(), self._arrays, **self._spent())
             if checkpoint:
-                if not whole:  # those that did not train keep their state too
-                    absent = sorted(set(self.clients) - set(self.cohort))
+                if absent := sorted(set(self.clients) - set(self.cohort)):  # they keep their state too
                     self._exchange(DESCRIBE, self._messages(DESCRIBE, absent, {}, {"checkpoint": True, **named}))
                 self._checkpoint(self.server_round)
         if recorder.pending and not recorder.should_stop:
@@ -341,7 +338,7 @@ class GraphStrategy(FlowerFedAvg):
             # With a thousand nodes a look takes the grid a while; four times as long it may work undisturbed.
             time.sleep(max(pause, min(4 * took, 1.0)))
         self.recorder.exchanged(phase, down, up, time.perf_counter() - began, failures)
-        self._failed = failures
+        self._failed |= failures
         for who, reason in failures.items():
             kind = "client" if who in self.clients else "node"
             log(WARNING, "round %d, %s: %s %s failed: %s", self.server_round, phase, kind, who, reason)
@@ -386,6 +383,7 @@ class GraphStrategy(FlowerFedAvg):
     def _welcome(self) -> None:
         """Clients that came back as another node take their place again."""
         self.clients |= self.connection.returned(self.clients, set(self._failed))
+        self._failed = {}
 
     def _sample(self) -> list[int]:
         """The round's cohort, from its own random stream."""
@@ -416,6 +414,12 @@ class GraphStrategy(FlowerFedAvg):
         messages = self.front.configure_evaluate(self.server_round, to_record(self._arrays), ConfigRecord(), self.grid)
         self.front.aggregate_evaluate(self.server_round, [message for _, message in self._exchange(EVALUATE, messages)])
         self.recorder.scored(self._scores(""), self._arrays, self._nodes())
+
+    def _score_apart(self) -> None:
+        """Where scores are due and not all clients will train: take them now, from all, instead of with the training replies."""
+        if self._flags["evaluate"] and len(self.cohort) < len(self.clients):
+            self._evaluate()
+            self._flags["evaluate"] = False
 
     def _scores(self, prefix: str) -> dict[str, Any]:
         """Scores by client and their means, from the replies at hand; ``prefix`` picks those after local training."""

@@ -85,6 +85,7 @@ def test_cohorts_differ_between_rounds_and_repeat_with_the_seed(run):
 def test_scores_cover_all_clients_under_partial_participation(run):
     finished = run("strategy.fraction=0.34", "rounds=3")
     assert all(len(r["clients"]["test-accuracy"]) == 3 for r in finished.rounds)
+    assert all(r["phases"]["evaluate"]["exchanges"] == 1 for r in finished.rounds), "booked with the round they score"
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.34])
@@ -179,6 +180,8 @@ def test_a_crash_in_a_client_is_a_failure_of_that_client(run, monkeypatch):
     monkeypatch.setattr(GraphClient, "train", crash)
     finished = run()
     assert "no way" in finished.rounds[0]["failed"]["1 (train)"]
+    # Its scores were to come with the training reply; only those of the last model are asked for by themselves.
+    assert [len(r["clients"]["test-accuracy"]) for r in finished.rounds] == [2, 2, 3]
     with pytest.raises(RunFailed, match="at least 3 needed"):
         run("strategy.min_clients=3")
 
@@ -273,6 +276,32 @@ def test_a_node_started_anew_goes_on_with_its_state_folder(run, monkeypatch, tmp
         _at_round(patch, 3, lambda grid: _restart(grid, 2, node))
         lost = run(*words)
     assert lost.rounds[-1]["clients"] != whole.rounds[-1]["clients"]  # the state mattered
+
+
+def test_a_node_that_failed_in_any_exchange_of_a_round_is_replaced(run, monkeypatch):
+    """Before training, say: the exchange after that says nothing of it."""
+    from flwr.app import Context, RecordDict
+
+    from strategies.base import GraphStrategy
+
+    monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.ask("describe") and {})
+    describe = GraphClient.describe
+
+    def hangs(self):
+        if (self.graph.client, self.server_round) == (1, 2):
+            raise FedGraphError("no answer")
+        return describe(self)
+
+    def start_another(grid):
+        config = dict(grid.contexts[2].node_config)
+        grid.contexts[77] = Context(grid.run_id, 77, config, RecordDict(), grid.contexts[2].run_config)
+
+    monkeypatch.setattr(GraphClient, "describe", hangs)
+    _at_round(monkeypatch, 3, start_another)
+    with recorded_messages(monkeypatch) as messages:
+        run("rounds=3")
+    asked = [(c["config"]["phase"], c["config"]["round"], node) for d, node, c in messages if d == "down"]
+    assert [node for phase, server_round, node in asked if (phase, server_round) == ("train", 3)] == [1, 77, 3]
 
 
 def test_a_newcomer_does_not_take_the_place_of_a_client_that_answers(run, monkeypatch):

@@ -441,6 +441,31 @@ def test_a_client_that_drops_out_between_exchanges_leaves_no_trace(run, targets,
     assert asked == (2 if fails == "moments_about" else 1)
 
 
+@pytest.mark.parametrize(
+    ("exchange", "fails"), [("one_phase", "moments"), ("two_phase", "means"), ("two_phase", "moments_about")]
+)
+def test_who_falls_out_before_training_still_scores_the_last_round(run, monkeypatch, exchange, fails):
+    """Scores are due with the training replies, which then do not come from all."""
+    words = [*FEDOMD, "rounds=2", f"strategy.exchange={exchange}"]
+    whole = run(*words).rounds[0]
+    fail(monkeypatch, fails, client=1, server_round=2)
+    first, second = run(*words).rounds
+    assert second["failed"] == {f"1 ({fails})": "gone"}
+    assert first["clients"] == whole["clients"]
+    assert first["metrics"] == whole["metrics"]
+    assert second["phases"]["evaluate"]["exchanges"] == 2, "for round 1, and the last model's"
+    assert second["phases"]["train"]["bytes_up"] == whole["phases"]["train"]["bytes_up"] * 2 / 3, "without scores again"
+
+
+def test_who_falls_out_before_training_keeps_its_state_for_a_checkpoint(run, monkeypatch):
+    words = [*FEDOMD, "rounds=3", "checkpoint_every=2"]
+    fail(monkeypatch, "moments", client=1, server_round=2)
+    whole = run(*words)
+    final = whole.arrays
+    resumed = run(*words, f"graph={whole.cfg.graph}", f"out={whole.out}", f"resume={whole.out}")
+    assert_same_arrays(resumed.arrays, final)
+
+
 def make_client(*overrides: str) -> FedOMDClient:
     """A client in float64 without dropout."""
     words = ["strategy=fedomd", "dtype=float64", "model.dropout=0", f"model.hidden={D}"]
