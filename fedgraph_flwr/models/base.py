@@ -65,7 +65,7 @@ class Model(nn.Module):
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """The constants of a graph: features as they are multiplied fastest, and the normalised adjacency."""
-        adj = type(self).adjacency(graph.edge_index, graph.num_nodes)
+        adj = self.adjacency(graph.edge_index, graph.num_nodes)
         return Inputs(x=self.features(graph.x, dtype), adj=SparseMatrix(adj, dtype)).to(device)
 
     def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | SparseMatrix:
