@@ -79,6 +79,15 @@ class GraphClient(NumPyClient):
 
     # --- what a method may override ---------------------------------------------------------------------------------
 
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: models.Model) -> None:
+        """Refuse a network that the method cannot train; asked once, before any client starts.
+
+        Args:
+            cfg: the run's configuration.
+            model: its network, of no particular graph's size.
+        """
+
     def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
         return models.build(self.cfg.model, self.graph.num_features, self.graph.num_classes)

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clients.base import GraphClient
-from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.config import RunConfig, at_least, one_of
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedhero import FedHERO
 from fedgraph_flwr.models.structure_learner import REDUCTIONS, smoothness
 
@@ -39,18 +40,11 @@ class FedHEROClient(GraphClient):
     Params: ClassVar[type] = Params
     model: FedHERO
 
-    def build_model(self) -> FedHERO:
-        """The network, which must have a latent graph.
-
-        Raises:
-            FedGraphError: another network.
-        """
-        model = super().build_model()
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+        """The network must have a latent graph."""
         if not isinstance(model, FedHERO):
-            raise FedGraphError(
-                f"strategy fedhero needs the latent graph of model=fedhero, got '{self.cfg.model.name}'"
-            )
-        return model
+            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedhero, got {cfg.model.name}")
 
     def loss(self) -> Tensor:
         """Eq. (8)."""

@@ -21,6 +21,7 @@ from fedgraph_flwr.config import RunConfig, method_params
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, derive_seed
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.hetero import EDGE, NODE, HeteroInputs, HeteroModel
 
 
@@ -42,16 +43,20 @@ class FedHGNClient(GraphClient):
             edge_types: list[EdgeType] = [r for r, index in graph.edges.items() if index.size(1)]
             graph = graph.on_schema(held, edge_types)
         super().__init__(cfg, graph, *args, **kwargs)
-        if not isinstance(self.model, HeteroModel) or not self.model.num_bases:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs a model with bases: model=rgcn or simple_hgn, model.bases >= 1"
-            )
         self.pool: dict[str, Tensor] = {}
         sizes = {NODE: list(graph.counts.values()), EDGE: [index.size(1) for index in graph.edges.values()]}
         held_types = {kind: torch.tensor(n).nonzero().view(-1) for kind, n in sizes.items()}
         self.rows = {name: held_types[self.model.kinds[name]] for name in self.model.coefficients}
         sampled = self.params.batch_size or self.params.fanout
         self.whole = None if sampled else self.model.inputs_for(graph.train_mask.nonzero().view(-1).numpy())
+
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+        """The network must have bases."""
+        if not isinstance(model, HeteroModel) or not model.num_bases:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs a model with bases: model=rgcn or simple_hgn, model.bases >= 1"
+            )
 
     def describe(self) -> dict[str, Any]:
         """Without the numbers of types, unless the schema is shared."""

@@ -22,9 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clients.base import Answer, GraphClient, phase, to_numpy
-from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.config import RunConfig, at_least, one_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import MODEL, Arrays
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, orthogonality
 from fedgraph_flwr.moments import central_moments, discrepancy, moments_about
 
@@ -55,12 +56,11 @@ class FedOMDClient(GraphClient):
     target: dict[str, Tensor] | None = None  # what `receive` took with the last model; None or empty: no moment term
     statistics_pass: tuple[list[Tensor], Tensor] | None = None  # the model whose statistics left last, and its logits
 
-    def build_model(self) -> OrthoGCN:
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: Model) -> None:
         """The orthogonal GCN."""
-        model = super().build_model()
         if not isinstance(model, OrthoGCN):
-            raise FedGraphError(f"strategy={self.cfg.strategy.name} needs model=fedomd, got {self.cfg.model.name}")
-        return model
+            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedomd, got {cfg.model.name}")
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the pooled moments [H, 5, D] and, with ``cmd_range=pooled``, the widths b − a [H]."""

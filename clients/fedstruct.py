@@ -20,9 +20,11 @@ from torch import Tensor
 from clients.base import Answer, phase
 from clients.fedgrad import FedGradClient, FedGradParams
 from fedgraph_flwr import hops, structure_features
+from fedgraph_flwr.config import RunConfig, method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.hops import HopExchange, Pruning, RowMessage
 from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.sealed import Sealer
 from fedgraph_flwr.sparse import SparseMatrix
@@ -68,10 +70,6 @@ class FedStructClient(FedGradClient):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if not isinstance(self.model, FedStruct):
-            raise FedGraphError(f"strategy {self.cfg.strategy.name} needs model=fedstruct, got {self.cfg.model.name}")
-        if isinstance(self.model.g, torch.nn.Identity) and not self.trains_structure:
-            raise FedGraphError(f"model.structure_mlp=false needs features=hop2vec, got {self.params.features}")
         self.sealer = Sealer(self.graph.client)
         self.exchange: HopExchange | None = None
         self.owner = np.zeros(0, np.int64)
@@ -79,6 +77,15 @@ class FedStructClient(FedGradClient):
         self.support = np.zeros(0, np.int64)
         self.reached = np.zeros(0, bool)
         self.begun: Tensor | None = None
+
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+        """The network must have a structure branch, and one that fits the features."""
+        if not isinstance(model, FedStruct):
+            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedstruct, got {cfg.model.name}")
+        features = method_params(cls, cfg).features
+        if isinstance(model.g, torch.nn.Identity) and features != "hop2vec":
+            raise FedGraphError(f"model.structure_mlp=false needs strategy.features=hop2vec, got {features}")
 
     # --- setup: Algorithm 3 -------------------------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ program sees dataclasses.
 import dataclasses
 import importlib
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -32,9 +33,9 @@ def one_of(value: str, accepted: Sequence[str], key: str) -> None:
 
 
 def at_least(value: float, bound: float, key: str) -> None:
-    """Raise unless ``value >= bound``."""
-    if not value >= bound:
-        raise FedGraphError(f"{key} must be >= {bound}, got {value}")
+    """Raise unless ``value`` is finite and ``>= bound``."""
+    if not bound <= value < math.inf:
+        raise FedGraphError(f"{key} must be >= {bound}{' and finite' if value == math.inf else ''}, got {value}")
 
 
 @dataclass
@@ -338,23 +339,53 @@ def locate(target: str) -> Any:
         raise FedGraphError(f"'{target}' cannot be imported ({error}); expected module:Class") from error
 
 
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    list[int]: "a list of whole numbers",
+    list[float]: "a list of numbers",
+}
+
+
+def typed(schema: Any, values: dict[str, Any], choice: str) -> Any:
+    """The dataclass ``schema`` filled with ``values``, which are converted to the types of its fields.
+
+    Args:
+        schema: whose fields have types that OmegaConf knows.
+        values: by field.
+        choice: the group and what was chosen of it, such as ``strategy=fedprox``, which the keys belong to.
+
+    Raises:
+        FedGraphError: a value of another type.
+    """
+    filled = OmegaConf.structured(schema)
+    for key, value in values.items():
+        try:
+            OmegaConf.update(filled, key, value, merge=False)
+        except OmegaConfBaseException as error:
+            kind = get_type_hints(schema)[key]
+            where = f"{choice.partition('=')[0]}.{key} ({choice})"
+            raise FedGraphError(f"{where} must be {_KINDS.get(kind, kind)}, got {value!r}") from error
+    return OmegaConf.to_object(filled)
+
+
 def method_params(cls: Any, cfg: RunConfig) -> Any:
     """The ``Params`` dataclass of a strategy or client class, filled from the method's own keys."""
     names = {f.name for f in dataclasses.fields(cls.Params)}
-    schema = OmegaConf.structured(cls.Params)
-    try:
-        values = {k: v for k, v in cfg.strategy.params.items() if k in names}
-        return OmegaConf.to_object(OmegaConf.merge(schema, values))
-    except OmegaConfBaseException as error:
-        raise FedGraphError(f"strategy.{error.full_key or '?'} ({cfg.strategy.name}): {_first_line(error)}") from error
+    values = {k: v for k, v in cfg.strategy.params.items() if k in names}
+    return typed(cls.Params, values, f"strategy={cfg.strategy.name}")
 
 
 def check_method(cfg: RunConfig) -> None:
-    """Check a method's own keys against its server and client ``Params``.
+    """Check the method's own keys against its server and client ``Params``, then the network's, and that the two go together.
 
     Raises:
-        FedGraphError: a key that neither side knows, or a wrong type or value.
+        FedGraphError: a key that nobody knows, a wrong type or value, or a network that the method cannot train.
     """
+    from fedgraph_flwr import models  # which needs this module
+
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
     accepted = {f.name for side in sides for f in dataclasses.fields(side.Params)}
     for key in cfg.strategy.params:
@@ -366,6 +397,7 @@ def check_method(cfg: RunConfig) -> None:
             )
     for side in sides:
         method_params(side, cfg)
+    sides[1].check_model(cfg, models.probe(cfg.model))
 
 
 def _parse(words: Sequence[str]) -> dict[str, Any]:

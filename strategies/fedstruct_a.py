@@ -86,9 +86,9 @@ class FedStructA(FedGrad):
         n = sum(map(len, self.nodes.values()))
         classes, cfg = self.agreed("num_classes"), self.cfg.model
         if self.decoupled:
-            params = self.cfg.model.params
+            params = models.keywords(cfg)
             s = self.structure_features(edges, n, params["structure_width"] if params["structure_mlp"] else classes)
-            cfg = replace(cfg, params={**params, "structure_width": s.shape[1]})
+            cfg = replace(cfg, params={**cfg.params, "structure_width": s.shape[1]})
         else:
             s = self.structure_features(edges, n, self.params.width)
         torch.manual_seed(derive_seed(self.cfg.seed, "model" if self.decoupled else "structure model"))

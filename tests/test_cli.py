@@ -13,7 +13,7 @@ import torch
 from fedgraph_flwr.cli import COMMANDS, main
 from fedgraph_flwr.data.graph import read_tensors
 from tests.conftest import client_graph
-from tests.support import assert_same_arrays
+from tests.support import assert_same_arrays, recorded_messages
 
 TWO_BLOCKS = [
     "dataset=csbm",
@@ -75,6 +75,36 @@ def test_wrong_input_is_one_line_and_code_2(words, told, capsys, tmp_path, monke
     err = capsys.readouterr().err
     assert told in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["strategy=fedomd", "model.ortho=maybe"], "model.ortho (model=fedomd) must be true or false, got 'maybe'"),
+        (["strategy=fedomd", "model.newton_steps=-3"], "model.newton_steps must be >= 1, got -3"),
+        (["strategy=fedspa", "model.profile=[plain]"], "model.profile (model=fedspa) must be a word, got ['plain']"),
+        (["strategy=fedomd", "model=gcn"], "strategy=fedomd needs model=fedomd, got gcn"),
+        (["strategy=fedomd", "strategy.beta=inf"], "strategy.beta must be >= 0 and finite, got inf"),
+    ],
+)
+def test_a_wrong_key_of_a_network_is_told_before_any_client_starts(
+    words, told, clients, tmp_path, capsys, caplog, monkeypatch
+):
+    with recorded_messages(monkeypatch) as messages:
+        assert main(["run", *clients, *words, f"out={tmp_path / 'out'}"]) == 2
+    assert capsys.readouterr().err == f"error: {told}\n"
+    assert not messages
+    assert not caplog.records
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_and_composition_need_no_torch():
+    code = (
+        "import sys; from fedgraph_flwr.cli import main;"
+        "main(['run', '--help']); main(['run', 'strategy=fedomd', '--dry-run']); sys.exit('torch' in sys.modules)"
+    )
+    root = Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-c", code], cwd=root, stdout=subprocess.DEVNULL, check=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedgraph_flwr.config import check_method, compose, from_run_config, group_names, to_json, to_yaml
+from fedgraph_flwr.config import TrainConfig, check_method, compose, from_run_config, group_names, to_json, to_yaml
 from fedgraph_flwr.errors import FedGraphError
 
 
@@ -107,8 +107,50 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
         compose([], broken)
 
 
-def test_a_wrong_type_of_a_methods_own_key_is_named():
-    with pytest.raises(FedGraphError, match=r"strategy\.mu"):
-        check_method(compose(["strategy=fedprox", "strategy.mu=high"]))
-    with pytest.raises(FedGraphError, match=r"strategy\.mu must be >= 0"):
-        check_method(compose(["strategy=fedprox", "strategy.mu=-1"]))
+WRONG_KEYS = {
+    "strategy=fedprox strategy.mu=high": "strategy.mu (strategy=fedprox) must be a number, got 'high'",
+    "strategy=fedprox strategy.mu=-1": "strategy.mu must be >= 0, got -1",
+    "strategy=fedomd strategy.beta=inf": "strategy.beta must be >= 0 and finite, got inf",
+    "strategy=fedomd strategy.beta=nan": "strategy.beta must be >= 0, got nan",
+    "strategy=fedomd strategy.cmd=maybe": "strategy.cmd (strategy=fedomd) must be true or false, got 'maybe'",
+    "strategy=fedomd model.ortho=maybe": "model.ortho (model=fedomd) must be true or false, got 'maybe'",
+    "strategy=fedomd model.center=perhaps": "model.center (model=fedomd) must be true or false, got 'perhaps'",
+    "strategy=fedomd model.newton_steps=foo": "model.newton_steps (model=fedomd) must be a whole number, got 'foo'",
+    "strategy=fedomd model.newton_steps=2.5": "model.newton_steps (model=fedomd) must be a whole number, got 2.5",
+    "strategy=fedomd model.newton_steps=-3": "model.newton_steps must be >= 1, got -3",
+    "strategy=fedomd model.mix=foo": "model.mix (model=fedomd) must be a number, got 'foo'",
+    "strategy=fedomd model.mix=null": "model.mix (model=fedomd) must be a number, got None",
+    "strategy=fedomd model.mix=2": "model.mix must lie in (0, 1], got 2",
+    "strategy=fedomd model.layers=1": "model.layers must be >= 2 for fedomd (a GCNConv at each end), got 1",
+    "strategy=fedomd model.ortho_on=foo": "model.ortho_on 'foo' unknown; one of: raw, transformed",
+    "strategy=fedspa model.sfpd=nope": "model.sfpd (model=fedspa) must be true or false, got 'nope'",
+    "strategy=fedspa model.profile=[plain]": "model.profile (model=fedspa) must be a word, got ['plain']",
+    "strategy=fedspa model.profile=plane": "did you mean 'plain'? one of: acm, acm_sep, plain",
+    "strategy=fedspa model.normalization=row": "model.normalization 'row' unknown; one of: mean, sum, sym",
+    "strategy=fedstruct model.structure_layers=256": "must be a list of whole numbers, got 256",
+    "strategy=fedstruct model.beta=[1,half]": "model.beta (model=fedstruct) must be a list of numbers, got [1, 'half']",
+    "strategy=fedstruct model.beta=3": "model.beta must be last, uniform, learned or a list of numbers, got '3'",
+    "model=gat model.heads=3": "model.heads must divide model.hidden (64), got 3",
+    "strategy=fedomd model=gcn": "strategy=fedomd needs model=fedomd, got gcn",
+    "strategy=fedhero model=gcn": "strategy=fedhero needs model=fedhero, got gcn",
+    "strategy=fedstruct model=gcn": "strategy=fedstruct needs model=fedstruct, got gcn",
+    "strategy=fedhgn model=gcn": "strategy=fedhgn needs a model with bases: model=rgcn or simple_hgn",
+    "strategy=fedhgn model.bases=0": "strategy=fedhgn needs a model with bases: model=rgcn or simple_hgn",
+}
+
+
+@pytest.mark.parametrize("words", WRONG_KEYS)
+def test_a_wrong_key_of_a_method_or_network_is_one_sentence(words):
+    cfg = compose(words.split())
+    with pytest.raises(FedGraphError) as caught:
+        check_method(cfg)
+    message = str(caught.value)
+    assert WRONG_KEYS[words] in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_bound_is_only_met_by_finite_values(value):
+    with pytest.raises(FedGraphError, match=r"train\.weight_decay must be >= 0"):
+        TrainConfig(weight_decay=value)

@@ -1,13 +1,17 @@
 """GNN modules and layers; no federation in them."""
 
 import inspect
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import make_dataclass
+from typing import Any, get_args, get_origin
 
-from fedgraph_flwr.config import ModelConfig, locate
+import torch
+
+from fedgraph_flwr.config import ModelConfig, locate, typed
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.models.base import Inputs, Model
 
-__all__ = ["MODELS", "Inputs", "Model", "build"]
+__all__ = ["MODELS", "Inputs", "Model", "build", "keywords", "probe"]
 
 MODELS = {
     "acm": "fedgraph_flwr.models.acm:ACMGCN",
@@ -29,23 +33,56 @@ MODELS = {
 def build(cfg: ModelConfig, num_features: Any, num_classes: int) -> Model:
     """The network that ``cfg`` names, freshly initialised from torch's global generator.
 
-    Its class takes (F, C) and, by keyword, ``hidden``, ``layers``, ``dropout`` and what ``cfg.params`` holds; F is a list
-    for typed graphs (``HeteroGraph.num_features``).
+    Its class takes (F, C) and, by keyword, what `keywords` gives; F is a list for typed graphs (``HeteroGraph.num_features``).
 
     Raises:
-        FedGraphError: no such model, one for another kind of graph, or a key it does not know.
+        FedGraphError: no such model, one for another kind of graph, or a wrong key.
     """
-    if cfg.name not in MODELS:
-        raise unknown("model", cfg.name, MODELS)
-    network: Any = locate(MODELS[cfg.name])
+    network = _network(cfg)
     if isinstance(num_features, list) != network.heterogeneous:
         kinds = ("one type of nodes", "typed nodes and edges")
         raise FedGraphError(
             f"model={cfg.name} is for graphs with {kinds[network.heterogeneous]}, this one has {kinds[not network.heterogeneous]}"
         )
-    accepted = [name for name in inspect.signature(network).parameters if name not in ("num_features", "num_classes")]
-    given = {"hidden": cfg.hidden, "layers": cfg.layers, "dropout": cfg.dropout, **cfg.params}
+    model: Model = network(num_features, num_classes, **keywords(cfg))
+    return model
+
+
+def keywords(cfg: ModelConfig) -> dict[str, Any]:
+    """``hidden``, ``layers``, ``dropout`` and ``cfg.params``, of the types that the network's ``__init__`` says.
+
+    Raises:
+        FedGraphError: no such model, a key it does not know, or a value of another type.
+    """
+    accepted = {
+        n: p.annotation for n, p in inspect.signature(_network(cfg)).parameters.items() if p.kind is p.KEYWORD_ONLY
+    }
     for key in cfg.params:
         if key not in accepted:
             raise unknown(f"model {cfg.name}: key", key, accepted)
-    return network(num_features, num_classes, **given)
+    schema = make_dataclass("Keywords", [(key, _checkable(accepted[key], value)) for key, value in cfg.params.items()])
+    own = vars(typed(schema, cfg.params, f"model={cfg.name}"))
+    return {"hidden": cfg.hidden, "layers": cfg.layers, "dropout": cfg.dropout, **own}
+
+
+def probe(cfg: ModelConfig) -> Model:
+    """The network for a graph of the smallest sizes: it fails as on any graph, where no graph is needed to know that.
+
+    torch's generator stays as it is.
+    """
+    with torch.random.fork_rng(devices=[]):
+        return build(cfg, [0, 0] if _network(cfg).heterogeneous else 1, 2)
+
+
+def _network(cfg: ModelConfig) -> Any:
+    if cfg.name not in MODELS:
+        raise unknown("model", cfg.name, MODELS)
+    return locate(MODELS[cfg.name])
+
+
+def _checkable(annotation: Any, value: Any) -> Any:
+    """An annotation as OmegaConf knows it: lists for sequences; of a word or a sequence, that which ``value`` looks like."""
+    sequences = [a for a in (annotation, *get_args(annotation)) if get_origin(a) is Sequence]
+    if sequences and (annotation in sequences or isinstance(value, list | tuple)):
+        return list[get_args(sequences[0])[0]]  # type: ignore[misc]
+    return str if sequences else annotation

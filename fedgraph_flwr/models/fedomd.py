@@ -8,6 +8,9 @@
 Eq. (8) as printed multiplies by an N x N matrix Q̃ "solved by Newton iteration as in Ortho-GCN". That iteration acts on
 the H x H weight, and Table 1 gives OrthoConv the shape H → H; so Q̃ Z is read as Â Z O(W). The softmax of Eq. (9) is
 left to the loss. "2-hidden" (Table 7) is read as n = 2 OrthoConv layers, Ortho-GCN's own default.
+
+Where Ortho-GCN's program differs: it drops out before the first layer too, and can split the rows of W into groups that become
+orthogonal each on its own; here O(W) takes all rows together.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import one_of
+from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Inputs
 from fedgraph_flwr.models.gcn import GCN
@@ -73,7 +76,7 @@ class OrthoGCN(GCN):
         dropout: before every layer but the first.
         ortho: whether the middle layers multiply by O(W) and have no bias.
         ortho_on: what L_ortho judges, O(W) (``transformed``) or W (``raw``).
-        newton_steps: T of `orthogonal`.
+        newton_steps: of `orthogonal`, at least 1.
         mix: share of W against the identity in `orthogonal`.
         center: see `orthogonal`.
     """
@@ -96,6 +99,7 @@ class OrthoGCN(GCN):
             raise FedGraphError(f"model.layers must be >= 2 for fedomd (a GCNConv at each end), got {layers}")
         if not 0 < mix <= 1:
             raise FedGraphError(f"model.mix must lie in (0, 1], got {mix}")
+        at_least(newton_steps, 1, "model.newton_steps")
         one_of(ortho_on, ("transformed", "raw"), "model.ortho_on")
         super().__init__(num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout)
         self.middle = range(1, layers - 1) if ortho else range(0)

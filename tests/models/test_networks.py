@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models import MODELS, build
+from fedgraph_flwr.models import MODELS, build, keywords, probe
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.sparse import SparseMatrix
 
@@ -315,3 +315,32 @@ def test_a_key_of_another_model_is_refused():
 def test_impossible_values_are_refused(name, key, value, says):
     with pytest.raises(FedGraphError, match=says):
         network(name, **{key: value})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_key_has_a_type(name):
+    """A mapping is of none of them."""
+    cfg = compose([f"model={name}"]).model
+    own = keywords(cfg)
+    assert own.keys() == cfg.params.keys() | {"hidden", "layers", "dropout"}
+    for key, value in cfg.params.items():
+        assert own[key] == value
+        with pytest.raises(FedGraphError, match=rf"model\.{key} \(model={name}\) must be a?.*, got \{{'a': 1\}}"):
+            keywords(ModelConfig(name, params={key: {"a": 1}}))
+
+
+def test_values_take_the_type_of_their_key():
+    own = keywords(ModelConfig("fedomd", params={"mix": 1, "newton_steps": "4", "ortho": "off"}))
+    assert [own[key] for key in ("mix", "newton_steps", "ortho")] == [1.0, 4, False]
+    assert isinstance(own["mix"], float)
+    for beta in ("uniform", [1, 0.5], (1, 0.5)):
+        assert keywords(ModelConfig("decoupled", params={"beta": beta}))["beta"] == (
+            beta if beta == "uniform" else [1, 0.5]
+        )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_probe_moves_no_random_stream(name):
+    before = torch.get_rng_state()
+    probe(compose([f"model={name}"]).model)
+    assert torch.equal(torch.get_rng_state(), before)
