@@ -316,6 +316,8 @@ def test_fisher_diagonal_in_pieces_and_in_another_order(monkeypatch):
     for order in (nodes, nodes.flip(0)):
         pieces = fisher_diagonal(model, inputs, graph.y, order, "per_node")
         assert all(torch.allclose(whole[name], pieces[name], rtol=1e-12) for name in whole)
+    batch = [fisher_diagonal(model, inputs, graph.y, order) for order in (nodes, nodes.flip(0))]
+    assert all(torch.allclose(batch[0][name], batch[1][name], rtol=1e-12) for name in whole)
     assert all((v == 0).all() for v in fisher_diagonal(model, inputs, graph.y, nodes[:0]).values())
 
 
