@@ -133,8 +133,8 @@ class TrainConfig:
         one_of(self.optimizer_state, ("auto", "keep", "reset"), "train.optimizer_state")
         at_least(self.local_steps, 0, "train.local_steps")
         at_least(self.weight_decay, 0, "train.weight_decay")
-        if self.lr <= 0:
-            raise FedGraphError(f"train.lr must be > 0, got {self.lr}")
+        if not 0 < self.lr < math.inf:
+            raise FedGraphError(f"train.lr must be > 0 and finite, got {self.lr}")
 
     @property
     def keeps_optimizer(self) -> bool:
@@ -208,8 +208,8 @@ class PrivacyConfig:
     def __post_init__(self) -> None:
         one_of(self.dp, ("none", "server_fixed", "client_fixed"), "privacy.dp")
         at_least(self.noise_multiplier, 0, "privacy.noise_multiplier")
-        if self.clipping_norm <= 0:
-            raise FedGraphError(f"privacy.clipping_norm must be > 0, got {self.clipping_norm}")
+        if not 0 < self.clipping_norm < math.inf:
+            raise FedGraphError(f"privacy.clipping_norm must be > 0 and finite, got {self.clipping_norm}")
         if not 0 < self.delta < 1:
             raise FedGraphError(f"privacy.delta must lie in (0, 1), got {self.delta}")
 
