@@ -58,7 +58,7 @@ class FedOMDClient(GraphClient):
 
     @classmethod
     def check_model(cls, cfg: RunConfig, model: Model) -> None:
-        """The orthogonal GCN."""
+        """The network must be the orthogonal GCN."""
         if not isinstance(model, OrthoGCN):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedomd, got {cfg.model.name}")
 

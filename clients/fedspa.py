@@ -24,11 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clients.base import Answer, GraphClient, phase
-from fedgraph_flwr.config import RunConfig, one_of
+from fedgraph_flwr.config import RunConfig, method_params, one_of
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.masked import PEERS, mask
 from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.sealed import Sealer
@@ -120,6 +121,16 @@ class FedSPAClient(GraphClient):
         self.fisher: Arrays = {}
         self.sealer: Sealer | None = None
         self.peers: Arrays = {}
+
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+        """The network must have channels that the posterior can weigh, unless it is off."""
+        groups = {parameter_group(name) for name in model.shared(cfg.strategy.shared)}
+        if method_params(cls, cfg).posterior and not {"hom", "het"} <= groups:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} weighs the channels theta_hom and theta_het, which model={cfg.model.name} does "
+                "not have or strategy.shared leaves out: expected model=fedspa, or strategy.posterior=false"
+            )
 
     def describe(self) -> dict[str, Any]:
         """N_i and, for the prior weights, S_i."""

@@ -110,13 +110,8 @@ class FedSPA(GraphStrategy):
         """With ``scalar``: the clients' public keys.
 
         Raises:
-            FedGraphError: the posterior is on for a network without channels, or is to be a sum over one client.
+            FedGraphError: the masked sum is to be over one client.
         """
-        if self.params.posterior and not self._fisher_shapes:
-            raise FedGraphError(
-                f"strategy.posterior=true weighs the channels theta_hom and theta_het, and model={self.cfg.model.name} shares "
-                "none: expected model=fedspa, or strategy.posterior=false"
-            )
         if self._scalar and self.cohort_size < 2:
             raise FedGraphError(
                 f"strategy.fisher_exchange=scalar hides a client in a sum over its round's clients, of which there is "

@@ -8,7 +8,7 @@ import torch
 
 import clients.fedspa
 from clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
-from fedgraph_flwr.config import ModelConfig, compose
+from fedgraph_flwr.config import ModelConfig, check_method, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.masked import PEERS, RESOLUTION
@@ -471,13 +471,11 @@ def test_only_shared_channels_are_told_and_weighed(run, monkeypatch):
     assert {name for reply in sent for name in reply[FISHER]} == {"layers.0.theta_hom", "layers.0.theta_het"}
 
 
-@pytest.mark.parametrize("network", ["gcn", "acm"])
-def test_a_network_without_channels_is_refused_where_they_are_to_be_weighed(run, network):
-    with pytest.raises(
-        FedGraphError, match=f"model={network} shares none: expected model=fedspa, or strategy.posterior"
-    ):
-        run("strategy=fedspa", f"model={network}")
-    run("strategy=fedspa", f"model={network}", "strategy.posterior=false", "rounds=1")
+@pytest.mark.parametrize("word", ["model=gcn", "model=acm", "strategy.shared=[layers.0.theta_hom]"])
+def test_a_network_without_channels_is_refused_where_they_are_to_be_weighed(run, word):
+    with pytest.raises(FedGraphError, match="expected model=fedspa, or"):
+        check_method(compose(["strategy=fedspa", word]))
+    run("strategy=fedspa", word, "strategy.posterior=false", "rounds=1")
 
 
 @pytest.mark.parametrize(
