@@ -94,14 +94,23 @@ class GraphClient(NumPyClient):
 
     def prepare_inputs(self) -> Any:
         """What the network needs of the graph, computed once."""
-        if self.file is None or not isinstance(self.graph, ClientGraph):
-            return self.model.prepare(self.graph, self.device, self.dtype)
+        return self.prepared(self.graph)
+
+    def prepared(self, graph: Any, **variant: Any) -> Any:
+        """What the network needs of a graph, kept beside this client's file where it has one.
+
+        Args:
+            graph: this client's, or one made of it and of the configuration.
+            variant: tells it from the others.
+        """
+        if self.file is None or not isinstance(graph, ClientGraph):
+            return self.model.prepare(graph, self.device, self.dtype)
         settings = {
             "model": dataclasses.asdict(self.cfg.model),
             "strategy": [self.cfg.strategy.client, self.cfg.strategy.params],
             "dtype": self.cfg.dtype,
+            **variant,
         }
-        graph = self.graph
         make = partial(self.model.prepare, graph, "cpu", self.dtype)
         return prepared(self.file, self.cfg.model.name, settings, graph, make).to(self.device)
 

@@ -9,12 +9,19 @@ is the mean of the squared gradients of each node's log-likelihood, Eq. (14) as 
 L is I − D^{-1/2} A D^{-1/2} by default, whose S_i lies in [0, 2] whatever the size of the graph; ``comb`` is D − A, as
 Appendix A writes. A is symmetric, without loops and without weights; the row of an isolated node is 0 in both.
 
+Edge types are a function of the training labels: at a training node they give its own label away, at a test node they do not,
+and the network learns to read them. ``folds=K`` (ours; 1 is the paper) cuts the training nodes into K parts; a step types the
+edges without the labels of one part, in turns, and trains on that part alone, as masked label prediction does (Shi et al.,
+IJCAI 2021). Scores and Fisher diagonals see all training labels either way.
+
 Leaves the client: the model, N_i, S_i, scores, and the Fisher diagonals of the two channels; with ``scalar`` instead of
 these a share of their sum, masked so that the server learns the sum alone, and then two numbers. The authors' code
 evaluates the Fisher diagonal on the server, with all labels; here no label outside the training nodes enters it.
 """
 
+import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,11 +31,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clients.base import Answer, GraphClient, phase
-from fedgraph_flwr.config import RunConfig, method_params, one_of
+from fedgraph_flwr.config import RunConfig, at_least, method_params, one_of
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.masked import PEERS, mask
-from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.messages import Arrays, derive_seed
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.models.layers import adjacency
@@ -46,11 +53,13 @@ class Params:
     laplacian: str = "sym"  # L of Eq. (7): sym | comb
     fisher: str = "batch"  # Eq. (14): batch | per_node
     fisher_exchange: str = "arrays"  # arrays | scalar
+    folds: int = 1  # K
 
     def __post_init__(self) -> None:
         one_of(self.laplacian, ("sym", "comb"), "strategy.laplacian")
         one_of(self.fisher, ("batch", "per_node"), "strategy.fisher")
         one_of(self.fisher_exchange, ("arrays", "scalar"), "strategy.fisher_exchange")
+        at_least(self.folds, 1, "strategy.folds")
 
 
 def high_frequency_area(graph: Graph, laplacian: str = "sym") -> float:
@@ -121,6 +130,7 @@ class FedSPAClient(GraphClient):
         self.fisher: Arrays = {}
         self.sealer: Sealer | None = None
         self.peers: Arrays = {}
+        self.step = 0  # of the whole run: whose turn it is among the folds
 
     @classmethod
     def check_model(cls, cfg: RunConfig, model: Model) -> None:
@@ -142,6 +152,31 @@ class FedSPAClient(GraphClient):
     def receive(self, groups: dict[str, Arrays]) -> None:
         """With ``scalar``: who adds up Fisher diagonals with whom, their public keys, and Σ_j N_j."""
         self.peers = groups.get(PEERS, {})
+
+    @cached_property
+    def folds(self) -> list[tuple[Any, Tensor]]:
+        """For each of K parts of the training nodes: the inputs whose edge types do not know their labels, and the nodes."""
+        generator = torch.Generator().manual_seed(derive_seed(self.cfg.seed, self.graph.client, "folds"))
+        nodes = self.graph.train_mask.nonzero().view(-1)
+        made = []
+        for index, part in enumerate(nodes[torch.randperm(len(nodes), generator=generator)].chunk(self.params.folds)):
+            visible = self.graph.train_mask.index_fill(0, part, False)
+            hidden = dataclasses.replace(self.graph, train_mask=visible)
+            made.append((self.prepared(hidden, fold=index), part.to(self.device)))
+        return made
+
+    def train(self) -> float:
+        """Local training; the folds go on where the round before ended."""
+        self.step = (self.server_round - 1) * self.cfg.train.local_steps
+        return super().train()
+
+    def loss(self) -> Tensor:
+        """Cross-entropy on the training nodes, or on the fold whose turn it is."""
+        if self.params.folds == 1:
+            return super().loss()
+        inputs, nodes = self.folds[self.step % len(self.folds)]
+        self.step += 1
+        return F.cross_entropy(self.model(inputs)[nodes], self.y[nodes])
 
     def send(self) -> dict[str, Arrays]:
         """The Fisher diagonals at the trained parameters, or this client's share of their sum."""

@@ -321,6 +321,72 @@ def test_fisher_diagonal_in_pieces_and_in_another_order(monkeypatch):
     assert all((v == 0).all() for v in fisher_diagonal(model, inputs, graph.y, nodes[:0]).values())
 
 
+# --- folds --------------------------------------------------------------------------------------------------------------
+
+
+def folded(*words: str) -> FedSPAClient:
+    client = FedSPAClient(
+        compose(["strategy=fedspa", *SGD, "dtype=float64", "model.dropout=0", *words]), client_graph(0, 40)
+    )
+    client.server_round = 1
+    return client
+
+
+def test_folds_part_the_training_nodes():
+    client = folded("strategy.folds=3")
+    parts = [nodes.tolist() for _, nodes in client.folds]
+    assert [len(part) for part in parts] == [7, 7, 6]
+    assert sorted(torch.cat([nodes for _, nodes in client.folds]).tolist()) == client.train_nodes.tolist()
+    assert parts == [nodes.tolist() for _, nodes in folded("strategy.folds=3").folds], "the same after a restart"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_fold_is_predicted_without_its_labels(profile):
+    """Its logits keep when its labels change, those of the others do not; with all labels at hand they change."""
+    client = folded("strategy.folds=2", f"model.profile={profile}")
+    nodes = client.folds[0][1][::2]
+    other = folded("strategy.folds=2", f"model.profile={profile}")
+    other.graph.y = other.graph.y.clone()
+    other.graph.y[nodes] = (other.graph.y[nodes] + 1) % 3
+    ours, theirs = (c.model.eval()(c.folds[0][0]) for c in (client, other))
+    assert torch.equal(ours, theirs)
+    assert not torch.equal(*(c.model(c.folds[1][0]) for c in (client, other)))
+    assert not torch.equal(*(c.model(c.model.prepare(c.graph, dtype=torch.float64)) for c in (client, other)))
+
+
+def test_folds_take_turns_through_rounds():
+    """A step goes down the slope of one fold's cross-entropy, the next one's each time, on whatever client object."""
+    used = []
+    for server_round in (1, 2, 3, 4):
+        client = folded("strategy.folds=3", "train.local_steps=1")
+        client.server_round = server_round
+        weight = client.model.layers[0].theta_hom
+        slopes = []
+        for inputs, nodes in client.folds:
+            loss = torch.nn.functional.cross_entropy(client.model(inputs)[nodes], client.y[nodes])
+            slopes.append(torch.autograd.grad(loss, weight)[0])
+        before = weight.detach().clone()
+        client.train()
+        used += [k for k, slope in enumerate(slopes) if torch.allclose(before - 0.1 * slope, weight, rtol=1e-12)]
+    assert used == [0, 1, 2, 0]
+    client = folded("strategy.folds=3", "train.local_steps=2")
+    client.server_round = 2
+    client.train()
+    assert client.step == 4
+
+
+def test_one_fold_is_the_paper(run):
+    """Two folds train another model; messages and scores are of the same kind."""
+    one, plain, two = (
+        run("strategy=fedspa", *SGD, *words) for words in (("strategy.folds=1",), (), ("strategy.folds=2",))
+    )
+    assert_same_arrays(one.arrays, plain.arrays)
+    assert any((one.arrays[name] != two.arrays[name]).any() for name in one.arrays)
+    assert one.summary["bytes_by_phase"] == two.summary["bytes_by_phase"]
+    with pytest.raises(FedGraphError, match=r"strategy\.folds must be >= 1, got 0"):
+        run("strategy=fedspa", "strategy.folds=0")
+
+
 # --- weights on the server ----------------------------------------------------------------------------------------------
 
 
