@@ -375,6 +375,18 @@ def test_folds_take_turns_through_rounds():
     assert client.step == 4
 
 
+def test_folds_kept_on_disk_are_those_of_the_graph(tmp_path):
+    path = tmp_path / "client_0000.safetensors"
+    client = folded("strategy.folds=2")
+    client.graph.save(path)
+    for _ in range(2):  # written, then read
+        kept = FedSPAClient(client.cfg, ClientGraph.load(path), file=path)
+        for (ours, nodes), (theirs, same) in zip(client.folds, kept.folds, strict=True):
+            assert torch.equal(client.model.eval()(ours), kept.model.eval()(theirs))
+            assert torch.equal(nodes, same)
+    assert len(list(tmp_path.glob("*.prepared"))) == 3
+
+
 def test_one_fold_is_the_paper(run):
     """Two folds train another model; messages and scores are of the same kind."""
     one, plain, two = (
