@@ -22,6 +22,7 @@ made with the same words is copied from there, its commit included.
 
 import argparse
 import csv
+import io
 import json
 import math
 import multiprocessing
@@ -183,19 +184,21 @@ def execute(table: Table, jobs: int, only: str = "") -> Path:
     words = {(s, m, str(n)): " ".join(w) for s, m, n, w in table.jobs()}
     kept = [r for r in read(path) if r["words"] and words.get((r["setting"], r["method"], r["seed"])) == r["words"]]
     done = {(r["setting"], r["method"], int(r["seed"])) for r in kept}
-    RESULTS.mkdir(exist_ok=True)
-    with path.open("w", newline="") as file:
+    missing = [job for job in wanted if job[:3] not in done]
+    known = elsewhere(table)
+    for setting, method, seed, how in missing:
+        same = known.get(frozenset(how))
+        if method not in (MAJORITY, HOMOPHILY) and same and (same.get("validation") or not table.grid):
+            kept.append({**same, "setting": setting, "method": method, "seed": str(seed), "words": " ".join(how)})
+            done.add((setting, method, seed))
+    missing = [job for job in missing if job[:3] not in done]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(kept)
+    write_bytes(path, text.getvalue().encode())  # whole at any time, and then row by row
+    with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(kept)
-        missing = [job for job in wanted if job[:3] not in done]
-        known = elsewhere(table)
-        for setting, method, seed, how in missing:
-            same = known.get(frozenset(how))
-            if method not in (MAJORITY, HOMOPHILY) and same and (same.get("validation") or not table.grid):
-                writer.writerow({**same, "setting": setting, "method": method, "seed": seed, "words": " ".join(how)})
-                done.add((setting, method, seed))
-        missing = [job for job in missing if job[:3] not in done]
         for number, row in enumerate(_rows(missing, jobs), start=1):
             writer.writerow(row)
             file.flush()

@@ -84,6 +84,21 @@ def test_goes_on_where_it_stopped(toy, ran):
     assert {(r["setting"], r["method"], r["seed"]): r["value"] for r in rows(path)} == whole
 
 
+def test_rows_are_on_disk_while_others_run(toy, monkeypatch):
+    """Whoever kills it then loses no row."""
+    path = execute(Table.load(toy), jobs=1, only="few")
+    before, seen, one = rows(path), [], runner.one
+
+    def spy(job):
+        seen.append(rows(path))
+        return one(job)
+
+    monkeypatch.setattr(runner, "one", spy)
+    execute(Table.load(toy), jobs=1, only="many/Local")
+    assert [len(now) for now in seen] == [6, 7]
+    assert all(now[:6] == before for now in seen)
+
+
 def test_only_runs_whose_words_have_changed_run_again(toy, ran):
     execute(Table.load(toy), jobs=1)
     ran.clear()
