@@ -162,7 +162,10 @@ class FedSPAClient(GraphClient):
         for index, part in enumerate(nodes[torch.randperm(len(nodes), generator=generator)].chunk(self.params.folds)):
             visible = self.graph.train_mask.index_fill(0, part, False)
             hidden = dataclasses.replace(self.graph, train_mask=visible)
-            made.append((self.prepared(hidden, fold=index), part.to(self.device)))
+            inputs = dataclasses.replace(
+                self.prepared(hidden, fold=index), x=self.inputs.x
+            )  # features are in memory once
+            made.append((inputs, part.to(self.device)))
         return made
 
     def train(self) -> float:

@@ -335,6 +335,7 @@ def folded(*words: str) -> FedSPAClient:
 def test_folds_part_the_training_nodes():
     client = folded("strategy.folds=3")
     parts = [nodes.tolist() for _, nodes in client.folds]
+    assert all(inputs.x is client.inputs.x for inputs, _ in client.folds), "features are in memory once"
     assert [len(part) for part in parts] == [7, 7, 6]
     assert sorted(torch.cat([nodes for _, nodes in client.folds]).tolist()) == client.train_nodes.tolist()
     assert parts == [nodes.tolist() for _, nodes in folded("strategy.folds=3").folds], "the same after a restart"
