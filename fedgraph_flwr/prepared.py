@@ -20,7 +20,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Inputs
 from fedgraph_flwr.sparse import Pattern, SparseMatrix
 
-VERSION = 3
+VERSION = 4
 """Of the layout, and of what networks prepare; a change in either raises it."""
 
 SUFFIX = ".prepared"

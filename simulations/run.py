@@ -275,15 +275,15 @@ def summarise(table: Table) -> str:
             "Of these choices each cell above shows the best on validation nodes; mean validation / test figure:",
             "",
         ]
-        lines += _grid(table)
+        lines += _grid(table, values, taken)
     if table.notes:
         lines += ["", table.notes.strip()]
     return "\n".join(lines) + "\n"
 
 
-def _grid(table: Table) -> list[str]:
+def _grid(table: Table, values: dict[tuple[str, str], list[float]], taken: dict[tuple[str, str], str]) -> list[str]:
     """A row for every setting and method, a column for every choice; the one taken is bold."""
-    values, validation, taken = figures(table), figures(table, "validation"), chosen(table)
+    validation = figures(table, "validation")
     lines = ["| | " + " | ".join(table.grid) + " |", "|---" * (1 + len(table.grid)) + "|"]
     for setting, method in taken:
         if list(table.choices(method)) == [method]:
