@@ -16,8 +16,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from clients.fedhero import FedHEROClient
 from fedgraph_flwr import partition
+from fedgraph_flwr.clients.fedhero import FedHEROClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.run import run

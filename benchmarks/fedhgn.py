@@ -27,9 +27,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.coefficients import alignment
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.data.hetero import HeteroClientGraph
+from fedgraph_flwr.methods.coefficients import alignment
 from fedgraph_flwr.models.rgcn import RGCN
 
 ROUNDS = 15

@@ -16,7 +16,7 @@ from pathlib import Path
 from flwr.app import Message
 
 from fedgraph_flwr.messages import Reply
-from strategies.fedavg import FedAvg
+from fedgraph_flwr.strategies.fedavg import FedAvg
 
 
 class Before(FedAvg):

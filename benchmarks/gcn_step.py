@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from clients.base import GraphClient
 from fedgraph_flwr import partition
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 
@@ -87,7 +87,7 @@ def main() -> None:
     print(f"{cfg.dataset.name}: {len(graphs)} clients of {nodes:.0f} nodes, {graphs[0].num_features} features")
     print("| step of a 2-layer GCN | ms | share |\n|---|---|---|")
     print(f"| loop over PyG's GCNConv | {theirs:.2f} | 1 |")
-    print(f"| `clients.base.GraphClient` | {mine:.2f} | {mine / theirs:.2f} |")
+    print(f"| `fedgraph_flwr.clients.base.GraphClient` | {mine:.2f} | {mine / theirs:.2f} |")
 
 
 if __name__ == "__main__":

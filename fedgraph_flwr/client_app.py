@@ -8,7 +8,9 @@ app = ClientApp()
 
 
 def _respond(message: Message, context: Context) -> Message:
-    from clients.session import respond  # torch and the method are imported with the first message, not before
+    from fedgraph_flwr.clients.session import (
+        respond,  # torch and the method are imported with the first message, not before
+    )
 
     return respond(message, context)
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgraph_flwr import metrics
 from fedgraph_flwr.config import RunConfig, to_yaml
 from fedgraph_flwr.data.graph import read_header, read_tensors, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.messages import Arrays
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -283,7 +283,7 @@ def _versions() -> dict[str, str]:
 def _commit() -> str:
     """The commit of the checkout this code runs from, empty where it is none."""
     try:
-        root = Path(__file__).parent.parent
+        root = Path(__file__).parents[1]
         if not (root / ".git").exists():
             return ""
         return subprocess.run(

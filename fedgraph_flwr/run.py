@@ -10,9 +10,11 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.config import RunConfig, check_method, locate
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.lookup import locate
+from fedgraph_flwr.methods.checks import check_method
 from fedgraph_flwr.partition import settled
 from fedgraph_flwr.records import FAILURE, Recorder
 
@@ -25,7 +27,7 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
     try:
         check_method(cfg)
         if cfg.attack.name != "none":
-            from fedgraph_flwr import attacks
+            from fedgraph_flwr.evaluation import attacks
 
             attacks.check(cfg)
         recorder = Recorder(cfg, on_round)

@@ -149,8 +149,9 @@ def majority(words: Sequence[str]) -> float:
     import torch
     import torch.nn.functional as F
 
-    from fedgraph_flwr import metrics, partition
+    from fedgraph_flwr import partition
     from fedgraph_flwr.config import compose
+    from fedgraph_flwr.evaluation import metrics
 
     cfg = compose(words)
     graphs = [partition.load_client(cfg, index) for index in range(partition.num_clients(cfg))]

@@ -79,7 +79,7 @@ def dense_gcn_adjacency(edge_index: torch.Tensor, num_nodes: int) -> torch.Tenso
 
 def call_fresh(self: Any, message: Any) -> Any:
     """In the place of `InlineGrid._call`: every message meets a fresh client, restored from what its node kept."""
-    from clients import session
+    from fedgraph_flwr.clients import session
 
     context = self.contexts[message.metadata.dst_node_id]
     context.node_config.pop("live", None)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr import attacks
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import attacks
 
 
 def ring(n: int = 12) -> ClientGraph:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.masked import RESOLUTION, mask, unmask
-from fedgraph_flwr.sealed import Sealer
+from fedgraph_flwr.secure.masked import RESOLUTION, mask, unmask
+from fedgraph_flwr.secure.sealed import Sealer
 
 
 @pytest.fixture

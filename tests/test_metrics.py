@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-from fedgraph_flwr import metrics
 from fedgraph_flwr.config import EvaluationConfig
+from fedgraph_flwr.evaluation import metrics
 
 
 def drawn(classes: int, n: int = 60, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.base import GraphClient
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 

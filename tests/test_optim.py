@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedgraph_flwr.config import TrainConfig
-from fedgraph_flwr.optim import make_optimizer
+from fedgraph_flwr.numerics.optim import make_optimizer
 
 CASES = {
     "sgd": (TrainConfig(optimizer="sgd", lr=0.1, weight_decay=0.0), lambda p: torch.optim.SGD(p, lr=0.1)),

@@ -5,12 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-import fedgraph_flwr.prepared
-from clients.base import GraphClient
-from fedgraph_flwr.config import compose, locate
+import fedgraph_flwr.numerics.prepared
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.models.base import Model
-from fedgraph_flwr.sparse import Pattern, SparseMatrix
+from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 from tests.conftest import client_graph
 
 
@@ -94,7 +95,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path, made, mo
     def refuse(*args):
         raise FedGraphError("cannot write")
 
-    monkeypatch.setattr(fedgraph_flwr.prepared, "write_tensors", refuse)
+    monkeypatch.setattr(fedgraph_flwr.numerics.prepared, "write_tensors", refuse)
     file = tmp_path / "client_0000.safetensors"
     _client(file)
     assert isinstance(_client(file), GraphClient)

@@ -90,7 +90,7 @@ NOISY = [UNIFORM, "privacy.dp=server_fixed", "privacy.noise_multiplier=4"]
 
 def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path):
     """Two attempts die before their next checkpoint, one of them with another interval; the third ends."""
-    from strategies.privacy import Accounted
+    from fedgraph_flwr.strategies.privacy import Accounted
 
     released = 0
     aggregate = Accounted.aggregate_train

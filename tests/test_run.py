@@ -9,7 +9,7 @@ import pytest
 import torch
 from flwr.app import Message, MetricRecord, RecordDict
 
-from clients.base import GraphClient
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
@@ -207,8 +207,8 @@ def test_unknown_key_of_a_method_is_named(run):
 
 
 def test_clients_that_disagree_are_named():
-    from strategies.base import GraphStrategy
-    from strategies.connection import ClientInfo
+    from fedgraph_flwr.strategies.base import GraphStrategy
+    from fedgraph_flwr.strategies.connection import ClientInfo
 
     cfg = compose()
     strategy = GraphStrategy(cfg, Recorder(cfg))
@@ -218,7 +218,7 @@ def test_clients_that_disagree_are_named():
 
 
 def test_a_wrong_phase_is_refused_and_named(run, monkeypatch):
-    from strategies.base import GraphStrategy
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
     monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.ask("trian") and {})
     with pytest.raises(RunFailed, match=r"client 0: .*'trian'.*describe.*train"):
@@ -227,7 +227,7 @@ def test_a_wrong_phase_is_refused_and_named(run, monkeypatch):
 
 def _at_round(monkeypatch, server_round, act):
     """Let something happen to the grid before a round."""
-    from strategies.base import GraphStrategy
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
     welcome = GraphStrategy._welcome
 
@@ -243,7 +243,7 @@ def _restart(grid, node, new_node, **config):
     """The SuperNode's process is gone with its memory; another one has its graph."""
     from flwr.app import RecordDict
 
-    from clients import session
+    from fedgraph_flwr.clients import session
 
     session._live.pop((grid.run_id, node), None)
     context = grid.contexts.pop(node)
@@ -282,7 +282,7 @@ def test_a_node_that_failed_in_any_exchange_of_a_round_is_replaced(run, monkeypa
     """Before training, say: the exchange after that says nothing of it."""
     from flwr.app import Context, RecordDict
 
-    from strategies.base import GraphStrategy
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
     monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.ask("describe") and {})
     describe = GraphClient.describe
@@ -319,7 +319,7 @@ def test_a_newcomer_does_not_take_the_place_of_a_client_that_answers(run, monkey
 
 
 def test_state_of_another_run_is_not_taken(tmp_path):
-    from clients.state import StateFolder
+    from fedgraph_flwr.clients.state import StateFolder
 
     mine = StateFolder(tmp_path, "a", "local", 0)
     mine.write_last({"own/x": torch.ones(2)}, 3)
@@ -391,20 +391,20 @@ class _SlowGrid:
 
 def _asked(waits, monkeypatch, *words, grid=None, clients=2):
     """Valid replies, failures, and the pauses of one exchange, on a `_SlowGrid` unless another is given."""
-    from strategies.base import GraphStrategy
-    from strategies.connection import ClientInfo
+    from fedgraph_flwr.strategies.base import GraphStrategy
+    from fedgraph_flwr.strategies.connection import ClientInfo
 
     cfg = compose(words)
     strategy = GraphStrategy(cfg, Recorder(cfg))
     strategy.grid, strategy.clients = grid or _SlowGrid(waits), {i: ClientInfo(i, 10 + i) for i in range(clients)}
     now, pauses = [0.0], []
-    monkeypatch.setattr("strategies.base.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("fedgraph_flwr.strategies.base.time.perf_counter", lambda: now[0])
 
     def sleep(pause):
         pauses.append(pause)
         now[0] += pause
 
-    monkeypatch.setattr("strategies.base.time.sleep", sleep)
+    monkeypatch.setattr("fedgraph_flwr.strategies.base.time.sleep", sleep)
     with run_identity(1):
         valid, failures = strategy._collect("tell", strategy._messages("tell", list(range(clients)), {}, {}))
     return [reply.client for reply, _ in valid], failures, pauses
@@ -430,7 +430,7 @@ def test_a_client_that_never_answers_is_named_after_the_timeout(monkeypatch):
 
 
 def test_state_of_another_schema_is_not_taken(tmp_path, monkeypatch):
-    from clients import state
+    from fedgraph_flwr.clients import state
 
     state.StateFolder(tmp_path, "a", "local", 0).write_last({"own/x": torch.ones(2)}, 3)
     monkeypatch.setattr(state, "SCHEMA", state.SCHEMA + 1)
@@ -440,7 +440,7 @@ def test_state_of_another_schema_is_not_taken(tmp_path, monkeypatch):
 
 def test_a_simulation_is_given_messages_in_portions(monkeypatch):
     """Flower's in-memory grid, known by its name: never more than so many unanswered, all answered in the end."""
-    monkeypatch.setattr("strategies.base._SIMULATED", 2)
+    monkeypatch.setattr("fedgraph_flwr.strategies.base._SIMULATED", 2)
     pushed = []
 
     class InMemoryGrid(_SlowGrid):

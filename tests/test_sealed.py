@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.sealed import OVERHEAD, Sealer
+from fedgraph_flwr.secure.sealed import OVERHEAD, Sealer
 
 CONTENT = {"values": np.arange(5.0), "columns": np.array([3, 1, 4, 1, 5], np.int32)}
 

@@ -3,7 +3,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from fedgraph_flwr.sparse import Pattern, SparseMatrix
+from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 
 
 def some_matrix(rows: int, columns: int, seed: int = 0) -> np.ndarray:

@@ -117,9 +117,9 @@ def _same_process_state() -> Iterator[None]:
 
 def run_inline(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     """Run a configuration in this process; returns the summary."""
-    from clients import session
     from fedgraph_flwr import partition
     from fedgraph_flwr.client_app import app
+    from fedgraph_flwr.clients import session
     from fedgraph_flwr.config import to_json
 
     num_nodes = partition.num_clients(cfg)

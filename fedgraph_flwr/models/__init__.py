@@ -7,8 +7,9 @@ from typing import Any, get_args, get_origin
 
 import torch
 
-from fedgraph_flwr.config import ModelConfig, locate, typed
+from fedgraph_flwr.config import ModelConfig, typed
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.models.base import Inputs, Model
 
 __all__ = ["MODELS", "Inputs", "Model", "build", "keywords", "probe"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.layers import gcn_adjacency
-from fedgraph_flwr.sparse import Pattern, SparseMatrix
+from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 
 SPARSE_BELOW = 0.1  # share of non-zeros under which a sparse product beats a dense one
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.hops import hop_weights
+from fedgraph_flwr.methods.hops import hop_weights
 from fedgraph_flwr.models.base import Inputs
 from fedgraph_flwr.models.layers import propagate, random_walk_adjacency
 from fedgraph_flwr.models.mlp import MLP

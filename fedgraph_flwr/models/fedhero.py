@@ -22,7 +22,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Inputs, Model
 from fedgraph_flwr.models.layers import Linear, adjacency, dropout
 from fedgraph_flwr.models.structure_learner import LatentGraph, StructureLearner
-from fedgraph_flwr.sparse import Pattern
+from fedgraph_flwr.numerics.sparse import Pattern
 
 
 @dataclass

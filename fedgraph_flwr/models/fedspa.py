@@ -54,7 +54,7 @@ from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.models.acm import filtered, smoothed
 from fedgraph_flwr.models.base import Inputs, Model
 from fedgraph_flwr.models.layers import adjacency, dropout, glorot, no_adjacency, products, random_walk_adjacency
-from fedgraph_flwr.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 FISHER = "fisher"  # the group of arrays in which the channels' Fisher diagonals travel
 HOM, HET, UNK = range(3)

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr import hops as hop
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import hops as hop
 from fedgraph_flwr.models.base import Inputs, Model
 from fedgraph_flwr.models.layers import Dropout, propagate
-from fedgraph_flwr.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 
 @dataclass

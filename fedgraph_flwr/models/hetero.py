@@ -30,7 +30,7 @@ from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import derive_seed
 from fedgraph_flwr.models.base import Model
-from fedgraph_flwr.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 NODE, EDGE = "node", "edge"
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedgraph_flwr.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 
 def adjacency(edge_index: Tensor, num_nodes: int, self_loops: bool = False) -> sp.csr_matrix:

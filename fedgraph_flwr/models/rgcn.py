@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroModel, TypedSum, TypeWeight, plain_sum
 from fedgraph_flwr.models.layers import dropout
-from fedgraph_flwr.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 
 @dataclass

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.sparse import Pattern, SparseMatrix
+from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 
 EDGE_WEIGHTS = ("value", "ste", "binary")
 LATENTS = ("top_k", "bernoulli")

@@ -26,7 +26,7 @@ from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.split import grouping_seed
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.prepared import SUFFIX
+from fedgraph_flwr.numerics.prepared import SUFFIX
 
 VERSION = 1
 """Of the way from a configuration to client files; a change in what a partitioner gives raises it."""

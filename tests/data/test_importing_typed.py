@@ -79,7 +79,7 @@ def test_a_dataset_is_partitioned_and_a_client_file_trains(words, tmp_path):
     assert (client.client, client.num_clients) == (1, 3)
     assert list(client.edges) == [("author", "writes", "paper"), ("paper", "rev_writes", "author")]
     assert client.train_mask.any()
-    from clients.fedhgn import FedHGNClient
+    from fedgraph_flwr.clients.fedhgn import FedHGNClient
 
     trained = FedHGNClient(compose(["strategy=fedhgn", "dataset=aifb"]), client)
     assert trained.train() > 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from clients.base import Answer, GraphClient
+from fedgraph_flwr.clients.base import Answer, GraphClient
 from fedgraph_flwr.messages import MODEL, Arrays
 
 WRONG = {(1, 0): "error", (1, 1): "nan", (2, 1): "shapes", (2, 2): "names", (3, 0): "phase"}

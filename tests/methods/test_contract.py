@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from clients import session
-from clients.base import GraphClient
 from fedgraph_flwr import partition
-from fedgraph_flwr.config import RunConfig, compose, group_names, locate
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import RunConfig, compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.run import with_folder
 from tests.methods.test_fedhgn import typed_client

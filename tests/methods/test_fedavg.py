@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from clients.base import GraphClient
-from clients.fedprox import proximal_term
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.fedprox import proximal_term
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import METRICS, MODEL, weighted_mean

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from clients.base import GraphClient
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.optim import NamedOptimizer
+from fedgraph_flwr.numerics.optim import NamedOptimizer
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clients.base import GraphClient
-from clients.fedhgn import FedHGNClient
-from fedgraph_flwr import metrics
-from fedgraph_flwr.coefficients import alignment, shuffled_pool
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.fedhgn import FedHGNClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.hetero import HeteroClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.messages import weighted_mean
+from fedgraph_flwr.methods.coefficients import alignment, shuffled_pool
 from fedgraph_flwr.models.hetero import InEdges, TypeWeight, blocks
 from fedgraph_flwr.models.rgcn import RGCN
 from fedgraph_flwr.models.simple_hgn import SimpleHGN

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from clients.base import phase
-from clients.fedomd import FedOMDClient
+from fedgraph_flwr.clients.base import phase
+from fedgraph_flwr.clients.fedomd import FedOMDClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import METRICS, MODEL
+from fedgraph_flwr.methods.moments import ORDERS, central_moments, discrepancy, mean_over_nodes, moments_about, pool
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedomd import orthogonal, orthogonality
-from fedgraph_flwr.moments import ORDERS, central_moments, discrepancy, mean_over_nodes, moments_about, pool
 from tests.conftest import client_graph, uneven_clients
 from tests.support import assert_same_arrays, dense_gcn_adjacency, recorded_messages
 
@@ -276,7 +276,7 @@ def test_switched_off_moments_are_not_asked_for(run, switch):
 
 def test_moments_are_exchanged_although_their_weight_changes_nothing(run, monkeypatch):
     """The statistics' forward pass leaves no trace in training: β → 0 through the exchange is FedAvg too."""
-    monkeypatch.setattr("clients.fedomd.discrepancy", lambda own, target, span: own.new_zeros(()))
+    monkeypatch.setattr("fedgraph_flwr.clients.fedomd.discrepancy", lambda own, target, span: own.new_zeros(()))
     with_exchange = run(*FEDOMD, "model.ortho=false", "strategy.alpha=0")
     assert "moments" in with_exchange.summary["bytes_by_phase"]
     without = run(*FEDOMD, *PLAIN)
@@ -363,7 +363,7 @@ def test_messages_hold_what_is_documented_and_no_more(run, monkeypatch, exchange
 @pytest.mark.parametrize("width", ["unit", "pooled"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_phase_costs_the_documented_bytes(run, exchange, width, dtype):
-    """The table of `strategies.fedomd` against the ledger, for 3 clients and 2 rounds."""
+    """The table of `fedgraph_flwr.strategies.fedomd` against the ledger, for 3 clients and 2 rounds."""
     words = [*FEDOMD, f"dtype={dtype}", "rounds=2", f"strategy.exchange={exchange}", f"strategy.cmd_range={width}"]
     finished = run(*words)
     p = (5 * D + D) + 2 * D * D + (D * 3 + 3)

@@ -62,7 +62,7 @@ def test_features_of_neighbours_travel_and_no_others(train, monkeypatch):
 
 
 def test_foreign_nodes_are_not_handed_out(train, monkeypatch):
-    from clients.fedsage_true import FedSageTrueClient
+    from fedgraph_flwr.clients.fedsage_true import FedSageTrueClient
 
     wanted = FedSageTrueClient.wanted
 

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-import clients.fedspa
-from clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
-from fedgraph_flwr.config import ModelConfig, check_method, compose
+from fedgraph_flwr.clients import fedspa
+from fedgraph_flwr.clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
+from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.masked import PEERS, RESOLUTION
 from fedgraph_flwr.messages import METRICS, MODEL
+from fedgraph_flwr.methods.checks import check_method
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedspa import FISHER, HET, HOM, UNK, edge_types, parameter_group, typed_operators
-from strategies.fedspa import bias_weights, posterior_biases, prior_biases
+from fedgraph_flwr.secure.masked import PEERS, RESOLUTION
+from fedgraph_flwr.strategies.fedspa import bias_weights, posterior_biases, prior_biases
 from tests.conftest import client_graph, uneven_clients
 from tests.support import assert_same_arrays, recorded_messages
 
@@ -312,7 +313,7 @@ def test_fisher_diagonal_in_pieces_and_in_another_order(monkeypatch):
     graph, model = client_graph(0), network("plain")
     inputs, nodes = prepared(model, graph), graph.train_mask.nonzero().view(-1)
     whole = fisher_diagonal(model, inputs, graph.y, nodes, "per_node")
-    monkeypatch.setattr("clients.fedspa._BATCH_ELEMENTS", 200)
+    monkeypatch.setattr("fedgraph_flwr.clients.fedspa._BATCH_ELEMENTS", 200)
     for order in (nodes, nodes.flip(0)):
         pieces = fisher_diagonal(model, inputs, graph.y, order, "per_node")
         assert all(torch.allclose(whole[name], pieces[name], rtol=1e-12) for name in whole)
@@ -673,13 +674,13 @@ def test_scalar_exchange_shows_the_server_sums_and_scalars(run, monkeypatch):
 
 def test_no_mask_is_used_twice(run, monkeypatch):
     """The server could subtract two shares under the same mask."""
-    steps, original = [], clients.fedspa.mask
+    steps, original = [], fedspa.mask
 
     def spy(values: Any, sealer: Any, peers: Any, step: str) -> Any:
         steps.append((sealer.client, step))
         return original(values, sealer, peers, step)
 
-    monkeypatch.setattr("clients.fedspa.mask", spy)
+    monkeypatch.setattr("fedgraph_flwr.clients.fedspa.mask", spy)
     run(*SCALAR, "rounds=3")
     assert len(steps) == len(set(steps)) == 9
 

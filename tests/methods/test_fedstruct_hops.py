@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedgraph_flwr import hops
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.hops import HopExchange, Pruning, RowMessage
+from fedgraph_flwr.methods import hops
+from fedgraph_flwr.methods.hops import HopExchange, Pruning, RowMessage
 from tests.methods.worlds import N, clients_of, dense_step, edges_of, partition_of
 
 

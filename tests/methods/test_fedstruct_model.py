@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr import models, structure_features
+from fedgraph_flwr import models
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods import structure_features
 from fedgraph_flwr.models.fedstruct import FedStruct
-from fedgraph_flwr.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 F, C, N, Q = 6, 3, 8, 11
 

@@ -12,7 +12,7 @@ from fedgraph_flwr.models.layers import (
     propagate,
     random_walk_adjacency,
 )
-from fedgraph_flwr.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 # directed; node 2 has a loop, node 4 only sends, node 5 is alone, 0 → 1 is stored twice
 EDGES = torch.tensor([[0, 0, 1, 2, 2, 3, 4, 4], [1, 1, 2, 2, 0, 2, 0, 3]])

@@ -10,7 +10,7 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import MODELS, build, keywords, probe
 from fedgraph_flwr.models.base import Model
-from fedgraph_flwr.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 NAMES = ["mlp", "gcn", "sage", "gat", "acm", "decoupled"]
 N, F, C = 12, 40, 3

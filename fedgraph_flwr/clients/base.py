@@ -1,0 +1,275 @@
+"""What all clients share: a GNN on a private graph, its local training, its scores, and its private state.
+
+A method's client overrides the hook its paper changes: `loss` (the objective), `train` (the loop), `receive` (groups of arrays
+that come with the model), `send` (groups that travel back beside it), or adds phases with `@phase`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from flwr.client import NumPyClient
+from torch import Tensor
+
+from fedgraph_flwr import models
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.lookup import method_params
+from fedgraph_flwr.messages import MODEL, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
+from fedgraph_flwr.numerics.prepared import prepared
+
+Answer = tuple[dict[str, Arrays], dict[str, Any]]
+"""Groups of named arrays, and metrics: what a phase sends back."""
+
+PhaseMethod = TypeVar("PhaseMethod", bound=Callable[..., Answer])
+
+
+def phase(method: PhaseMethod) -> PhaseMethod:
+    """Mark a client method as the answer to the phase of the same name: ``(groups, config) -> (groups, metrics)``."""
+    method.is_phase = True  # type: ignore[attr-defined]
+    return method
+
+
+@dataclass
+class NoParams:
+    """A side of a method that has no keys of its own."""
+
+
+class GraphClient(NumPyClient):
+    """FedAvg's client: takes the shared parameters, trains on its own graph, returns them.
+
+    Leaves the client: the shared parameters, the number of training nodes, and scores on its own nodes.
+
+    Args:
+        cfg: the run's configuration.
+        graph: the client's private graph.
+        device: where the model and its inputs live.
+        file: the graph's own file, beside which prepared inputs are kept; None keeps none.
+
+    Attributes:
+        model: the GNN; parameters whose names start with one of ``cfg.strategy.shared`` travel, the others stay.
+        inputs: what the model needs of the graph, prepared once.
+        server_round: the round of the message at hand.
+    """
+
+    Params: ClassVar[type] = NoParams
+
+    def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
+        self.cfg = cfg
+        self.file = file
+        self.params = method_params(type(self), cfg)
+        self.graph: ClientGraph = graph
+        self.device = torch.device(device)
+        self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
+        self.server_round = 0
+        torch.manual_seed(derive_seed(cfg.seed, "model"))
+        self.model = self.build_model().to(self.device, self.dtype)
+        self.inputs = self.prepare_inputs()
+        self.y = graph.y.to(self.device)
+        self.train_nodes = graph.train_mask.nonzero().view(-1).to(self.device)
+        self.masks = {"val": graph.val_mask.to(self.device), "test": graph.test_mask.to(self.device)}
+        self.optimizer: Optimizer | None = None
+
+    # --- what a method may override ---------------------------------------------------------------------------------
+
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: models.Model) -> None:
+        """Refuse a network that the method cannot train; asked once, before any client starts.
+
+        Args:
+            cfg: the run's configuration.
+            model: its network, of no particular graph's size.
+        """
+
+    def build_model(self) -> models.Model:
+        """The network; every client and the server build it from the same seed."""
+        return models.build(self.cfg.model, self.graph.num_features, self.graph.num_classes)
+
+    def prepare_inputs(self) -> Any:
+        """What the network needs of the graph, computed once."""
+        return self.prepared(self.graph)
+
+    def prepared(self, graph: Any, **variant: Any) -> Any:
+        """What the network needs of a graph, kept beside this client's file where it has one.
+
+        Args:
+            graph: this client's, or one made of it and of the configuration.
+            variant: tells it from the others.
+        """
+        if self.file is None or not isinstance(graph, ClientGraph):
+            return self.model.prepare(graph, self.device, self.dtype)
+        settings = {
+            "model": dataclasses.asdict(self.cfg.model),
+            "strategy": [self.cfg.strategy.client, self.cfg.strategy.params],
+            "dtype": self.cfg.dtype,
+            **variant,
+        }
+        make = partial(self.model.prepare, graph, "cpu", self.dtype)
+        return prepared(self.file, self.cfg.model.name, settings, graph, make).to(self.device)
+
+    def describe(self) -> dict[str, Any]:
+        """What the server learns before round 1."""
+        told: dict[str, Any] = {
+            "client": self.graph.client,
+            "num_train": self.num_train,
+            "num_features": self.graph.num_features,
+            "num_classes": self.graph.num_classes,
+        }
+        if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
+            part = self.graph.part
+            told["num_nodes"] = part.bincount().tolist() if part.numel() else self.graph.num_nodes
+        return told
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """Take groups of arrays that come with a model to train or evaluate."""
+
+    def loss(self) -> Tensor:
+        """The local objective of one full-batch step: cross-entropy on the training nodes."""
+        logits = self.model(self.inputs)
+        return F.cross_entropy(logits[self.train_nodes], self.y[self.train_nodes])
+
+    def train(self) -> float:
+        """Local training: ``train.local_steps`` full-batch steps. Returns the last loss."""
+        optimizer = self.begin_training()
+        loss = torch.zeros(())
+        for _ in range(self.cfg.train.local_steps):
+            optimizer.zero_grad()
+            loss = self.loss()
+            loss.backward()
+            optimizer.step()
+        return float(loss.detach())
+
+    def send(self) -> dict[str, Arrays]:
+        """Groups of arrays that travel back beside the trained parameters."""
+        return {}
+
+    def predict(self) -> Tensor:
+        """Logits [N, C] of the model as it stands, without dropout."""
+        self.model.eval()
+        with torch.no_grad():
+            return self.model(self.inputs)
+
+    def private_tensors(self) -> dict[str, Tensor]:
+        """Tensors beyond the model and the optimiser that survive between messages."""
+        return {}
+
+    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `private_tensors` gave."""
+
+    # --- tools for methods ------------------------------------------------------------------------------------------
+
+    @property
+    def num_train(self) -> int:
+        """Training nodes."""
+        return int(self.train_nodes.numel())
+
+    @cached_property
+    def shared(self) -> dict[str, Tensor]:
+        """The tensors that travel, by name, in the model's order; they alias the model."""
+        return self.model.shared(self.cfg.strategy.shared)
+
+    def begin_training(self) -> Optimizer:
+        """The optimiser for this round, kept or fresh as configured; puts the model into training mode."""
+        self.model.train()
+        if self.optimizer is None or not self.cfg.train.keeps_optimizer:
+            self.optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
+        return self.optimizer
+
+    def scores(self) -> dict[str, list[float]]:
+        """Scores of the model as it stands on the validation and test nodes."""
+        part = self.graph.part.to(self.device) if self.graph.part.numel() else None
+        return metrics.score(self.predict(), self.y, self.masks, metrics.wanted(self.cfg.evaluation), part)
+
+    # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
+
+    def get_parameters(self, config: dict[str, Any]) -> list[np.ndarray]:
+        """The shared tensors, in the model's order."""
+        return [to_numpy(t) for t in self.shared.values()]
+
+    def set_parameters(self, parameters: list[np.ndarray]) -> None:
+        """Overwrite the shared tensors; private ones are untouched."""
+        with torch.no_grad():
+            for tensor, array in zip(self.shared.values(), parameters, strict=True):
+                tensor.copy_(torch.from_numpy(np.asarray(array)))
+
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """Take the shared parameters, score them (``config["evaluate"]``), train, return the trained ones."""
+        self.set_parameters(parameters)
+        told: dict[str, Any] = self.scores() if config.get("evaluate") else {}
+        if self.num_train:
+            told["train-loss"] = self.train()
+        if self.cfg.evaluation.trained:
+            told |= {f"trained-{key}": value for key, value in self.scores().items()}
+        return self.get_parameters(config), self.num_train, told
+
+    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
+        """Score the shared parameters together with the client's private ones."""
+        self.set_parameters(parameters)
+        told = self.scores()
+        return float(np.nan_to_num(told["test-loss"][0])), int(sum(told["test-count"])), told
+
+    # --- answering a message ------------------------------------------------------------------------------------------
+
+    def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Answer one message.
+
+        Args:
+            name: ``describe``, ``train``, ``evaluate``, or a phase of the method.
+            groups: named groups of arrays, as received.
+            config: scalars, as received.
+
+        Raises:
+            FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
+        """
+        if name == "describe":
+            return {}, self.describe()
+        if name in ("train", "evaluate"):
+            model = groups.pop(MODEL, {})
+            check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
+            self.receive(groups)
+            parameters = [model[key] for key in self.shared]
+            if name == "evaluate":
+                return {}, self.evaluate(parameters, config)[2]
+            trained, num_train, told = self.fit(parameters, config)
+            told["num_train"] = num_train
+            return {MODEL: dict(zip(self.shared, trained, strict=True)), **self.send()}, told
+        method = getattr(self, name, None)
+        if not getattr(method, "is_phase", False):
+            known = [n for n in dir(type(self)) if getattr(getattr(type(self), n), "is_phase", False)]
+            raise unknown("phase", name, ["describe", "train", "evaluate", *known], f"asked of {type(self).__name__}")
+        return method(groups, config)  # type: ignore[misc]
+
+    # --- private state between messages -------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything private that must survive: unshared tensors, the optimiser's moments, the method's own."""
+        tensors = {f"model/{n}": t.detach() for n, t in self.model.state_dict().items() if n not in self.shared}
+        if self.optimizer is not None and self.cfg.train.keeps_optimizer:
+            tensors |= {f"optimizer/{name}": t for name, t in self.optimizer.state().items()}
+        return tensors | {f"own/{name}": t for name, t in self.private_tensors().items()}
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "own": {}}
+        for key, tensor in tensors.items():
+            group, _, name = key.partition("/")
+            groups[group][name] = tensor
+        self.model.load_state_dict(groups["model"], strict=False)
+        if groups["optimizer"]:
+            self.optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
+            self.optimizer.load_state({name: t.to(self.device) for name, t in groups["optimizer"].items()})
+        self.load_private_tensors(groups["own"])
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """A copy on the CPU that later training does not change."""
+    return tensor.detach().cpu().numpy().copy()

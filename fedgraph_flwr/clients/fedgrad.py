@@ -1,0 +1,77 @@
+"""Client of gradient averaging: one gradient of the summed loss a round, no step of its own.
+
+    g_i = ∇_θ Σ_{v∈V~_i} CE(y_v, ŷ_v)                                              FedStruct, Eqs. (7), (8)
+
+Leaves the client: g_i under the names of the parameters, |V~_i|, scores. With ``local_epochs`` E > 1, a deviation from the
+paper, the client sums the gradients along E − 1 plain steps of its own.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import GraphClient, to_numpy
+from fedgraph_flwr.config import at_least
+
+
+@dataclass
+class FedGradParams:
+    """Keys of gradient averaging."""
+
+    local_epochs: int = 1  # 1: the exact gradient; more deviates
+    double_softmax: bool = False  # cross-entropy of softmax(softmax(logits)), as the authors' program has it
+
+    def __post_init__(self) -> None:
+        at_least(self.local_epochs, 1, "strategy.local_epochs")
+
+
+class FedGradClient(GraphClient):
+    """Returns gradients in place of trained parameters."""
+
+    Params: ClassVar[type] = FedGradParams
+    gradients: dict[str, Tensor]
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The tensors whose gradients are sent."""
+        return {name: tensor for name, tensor in self.shared.items() if tensor.requires_grad}
+
+    def loss(self) -> Tensor:
+        """Σ_{v∈V~_i} CE(y_v, ŷ_v)."""
+        return self.summed_loss(self.model(self.inputs)[self.train_nodes])
+
+    def summed_loss(self, logits: Tensor) -> Tensor:
+        """The summed cross-entropy of the logits [|V~_i|, C] of the training nodes."""
+        outputs = logits.softmax(1) if self.params.double_softmax else logits
+        return F.cross_entropy(outputs, self.y[self.train_nodes], reduction="sum")
+
+    def train(self) -> float:
+        """Leave the gradients in `gradients`; returns the mean loss at the incoming parameters."""
+        self.model.train()
+        leaves = self.leaves()
+        losses: list[float] = []
+        found: dict[str, Tensor] = {}
+        self.gradients = {}
+        for _ in range(self.params.local_epochs):
+            with torch.no_grad():
+                for name, part in found.items():
+                    leaves[name] -= self.cfg.train.lr / self.num_train * part
+            loss = self.loss()
+            parts = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            found = {name: part for name, part in zip(leaves, parts, strict=True) if part is not None}
+            losses.append(float(loss.detach()))
+            for name, part in found.items():
+                self.gradients[name] = self.gradients[name] + part if name in self.gradients else part
+        return losses[0] / self.num_train
+
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """As the base, with gradients in the place of parameters; zeros for a client without training nodes."""
+        self.gradients = {}
+        _, num_train, told = super().fit(parameters, config)
+        for name, tensor in {**self.shared, **self.leaves()}.items():
+            if name not in self.gradients:
+                self.gradients[name] = torch.zeros_like(tensor)
+        return [to_numpy(self.gradients[name]) for name in self.shared], num_train, told

@@ -1,0 +1,55 @@
+"""FedHERO client (arXiv 2504.21206): the dual-channel network, trained as a whole on the private graph.
+
+    L = CE(Y, Y_train) + λ Σ_uv Ã_uv ‖x_u − x_v‖² + μ ‖Ã‖²_F                                    (7), (8)
+
+Every step trains all parameters; those of f_global are then averaged, the others stay, with their share of Adam's moments.
+Leaves the client: f_global, N_i, scores.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import RunConfig, at_least, one_of
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.fedhero import FedHERO
+from fedgraph_flwr.models.structure_learner import REDUCTIONS, smoothness
+
+
+@dataclass
+class Params:
+    """Keys of FedHERO's objective."""
+
+    lam: float = 0.1  # λ of Eq. (7)
+    mu: float = 0.1  # μ of Eq. (7)
+    reduction: str = "n2"  # see `smoothness`
+
+    def __post_init__(self) -> None:
+        at_least(self.lam, 0, "strategy.lam")
+        at_least(self.mu, 0, "strategy.mu")
+        one_of(self.reduction, tuple(REDUCTIONS), "strategy.reduction")
+
+
+class FedHEROClient(GraphClient):
+    """FedAvg's client with the smoothness loss of Eq. (7)."""
+
+    Params: ClassVar[type] = Params
+    model: FedHERO
+
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+        """The network must have a latent graph."""
+        if not isinstance(model, FedHERO):
+            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedhero, got {cfg.model.name}")
+
+    def loss(self) -> Tensor:
+        """Eq. (8)."""
+        logits, latent = self.model.both(self.inputs)
+        task = F.cross_entropy(logits[self.train_nodes], self.y[self.train_nodes])
+        p, distance = self.params, self.inputs.distances(latent.pattern)
+        smooth = smoothness(latent, distance, lam=p.lam, mu=p.mu, reduction=p.reduction)
+        return task + smooth + latent.penalty

@@ -1,0 +1,129 @@
+"""FedOMD client (Tang et al., ICPP Workshops 2024, doi 10.1145/3677333.3678159).
+
+    L_i = CE(training nodes) + α L_ortho + β d_CMD                                                     Eq. (12)
+    d_CMD = Σ_k ( ‖M_i^k − M^k‖₂ / (b−a) + Σ_{j=2}^{5} ‖C_{i,j}^k − S_j^k‖₂ / (b−a)^j )                Eq. (11)
+
+M_i, C_{i,j}: mean and central moments of the client's own hidden features in the training pass, with gradient; M, S: the
+pooled ones as received, constant through the round's local steps. Line 19 of Algorithm 1 sums over clients too, which no
+client can; Eq. (11) has the training nodes, Algorithm 1 all nodes (the default).
+The statistics that leave come from the received model without dropout, so that pooling them is exact. Dropout (not in the
+paper) is therefore off by default: it widens the client's own distribution beyond the pooled one, and the norms of Eq. (11),
+whose gradient does not fade near 0, then shrink the features round by round until every ReLU is dead.
+``model.ortho=false`` drops O(W) and L_ortho together, whatever ``model.ortho_on`` says: Table 6 ablates the two as one part,
+and what is left must be the plain GCN. ``model.ortho_on=raw`` lets L_ortho judge W instead of O(W) where O(W) is in use.
+Leaves the client: see `fedgraph_flwr.strategies.fedomd`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
+from fedgraph_flwr.config import RunConfig, at_least, one_of
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import MODEL, Arrays
+from fedgraph_flwr.methods.moments import central_moments, discrepancy, moments_about
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.fedomd import OrthoGCN, orthogonality
+
+
+@dataclass
+class Params:
+    """Keys of FedOMD that a client reads."""
+
+    alpha: float = 5e-4  # α of Eq. (12)
+    beta: float = 10.0  # β of Eq. (12)
+    cmd_range: str = "pooled"  # see `fedgraph_flwr.strategies.fedomd.Params`
+    cmd_nodes: str = "all"  # all (Algorithm 1) | train (Eq. 11): whose features count
+    cmd_act: str = "none"  # none | sigmoid, which bounds the features before their moments are taken
+
+    def __post_init__(self) -> None:
+        at_least(self.alpha, 0, "strategy.alpha")
+        at_least(self.beta, 0, "strategy.beta")
+        one_of(self.cmd_range, ("unit", "pooled"), "strategy.cmd_range")
+        one_of(self.cmd_nodes, ("all", "train"), "strategy.cmd_nodes")
+        one_of(self.cmd_act, ("none", "sigmoid"), "strategy.cmd_act")
+
+
+class FedOMDClient(GraphClient):
+    """FedAvg's client with the orthogonality and moment terms in its objective."""
+
+    Params: ClassVar[type] = Params
+    model: OrthoGCN
+    target: dict[str, Tensor] | None = None  # what `receive` took with the last model; None or empty: no moment term
+    statistics_pass: tuple[list[Tensor], Tensor] | None = None  # the model whose statistics left last, and its logits
+
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+        """The network must be the orthogonal GCN."""
+        if not isinstance(model, OrthoGCN):
+            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedomd, got {cfg.model.name}")
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """Take the pooled moments [H, 5, D] and, with ``cmd_range=pooled``, the widths b − a [H]."""
+        self.target = {name: torch.from_numpy(a).to(self.device) for name, a in groups.get("target", {}).items()}
+
+    def loss(self) -> Tensor:
+        """Eq. (12)."""
+        out = self.model.propagate(self.inputs)
+        loss = F.cross_entropy(out.logits[self.train_nodes], self.y[self.train_nodes])
+        if self.params.alpha and out.weights:
+            loss = loss + self.params.alpha * orthogonality(out.weights)
+        if self.target:
+            target = self.target["moments"]
+            span = self.target.get("span", target.new_ones(len(target)))
+            loss = loss + self.params.beta * discrepancy(central_moments(self._features(out.hidden)), target, span)
+        return loss
+
+    def predict(self) -> Tensor:
+        """Logits [N, C]; those of the round's statistics where the model is still that one."""
+        if self.statistics_pass:
+            tensors, logits = self.statistics_pass
+            if all(map(torch.equal, tensors, self.model.state_dict().values())):
+                return logits
+        return super().predict()
+
+    @phase
+    def moments(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """The only statistics exchange of ``one_phase``: own mean and moments about it, [H, 5, D]."""
+        z = self._features_of(groups[MODEL])
+        return self._statistics(z, moments=central_moments(z))
+
+    @phase
+    def means(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """First of ``two_phase``: own mean [H, D] (Algorithm 1, lines 3 and 8)."""
+        z = self._features_of(groups[MODEL])
+        return self._statistics(z, mean=z.mean(0))
+
+    @phase
+    def moments_about(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Second of ``two_phase``: moments about the pooled mean, [H, 4, D] (lines 12-15)."""
+        z = self._features_of(groups[MODEL])
+        mean = torch.from_numpy(groups["point"]["mean"]).to(z)
+        return {"moments": {"spread": to_numpy(moments_about(z, mean))}}, {"count": len(z)}
+
+    def _features(self, hidden: list[Tensor]) -> Tensor:
+        """The features whose moments count: [N', H, D]."""
+        z = torch.stack(hidden, dim=1)
+        if self.params.cmd_nodes == "train":
+            z = z[self.train_nodes]
+        return torch.sigmoid(z) if self.params.cmd_act == "sigmoid" else z
+
+    def _features_of(self, model: Arrays) -> Tensor:
+        """The features of the received model without dropout; the pass also gives the logits that `predict` scores."""
+        self.set_parameters([model[name] for name in self.shared])
+        self.model.eval()
+        with torch.no_grad():
+            out = self.model.propagate(self.inputs)
+        self.statistics_pass = [tensor.clone() for tensor in self.model.state_dict().values()], out.logits
+        return self._features(out.hidden)
+
+    def _statistics(self, z: Tensor, **statistics: Tensor) -> Answer:
+        """An answer with statistics of features z [N', H, D], their number N', and with ``cmd_range=pooled`` their range."""
+        group = {name: to_numpy(value) for name, value in statistics.items()}
+        if self.params.cmd_range == "pooled":
+            group["range"] = to_numpy(torch.stack([z.amin((0, 2)), z.amax((0, 2))], dim=1))  # [H, 2]
+        return {"moments": group}, {"count": len(z)}

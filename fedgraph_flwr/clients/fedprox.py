@@ -1,0 +1,47 @@
+"""FedProx client (Li et al., MLSys 2020, arXiv:1812.06127).
+
+    h_i(θ; θ^t) = F_i(θ) + (μ/2) ‖θ − θ^t‖²                                                        Eq. (2)
+
+μ = 0 is FedAvg; so is a single local step, since the proximal gradient is zero at θ^t.
+Leaves the client: what FedAvg sends.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import at_least
+
+
+@dataclass
+class Params:
+    """Keys of FedProx."""
+
+    mu: float = 0.01  # μ of Eq. (2)
+
+    def __post_init__(self) -> None:
+        at_least(self.mu, 0, "strategy.mu")
+
+
+def proximal_term(current: dict[str, Tensor], anchor: dict[str, Tensor], mu: float) -> Tensor:
+    """(μ/2)‖θ − θ^t‖² over the shared trainable parameters; a scalar that carries gradient."""
+    squares = [(tensor - anchor[name]).pow(2).sum() for name, tensor in current.items() if tensor.requires_grad]
+    return 0.5 * mu * torch.stack(squares).sum()
+
+
+class FedProxClient(GraphClient):
+    """FedAvg's client with one more term in the local objective."""
+
+    Params: ClassVar[type] = Params
+
+    def train(self) -> float:
+        """Anchor the term at the received parameters θ^t, then train."""
+        self.anchor = {name: tensor.detach().clone() for name, tensor in self.shared.items()}
+        return super().train()
+
+    def loss(self) -> Tensor:
+        """Eq. (2)."""
+        return super().loss() + proximal_term(self.shared, self.anchor, self.params.mu)

@@ -1,0 +1,244 @@
+"""FedSPA client (Tan et al., CVPR 2025): what the server weighs it by (Section 4.2), beside the trained model.
+
+    S_i = (1/F) Σ_f x_fᵀ L x_f / x_fᵀ x_f                                                           Eq. (7)
+    I_i = (∂ log p(y | G_i; θ_i) / ∂θ)²   of θ_hom and θ_het, elementwise                           Eq. (3), (14)
+
+S_i depends on features and edges only: it is told once. The Fisher diagonal is taken at the trained parameters, on training
+nodes, without dropout: ``batch`` squares the gradient of the mean log-likelihood, as the authors' code does; ``per_node``
+is the mean of the squared gradients of each node's log-likelihood, Eq. (14) as printed.
+L is I − D^{-1/2} A D^{-1/2} by default, whose S_i lies in [0, 2] whatever the size of the graph; ``comb`` is D − A, as
+Appendix A writes. A is symmetric, without loops and without weights; the row of an isolated node is 0 in both.
+
+Edge types are a function of the training labels: at a training node they give its own label away, at a test node they do not,
+and the network learns to read them. ``folds=K`` (ours; 1 is the paper) cuts the training nodes into K parts; a step types the
+edges without the labels of one part, in turns, and trains on that part alone, as masked label prediction does (Shi et al.,
+IJCAI 2021). Scores and Fisher diagonals see all training labels either way.
+
+Leaves the client: the model, N_i, S_i, scores, and the Fisher diagonals of the two channels; with ``scalar`` instead of
+these a share of their sum, masked so that the server learns the sum alone, and then two numbers. The authors' code
+evaluates the Fisher diagonal on the server, with all labels; here no label outside the training nodes enters it.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import Answer, GraphClient, phase
+from fedgraph_flwr.config import RunConfig, at_least, one_of
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.lookup import method_params
+from fedgraph_flwr.messages import Arrays, derive_seed
+from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.models.fedspa import FISHER, parameter_group
+from fedgraph_flwr.models.layers import adjacency
+from fedgraph_flwr.secure.masked import PEERS, mask
+from fedgraph_flwr.secure.sealed import Sealer
+
+_BATCH_ELEMENTS = 2**22  # of gradients held at once by ``fisher=per_node``
+
+
+@dataclass
+class Params:
+    """Keys of FedSPA that a client reads."""
+
+    prior: bool = True
+    posterior: bool = True
+    laplacian: str = "sym"  # L of Eq. (7): sym | comb
+    fisher: str = "batch"  # Eq. (14): batch | per_node
+    fisher_exchange: str = "arrays"  # arrays | scalar
+    folds: int = 1  # K
+
+    def __post_init__(self) -> None:
+        one_of(self.laplacian, ("sym", "comb"), "strategy.laplacian")
+        one_of(self.fisher, ("batch", "per_node"), "strategy.fisher")
+        one_of(self.fisher_exchange, ("arrays", "scalar"), "strategy.fisher_exchange")
+        at_least(self.folds, 1, "strategy.folds")
+
+
+def high_frequency_area(graph: Graph, laplacian: str = "sym") -> float:
+    """S_i of Eq. (7), in float64 and from sparse products alone; features that are zero everywhere do not count.
+
+    With d the degrees and s = 1/√d (``sym``) or 1 (``comb``), xᵀ L x = Σ_v s_v² d_v x_v² − (s x)ᵀ A (s x).
+    """
+    edges = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
+    a = adjacency(torch.cat([edges, edges.flip(0)], dim=1), graph.num_nodes)
+    a.data[:] = 1
+    degrees = np.asarray(a.sum(axis=1)).ravel()
+    scale = np.maximum(degrees, 1) ** -0.5 if laplacian == "sym" else np.ones_like(degrees)
+    x = sp.csr_matrix(graph.x.numpy()).astype(np.float64)
+    squares = x.multiply(x).tocsr()
+    scaled = sp.csr_matrix(sp.diags(scale) @ x)
+    energy = (scale**2 * degrees) @ squares - np.asarray(scaled.multiply(a @ scaled).sum(axis=0)).ravel()
+    norms = np.asarray(squares.sum(axis=0)).ravel()
+    used = norms > 0
+    return float((energy[used] / norms[used]).mean()) if used.any() else 0.0
+
+
+def fisher_diagonal(
+    model: torch.nn.Module, inputs: Any, y: Tensor, nodes: Tensor, kind: str = "batch"
+) -> dict[str, Tensor]:
+    """Eq. (14): the Fisher diagonal of θ_hom and θ_het on ``nodes``, by parameter name; zero without nodes.
+
+    Args:
+        model: gives logits [N, C]; evaluated without dropout.
+        inputs: what it reads.
+        y: labels [N].
+        nodes: indices of the training nodes [V].
+        kind: ``batch`` or ``per_node``.
+    """
+    channels = {n: p for n, p in model.named_parameters() if parameter_group(n) in ("hom", "het")}
+    if not (channels and nodes.numel()):
+        return {name: torch.zeros_like(p) for name, p in channels.items()}
+    model.eval()
+    log_p = -F.cross_entropy(model(inputs)[nodes], y[nodes], reduction="none")  # [V]
+    if kind == "batch":
+        slopes = torch.autograd.grad(log_p.mean(), list(channels.values()), materialize_grads=True)
+        return {name: slope.square_() for name, slope in zip(channels, slopes, strict=True)}
+    return dict(zip(channels, _mean_squared_slopes(log_p, list(channels.values())), strict=True))
+
+
+def _mean_squared_slopes(values: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
+    """(1/V) Σ_v (∂ values_v / ∂ θ)², elementwise, for values [V]; as many backward passes at once as memory allows."""
+
+    def slopes(weights: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of Σ_v weights_v values_v."""
+        return torch.autograd.grad(values, parameters, weights, retain_graph=True, materialize_grads=True)
+
+    total = [torch.zeros_like(p) for p in parameters]
+    step = max(_BATCH_ELEMENTS // sum(p.numel() for p in parameters), 1)
+    for index in torch.arange(values.numel(), device=values.device).split(step):
+        rows = F.one_hot(index, values.numel()).to(values.dtype)
+        for mean, each in zip(total, torch.func.vmap(slopes)(rows), strict=True):
+            mean += each.square().sum(0) / values.numel()
+    return total
+
+
+class FedSPAClient(GraphClient):
+    """FedAvg's client that also tells its high-frequency area and its Fisher diagonals, or how they deviate."""
+
+    Params: ClassVar[type] = Params
+
+    def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
+        super().__init__(cfg, graph, *args, **kwargs)
+        self.fisher: Arrays = {}
+        self.sealer: Sealer | None = None
+        self.peers: Arrays = {}
+        self.step = 0  # of the whole run: whose turn it is among the folds
+
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+        """The network must have channels that the posterior can weigh, unless it is off."""
+        groups = {parameter_group(name) for name in model.shared(cfg.strategy.shared)}
+        if method_params(cls, cfg).posterior and not {"hom", "het"} <= groups:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} weighs the channels theta_hom and theta_het, which model={cfg.model.name} does "
+                "not have or strategy.shared leaves out: expected model=fedspa, or strategy.posterior=false"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """N_i and, for the prior weights, S_i."""
+        told = super().describe() | {"num_nodes": self.graph.num_nodes}
+        if self.params.prior:
+            told["high_frequency_area"] = high_frequency_area(self.graph, self.params.laplacian)
+        return told
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """With ``scalar``: who adds up Fisher diagonals with whom, their public keys, and Σ_j N_j."""
+        self.peers = groups.get(PEERS, {})
+
+    @cached_property
+    def folds(self) -> list[tuple[Any, Tensor]]:
+        """For each of K parts of the training nodes: the inputs whose edge types do not know their labels, and the nodes."""
+        generator = torch.Generator().manual_seed(derive_seed(self.cfg.seed, self.graph.client, "folds"))
+        nodes = self.graph.train_mask.nonzero().view(-1)
+        made = []
+        for index, part in enumerate(nodes[torch.randperm(len(nodes), generator=generator)].chunk(self.params.folds)):
+            visible = self.graph.train_mask.index_fill(0, part, False)
+            hidden = dataclasses.replace(self.graph, train_mask=visible)
+            inputs = dataclasses.replace(
+                self.prepared(hidden, fold=index), x=self.inputs.x
+            )  # features are in memory once
+            made.append((inputs, part.to(self.device)))
+        return made
+
+    def train(self) -> float:
+        """Local training; the folds go on where the round before ended."""
+        self.step = (self.server_round - 1) * self.cfg.train.local_steps
+        return super().train()
+
+    def loss(self) -> Tensor:
+        """Cross-entropy on the training nodes, or on the fold whose turn it is."""
+        if self.params.folds == 1:
+            return super().loss()
+        inputs, nodes = self.folds[self.step % len(self.folds)]
+        self.step += 1
+        return F.cross_entropy(self.model(inputs)[nodes], self.y[nodes])
+
+    def send(self) -> dict[str, Arrays]:
+        """The Fisher diagonals at the trained parameters, or this client's share of their sum."""
+        if not self.params.posterior:
+            return {}
+        fisher = fisher_diagonal(self.model, self.inputs, self.y, self.train_nodes, self.params.fisher)
+        self.fisher = {name: values.cpu().numpy() for name, values in fisher.items() if name in self.shared}
+        return {FISHER: self.share() if self.params.fisher_exchange == "scalar" else self.fisher}
+
+    # --- fisher_exchange=scalar ---------------------------------------------------------------------------------------
+
+    @phase
+    def publish_key(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """A public key for masks between clients, drawn for this run."""
+        self.sealer = Sealer(self.graph.client)
+        return {"key": {"key": np.frombuffer(self.sealer.public, np.uint8)}}, {}
+
+    @phase
+    def share_again(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """The share of a sum over fewer clients, after one was lost."""
+        self.receive(groups)
+        return {FISHER: self.share()}, {}
+
+    @phase
+    def deviate(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """I_g → Δ_i of each channel, Eq. (11)."""
+        return {}, {f"deviation_{c}": deviation(self.fisher, groups[FISHER], c) for c in ("hom", "het")}
+
+    def share(self) -> Arrays:
+        """(N_i / Σ_j N_j) I_i under masks that cancel in the sum over ``peers``."""
+        if self.sealer is None:
+            raise RunFailed(f"client {self.graph.client} is to mask its Fisher diagonals but never published a key")
+        clients = [int(client) for client in self.peers["clients"]]
+        self.sealer.meet({c: key.tobytes() for c, key in zip(clients, self.peers["keys"], strict=True)})
+        ratio = self.graph.num_nodes / float(self.peers["nodes"][0])
+        weighted = {name: ratio * values.astype(np.float64) for name, values in self.fisher.items()}
+        return mask(weighted, self.sealer, clients, f"fisher {self.server_round} {clients}")
+
+    def private_tensors(self) -> dict[str, Tensor]:
+        """What `deviate` and `share_again` need of the round, and the key of the run."""
+        if self.sealer is None:
+            return {}
+        key = torch.from_numpy(np.frombuffer(self.sealer.private, np.uint8).copy())
+        return {"key": key, **{f"fisher/{name}": torch.from_numpy(values) for name, values in self.fisher.items()}}
+
+    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `private_tensors` gave; a resumed run has published a new key before."""
+        if self.sealer is None and "key" in tensors:
+            self.sealer = Sealer(self.graph.client, tensors["key"].numpy().tobytes())
+        self.fisher = {
+            name.removeprefix("fisher/"): values.numpy()
+            for name, values in tensors.items()
+            if name.startswith("fisher/")
+        }
+
+
+def deviation(fisher: Arrays, pooled: Arrays, channel: str) -> float:
+    """Δ_i of Eq. (11) for one channel: mean |I_i − I_g| over its parameters, in float64; 0 where it has none."""
+    names = [name for name in fisher if parameter_group(name) == channel]
+    total = sum(float(np.abs(fisher[name] - pooled[name].astype(np.float64)).sum()) for name in names)
+    return total / max(sum(fisher[name].size for name in names), 1)

@@ -1,0 +1,287 @@
+"""FedStruct-B's client (Aliakbari, Östman & Graell i Amat, 2024): its rows of Ā, found together; gradients of θ and S.
+
+    Ā^[i] by Algorithm 3 (`fedgraph_flwr.methods.hops`), sealed between clients (`fedgraph_flwr.secure.sealed`)
+    ŷ_v = softmax(Σ_u ā_vu g(s_u) + Σ_{u∈V_i} ā^(i)_vu f(x_u))                                       Eq. (20)
+    g_i = ∇_θ Σ_{v∈V~_i} CE(y_v, ŷ_v),   G_S^i = ∇_S of the same                                     Eqs. (21), (22), (24)
+
+Leaves the client, for the server: a public key, the ids of its nodes, the ids of the nodes within L_s hops of them, s_u of its
+own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of `fedgraph_flwr.methods.hops`.
+Never leaves it: X, Y, embeddings of X; an edge, but inside a sealed B.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import Answer, phase
+from fedgraph_flwr.clients.fedgrad import FedGradClient, FedGradParams
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.lookup import method_params
+from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.methods import hops, structure_features
+from fedgraph_flwr.methods.hops import HopExchange, Pruning, RowMessage
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.fedstruct import FedStruct
+from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.secure.sealed import Sealer
+
+STRUCTURE = "structure"  # group: s, rows of S or of its gradient
+ENVELOPES = "envelopes"  # group: other client → bytes
+DENSE_ABOVE = 0.2  # share of non-zeros from which a dense product is faster
+
+
+@dataclass
+class FedStructParams(FedGradParams):
+    """Keys of FedStruct-B."""
+
+    features: str = "hop2vec"  # hop2vec | degree
+    prune: int = 0  # p; 0 keeps every entry
+    prune_mode: str = "per_row"  # per_row | per_block (the paper) | global (the authors' program)
+    max_entries: int = 100_000_000  # of one client's rows; more is refused
+    dense_limit: int = 20_000_000  # entries up to which well-filled rows are stored dense
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Pruning(self.prune, self.prune_mode)
+        if self.features in ("graphlets", "node2vec"):
+            raise FedGraphError(
+                f"strategy.features={self.features} needs the edges of all clients, which nobody has in FedStruct-B;"
+                " take hop2vec or degree, or strategy=fedstruct_a, whose server knows the graph"
+            )
+        if self.features not in ("hop2vec", "degree"):
+            raise FedGraphError(f"strategy.features must be hop2vec or degree, got '{self.features}'")
+
+
+class FedStructClient(FedGradClient):
+    """Base version: the server holds S, every client sees the rows of S it needs.
+
+    Attributes:
+        rows: the J combinations of Ā^[i], one below the other, CSR [J·N, Q]; its columns are the support.
+        support: global ids of the Q nodes within L_s hops, ascending.
+        reached: those of them that training nodes reach, bool [Q]; only their gradient is not zero.
+    """
+
+    Params: ClassVar[type] = FedStructParams
+    model: FedStruct
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.sealer = Sealer(self.graph.client)
+        self.exchange: HopExchange | None = None
+        self.owner = np.zeros(0, np.int64)
+        self.rows = sp.csr_matrix((0, 0))
+        self.support = np.zeros(0, np.int64)
+        self.reached = np.zeros(0, bool)
+        self.begun: Tensor | None = None
+
+    @classmethod
+    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+        """The network must have a structure branch, and one that fits the features."""
+        if not isinstance(model, FedStruct):
+            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedstruct, got {cfg.model.name}")
+        features = method_params(cls, cfg).features
+        if isinstance(model.g, torch.nn.Identity) and features != "hop2vec":
+            raise FedGraphError(f"model.structure_mlp=false needs strategy.features=hop2vec, got {features}")
+
+    # --- setup: Algorithm 3 -------------------------------------------------------------------------------------------
+
+    @phase
+    def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Publish a key, and which nodes are this client's."""
+        public = np.frombuffer(self.sealer.public, np.uint8)
+        return {"identity": {"key": public, "nodes": self.graph.node_id.numpy().astype(np.int32)}}, {}
+
+    @phase
+    def acquire(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """One exchange of Algorithm 3: take in what the others sent, answer with the next envelopes until all hops are there."""
+        step = int(config["step"])
+        if "keys" in groups:
+            self.meet(groups)
+        exchange = self.hop_exchange()
+        inbox = self.opened(groups, f"acquire {step - 1}")
+        spectra = exchange.pruning.active("global")
+        if spectra and step % 2:  # every hop takes two exchanges: values, then rows
+            if step > 1:
+                exchange.receive({k: RowMessage.of(a, self.graph.num_global_nodes) for k, a in inbox.items()})
+            values, counts = hops.spectrum(exchange.current)
+            everyone = set(range(self.graph.num_clients)) - {self.graph.client}
+            return self.sealed({peer: {"values": values, "counts": counts} for peer in everyone}, f"acquire {step}"), {
+                "done": 0
+            }
+        if spectra:
+            inbox[self.graph.client] = dict(zip(("values", "counts"), hops.spectrum(exchange.current), strict=True))
+            exchange.keep_hop([(inbox[k]["values"], inbox[k]["counts"]) for k in sorted(inbox)])
+        elif step > 1:
+            exchange.receive({k: RowMessage.of(a, self.graph.num_global_nodes) for k, a in inbox.items()})
+        if exchange.hop < exchange.hops:
+            return self.sealed({k: m.arrays() for k, m in exchange.messages().items()}, f"acquire {step}"), {"done": 0}
+        self.finish_rows(exchange)
+        found = {"support": self.support.astype(np.int32), "reached": self.reached}
+        return {"rows": found, **self.acquired(step)}, {"done": 1}
+
+    def acquired(self, step: int) -> dict[str, Arrays]:
+        """What goes with the last answer of Algorithm 3: s_u of the client's own nodes."""
+        return {STRUCTURE: {"s": self.structure_features()}}
+
+    def meet(self, groups: dict[str, Arrays]) -> None:
+        """Learn the others' keys, and who owns which node."""
+        self.owner = groups["keys"]["owner"].astype(np.int64)
+        self.sealer.meet({client: key.tobytes() for client, key in enumerate(groups["keys"]["keys"])})
+
+    def hop_exchange(self) -> HopExchange:
+        """The exchange at hand, begun on first use."""
+        if self.exchange is None:
+            p = self.params
+            self.exchange = HopExchange(
+                self.graph,
+                self.model.structure_weights,
+                Pruning(p.prune, p.prune_mode),
+                self.owner,
+                p.max_entries,
+                np.float64 if self.dtype == torch.float64 else np.float32,
+            )
+        return self.exchange
+
+    def finish_rows(self, exchange: HopExchange) -> None:
+        """Keep Ā^[i] with its columns restricted to the support."""
+        stacked = sp.vstack(exchange.totals, format="csr")
+        self.support, columns = np.unique(stacked.indices, return_inverse=True)
+        shape = (stacked.shape[0], self.support.size)
+        self.set_rows(sp.csr_matrix((stacked.data, columns, stacked.indptr), shape=shape))
+        self.exchange = None
+
+    def set_rows(self, rows: sp.csr_matrix) -> None:
+        """Prepare the products with all rows, for scores, and with those of training nodes, for gradients."""
+        self.rows = rows
+        own, combinations = self.graph.num_nodes, len(self.model.structure_weights)
+        train = self.train_nodes.cpu().numpy()
+        chosen = rows[np.concatenate([train + j * own for j in range(combinations)])]
+        self.reached = np.bincount(chosen.indices, minlength=rows.shape[1]) > 0
+        self.inputs.rows, self.train_rows = self.operand(rows), self.operand(chosen)
+
+    def operand(self, matrix: sp.csr_matrix) -> SparseMatrix | Tensor:
+        """The faster of a sparse and, below ``dense_limit`` entries, a dense matrix."""
+        size = matrix.shape[0] * matrix.shape[1]
+        if size <= self.params.dense_limit and matrix.nnz > DENSE_ABOVE * size:
+            return torch.from_numpy(matrix.toarray()).to(self.device, self.dtype)
+        return SparseMatrix(matrix, self.dtype).to(self.device)
+
+    def structure_features(self) -> np.ndarray:
+        """The first s_u of the client's own nodes, [N, d_s]."""
+        width = self.model.structure_width
+        if self.params.features == "degree":
+            sources = torch.cat([self.graph.edge_index[0], self.graph.cut_out[0]])
+            return structure_features.degree_one_hot(sources.bincount(minlength=self.graph.num_nodes).numpy(), width)
+        drawn = structure_features.hop2vec(self.graph.num_nodes, width, self.cfg.seed, self.graph.client)
+        return drawn.astype(np.float64 if self.dtype == torch.float64 else np.float32)
+
+    def sealed(self, contents: dict[int, Arrays], step: str) -> dict[str, Arrays]:
+        """A group of envelopes, by receiver."""
+        return {ENVELOPES: {str(k): self.sealer.seal(k, step, arrays) for k, arrays in contents.items()}}
+
+    def opened(self, groups: dict[str, Arrays], step: str) -> dict[int, Arrays]:
+        """The contents of the envelopes, by sender."""
+        return {int(k): self.sealer.open(int(k), step, raw) for k, raw in groups.get(ENVELOPES, {}).items()}
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    @property
+    def trains_structure(self) -> bool:
+        """Whether S is learned (Hop2Vec)."""
+        return bool(self.params.features == "hop2vec")
+
+    @phase
+    def place(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Take the structure features of the support, once, where they are not learned."""
+        self.receive(groups)
+        return {}, {"done": 1}
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """S of the support, [Q, d_s]."""
+        self.begun = None
+        if STRUCTURE in groups:
+            s = torch.from_numpy(groups[STRUCTURE]["s"]).to(self.device, self.dtype)
+            self.inputs.s = s.requires_grad_(self.trains_structure)
+
+    def leaves(self) -> dict[str, Tensor]:
+        """θ, and S where it is learned."""
+        s = self.inputs.s
+        return super().leaves() | ({"s": s} if s is not None and s.requires_grad else {})
+
+    def predict(self) -> Tensor:
+        """Logits [N, C]; the part of g before any dropout, half of a round's work, is kept for the gradient."""
+        self.begun = self.model.g.begin(self.inputs.s)
+        self.model.eval()
+        with torch.no_grad():
+            embedded = self.model.g.finish(self.begun)
+            return self.model.feature_part(self.inputs) + self.model.structure_part(self.inputs.rows @ embedded)
+
+    def loss(self) -> Tensor:
+        """Eq. (7) from the rows of the training nodes alone."""
+        begun, self.begun = self.begun, None
+        embedded = self.model.g.finish(self.model.g.begin(self.inputs.s) if begun is None else begun)
+        features = self.model.feature_part(self.inputs)[self.train_nodes]
+        return self.summed_loss(features + self.model.structure_part(self.train_rows @ embedded))
+
+    def send(self) -> dict[str, Arrays]:
+        """The rows of G_S^i that can differ from zero."""
+        if "s" not in self.gradients:
+            return {}
+        rows = self.gradients["s"] if self.reached.all() else self.gradients["s"][torch.from_numpy(self.reached)]
+        self.release()
+        return {STRUCTURE: {"s": rows.cpu().numpy()}}
+
+    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
+        """As the base."""
+        told = super().evaluate(parameters, config)
+        self.release()
+        return told
+
+    def release(self) -> None:
+        """Let go of what the next message brings anew; clients that share a process would hold it all at once."""
+        self.gradients, self.begun = {}, None
+        if self.trains_structure:
+            self.inputs.s = None
+
+    # --- private state between messages -------------------------------------------------------------------------------
+
+    def private_tensors(self) -> dict[str, Tensor]:
+        """Keys, the rows at hand, and S where it comes only once."""
+        arrays: Arrays = {"private": np.frombuffer(self.sealer.private, np.uint8), "owner": self.owner}
+        if self.sealer.peers:
+            arrays["met"] = np.array(sorted(self.sealer.peers))
+            arrays["keys"] = np.stack(
+                [np.frombuffer(self.sealer.peers[k], np.uint8) for k in sorted(self.sealer.peers)]
+            )
+        if self.exchange is not None:
+            arrays |= {f"exchange/{name}": array for name, array in self.exchange.state().items()}
+        if self.support.size:
+            arrays |= {"support": self.support, "shape": np.array(self.rows.shape)}
+            arrays |= {f"rows/{part}": getattr(self.rows, part) for part in ("data", "indices", "indptr")}
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        if self.inputs.s is not None and not self.trains_structure:
+            tensors["s"] = self.inputs.s
+        return tensors
+
+    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `private_tensors` gave."""
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        self.owner = arrays["owner"]
+        if not self.sealer.peers:  # a resumed run has exchanged new keys before the old state comes back
+            self.sealer = Sealer(self.graph.client, arrays["private"].tobytes())
+            if "met" in arrays:
+                self.sealer.meet({int(k): key.tobytes() for k, key in zip(arrays["met"], arrays["keys"], strict=True)})
+        exchange = {k.removeprefix("exchange/"): a for k, a in arrays.items() if k.startswith("exchange/")}
+        if exchange:
+            self.hop_exchange().restore(exchange)
+        if "support" in arrays:
+            self.support = arrays["support"]
+            parts = tuple(arrays[f"rows/{part}"] for part in ("data", "indices", "indptr"))
+            self.set_rows(sp.csr_matrix(parts, shape=tuple(arrays["shape"])))
+        if "s" in tensors:
+            self.inputs.s = tensors["s"].to(self.device, self.dtype)

@@ -1,0 +1,72 @@
+"""FedStruct-A's client (Aliakbari, Östman & Graell i Amat, 2024): its own features, and s_v^(L_s) from the server.
+
+    ŷ_v = softmax(s_v^(L_s) + h_v),   h = fGNN_θf(X_i, E_i)                                           Eqs. (5), (10)
+    g_i = ∇_θf Σ_{v∈V~_i} CE(y_v, ŷ_v),   ∂/∂s_v^(L_s) = ŷ_v − y_v                                   Theorem 1, Lemma 1
+
+Leaves the client: its edges (once), g_i, the residuals of its training nodes, |V~_i|, scores.
+Never leaves it: X, Y, H; though a residual tells the label of its node.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import Answer, phase, to_numpy
+from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.fedstruct import FedStruct, Identity
+
+STRUCTURE = "structure"
+
+
+class FedStructAClient(FedGradClient):
+    """Holds the feature branch alone: the decoupled one, or any other network.
+
+    Attributes:
+        z: s_v^(L_s) of its own nodes [N, C], as trained and as scored.
+    """
+
+    z: dict[str, Tensor]
+
+    def build_model(self) -> Model:
+        """fGNN; the decoupled network without its structure branch."""
+        model = super().build_model()
+        if isinstance(model, FedStruct):
+            model.g = Identity()
+            if model.learned:
+                del model.structure_beta
+        return model
+
+    @phase
+    def reveal(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Tell the server the edges that leave this client's nodes, by global ids [2, E]."""
+        node = self.graph.node_id
+        inner = node[self.graph.edge_index]
+        leaving = torch.stack([node[self.graph.cut_out[0]], self.graph.cut_out[1]])
+        edges = torch.cat([inner, leaving], dim=1)
+        return {"graph": {"nodes": to_numpy(node.int()), "edges": to_numpy(edges.int())}}, {}
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """s_v^(L_s)."""
+        self.z = {key: torch.tensor(z, device=self.device) for key, z in groups[STRUCTURE].items()}
+        if "train" in self.z:
+            self.z["train"].requires_grad_()
+
+    def leaves(self) -> dict[str, Tensor]:
+        """θ_f, and s^(L_s) as it came."""
+        return super().leaves() | ({"z": self.z["train"]} if "train" in self.z else {})
+
+    def loss(self) -> Tensor:
+        """Eq. (7)."""
+        return self.summed_loss((self.model(self.inputs) + self.z["train"])[self.train_nodes])
+
+    def predict(self) -> Tensor:
+        """Logits [N, C]."""
+        return super().predict() + self.z["scored" if "scored" in self.z else "train"].detach()
+
+    def send(self) -> dict[str, Arrays]:
+        """The residuals of the training nodes, [|V~_i|, C], and their places among the client's nodes."""
+        rows = self.train_nodes
+        return {STRUCTURE: {"places": to_numpy(rows.int()), "residuals": to_numpy(self.gradients["z"][rows])}}

@@ -1,0 +1,178 @@
+"""Client of FedStruct-B's privacy variant (Aliakbari, Östman & Graell i Amat, 2024, appendix L.1): s_u stays with u's owner.
+
+    phase 1   j → i, sealed:  s̄_v^(j) = Σ_{u∈V_j} ā_vu g(s_u)  for v ∈ V_i                       Eq. (51), with g
+    phase 2   i → server:     U_i = Σ_{v∈V~_i} ā_v (ŷ_v − y_v)^T,  and g_i of θ_f                Eq. (52)
+    phase 3   server → j:     rows of Σ_i U_i = ∂F/∂g(S) of V_j; j propagates them back through its own g(s_u): its step of
+              s_u, and its share of the gradient of θ_s → server
+
+With g the identity this is the paper's scheme. Where g has parameters the paper sends Jacobians (Eq. 50); the owner's own
+back-propagation gives the same gradient from |θ_s| numbers.
+Leaves the client, for the server: what FedStruct-B's does, but no s_u and no gradient of one. For other clients, sealed: B_i^k,
+ā_vu of v in V_i and u in V_j to j, s̄^(j) to i.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import Answer, phase, to_numpy
+from fedgraph_flwr.clients.fedstruct import STRUCTURE, FedStructClient
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import Arrays, derive_seed
+from fedgraph_flwr.methods.hops import RowMessage
+from fedgraph_flwr.numerics.optim import NamedOptimizer
+
+
+class PrivateFedStructClient(FedStructClient):
+    """Keeps s_u of its own nodes.
+
+    Attributes:
+        s: structure features of its own nodes, [N, d_s].
+        blocks: by client i, ā_vu of the rows of i that meet this client's nodes (b of its J·n_i), [b, N].
+        met_rows: by client j, which of this client's J·N rows meet j's nodes.
+        parts: Σ_j s̄^(j) of its own nodes, [J·N, C]: ``train`` with dropout, ``scored`` without.
+        embedding: number of the phase 1 that they are of.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.params.local_epochs > 1 or not self.trains_structure:
+            raise FedGraphError(
+                f"{self.cfg.strategy.name} takes strategy.features=hop2vec and local_epochs=1, since only its owner steps s_u;"
+                f" got {self.params.features} and {self.params.local_epochs}"
+            )
+        self.s = torch.from_numpy(self.structure_features()).to(self.device, self.dtype)
+        self.blocks: dict[int, sp.csr_matrix] = {}
+        self.met_rows: dict[int, np.ndarray] = {}
+        self.parts: dict[str, Tensor] = {}
+        self.embedding = 0
+        self.stepper = NamedOptimizer(self.cfg.train)
+
+    # --- setup --------------------------------------------------------------------------------------------------------
+
+    def acquired(self, step: int) -> dict[str, Arrays]:
+        """The columns of Ā^[i] that belong to each client, sealed for it."""
+        contents = {}
+        for j in range(self.graph.num_clients):
+            columns = np.flatnonzero(self.owner[self.support] == j)
+            block = self.rows[:, columns]
+            self.met_rows[j] = np.flatnonzero(np.diff(block.indptr))
+            if self.met_rows[j].size:
+                block = block[self.met_rows[j]]
+                parts = (block.data, self.support[columns][block.indices], block.indptr)
+                wide = sp.csr_matrix(parts, shape=(block.shape[0], self.owner.size))
+                contents[j] = RowMessage(self.met_rows[j], wide).arrays()
+        self.take_blocks({self.graph.client: contents.pop(self.graph.client)})
+        return self.sealed(contents, "blocks")
+
+    @phase
+    def take(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Take the other clients' columns."""
+        self.take_blocks(self.opened(groups, "blocks"))
+        return {}, {"done": 1}
+
+    def take_blocks(self, contents: dict[int, Arrays]) -> None:
+        """Keep blocks with this client's own node numbers as columns."""
+        for i, arrays in contents.items():
+            self.blocks[i] = RowMessage.of(arrays, self.owner.size).rows[:, self.graph.node_id.numpy()]
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+
+    @phase
+    def embed(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Phase 1: s̄^(j) for every client, sealed; the own part is kept."""
+        self.model.g.load_state_dict({name: torch.from_numpy(a) for name, a in groups.get("g", {}).items()})
+        wanted = [kind for kind in ("train", "scored") if config[kind]]
+        with torch.no_grad():
+            embedded = {kind: self.embedded(kind == "train").cpu().numpy() for kind in wanted}
+        contents = {i: {kind: block @ embedded[kind] for kind in wanted} for i, block in self.blocks.items()}
+        own = contents.pop(self.graph.client)
+        self.parts = {kind: self.spread({self.graph.client: own[kind]}) for kind in wanted}
+        self.embedding = int(config["embedding"])
+        return self.sealed(contents, f"embed {self.embedding}"), {}
+
+    def embedded(self, training: bool) -> Tensor:
+        """g(s_u) of the own nodes, [N, C]; the dropout mask of a round is the same in every phase."""
+        self.model.train(training)
+        torch.manual_seed(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "mask"))
+        return self.model.g(self.s)
+
+    def spread(self, parts: dict[int, np.ndarray]) -> Tensor:
+        """Σ_j of the parts s̄^(j) of the rows that meet j, on all J·N rows."""
+        total = np.zeros((self.rows.shape[0], self.model.num_classes), np.result_type(*parts.values()))
+        for j in sorted(parts):
+            total[self.met_rows[j]] += parts[j]
+        return torch.from_numpy(total).to(self.device)
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """Phase 2 begins: the others' parts."""
+        inbox = self.opened(groups, f"embed {self.embedding}")
+        for kind, own in self.parts.items():
+            others = {j: arrays[kind] for j, arrays in inbox.items()}
+            self.parts[kind] = (own + self.spread(others) if others else own).requires_grad_(kind == "train")
+
+    def leaves(self) -> dict[str, Tensor]:
+        """θ_f, and the sums s̄ as they came."""
+        return super().leaves() | ({"parts": self.parts["train"]} if "train" in self.parts else {})
+
+    def loss(self) -> Tensor:
+        """Eq. (7)."""
+        logits = self.model.feature_part(self.inputs) + self.model.structure_part(self.parts["train"])
+        return self.summed_loss(logits[self.train_nodes])
+
+    def predict(self) -> Tensor:
+        """Logits [N, C]."""
+        self.model.eval()
+        with torch.no_grad():
+            parts = self.parts["scored" if "scored" in self.parts else "train"]
+            return self.model.feature_part(self.inputs) + self.model.structure_part(parts)
+
+    def send(self) -> dict[str, Arrays]:
+        """U_i of Eq. (52), of the nodes that training nodes reach."""
+        upstream = self.rows.T @ to_numpy(self.gradients["parts"])
+        return {STRUCTURE: {"s": upstream[self.reached]}}
+
+    @phase
+    def step_own(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Phase 3: back-propagate ∂F/∂g(S) of the own nodes, step s_u, answer with the gradient of θ_s."""
+        s = self.s.detach().requires_grad_()
+        self.s = s
+        upstream = torch.tensor(groups[STRUCTURE]["s"], dtype=self.dtype, device=self.device)
+        names = [name for name, _ in self.model.g.named_parameters()]
+        found = torch.autograd.grad(self.embedded(True), [s, *self.model.g.parameters()], upstream)
+        self.s = self.stepper.step({"s": s.detach()}, {"s": found[0] / float(config["labelled"])})["s"]
+        return {"g": {name: to_numpy(part) for name, part in zip(names, found[1:], strict=True)}}, {}
+
+    # --- private state between messages -------------------------------------------------------------------------------
+
+    def private_tensors(self) -> dict[str, Tensor]:
+        """s_u and its optimiser's moments, the blocks, and the own parts of this round."""
+        tensors = super().private_tensors() | {"own_s": self.s.detach()}
+        tensors["embedding"] = torch.tensor(self.embedding)
+        tensors |= {f"stepper/{name}": tensor for name, tensor in self.stepper.state().items()}
+        tensors |= {f"parts/{kind}": part.detach() for kind, part in self.parts.items()}
+        tensors |= {f"met_rows/{j}": torch.from_numpy(rows) for j, rows in self.met_rows.items()}
+        for i, block in self.blocks.items():
+            tensors |= {
+                f"blocks/{i}/{key}": torch.from_numpy(getattr(block, key)) for key in ("data", "indices", "indptr")
+            }
+        return tensors
+
+    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `private_tensors` gave."""
+        super().load_private_tensors(tensors)
+        self.s, self.embedding = tensors["own_s"].to(self.device, self.dtype), int(tensors["embedding"])
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+        self.stepper.load(under("stepper/"))
+        self.parts = {kind: part.to(self.device) for kind, part in under("parts/").items()}
+        self.met_rows = {int(j): rows.numpy() for j, rows in under("met_rows/").items()}
+        for i in {int(key.partition("/")[0]) for key in under("blocks/")}:
+            data, indices, indptr = (tensors[f"blocks/{i}/{key}"].numpy() for key in ("data", "indices", "indptr"))
+            shape = (indptr.size - 1, self.graph.num_nodes)
+            self.blocks[i] = sp.csr_matrix((data, indices, indptr), shape=shape)

@@ -1,0 +1,197 @@
+"""From a Flower message to a client's answer: find or build the client, restore its state, answer, keep its state.
+
+A client object stays alive in its process between messages, because building one costs more than a round. Its private state
+also goes through ``context.state``, tagged with a version: a process that holds no client, or a stale one, rebuilds it from
+there. An engine that serves all messages of a client in one process says so with ``live`` in the node config, and spares
+the copying.
+"""
+
+import functools
+import os
+from collections.abc import Mapping
+from logging import ERROR
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.config import DEVICES, RunConfig, from_run_config, one_of
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.lookup import locate
+from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, derive_seed, from_record, groups_of, pack, to_record
+
+STATE = "fedgraph-state"
+VERSION = "fedgraph-version"
+
+NODE_KEYS = ("graph", "state", "device", "threads")
+"""What a SuperNode may be told by ``--node-config``; docs/fleet.md says what each means."""
+
+_ENGINE_KEYS = ("partition-id", "num-partitions", "live")
+_live: dict[tuple[int, int], tuple[GraphClient, int]] = {}
+
+
+def respond(message: Message, context: Context) -> Message:
+    """Answer one message; wrong input becomes an error reply whose reason is a sentence for the user.
+
+    A fleet's node also tells it where it was started, and only there with the paths it was given.
+    """
+    try:
+        return Message(_answer(message, context), reply_to=message)
+    except FedGraphError as error:
+        told = str(error)
+        if not context.node_config.get("live"):
+            log(ERROR, told)
+        for key in ("graph", "state"):
+            if path := context.node_config.get(key):
+                told = told.replace(str(path), f"<{key}>")
+        return Message(Error(FAILED, told), reply_to=message)
+
+
+def forget(run_id: int) -> None:
+    """Drop the live clients of a run."""
+    for key in [key for key in _live if key[0] == run_id]:
+        del _live[key]
+
+
+def _answer(message: Message, context: Context) -> RecordDict:
+    config: dict[str, Any] = dict(message.content[CONFIG])
+    phase, server_round = str(config["phase"]), int(config.get("round", 0))
+    cfg = _run_config(tuple(sorted((str(k), str(v)) for k, v in context.run_config.items())))
+    if torch.get_num_threads() != (threads := _threads(cfg, context)):
+        torch.set_num_threads(threads)
+    client, version = _find(cfg, context)
+    checkpoints = _checkpoint_folder(cfg, context, client, str(config["run"])) if "run" in config else None
+    if "resume" in config:
+        _resume(client, checkpoints, int(config["resume"]))
+        version += 1
+        _keep(client, version, context)
+    # As torch.manual_seed, which beside this formats a stack trace for each accelerator that is not there: 0.2 ms a message.
+    seed = derive_seed(cfg.seed, client.graph.client, server_round, phase)
+    torch.default_generator.manual_seed(seed)
+    if client.device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    client.server_round = server_round
+    groups, metrics = client.answer(phase, groups_of(message.content), config)
+    if phase not in ("describe", "evaluate"):
+        version += 1
+        _keep(client, version, context)
+    if config.get("checkpoint") and checkpoints:
+        checkpoints.write_checkpoint(client.state(), server_round)
+    reply = pack(groups)
+    reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
+    return reply
+
+
+@functools.lru_cache(maxsize=8)
+def _run_config(items: tuple[tuple[str, str], ...]) -> RunConfig:
+    return from_run_config(dict(items))
+
+
+def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
+    """The live client of this node if it is up to date, else one rebuilt from its graph and its state.
+
+    That is in ``context.state``, or, where the SuperNode was started anew since, in the node's state folder.
+    """
+    key = (context.run_id, context.node_id)
+    stored = int(context.state.config_records[VERSION]["version"]) if VERSION in context.state.config_records else 0  # type: ignore[arg-type]
+    if key in _live and (_live[key][1] == stored or context.node_config.get("live")):
+        return _live[key]
+    _check(context.node_config)
+    path = context.node_config.get("graph")
+    file = Path(str(path)) if path else None
+    client: GraphClient = locate(cfg.strategy.client)(cfg, load_graph(cfg, context), device(cfg, context), file)
+    if STATE in context.state.array_records:
+        arrays = from_record(context.state.array_records[STATE])
+        client.load_state({name: torch.from_numpy(array) for name, array in arrays.items()})
+    elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
+        client.load_state(kept[0])
+        stored = kept[1]
+    _live[key] = (client, stored)
+    return _live[key]
+
+
+def _keep(client: GraphClient, version: int, context: Context) -> None:
+    _live[context.run_id, context.node_id] = (client, version)
+    if context.node_config.get("live"):
+        return
+    state = client.state()
+    context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in state.items()})
+    context.state[VERSION] = ConfigRecord({"version": version})
+    if folder := _last_folder(context, client):
+        folder.write_last(state, version)
+
+
+def _check(told: Mapping[str, Any]) -> None:
+    """Raise unless all that a node was told is known, and its state folder can be written."""
+    for key in told:
+        if key not in NODE_KEYS + _ENGINE_KEYS:
+            raise unknown("key", key, NODE_KEYS, "in --node-config")
+    if root := told.get("state"):
+        try:
+            Path(str(root)).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FedGraphError(f"cannot make the folder state={root} of --node-config: {error.strerror}") from error
+        if not os.access(str(root), os.W_OK):
+            raise FedGraphError(f"cannot write into the folder state={root} of --node-config")
+
+
+def _threads(cfg: RunConfig, context: Context) -> int:
+    """Torch's threads: the node's own ``threads``, else the run's."""
+    threads = context.node_config.get("threads", cfg.threads)
+    if not isinstance(threads, int) or threads < 1:
+        raise FedGraphError(f"threads={threads} of --node-config must be a whole number, at least 1")
+    return threads
+
+
+def load_graph(cfg: RunConfig, context: Context) -> Any:
+    """The client's graph: the file named in the node config, else the one of its partition."""
+    from fedgraph_flwr import partition
+
+    if path := context.node_config.get("graph"):
+        return partition.load(str(path))
+    if "partition-id" not in context.node_config:
+        raise FedGraphError(
+            "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', "
+            "a file made by `fedgraph-flwr partition` or `fedgraph-flwr import`"
+        )
+    index, clients = int(context.node_config["partition-id"]), partition.num_clients(cfg)
+    if index >= clients:
+        raise FedGraphError(
+            f"node {index} has no client: this run has {clients} (num_clients, or 1 for a pooled graph)"
+        )
+    return partition.load_client(cfg, index)
+
+
+def device(cfg: RunConfig, context: Context) -> torch.device:
+    """Where this node trains: its own ``device``, else the run's; ``auto`` takes a GPU where there is one."""
+    name = str(context.node_config.get("device", cfg.device))
+    one_of(name, DEVICES, "device")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise FedGraphError("device=cuda, but this node sees no GPU; use device=auto or device=cpu")
+    return torch.device("cuda" if name in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
+
+
+def _last_folder(context: Context, client: GraphClient) -> StateFolder | None:
+    """Where a SuperNode keeps the state of this Flower run, if it was given a folder."""
+    root = context.node_config.get("state")
+    return StateFolder(str(root), str(context.run_id), client.cfg.strategy.name, client.graph.client) if root else None
+
+
+def _checkpoint_folder(cfg: RunConfig, context: Context, client: GraphClient, run: str) -> StateFolder | None:
+    """Where checkpoints are kept: the node's ``state`` folder; in a simulation, the run's own."""
+    root = context.node_config.get("state") or (f"{cfg.out}/state" if "partition-id" in context.node_config else None)
+    return StateFolder(str(root), run, cfg.strategy.name, client.graph.client) if root else None
+
+
+def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) -> None:
+    if folder is not None:
+        client.load_state(folder.read_checkpoint(server_round))
+    elif client.state():
+        raise FedGraphError(
+            f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no folder for it; "
+            "start the SuperNode with --node-config 'state=\"DIR\"'"
+        )

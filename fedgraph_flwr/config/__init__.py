@@ -1,0 +1,48 @@
+"""The configuration of a run: its schema, and its composition from YAML and words of a command line."""
+
+from fedgraph_flwr.config.composition import compose, conf_dir, from_run_config, group_names, to_json, to_yaml
+from fedgraph_flwr.config.schema import (
+    AVERAGES,
+    DEVICES,
+    METRICS,
+    SELECTIONS,
+    AttackConfig,
+    DatasetConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PartitionConfig,
+    PrivacyConfig,
+    RunConfig,
+    SplitConfig,
+    StrategyConfig,
+    TrainConfig,
+    at_least,
+    one_of,
+    typed,
+)
+
+__all__ = [
+    "AVERAGES",
+    "DEVICES",
+    "METRICS",
+    "SELECTIONS",
+    "AttackConfig",
+    "DatasetConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "PartitionConfig",
+    "PrivacyConfig",
+    "RunConfig",
+    "SplitConfig",
+    "StrategyConfig",
+    "TrainConfig",
+    "at_least",
+    "compose",
+    "conf_dir",
+    "from_run_config",
+    "group_names",
+    "one_of",
+    "to_json",
+    "to_yaml",
+    "typed",
+]

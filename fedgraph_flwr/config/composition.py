@@ -1,0 +1,267 @@
+"""Composition of a configuration from YAML groups and a user's ``key=value`` words.
+
+Later wins: dataclass defaults, ``conf/config.yaml``, the chosen group files (dataset, partition, model, strategy), the
+protocol with its ``datasets:`` (where ``models:`` sizes a model for that dataset) and ``strategies:`` sections, then the user's
+``key=value`` overrides. A group is chosen by the user, else by the protocol, else by the dataset (for the model: the strategy's
+and the dataset's own go before the protocol's), else by ``config.yaml``. After composition OmegaConf is gone: the rest of the
+program sees dataclasses.
+"""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedgraph_flwr.config.schema import (
+    AttackConfig,
+    DatasetConfig,
+    ModelConfig,
+    PartitionConfig,
+    RunConfig,
+    StrategyConfig,
+)
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
+
+
+def conf_dir() -> Path:
+    """The folder of the YAML groups: beside the packages in a checkout or bundle, inside them when installed."""
+    package = Path(__file__).parents[1]
+    beside = package.parent / "conf"
+    return beside if (beside / "config.yaml").is_file() else package / "_conf"
+
+
+def group_names(group: str) -> list[str]:
+    """The names a group accepts, such as the strategies."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> RunConfig:
+    """Compose a configuration.
+
+    Args:
+        overrides: ``key=value`` words, as on the command line.
+        base: a resolved configuration to start from instead of the group files: a ``config.yaml``, or JSON.
+
+    Raises:
+        FedGraphError: an unknown key or name, a wrong type or an impossible value.
+    """
+    given = _parse(overrides)
+    if base:
+        inline = str(base).startswith("{")
+        layers: list[tuple[str, DictConfig]] = [
+            ("config", OmegaConf.create(json.loads(str(base)))) if inline else (str(base), _load(Path(base)))
+        ]
+        selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
+        for group in ("dataset", "strategy"):
+            if group in selected:
+                selected = {**_wishes(group, selected[group]), **selected}
+        for group in ("dataset", "partition", "model", "strategy"):
+            if group in selected:
+                layers.append(_group(group, selected[group]))
+        if "protocol" in selected:
+            raise FedGraphError(
+                "protocol= cannot be combined with config=: a resolved config already holds its protocol"
+            )
+    else:
+        layers = _layers(given)
+    layers.append(("override", OmegaConf.create(_nest(given))))
+    return _build(layers)
+
+
+def from_run_config(run_config: Any) -> RunConfig:
+    """The configuration of a Flower run: ``config`` (a file or JSON), else the group files, then ``overrides``.
+
+    ``num-clients`` is the number of clients unless a config or the overrides say otherwise.
+    """
+    words, base = shlex.split(str(run_config.get("overrides", ""))), str(run_config.get("config", ""))
+    if "num-clients" in run_config and not base:
+        words.insert(0, f"num_clients={run_config['num-clients']}")
+    return compose(words, base or None)
+
+
+def to_yaml(cfg: RunConfig) -> str:
+    """The resolved configuration as YAML, from which the run is repeated."""
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(cfg)))
+
+
+def to_json(cfg: RunConfig) -> str:
+    """The resolved configuration on one line, as it goes to the nodes of a fleet."""
+    return json.dumps(dataclasses.asdict(cfg))
+
+
+def _parse(words: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` words to a flat dict; values are YAML scalars or lists."""
+    given: dict[str, Any] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not key:
+            raise FedGraphError(f"'{word}' is not of the form key=value")
+        try:
+            given[key] = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))["v"]  # type: ignore[index,call-overload]
+        except Exception as error:
+            raise FedGraphError(f"'{word}': the value cannot be read ({_first_line(error)})") from error
+    return given
+
+
+def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, last = key.split(".")
+        node = nested
+        for parent in parents:
+            child = node.setdefault(parent, {})
+            if not isinstance(child, dict):
+                raise FedGraphError(f"'{key}' goes below '{parent}', which has the value {child!r}")
+            node = child
+        node[last] = value
+    return nested
+
+
+def _load(path: Path) -> DictConfig:
+    try:
+        loaded = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise FedGraphError(f"no such config file: {path}") from error
+    except Exception as error:
+        raise FedGraphError(f"{path} is no valid YAML ({_first_line(error)})") from error
+    if not isinstance(loaded, DictConfig):
+        raise FedGraphError(f"{path} must hold keys and values")
+    return loaded
+
+
+def _group(group: str, name: str) -> tuple[str, DictConfig]:
+    path = conf_dir() / group / f"{name}.yaml"
+    if not path.is_file():
+        from fedgraph_flwr.data.root import imported_path
+
+        if group == "dataset" and (own := imported_path(name)).is_file():
+            return str(own), OmegaConf.create({group: {"name": name}})
+        raise unknown(group, name, group_names(group))
+    body = _load(path)
+    if group == "protocol":
+        return str(path), body
+    for wish in _WISHES.get(group, ()):
+        body.pop(wish, None)
+    return str(path), OmegaConf.create({group: body})
+
+
+# A strategy may name the model it brings, a dataset the partition and the model that suit it.
+_WISHES = {"strategy": ("model",), "dataset": ("partition", "model")}
+
+
+def _wishes(group: str, name: str) -> dict[str, str]:
+    path = conf_dir() / group / f"{name}.yaml"
+    body = _load(path) if path.is_file() else {}
+    return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
+
+
+def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
+    """The files that apply, in order; takes the group choices out of ``given``."""
+    root = conf_dir() / "config.yaml"
+    config = _load(root)
+    defaults = config.pop("defaults")
+    chosen = {group: given.pop(group) for group in GROUPS if isinstance(given.get(group), str)}
+    layers = [(str(root), config)]
+
+    protocol_name = chosen.get("protocol", defaults.protocol)
+    protocol_path, protocol = (
+        ("", OmegaConf.create({})) if protocol_name == "none" else _group("protocol", protocol_name)
+    )
+    by_protocol = protocol.pop("defaults", OmegaConf.create({}))
+    by_dataset = protocol.pop("datasets", OmegaConf.create({}))
+    by_strategy = protocol.pop("strategies", OmegaConf.create({}))
+
+    def choose(group: str, *preferences: Any) -> str:
+        return str(chosen.get(group) or next((p for p in preferences if p), None) or defaults[group])
+
+    strategy = choose("strategy", by_protocol.get("strategy"))
+    dataset = choose("dataset", by_protocol.get("dataset"))
+    dataset_part = by_dataset.get(dataset, OmegaConf.create({}))
+    strategy_part = by_strategy.get(strategy, OmegaConf.create({}))
+    by_model = dataset_part.pop("models", OmegaConf.create({}))
+    chosen_below = [part.pop("defaults", OmegaConf.create({})) for part in (strategy_part, dataset_part)]
+
+    own = [_wishes("strategy", strategy), _wishes("dataset", dataset)]
+    partition = choose("partition", *(c.get("partition") for c in (*chosen_below, by_protocol, *own)))
+    model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol)))
+
+    layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model)]
+    layers.append(_group("strategy", strategy))
+    if protocol_path:
+        protocol["protocol"] = protocol_name
+        layers.append((protocol_path, protocol))
+        layers.append((f"{protocol_path} (datasets.{dataset})", dataset_part))
+        own_size = OmegaConf.create({"model": by_model.get(model, OmegaConf.create({}))})
+        layers.append((f"{protocol_path} (datasets.{dataset}.models.{model})", own_size))
+        layers.append((f"{protocol_path} (strategies.{strategy})", strategy_part))
+    return layers
+
+
+def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
+    """Move a group's keys that its dataclass does not know into its ``params``."""
+    body = node.get(group)
+    if isinstance(body, dict):
+        known = {f.name for f in dataclasses.fields(cls)}
+        own = {key: body.pop(key) for key in list(body) if key not in known}
+        if own:
+            body["params"] = {**(body.get("params") or {}), **own}
+
+
+_LIFTED = {
+    "strategy": StrategyConfig,
+    "model": ModelConfig,
+    "dataset": DatasetConfig,
+    "partition": PartitionConfig,
+    "attack": AttackConfig,
+}
+
+
+def _build(layers: list[tuple[str, DictConfig]]) -> RunConfig:
+    merged = OmegaConf.structured(RunConfig)
+    accepted_params: dict[str, set[str]] = {group: set() for group in _LIFTED}
+    for source, layer in layers:
+        node = OmegaConf.to_container(layer, resolve=True)
+        if not isinstance(node, dict):
+            raise FedGraphError(f"{source} must hold keys and values")
+        if isinstance(node.get("attack"), str):
+            node["attack"] = {"name": node["attack"]}
+        for group, cls in _LIFTED.items():
+            _lift(node, group, cls)  # type: ignore[arg-type]
+            own = set((node.get(group) or {}).get("params") or {}) if isinstance(node.get(group), dict) else set()
+            if source == "override" and group not in ("strategy", "attack"):
+                for key in own - accepted_params[group]:
+                    known = {f.name for f in dataclasses.fields(cls)} - {"params"}
+                    raise unknown(f"{group} key", key, known | accepted_params[group], f"override {group}.{key}")
+            accepted_params[group] |= own
+            if isinstance(node.get(group), dict) and "name" in node[group] and source != "override":
+                merged[group].params = {}  # another choice of the group starts from its own keys
+        try:
+            merged = OmegaConf.merge(merged, node)
+        except OmegaConfBaseException as error:
+            raise _explain(error, source) from error
+    try:
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise _explain(error, "the composed config") from error
+
+
+def _explain(error: OmegaConfBaseException, source: str) -> FedGraphError:
+    key = str(error.full_key or error.key or "?")
+    cls = error.object_type
+    if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError") and dataclasses.is_dataclass(cls):
+        parent = key.rpartition(".")[0]
+        return unknown(
+            "key", key, [f"{parent}.{f.name}" if parent else f.name for f in dataclasses.fields(cls)], source
+        )
+    return FedGraphError(f"{key} ({source}): {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,288 @@
+"""The configuration's schema: typed dataclasses whose values are checked where they are made.
+
+Every key has a type, a range and a default here; a method declares its own in ``Params``, a network in the signature of
+its class, and `typed` fills either from what a user wrote.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def one_of(value: str, accepted: Sequence[str], key: str) -> None:
+    """Raise unless ``value`` is among the accepted ones."""
+    if value not in accepted:
+        raise unknown(key, value, accepted)
+
+
+def at_least(value: float, bound: float, key: str) -> None:
+    """Raise unless ``value`` is finite and ``>= bound``."""
+    if not bound <= value < math.inf:
+        raise FedGraphError(f"{key} must be >= {bound}{' and finite' if value == math.inf else ''}, got {value}")
+
+
+@dataclass
+class DatasetConfig:
+    """Which graph, and what is done to it before it is split and partitioned."""
+
+    name: str = "csbm"
+    undirected: bool = False  # add the reverse of every edge
+    largest_component: bool = False
+    remove_self_loops: bool = False
+    normalize_features: bool = False  # rows of x sum to 1
+    edge_flip: float = 0.0  # probability with which a client's edge is removed and a random one put in its place
+    params: dict[str, Any] = field(default_factory=dict)  # what only this dataset knows (CSBM's sizes, say)
+
+    def __post_init__(self) -> None:
+        if path := self.params.get("path"):  # clients run in other folders
+            self.params = {**self.params, "path": str(Path(path).expanduser().absolute())}
+        if not 0 <= self.edge_flip <= 1:
+            raise FedGraphError(f"dataset.edge_flip must lie in [0, 1], got {self.edge_flip}")
+
+
+@dataclass
+class SplitConfig:
+    """Which nodes train, validate and test."""
+
+    kind: str = "ratio"  # ratio | kfold | public (the dataset's own masks)
+    scope: str = "client"  # client: within each client's nodes; global: over the whole graph, before the partition
+    train: float = 0.6
+    val: float = 0.2
+    test: float = 0.2
+    folds: int = 5  # kfold: groups of nodes; fold i tests on group i, validates on group i+1, trains on the rest
+    fold: int = -1  # -1: seed modulo folds
+    stratify: bool = False  # ratio: the same ratios within each class
+    min_train: int = 0  # a client left with fewer training nodes is given some from its unused nodes
+
+    def __post_init__(self) -> None:
+        one_of(self.kind, ("ratio", "kfold", "public"), "split.kind")
+        one_of(self.scope, ("client", "global"), "split.scope")
+        for key in ("train", "val", "test"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise FedGraphError(f"split.{key} must lie in [0, 1], got {getattr(self, key)}")
+        if self.train + self.val + self.test > 1 + 1e-9:
+            raise FedGraphError(f"split.train + val + test must be <= 1, got {self.train + self.val + self.test:g}")
+        if self.kind == "kfold":
+            at_least(self.folds, 3, "split.folds")
+
+
+@dataclass
+class PartitionConfig:
+    """How a graph becomes clients. ``name`` says how nodes are grouped, ``merge`` how groups become M clients."""
+
+    name: str = "louvain"
+    merge: str = "smallest_first"  # smallest_first | ascending | first_fit | random_merge | none
+    resolution: float = 1.0  # Louvain
+    min_size: int = 50  # random_merge: smaller groups are merged whole into a random larger one
+    delta: int = 20  # first_fit: slack over N / M
+    overlap: float = 0.0  # overlapping: share of a part's nodes drawn for each of its clients
+    clients_per_part: int = 1  # overlapping
+    params: dict[str, Any] = field(default_factory=dict)  # what only this partitioner knows
+
+    def __post_init__(self) -> None:
+        one_of(self.merge, ("smallest_first", "ascending", "first_fit", "random_merge", "none"), "partition.merge")
+
+
+@dataclass
+class ModelConfig:
+    """The network. ``params`` holds what only this network knows."""
+
+    name: str = "gcn"
+    hidden: int = 64
+    layers: int = 2
+    dropout: float = 0.5
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        at_least(self.hidden, 1, "model.hidden")
+        at_least(self.layers, 1, "model.layers")
+        if not 0 <= self.dropout < 1:
+            raise FedGraphError(f"model.dropout must lie in [0, 1), got {self.dropout}")
+
+
+@dataclass
+class TrainConfig:
+    """Local training."""
+
+    optimizer: str = "adam"  # adam | sgd
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    momentum: float = 0.0  # sgd
+    local_steps: int = 3  # full-batch steps a round
+    optimizer_state: str = "auto"  # keep | reset each round | auto: keep for adam, reset for sgd
+
+    def __post_init__(self) -> None:
+        one_of(self.optimizer, ("adam", "sgd"), "train.optimizer")
+        one_of(self.optimizer_state, ("auto", "keep", "reset"), "train.optimizer_state")
+        at_least(self.local_steps, 0, "train.local_steps")
+        at_least(self.weight_decay, 0, "train.weight_decay")
+        if not 0 < self.lr < math.inf:
+            raise FedGraphError(f"train.lr must be > 0 and finite, got {self.lr}")
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether the optimiser's state survives a round."""
+        return self.optimizer_state == "keep" or (self.optimizer_state == "auto" and self.optimizer == "adam")
+
+
+METRICS = ("accuracy", "macro_f1", "auc")
+AVERAGES = ("clients", "test_nodes", "nodes")
+SELECTIONS = ("best_val", "own_best_val", "last", "last5")
+
+
+@dataclass
+class EvaluationConfig:
+    """What is scored, and which of the figures is the headline (`test_accuracy` in the summary)."""
+
+    metric: str = "accuracy"
+    average: str = "clients"  # plain mean over clients | weighted by test nodes | weighted by all nodes
+    # the round of the best validation figure | of each client's own | the last round | mean of the last five rounds
+    select: str = "best_val"
+    every: int = 1  # rounds between evaluations
+    patience: int = (
+        0  # stop after so many rounds without a better validation figure (own_best_val: of any client); 0: never
+    )
+    min_delta: float = 0.0  # by how much a figure must be better
+    trained: bool = False  # also score each client's model right after local training
+
+    def __post_init__(self) -> None:
+        one_of(self.metric, METRICS, "evaluation.metric")
+        one_of(self.average, AVERAGES, "evaluation.average")
+        one_of(self.select, SELECTIONS, "evaluation.select")
+        at_least(self.every, 1, "evaluation.every")
+        at_least(self.patience, 0, "evaluation.patience")
+
+
+@dataclass
+class StrategyConfig:
+    """The method: its two classes, what is shared, how it is weighted, who takes part.
+
+    ``params`` holds the method's own keys; in YAML and overrides they stand beside the others (``strategy.mu=0.1``).
+    """
+
+    name: str = "fedavg"
+    server: str = "fedgraph_flwr.strategies.fedavg:FedAvg"  # module:class
+    client: str = "fedgraph_flwr.clients.base:GraphClient"
+    shared: list[str] = field(default_factory=lambda: [""])  # prefixes of parameter names that travel; "" is all
+    weighting: str = "train"  # train | nodes | uniform
+    fraction: float = 1.0  # share of the clients sampled each round
+    min_clients: int = 1  # fewer valid replies than this fail the round
+    on_failure: str = "continue"  # continue without a client that failed | fail the run
+    timeout: float = 3600.0  # seconds to wait for an exchange
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_of(self.weighting, ("train", "nodes", "uniform"), "strategy.weighting")
+        one_of(self.on_failure, ("continue", "fail"), "strategy.on_failure")
+        at_least(self.min_clients, 1, "strategy.min_clients")
+        if not 0 < self.fraction <= 1:
+            raise FedGraphError(f"strategy.fraction must lie in (0, 1], got {self.fraction}")
+
+
+@dataclass
+class PrivacyConfig:
+    """Differential privacy by Flower's wrappers; ``noise_multiplier`` 0 is off."""
+
+    dp: str = "none"  # none | server_fixed (the server clips updates) | client_fixed (each client does)
+    noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
+    clipping_norm: float = 1.0  # largest L2 norm of a client's update
+    delta: float = 1e-5  # at which ε is told
+
+    def __post_init__(self) -> None:
+        one_of(self.dp, ("none", "server_fixed", "client_fixed"), "privacy.dp")
+        at_least(self.noise_multiplier, 0, "privacy.noise_multiplier")
+        if not 0 < self.clipping_norm < math.inf:
+            raise FedGraphError(f"privacy.clipping_norm must be > 0 and finite, got {self.clipping_norm}")
+        if not 0 < self.delta < 1:
+            raise FedGraphError(f"privacy.delta must lie in (0, 1), got {self.delta}")
+
+
+@dataclass
+class AttackConfig:
+    """A study of what a method exposes, run at the end: ``attack=link_inference``."""
+
+    name: str = "none"  # none | link_inference
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_of(self.name, ("none", "link_inference"), "attack")
+        for key in self.params:
+            raise unknown("attack key", key, ["name"])
+
+
+@dataclass
+class RunConfig:
+    """Everything a run is a function of."""
+
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
+    protocol: str = "none"  # which conf/protocol file was applied
+    num_clients: int = 10
+    rounds: int = 100
+    seed: int = 0
+    engine: str = "inline"  # inline | ray | the name of a SuperLink connection
+    device: str = "auto"  # auto | cpu | cuda
+    threads: int = 1  # torch threads in a client
+    client_cpus: int = 1  # CPUs, and share of a GPU, that a virtual client takes (engine=ray)
+    client_gpus: float = 0.0
+    dtype: str = "float32"  # float32 | float64 (for tests of exactness)
+    out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
+    resume: str = ""  # result folder of a run to go on with
+    checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run goes on; 0: none
+    graph: str = ""  # folder of client files (`fedgraph-flwr partition`); empty: made from dataset and partition
+
+    def __post_init__(self) -> None:
+        at_least(self.num_clients, 1, "num_clients")
+        at_least(self.rounds, 1, "rounds")
+        at_least(self.threads, 1, "threads")
+        at_least(self.checkpoint_every, 0, "checkpoint_every")
+        one_of(self.device, DEVICES, "device")
+        one_of(self.dtype, ("float32", "float64"), "dtype")
+
+
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    list[int]: "a list of whole numbers",
+    list[float]: "a list of numbers",
+}
+
+
+def typed(schema: Any, values: dict[str, Any], choice: str) -> Any:
+    """The dataclass ``schema`` filled with ``values``, which are converted to the types of its fields.
+
+    Args:
+        schema: whose fields have types that OmegaConf knows.
+        values: by field.
+        choice: the group and what was chosen of it, such as ``strategy=fedprox``, which the keys belong to.
+
+    Raises:
+        FedGraphError: a value of another type.
+    """
+    filled = OmegaConf.structured(schema)
+    for key, value in values.items():
+        try:
+            OmegaConf.update(filled, key, value, merge=False)
+        except OmegaConfBaseException as error:
+            kind = get_type_hints(schema)[key]
+            where = f"{choice.partition('=')[0]}.{key} ({choice})"
+            raise FedGraphError(f"{where} must be {_KINDS.get(kind, kind)}, got {value!r}") from error
+    return OmegaConf.to_object(filled)

@@ -1,0 +1,135 @@
+"""Studies of what a method exposes, made on the finished model of a simulation: ``attack=link_inference``."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.lookup import locate
+from fedgraph_flwr.messages import Arrays, derive_seed
+
+
+def attack(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
+    """Run the attack that ``cfg.attack`` names on the shared parameters of a finished run; returns its findings."""
+    return ATTACKS[cfg.attack.name](cfg, arrays)
+
+
+def check(cfg: RunConfig) -> None:
+    """Say before the run what an attack cannot be made on.
+
+    Raises:
+        FedGraphError: the clients' graphs are typed, or on a fleet, where this machine does not hold them.
+    """
+    from fedgraph_flwr import partition
+
+    if cfg.engine not in ("inline", "ray"):
+        raise FedGraphError(
+            f"attack={cfg.attack.name} studies a simulation: use engine=inline or ray, not {cfg.engine}"
+        )
+    if not isinstance(partition.load_client(cfg, 0), ClientGraph):
+        raise FedGraphError(
+            f"attack={cfg.attack.name} ranks pairs of nodes of one type; those of '{cfg.dataset.name}' are typed"
+        )
+
+
+def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
+    """Link inference from learned node representations (FedHERO, arXiv 2504.21206, Section 4.7).
+
+    The attacker holds the parameters that travel, hence every representation that the network computes from them alone
+    (`Model.representations`); what needs a private parameter, or what phases before training bring from other clients
+    (FedStruct's structure features, FedSage-true's neighbours), is out of reach. Each client's edges and as many random
+    non-edges are ranked by the cosine of the two ends' representations, and the upper half is called links: 0.5 is chance.
+    The paper does not say on what graph the attacker computes, so both readings are reported: ``on_graph``, the
+    representations as the client computes them, and ``without_edges``, from the features alone. ``features`` ranks pairs
+    by the raw features, which no training exposes.
+
+    Linked nodes may also be less alike than others, as on heterophilic graphs, which tells as much to an attacker who
+    knows a few links: the headline counts the better of the two directions.
+
+    Returns:
+        ``accuracy`` and ``auc``, both at least 0.5, of the strongest representation on the graph (0.5 where nothing
+        travels), its name ``representation``, and per reading and representation the means over clients, as they are.
+    """
+    from fedgraph_flwr import partition
+
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {"on_graph": {}, "without_edges": {}, "features": {}}
+    for index in range(partition.num_clients(cfg)):
+        graph = partition.load_client(cfg, index)
+        pairs, linked = candidate_pairs(graph, derive_seed(cfg.seed, "attack", index))
+        if not linked.any():
+            continue
+        for reading, seen in (("on_graph", graph), ("without_edges", _without_edges(graph))):
+            for name, z in _representations(cfg, seen, arrays).items():
+                found[reading].setdefault(name, []).append(rank_pairs(z, pairs, linked))
+        found["features"].setdefault("x", []).append(rank_pairs(graph.x, pairs, linked))
+    report: dict[str, Any] = {"name": "link_inference", "accuracy": 0.5, "auc": 0.5, "representation": "none"}
+    for reading, by_name in found.items():
+        report[reading] = {
+            name: dict(zip(("accuracy", "auc"), np.mean(values, axis=0).tolist(), strict=True))
+            for name, values in by_name.items()
+        }
+    for name, means in report["on_graph"].items():
+        told = {key: 0.5 + abs(value - 0.5) for key, value in means.items()}
+        if report["representation"] == "none" or told["auc"] > report["auc"]:
+            report |= told | {"representation": name}
+    return report
+
+
+def candidate_pairs(graph: ClientGraph, seed: int) -> tuple[Tensor, Tensor]:
+    """A client's undirected edges without loops, and as many distinct pairs that are not linked.
+
+    Returns:
+        pairs int64 [2, P], and whether each is an edge, bool [P]. Non-edges are fewer where the graph is nearly complete.
+    """
+    n, rng = graph.num_nodes, np.random.default_rng(seed)
+    low, high = graph.edge_index.sort(dim=0).values.cpu().numpy()
+    edges = np.unique(low[low < high] * n + high[low < high])
+    drawn = np.sort(rng.integers(0, n, (2, 4 * len(edges) + 16)), axis=0)
+    others = np.setdiff1d((drawn[0] * n + drawn[1])[drawn[0] < drawn[1]], edges)
+    others = rng.permutation(others)[: len(edges)]
+    keys = torch.from_numpy(np.concatenate([edges, others]))
+    return torch.stack([keys // n, keys % n]), torch.arange(len(keys)) < len(edges)
+
+
+def rank_pairs(z: Tensor, pairs: Tensor, linked: Tensor) -> tuple[float, float]:
+    """Accuracy of calling the half of the pairs with the larger cosine links, and the AUC; a tie counts half.
+
+    Shapes: representations z [N, D], pairs [2, P], linked bool [P].
+    """
+    unit = functional.normalize(z.detach().double().cpu(), dim=1)
+    score = (unit[pairs[0]] * unit[pairs[1]]).sum(1)
+    middle = score.quantile(1 - linked.double().mean())
+    right = torch.where(score > middle, linked, ~linked).double().where(score != middle, 0.5)
+    area = metrics.auc(torch.stack([torch.zeros_like(score), score], 1), linked.long())
+    return float(right.mean()), area
+
+
+def _representations(cfg: RunConfig, graph: ClientGraph, arrays: Arrays) -> dict[str, Tensor]:
+    """What the client's network computes with parameters that all travel, by the name of its part."""
+    client = locate(cfg.strategy.client)(cfg, graph)
+    client.set_parameters([arrays[name] for name in client.shared])
+    client.model.eval()
+    with torch.no_grad():
+        computed = client.model.representations(client.inputs)
+    names = [name for name, _ in client.model.named_parameters()]
+    return {
+        part.rstrip(".") or "prediction": z
+        for part, z in computed.items()
+        if all(name in client.shared for name in names if name.startswith(part))
+    }
+
+
+def _without_edges(graph: ClientGraph) -> ClientGraph:
+    ends = {f.name: getattr(graph, f.name)[..., :0] for f in fields(graph) if f.name.startswith(("edge_", "cut_"))}
+    return replace(graph, **ends)
+
+
+ATTACKS: dict[str, Callable[[RunConfig, Arrays], dict[str, Any]]] = {"link_inference": link_inference}

@@ -1,0 +1,98 @@
+"""What a network needs of a graph, kept in a file beside the graph's own, for processes that live for one message.
+
+``client_0000.gcn-<key>.prepared`` holds the tensors of an `Inputs`; the key covers the network, its settings and the precision,
+and the file names the content of the graph it was made of. Features that a network takes as they are stay in the graph's file.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedgraph_flwr.data.graph import Graph, read_tensors, write_tensors
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.lookup import locate
+from fedgraph_flwr.models.base import Inputs
+from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
+
+VERSION = 4
+"""Of the layout, and of what networks prepare; a change in either raises it."""
+
+SUFFIX = ".prepared"
+
+
+def prepared(file: Path, name: str, settings: Mapping[str, Any], graph: Graph, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives, read from beside the graph's file where it was made before, written there where it can be.
+
+    Args:
+        file: the graph's file.
+        name: the network's name.
+        settings: everything else the result depends on.
+        graph: what the file holds.
+        make: prepares an `Inputs`; anything else it returns is not kept.
+    """
+    key = hashlib.sha256(json.dumps([VERSION, dict(settings)], sort_keys=True).encode()).hexdigest()[:16]
+    path = file.with_name(f"{file.stem}.{name}-{key}{SUFFIX}")
+    content = hashlib.blake2b(file.read_bytes()).hexdigest()
+    if path.is_file():
+        with contextlib.suppress(FedGraphError):  # damaged, or of another version: it is made again
+            tensors, values = read_tensors(path)
+            if values["content"] == content:
+                return _unpack(tensors, values, graph)
+    inputs = make()
+    if packed := _pack(inputs, graph):
+        tensors, values = packed
+        with contextlib.suppress(FedGraphError):  # a folder that cannot be written is no reason to stop
+            write_tensors(path, tensors, values | {"content": content})
+    return inputs
+
+
+def _pack(inputs: Any, graph: Graph) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Tensors and JSON values of an `Inputs`; None where a field is of a kind that is not kept."""
+    if not isinstance(inputs, Inputs):
+        return None
+    tensors: dict[str, Tensor] = {}
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(inputs):
+        value = getattr(inputs, field.name)
+        if value is None:
+            fields[field.name] = ["none"]
+        elif value is graph.x:
+            fields[field.name] = ["features"]
+        elif isinstance(value, Tensor):
+            fields[field.name], tensors[field.name] = ["tensor"], value
+        elif isinstance(value, SparseMatrix):
+            fields[field.name] = ["matrix", *value.shape]
+            tensors |= {f"{field.name}/{part}": tensor for part, tensor in value.parts().items()}
+        elif isinstance(value, Pattern):
+            fields[field.name] = ["pattern", value.num_nodes]
+            tensors |= {f"{field.name}/row": value.row, f"{field.name}/col": value.col}
+        else:
+            return None
+    return tensors, {"kind": f"{type(inputs).__module__}:{type(inputs).__qualname__}", "fields": fields}
+
+
+def _unpack(tensors: dict[str, Tensor], values: dict[str, Any], graph: Graph) -> Inputs:
+    """Raises `FedGraphError` for a kind that is no network's."""
+    kind = str(values["kind"])
+    cls = locate(kind) if kind.startswith("fedgraph_flwr.models.") else None
+    if not (isinstance(cls, type) and issubclass(cls, Inputs)):
+        raise FedGraphError(f"{kind} is no kind of inputs")
+
+    def field(name: str, what: str, *sizes: int) -> Any:
+        parts = {key.partition("/")[2]: tensor for key, tensor in tensors.items() if key.partition("/")[0] == name}
+        readers: dict[str, Callable[[], Any]] = {
+            "none": lambda: None,
+            "features": lambda: graph.x,
+            "tensor": lambda: tensors[name],
+            "matrix": lambda: SparseMatrix.from_parts(parts, (sizes[0], sizes[1])),
+            "pattern": lambda: Pattern(parts["row"], parts["col"], sizes[0]),
+        }
+        return readers[what]()
+
+    return cls(**{name: field(name, *told) for name, told in values["fields"].items()})

@@ -1,0 +1,1 @@
+"""What keeps secrets: sealed envelopes between clients, and sums whose terms nobody sees."""

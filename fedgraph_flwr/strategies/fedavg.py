@@ -1,0 +1,14 @@
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629).
+
+    θ^{t+1} = Σ_i p_i θ_i^t                                                             (Algorithm 1)
+
+Also the server side of what differs from FedAvg on the client alone (FedProx), of Local (nothing is shared, so nothing is
+averaged) and of Central (one client holds the pooled graph).
+Leaves the client: shared parameters, number of training nodes, scores.
+"""
+
+from fedgraph_flwr.strategies.base import GraphStrategy
+
+
+class FedAvg(GraphStrategy):
+    """The base strategy, by its name."""

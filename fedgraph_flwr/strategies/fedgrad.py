@@ -1,0 +1,103 @@
+"""Gradient averaging: the server takes the optimiser's step, on the gradient of the loss over all clients' nodes.
+
+    ∇_θ F(θ) = (1/|V~|) Σ_i ∇_θ F_i(θ),   θ ← θ − λ ∇_θ F(θ)                       FedStruct, Eqs. (7), (8)
+
+F_i is the summed cross-entropy of client i, V~ the training nodes of the round's clients; the step is Adam's or SGD's, with
+``train.lr`` and ``train.weight_decay``. With GraphSAGE or a perceptron this is the paper's FL GNN and FL MLP.
+Leaves the client: gradients, number of training nodes, scores.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.messages import Arrays, Reply
+from fedgraph_flwr.numerics.optim import NamedOptimizer
+from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.strategies.base import GraphStrategy, Groups, GroupsFor, NoParams
+
+
+class FedGrad(GraphStrategy):
+    """Eq. (8) on the server."""
+
+    Params: ClassVar[type] = NoParams
+
+    def __init__(self, cfg: RunConfig, recorder: Recorder):
+        super().__init__(cfg, recorder)
+        if cfg.privacy.dp != "none":
+            raise FedGraphError(
+                f"privacy.dp={cfg.privacy.dp} clips models, {cfg.strategy.name} sends gradients; use dp=none"
+            )
+        self.optimizer = NamedOptimizer(cfg.train)
+
+    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+        """One step on the summed gradients over the training nodes of all replies."""
+        total = self.labelled(replies)
+        gradients = {name: gradient / total for name, gradient in self.gradients(arrays, replies).items()}
+        values = {name: torch.from_numpy(array) for name, array in arrays.items()} | self.held()
+        updated = self.optimizer.step(values, gradients)
+        self.hold(updated)
+        return {name: updated[name].numpy() for name in arrays}
+
+    def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
+        """Σ_i g_i of every tensor that is stepped."""
+        return {name: torch.from_numpy(sum_of([reply.arrays[name] for reply in replies])) for name in arrays}
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """Tensors that the server steps beside the shared parameters."""
+        return {}
+
+    def hold(self, updated: dict[str, torch.Tensor]) -> None:
+        """Keep those after a step; ``updated`` has the shared parameters too."""
+
+    def labelled(self, replies: list[Reply]) -> float:
+        """|V~| of the clients that answered.
+
+        Raises:
+            RunFailed: none has a training node.
+        """
+        total = sum(float(self.clients[reply.client].told["num_train"]) for reply in replies)
+        if not total:
+            raise RunFailed(f"round {self.server_round}: none of the clients that answered has a training node")
+        return total
+
+    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
+        """One exchange that every client must answer.
+
+        Raises:
+            RunFailed: one did not.
+        """
+        replies = self.ask(phase, groups, clients=sorted(self.clients), config=config)
+        if len(replies) < len(self.clients):
+            missing = sorted(set(self.clients) - {reply.client for reply in replies})
+            raise RunFailed(
+                f"{self.cfg.strategy.name}: '{phase}' needs all clients, no valid answer from {missing}; "
+                f"client {missing[0]}: {self._failed[missing[0]]}"
+            )
+        return replies
+
+    def server_state(self) -> dict[str, torch.Tensor]:
+        """The optimiser's moments."""
+        return {f"optimizer/{key}": tensor for key, tensor in self.optimizer.state().items()}
+
+    def load_server_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Take the moments back."""
+        prefix = "optimizer/"
+        self.optimizer.load({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
+
+
+def sum_of(arrays: list[np.ndarray]) -> np.ndarray:
+    """The sum in float64, in the order given."""
+    return np.asarray(np.sum(arrays, axis=0, dtype=np.float64))
+
+
+def relayed(replies: list[Reply], group: str) -> dict[int, Groups]:
+    """What each client sent under the names of receivers, for the receivers, under the names of senders."""
+    inbox: dict[int, dict[str, Arrays]] = {reply.client: {group: {}} for reply in replies}
+    for reply in replies:
+        for receiver, array in reply.groups.get(group, {}).items():
+            inbox[int(receiver)][group][str(reply.client)] = array
+    return dict(inbox)

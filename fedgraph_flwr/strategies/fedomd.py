@@ -1,0 +1,118 @@
+"""FedOMD (Tang et al., ICPP Workshops 2024, doi 10.1145/3677333.3678159), server side.
+
+    M^k = Σ_i n_i M_i^k / Σ_i n_i                                                        Eq. (10)
+    S_j^k = Σ_i n_i S_{i,j}^k / Σ_i n_i,  S_{i,j}^k = mean over client i's nodes of (Z_i^k − M^k)^j,  j = 2..5
+    W = Σ_i λ_i W_i,  λ_i by ``strategy.weighting`` (nodes)                              Algorithm 1, lines 26-29
+
+for the H hidden layers Z^k, each of width D, of the received model without dropout. ``one_phase`` asks each client for its
+mean and its moments about that mean, and shifts them to the pooled mean by the binomial theorem; ``two_phase`` is the
+paper's exchange: means, then moments about the pooled mean. Both give the same M and S.
+
+Numbers in a message, each client, with P shared parameters (messages also name phase and round, replies the client):
+
+    phase                      down               up
+    describe (once)            0                  4: n_i (where nodes weigh), training nodes, F, C
+    moments (one_phase)        P                  5 H D + 2 H + 1
+    means (two_phase)          P                  H D + 2 H + 1
+    moments_about (two_phase)  P + H D            4 H D + 1
+    train                      P + 5 H D + H + 2  P + 2: training nodes, loss; + 8 scores of the received model after round 1
+    evaluate (at the end)      P                  8: nodes, loss, accuracy and macro-F1, for validation and test
+
+The terms 2 H and H, each layer's range, are absent with ``cmd_range=unit``; the + 2 say whether to score the model and to
+keep a checkpoint. The model goes down in every exchange, so that a client needs no memory between them. With ``cmd`` off or
+beta = 0 the exchanges of moments are left out, and ``train`` is sent none.
+
+Leaves a client: W_i, n_i, and means and moments of its hidden features, which for a client of very few nodes come close to
+the features themselves (one node: its mean is its feature). Never leaves it: X, A, Y, the features of single nodes.
+
+A client that fails between two exchanges is out for the round. If that happens after ``means``, the mean is pooled again from
+those left, who are asked again, since moments about any other point are not central.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from flwr.app import Message
+
+from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.messages import MODEL, Arrays, Reply, check_arrays
+from fedgraph_flwr.methods.moments import mean_over_nodes, pool
+from fedgraph_flwr.strategies.base import Answers, GraphStrategy
+
+
+@dataclass
+class Params:
+    """Keys of FedOMD that the server reads."""
+
+    exchange: str = "one_phase"  # one_phase | two_phase
+    cmd: bool = True  # exchange moments and use them
+    beta: float = 10.0  # β of Eq. (12)
+    cmd_range: str = "pooled"  # b − a of Eq. (11): pooled (largest minus smallest feature of each layer) | unit (1)
+
+    def __post_init__(self) -> None:
+        one_of(self.exchange, ("one_phase", "two_phase"), "strategy.exchange")
+        one_of(self.cmd_range, ("unit", "pooled"), "strategy.cmd_range")
+        at_least(self.beta, 0, "strategy.beta")
+
+
+class FedOMD(GraphStrategy):
+    """FedAvg, with the pooled moments of the cohort's hidden features sent along."""
+
+    Params: ClassVar[type] = Params
+    answers: ClassVar[Answers] = dict.fromkeys(("moments", "means", "moments_about"), ("count",))
+
+    def before_train(self, arrays: Arrays) -> dict[str, Arrays]:
+        """Pool the moments of the cohort; the cohort shrinks to the clients that told theirs."""
+        if not (self.params.cmd and self.params.beta):
+            return {}
+        exchange = {"one_phase": self._one_phase, "two_phase": self._two_phase}[self.params.exchange]
+        replies, moments = exchange(arrays)
+        self._cohort = [reply.client for reply in replies]
+        dtype = next(iter(arrays.values())).dtype
+        target = {"moments": moments.astype(dtype)}
+        if self.params.cmd_range == "pooled":
+            ranges = _stacked(replies, "range")  # smallest and largest, [M, H, 2]
+            span = ranges[..., 1].max(0) - ranges[..., 0].min(0)
+            target["span"] = np.where(span > 0, span, 1).astype(dtype)  # a dead layer has no range
+        return {"target": target}
+
+    def _one_phase(self, arrays: Arrays) -> tuple[list[Reply], np.ndarray]:
+        replies = self.ask("moments", {MODEL: arrays})
+        return replies, pool(_stacked(replies, "moments"), _counts(replies))
+
+    def _two_phase(self, arrays: Arrays) -> tuple[list[Reply], np.ndarray]:
+        told = {reply.client: reply for reply in self.ask("means", {MODEL: arrays})}
+        asked = list(told.values())
+        while True:
+            mean = mean_over_nodes(_stacked(asked, "mean"), _counts(asked))
+            point = {"mean": mean.astype(asked[0].groups["moments"]["mean"].dtype)}
+            answers = self.ask("moments_about", {MODEL: arrays, "point": point}, [reply.client for reply in asked])
+            if len(answers) == len(asked):
+                spread = mean_over_nodes(_stacked(answers, "spread"), _counts(answers))
+                return asked, np.concatenate([mean[:, None], spread], axis=1)
+            asked = [told[reply.client] for reply in answers]
+
+    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
+        """Statistics must be there, finite and of their shapes."""
+        reply = super()._checked(phase, message, sender)
+        layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
+        statistics: dict[str, dict[str, tuple[int, ...]]] = {
+            "moments": {"moments": (layers, 5, width)},
+            "means": {"mean": (layers, width)},
+            "moments_about": {"spread": (layers, 4, width)},
+        }
+        if phase in statistics:
+            ranges = self.params.cmd_range == "pooled" and phase != "moments_about"
+            expected = statistics[phase] | ({"range": (layers, 2)} if ranges else {})
+            check_arrays(reply.groups.get("moments", {}), expected, sender)
+        return reply
+
+
+def _stacked(replies: list[Reply], key: str) -> np.ndarray:
+    """One array of the replies' statistics, over clients: [M, ...]."""
+    return np.stack([reply.groups["moments"][key] for reply in replies])
+
+
+def _counts(replies: list[Reply]) -> np.ndarray:
+    return np.array([reply.metrics["count"] for reply in replies])

@@ -1,0 +1,197 @@
+r"""FedSPA: subgraph feature propagation decoupling, homophily bias-driven aggregation (Tan et al., CVPR 2025).
+
+The network decouples edges by homophily (`fedgraph_flwr.models.fedspa`, Eq. 4-6). The server averages its parameter groups
+θ_φ (harmonizer), θ_hom, θ_het and the rest with three weightings at once, each small for clients that deviate (Section 4.2):
+
+    δ_i = |S_i − Σ_j N_j S_j / Σ_j N_j|                                                             Eq. (8)
+    γ_i = (δ_i − min δ) / (max δ − min δ);   γ_i = 0 for all where they are equal                   Eq. (9)
+    w_i = exp(−γ_i) / Σ_j exp(−γ_j)                                                                 Eq. (10), (12)
+    Δ_i = (1/m) Σ_k |I_i,k − I_g,k|,   I_g = Σ_j N_j I_j / Σ_j N_j                                   Eq. (11)
+    θ_φ = Σ_i w_i(δ) θ_φ,i,   θ_hom = Σ_i w_i(Δ^hom) θ_hom,i,   θ_het = Σ_i w_i(Δ^het) θ_het,i
+
+All sums run over the round's cohort; weights are found by client index. The paper does not say how the rest is averaged:
+``rest=prior`` as in the authors' code, ``uniform``, or ``nodes`` (N_i). A weighting that is switched off falls back to
+``strategy.weighting``, by default uniform, which is what equal biases give.
+
+| exchange   | down | up                                                                 |
+|------------|------|--------------------------------------------------------------------|
+| describe   |      | N_i, S_i, and training nodes, features, classes, index (once)      |
+| train      | θ: P | θ_i: P, I_i: m = \|θ_hom\| + \|θ_het\|, loss, scores of the incoming θ |
+| evaluate   | θ: P | scores (once, at the end)                                          |
+
+With ``fisher_exchange=scalar`` the server learns I_g but no I_i: clients add up N_i I_i under masks
+(`fedgraph_flwr.secure.masked`), and answer I_g with Δ_i. This discloses less and costs more: a round is two exchanges, shares are
+8-byte integers and I_g is 8-byte floats. Of two clients each can tell the other's diagonal from I_g; a client alone refuses.
+
+| exchange    | down                                  | up                                         |
+|-------------|---------------------------------------|--------------------------------------------|
+| publish_key |                                       | a public key, 32 bytes (once)              |
+| train       | θ: P, cohort: indices and keys, ΣN_j  | θ_i: P, masked share: m, loss, scores      |
+| deviate     | I_g: m                                | Δ_i: 2                                     |
+| share_again | those left: indices and keys, ΣN_j    | masked share: m (only after a client fell) |
+
+A client that falls in training is left out of I_g. One that falls in ``deviate`` is left out of the average but stays in I_g:
+a second sum, without it, would tell the server its diagonal as the difference of the two.
+
+Deviations from the authors' code, which follow the paper: the prior weights come from δ_i, not from S_i; weights belong to
+clients, not to positions in a list sampled with replacement; I_g is weighted by nodes; the Fisher diagonals are computed by
+the clients on training nodes. Only a ratio of e between the best and the worst client is possible, and it is always reached
+when biases differ: Eq. (9) stretches the smallest difference to the full range.
+Leaves the client: see `fedgraph_flwr.clients.fedspa`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Message
+
+from fedgraph_flwr.config import one_of
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import TRAIN, Arrays, Reply, check_arrays, weighted_mean
+from fedgraph_flwr.models.fedspa import FISHER, parameter_group
+from fedgraph_flwr.secure.masked import PEERS, RESOLUTION, unmask
+from fedgraph_flwr.strategies.base import Answers, GraphStrategy, GroupsFor
+
+EQUAL = 1e-12  # biases that differ by less, relative to what is compared, are equal
+_BLOCK = 2**14  # parameters compared at once: what stays in a core's cache
+
+
+@dataclass
+class Params:
+    """Keys of FedSPA that the server reads."""
+
+    prior: bool = True  # θ_φ by Eq. (8)-(10)
+    posterior: bool = True  # θ_hom, θ_het by Eq. (11)-(12)
+    rest: str = "prior"  # parameters outside θ_φ, θ_hom and θ_het: prior | uniform | nodes
+    fisher_exchange: str = "arrays"  # whether clients send I_i (arrays) or a masked share and Δ_i (scalar)
+
+    def __post_init__(self) -> None:
+        one_of(self.rest, ("prior", "uniform", "nodes"), "strategy.rest")
+        one_of(self.fisher_exchange, ("arrays", "scalar"), "strategy.fisher_exchange")
+
+
+def bias_weights(biases: np.ndarray, tolerance: float = 0.0) -> np.ndarray:
+    """Eq. (9)-(10): biases [n] → weights [n] that sum to 1; biases no further apart than ``tolerance`` are equal."""
+    above = biases - biases.min()
+    gap = above.max()
+    weights = np.exp(-above / gap) if gap > tolerance else np.ones_like(above)
+    return weights / weights.sum()
+
+
+def prior_biases(areas: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, float]:
+    """Eq. (8): S [n] and N [n] → δ [n], and by how much they may differ through rounding."""
+    center = nodes @ areas / nodes.sum()
+    return np.abs(areas - center), EQUAL * float(np.abs(center))
+
+
+def posterior_biases(fishers: list[Arrays], nodes: np.ndarray) -> tuple[np.ndarray, float]:
+    """Eq. (11): the Fisher diagonals of one channel and N [n] → Δ [n], and by how much they may differ through rounding."""
+    shares = nodes / nodes.sum()
+    biases, size, count = np.zeros(len(fishers)), 0.0, 0
+    for name in fishers[0]:
+        flat = [fisher[name].ravel() for fisher in fishers]
+        for start in range(0, flat[0].size, _BLOCK):
+            diagonals = np.array([f[start : start + _BLOCK] for f in flat], dtype=np.float64)  # [n, block]
+            pooled = shares @ diagonals
+            biases += np.abs(np.subtract(diagonals, pooled, out=diagonals), out=diagonals).sum(axis=1)
+            size += float(pooled.sum())
+            count += pooled.size
+    return biases / count, EQUAL * size / count
+
+
+class FedSPA(GraphStrategy):
+    """Three weightings at once, over parameter groups known by name."""
+
+    Params: ClassVar[type] = Params
+    answers: ClassVar[Answers] = {"publish_key": ("key/key",), "deviate": ("deviation_hom", "deviation_het")}
+
+    def setup(self) -> None:
+        """With ``scalar``: the clients' public keys.
+
+        Raises:
+            FedGraphError: the masked sum is to be over one client.
+        """
+        if self._scalar and self.cohort_size < 2:
+            raise FedGraphError(
+                f"strategy.fisher_exchange=scalar hides a client in a sum over its round's clients, of which there is "
+                f"{self.cohort_size} (num_clients={len(self.clients)}, strategy.fraction={self.cfg.strategy.fraction}): "
+                "expected at least 2"
+            )
+        if self._scalar:
+            self._keys = {reply.client: reply.groups["key"]["key"] for reply in self.ask("publish_key")}
+
+    def before_train(self, arrays: Arrays) -> GroupsFor:
+        """With ``scalar``: who adds up with whom."""
+        return {PEERS: self._peers(self.cohort)} if self._scalar else {}
+
+    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+        """Each group of parameters by its own weights, over the clients that answered to the end."""
+        replies, channels = self.channel_biases(replies)
+        told = [self.clients[reply.client].told for reply in replies]
+        nodes = np.array([float(t["num_nodes"]) for t in told])
+        plain = np.array(self.weights(replies))
+        prior = plain
+        if self.params.prior:
+            prior = bias_weights(*prior_biases(np.array([t["high_frequency_area"] for t in told]), nodes))
+        rest = {"prior": prior, "uniform": np.ones_like(nodes), "nodes": nodes}[self.params.rest]
+        weights = {"phi": prior, "hom": plain, "het": plain, "rest": rest}
+        weights |= {channel: bias_weights(*biases) for channel, biases in channels.items()}
+        mean: Arrays = {}
+        for group, own in weights.items():
+            names = [name for name in arrays if parameter_group(name) == group]
+            mean |= weighted_mean([{name: reply.arrays[name] for name in names} for reply in replies], own)
+        return {name: mean[name] for name in arrays}
+
+    def channel_biases(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
+        """Δ of the two channels, as of `posterior_biases`, and the replies they are for; nothing where posterior is off."""
+        if not self.params.posterior:
+            return replies, {}
+        if self._scalar:
+            return self._ask_deviations(replies)
+        nodes = np.array([float(self.clients[reply.client].told["num_nodes"]) for reply in replies])
+        return replies, {
+            channel: posterior_biases([_of(reply.groups[FISHER], channel) for reply in replies], nodes)
+            for channel in ("hom", "het")
+        }
+
+    def _ask_deviations(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
+        """I_g from masked shares of the clients that trained, then Δ_i from each of them."""
+        named, shares = self.cohort, replies
+        while len(shares) < len(named):  # masks cancel over exactly the clients that were named
+            named = [reply.client for reply in shares]
+            shares = self.ask("share_again", {PEERS: self._peers(named)}, named)
+        pooled = unmask([share.groups[FISHER] for share in shares])
+        told = {reply.client: reply.metrics for reply in self.ask("deviate", {FISHER: pooled}, named)}
+        kept = [reply for reply in replies if reply.client in told]
+        biases = {}
+        for channel in ("hom", "het"):
+            deviations = np.array([float(told[reply.client][f"deviation_{channel}"]) for reply in kept])
+            size = np.mean(np.concatenate([array.ravel() for array in _of(pooled, channel).values()]))
+            biases[channel] = deviations, EQUAL * float(size) + len(named) * RESOLUTION
+        return kept, biases
+
+    def _peers(self, clients: list[int]) -> Arrays:
+        nodes = sum(int(self.clients[client].told["num_nodes"]) for client in clients)
+        keys = np.stack([self._keys[client] for client in clients])
+        return {"clients": np.array(clients), "keys": keys, "nodes": np.array([nodes])}
+
+    @property
+    def _scalar(self) -> bool:
+        return bool(self.params.posterior and self.params.fisher_exchange == "scalar")
+
+    @property
+    def _fisher_shapes(self) -> dict[str, Any]:
+        """Names and shapes of the two channels' parameters."""
+        return {name: shape for name, shape in self._expected.items() if parameter_group(name) in ("hom", "het")}
+
+    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
+        """Also check the Fisher diagonals, or shares of them."""
+        reply = super()._checked(phase, message, sender)
+        if phase in (TRAIN, "share_again") and self.params.posterior:
+            check_arrays(reply.groups.get(FISHER, {}), self._fisher_shapes, sender)
+        return reply
+
+
+def _of(fisher: Arrays, channel: str) -> Arrays:
+    return {name: values for name, values in fisher.items() if parameter_group(name) == channel}

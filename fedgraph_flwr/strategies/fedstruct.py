@@ -1,0 +1,157 @@
+"""FedStruct-B (Aliakbari, Östman & Graell i Amat, 2024): decoupled learning where nobody knows the global graph.
+
+    announce   keys and the ids of everyone's nodes                                     once
+    acquire    Ā^[i] by Algorithm 3: L_s − 1 relays of sealed B_i^k                     once
+    place      s_u of the support, for features that are not learned                    once
+    train      ∇_θ F = (1/|V~|) Σ_i g_i,   ∇_S F = (1/|V~|) Σ_i G_S^i                   Algorithms 4 and 5
+
+The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and hands each client the rows of S in its support:
+exact, since all others meet a zero of Ā^[i]. A part of the clients' gradients is divided by those clients' |V~_i|.
+Threat model: an honest-but-curious server. It holds θ and S, relays what it cannot read, and learns who owns which node, which
+clients' nodes are joined by an edge, how many bytes an envelope has, and per client the union of its nodes' L_s-hop
+neighbourhoods (in the paper too: the rows of G_S^i that are not zero; for L_s = 1 these are its direct neighbours). It learns
+no edge. A server that hands out false keys could read the envelopes, which keys pinned by another channel would prevent.
+Clients learn their own rows of Ā and the B_i^k addressed to them; for few hops these reveal edges of the sender.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from flwr.app import Message
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.messages import TRAIN, Arrays, Reply, to_record
+from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.strategies.base import Answers, Groups, GroupsFor
+from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
+
+STRUCTURE = "structure"
+ENVELOPES = "envelopes"
+S = "structure/s"  # the name of S beside the parameters'
+
+
+@dataclass
+class FedStructParams:
+    """What the server must know of the method."""
+
+    features: str = "hop2vec"
+
+
+class FedStruct(FedGrad):
+    """The server of Algorithms 4 and 5.
+
+    Attributes:
+        s: structure features of all nodes, [n, d_s].
+        support: global ids of the nodes whose s_u a client needs; ``reached`` marks those it sends gradients of.
+        nodes: global ids of each client's nodes.
+    """
+
+    Params: ClassVar[type] = FedStructParams
+    answers: ClassVar[Answers] = {
+        "announce": ("identity/key", "identity/nodes"),
+        "acquire": ("done",),
+        "place": ("done",),
+    }
+
+    def __init__(self, cfg: RunConfig, recorder: Recorder):
+        super().__init__(cfg, recorder)
+        self.s = torch.zeros(0, 0)
+        self.nodes: dict[int, np.ndarray] = {}
+        self.support: dict[int, np.ndarray] = {}
+        self.reached: dict[int, np.ndarray] = {}
+
+    def setup(self) -> None:
+        """Keys and owners, then Algorithm 3, then S."""
+        replies, _ = self.acquire()
+        self.s = torch.from_numpy(self.gathered({r.client: r.groups[STRUCTURE]["s"] for r in replies}))
+        if self.params.features != "hop2vec":
+            self.ask_all("place", self.rows_for(sorted(self.clients)))
+
+    def acquire(self) -> tuple[list[Reply], GroupsFor]:
+        """The phases `announce` and `acquire`: the replies that end them, and the envelopes in them by receiver."""
+        replies = self.ask_all("announce")
+        self.nodes = {r.client: r.groups["identity"]["nodes"] for r in replies}
+        owner = np.full(1 + max(int(ids.max()) for ids in self.nodes.values()), -1, np.int32)
+        for client, ids in self.nodes.items():
+            owner[ids] = client
+        if (owner < 0).any() or self.num_nodes != owner.size:
+            raise RunFailed(
+                f"the clients' nodes do not make up 0..{owner.size - 1}, each once: node_id of their graphs"
+            )
+        keys = np.stack([r.groups["identity"]["key"] for r in replies])
+        inbox: dict[int, Groups] = {client: {"keys": {"keys": keys, "owner": owner}} for client in self.nodes}
+        step = 0
+        while not (step and all(reply.metrics["done"] for reply in replies)):
+            step += 1
+            replies = self.ask_all("acquire", inbox, step=step)
+            inbox = relayed(replies, ENVELOPES)
+        self.support = {r.client: r.groups["rows"]["support"] for r in replies}
+        self.reached = {r.client: r.groups["rows"]["reached"] for r in replies}
+        return replies, inbox
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole graph."""
+        return sum(map(len, self.nodes.values()))
+
+    def gathered(self, parts: dict[int, np.ndarray]) -> np.ndarray:
+        """Rows [n, ·] of all nodes from each client's own."""
+        first = next(iter(parts.values()))
+        rows = np.empty((self.num_nodes, first.shape[1]), first.dtype)
+        for client, part in parts.items():
+            rows[self.nodes[client]] = part
+        return rows
+
+    def rows_for(self, clients: list[int]) -> GroupsFor:
+        """S of each client's support, as records at once: a second copy of all would not be small."""
+        s = self.s.numpy()
+        return {client: {STRUCTURE: to_record({"s": s[self.support[client]]})} for client in clients}
+
+    def before_train(self, arrays: Arrays) -> GroupsFor:
+        """The rows of S that each client needs, where S is learned."""
+        return self.rows_for(self.cohort) if self.params.features == "hop2vec" else {}
+
+    def before_evaluate(self, arrays: Arrays) -> GroupsFor:
+        """Likewise, for all clients."""
+        return self.rows_for(sorted(self.clients)) if self.params.features == "hop2vec" else {}
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """S, where it is learned."""
+        return {S: self.s} if self.params.features == "hop2vec" else {}
+
+    def hold(self, updated: dict[str, torch.Tensor]) -> None:
+        """S after the step."""
+        self.s = updated.get(S, self.s)
+
+    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
+        """The rows that end the acquisition, and gradients of S, must be there."""
+        reply = super()._checked(phase, message, sender)
+        wanted = {"rows": {"support", "reached"}} if phase == "acquire" and reply.metrics["done"] else {}
+        if phase == TRAIN and self.params.features == "hop2vec":
+            wanted = {STRUCTURE: {"s"}}
+        for group, names in wanted.items():
+            if not names <= reply.groups.get(group, {}).keys():
+                raise FedGraphError(f"{sender} answered phase '{phase}' without {group}/{', '.join(sorted(names))}")
+        return reply
+
+    def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
+        """Σ_i g_i and, where S is learned, Σ_i G_S^i [n, d_s] from the rows that each client sent."""
+        gradients = super().gradients(arrays, replies)
+        if self.params.features == "hop2vec":
+            gradients[S] = torch.zeros_like(self.s)
+            for reply in replies:
+                ids = self.support[reply.client][self.reached[reply.client]]
+                gradients[S].index_add_(0, torch.from_numpy(ids), torch.from_numpy(reply.groups[STRUCTURE]["s"]))
+        return gradients
+
+    def server_state(self) -> dict[str, torch.Tensor]:
+        """S and the optimiser's moments."""
+        return super().server_state() | {S: self.s}
+
+    def load_server_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Take both back."""
+        super().load_server_state(state)
+        self.s = state[S]

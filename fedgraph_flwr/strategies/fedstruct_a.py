@@ -1,0 +1,199 @@
+"""FedStruct-A (Aliakbari, Östman & Graell i Amat, 2024): the server knows the global graph, the clients do not.
+
+    S^(L_s) = sGNN_θs(S, E) on the server,   H_i = fGNN_θf(X_i, E_i) on client i              Eqs. (5), (9), (16), (17)
+    ŷ_v = softmax(s_v^(L_s) + h_v)                                     Eq. (10), Θ_c folded into the last layers
+    ∂F_i/∂s_v^(L_s) = ŷ_v − y_v for v ∈ V~_i                          Lemma 1, returned by the clients
+
+The paper sends the clients every Jacobian of s_v^(L_s) (Theorems 1 and 2); here they return the residuals and the server
+propagates them back through its own sGNN: the same gradient from |V~_i| C numbers. With model=fedstruct both networks are
+decoupled, and the parameters are those of FedStruct-B; with another model (sage in Figure 3) sGNN and fGNN are two of it.
+Leaves the client: its edges (once), gradients of θ_f, residuals of its training nodes, scores.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr import models
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import TRAIN, Arrays, Reply, derive_seed
+from fedgraph_flwr.methods import hops, structure_features
+from fedgraph_flwr.models.fedstruct import FedStruct
+from fedgraph_flwr.models.layers import propagate
+from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.strategies.base import Answers, GroupsFor
+from fedgraph_flwr.strategies.fedgrad import FedGrad
+
+STRUCTURE = "structure"
+S = "structure/s"
+
+
+@dataclass
+class FedStructAParams:
+    """Keys of FedStruct-A's server."""
+
+    features: str = "hop2vec"  # hop2vec | degree | graphlets | node2vec
+    width: int = 256  # d_s with another model than fedstruct
+    graphlet_size: int = 4  # graphlets of up to 4 or 5 nodes
+    walks: int = 10  # node2vec: walks from each node,
+    walk_length: int = 40  # their nodes,
+    window: int = 5  # context on either side,
+    p: float = 1.0  # return parameter,
+    q: float = 1.0  # in-out parameter,
+    epochs: int = 1  # passes of the skip-gram
+
+    def __post_init__(self) -> None:
+        if self.features not in ("hop2vec", "degree", "graphlets", "node2vec"):
+            raise FedGraphError(
+                f"strategy.features must be hop2vec, degree, graphlets or node2vec, got '{self.features}'"
+            )
+        if min(self.p, self.q) <= 0:
+            raise FedGraphError(f"strategy.p and strategy.q must be > 0, got {self.p} and {self.q}")
+
+
+class FedStructA(FedGrad):
+    """The server of Algorithms 1 and 2.
+
+    Attributes:
+        nodes: global ids of each client's nodes.
+        network: sGNN.
+        s: structure features of all nodes, [n, d_s].
+    """
+
+    Params: ClassVar[type] = FedStructAParams
+    answers: ClassVar[Answers] = {
+        "reveal": ("graph/nodes", "graph/edges"),
+        TRAIN: ("structure/places", "structure/residuals"),
+    }
+
+    def __init__(self, cfg: RunConfig, recorder: Recorder):
+        super().__init__(cfg, recorder)
+        self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
+        self.decoupled = cfg.model.name == "fedstruct"
+        self.nodes: dict[int, np.ndarray] = {}
+        self.s = torch.zeros(0, 0)
+
+    def setup(self) -> None:
+        """The edges of all clients, then S and sGNN."""
+        replies = self.ask_all("reveal")
+        self.nodes = {r.client: r.groups["graph"]["nodes"] for r in replies}
+        edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(np.int64)
+        n = sum(map(len, self.nodes.values()))
+        classes, cfg = self.agreed("num_classes"), self.cfg.model
+        if self.decoupled:
+            params = models.keywords(cfg)
+            s = self.structure_features(edges, n, params["structure_width"] if params["structure_mlp"] else classes)
+            cfg = replace(cfg, params={**cfg.params, "structure_width": s.shape[1]})
+        else:
+            s = self.structure_features(edges, n, self.params.width)
+        torch.manual_seed(derive_seed(self.cfg.seed, "model" if self.decoupled else "structure model"))
+        num_features = self.agreed("num_features") if self.decoupled else s.shape[1]
+        self.network = models.build(cfg, num_features, classes).to(self.dtype)
+        self.s = torch.from_numpy(s).to(self.dtype)
+        if isinstance(self.network, FedStruct):
+            adjacency = hops.row_normalized(hops.with_loops(edges[0], edges[1], np.arange(n), (n, n)))
+            self.rows = Powers(SparseMatrix(adjacency, self.dtype), self.network.structure_weights)
+        else:
+            nothing, unknown = torch.zeros(n, dtype=torch.bool), torch.full((n,), -1)
+            graph = Graph(self.s.float(), torch.from_numpy(edges), unknown, nothing, nothing, nothing, classes)
+            self.inputs = self.network.prepare(graph, dtype=self.dtype)
+
+    def structure_features(self, edges: np.ndarray, n: int, width: int) -> np.ndarray:
+        """S from the edges [2, E] of the whole graph: [n, width], graphlets as wide as they are."""
+        p, seed = self.params, self.cfg.seed
+        if p.features == "degree":
+            return structure_features.degree_one_hot(np.bincount(edges[0], minlength=n), width)
+        if p.features == "graphlets":
+            return structure_features.graphlet_degrees(edges, n, p.graphlet_size)
+        if p.features == "node2vec":
+            walk = {"walks": p.walks, "length": p.walk_length, "window": p.window, "p": p.p, "q": p.q}
+            return structure_features.node2vec(edges, n, width, seed=seed, epochs=p.epochs, **walk)
+        s = np.empty((n, width))
+        for client, ids in self.nodes.items():  # each client's own stream, as in FedStruct-B
+            s[ids] = structure_features.hop2vec(ids.size, width, seed, client)
+        return s
+
+    def initial_arrays(self) -> Arrays:
+        """θ_f; θ_s is the server's own."""
+        return {name: array for name, array in super().initial_arrays().items() if not (self.decoupled and own(name))}
+
+    def held(self) -> dict[str, Tensor]:
+        """θ_s, and S where it is learned."""
+        tensors = {f"structure/{name}": p.detach() for name, p in self.parameters().items()}
+        return tensors | ({S: self.s.detach()} if self.params.features == "hop2vec" else {})
+
+    def hold(self, updated: dict[str, Tensor]) -> None:
+        """Both after a step."""
+        with torch.no_grad():
+            for name, parameter in self.parameters().items():
+                parameter.copy_(updated[f"structure/{name}"])
+        self.s = updated.get(S, self.s)
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """θ_s by name."""
+        return {name: p for name, p in self.network.named_parameters() if own(name) or not self.decoupled}
+
+    def embeddings(self, training: bool) -> Tensor:
+        """S^(L_s), [n, C]; with ``training`` also the graph behind it."""
+        self.network.train(training)
+        torch.manual_seed(derive_seed(self.cfg.seed, "server", self.server_round))
+        with torch.set_grad_enabled(training):
+            if isinstance(self.network, FedStruct):
+                return self.network.structure_part(self.rows @ self.network.g(self.s))
+            return self.network(replace(self.inputs, x=self.s))
+
+    def before_train(self, arrays: Arrays) -> GroupsFor:
+        """s_v^(L_s) of each client's own nodes, as trained (with dropout) and, where a model is scored, without."""
+        self.s = self.s.detach().requires_grad_(self.params.features == "hop2vec")
+        self.trained = self.embeddings(training=True)
+        sent = {"train": self.trained.detach().numpy()}
+        if self._flags.get("evaluate"):
+            sent["scored"] = self.embeddings(training=False).numpy()
+        return {client: {STRUCTURE: {k: z[self.nodes[client]] for k, z in sent.items()}} for client in self.cohort}
+
+    def before_evaluate(self, arrays: Arrays) -> GroupsFor:
+        """s_v^(L_s) of each client's own nodes."""
+        z = self.embeddings(training=False).numpy()
+        return {client: {STRUCTURE: {"scored": z[ids]}} for client, ids in self.nodes.items()}
+
+    def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, Tensor]:
+        """Σ_i of the clients' gradients of θ_f, and the residuals propagated back to θ_s and S."""
+        residuals = torch.zeros_like(self.trained)
+        for reply in replies:
+            group = reply.groups[STRUCTURE]
+            residuals[self.nodes[reply.client][group["places"]]] = torch.from_numpy(group["residuals"])
+        leaves = {f"structure/{name}": p for name, p in self.parameters().items()}
+        if self.params.features == "hop2vec":
+            leaves[S] = self.s  # type: ignore[assignment]
+        found = torch.autograd.grad(self.trained, list(leaves.values()), residuals)
+        return super().gradients(arrays, replies) | dict(zip(leaves, found, strict=True))
+
+    def server_state(self) -> dict[str, Tensor]:
+        """θ_s, S and the optimiser's moments."""
+        return super().server_state() | self.held()
+
+    def load_server_state(self, state: dict[str, Tensor]) -> None:
+        """Take all back."""
+        super().load_server_state(state)
+        self.hold(state)
+
+
+class Powers:
+    """The J combinations of the powers of a matrix [n, n], one below the other, applied without forming them."""
+
+    def __init__(self, matrix: SparseMatrix, weights: np.ndarray):
+        self.matrix, self.weights = matrix, weights
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        return propagate(self.matrix, self.weights, dense).flatten(0, 1)
+
+
+def own(name: str) -> bool:
+    """Whether a parameter of the decoupled network belongs to the structure branch, which the server keeps."""
+    return name.startswith(("g.", "structure_beta"))

@@ -1,0 +1,94 @@
+"""FedStruct-B's privacy variant (Aliakbari, Östman & Graell i Amat, 2024, appendix L.1): only its owner ever sees s_u.
+
+    setup      as FedStruct-B, and the columns of each Ā^[i] to the owners of their nodes, sealed
+    embed      θ_s down; s̄^(j) between clients, sealed                                                   phase 1
+    train      θ_f and the relayed s̄ down; g_i of θ_f and U_i = Σ_{v∈V~_i} ā_v (ŷ_v − y_v)^T up           phase 2
+    step_own   rows of Σ_i U_i to the owners, who step s_u; gradients of θ_s up                           phase 3
+
+The parameters are those of FedStruct-B; a dropout mask is drawn once a node, by its owner, where B's clients draw their own.
+Every round needs all clients, since each owns terms of the others' sums; only `train` is asked of the round's cohort.
+The server's threat model is FedStruct-B's, less S: it sees ∂F/∂g(S) and θ, no s_u. It holds θ_s; checkpoints have it, the
+model file does not.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fedgraph_flwr import models
+from fedgraph_flwr.messages import Arrays, Reply, derive_seed
+from fedgraph_flwr.strategies.base import Answers, Groups, GroupsFor
+from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
+from fedgraph_flwr.strategies.fedstruct import ENVELOPES, STRUCTURE, FedStruct
+
+
+class PrivateFedStruct(FedStruct):
+    """The server of appendix L.1.
+
+    Attributes:
+        g: θ_s by name.
+        embeddings: phases 1 so far.
+    """
+
+    answers: ClassVar[Answers] = {**FedStruct.answers, "take": ("done",), "step_own": ("g",)}
+
+    def setup(self) -> None:
+        """Algorithm 3, then the columns to their owners."""
+        _, inbox = self.acquire()
+        self.ask_all("take", inbox)
+        self.embeddings = 0
+        torch.manual_seed(derive_seed(self.cfg.seed, "model"))
+        model = models.build(self.cfg.model, self.agreed("num_features"), self.agreed("num_classes"))
+        dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
+        prefix = "g."
+        self.g = {
+            n.removeprefix(prefix): t.detach().to(dtype) for n, t in model.named_parameters() if n.startswith(prefix)
+        }
+
+    def embed(self, train: bool, scored: bool) -> GroupsFor:
+        """Phase 1; what it leaves for each client."""
+        self.embeddings += 1
+        config = {"train": train, "scored": scored, "embedding": self.embeddings}
+        groups = {"g": {name: tensor.numpy() for name, tensor in self.g.items()}} if self.g else {}
+        return relayed(self.ask_all("embed", groups, **config), ENVELOPES)
+
+    def before_train(self, arrays: Arrays) -> GroupsFor:
+        """Phase 1 of training, and of scores where they are due."""
+        return self.embed(train=True, scored=bool(self._flags.get("evaluate")))
+
+    def before_evaluate(self, arrays: Arrays) -> GroupsFor:
+        """Phase 1 of scores."""
+        return self.embed(train=False, scored=True)
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """θ_s."""
+        return {f"g.{name}": tensor for name, tensor in self.g.items()}
+
+    def hold(self, updated: dict[str, torch.Tensor]) -> None:
+        """θ_s after a step."""
+        self.g = {name: updated[f"g.{name}"] for name in self.g}
+
+    def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
+        """Σ_i g_i of θ_f; phase 3 for θ_s."""
+        upstream = np.zeros((self.num_nodes, self.agreed("num_classes")), self.cfg.dtype)
+        for reply in replies:
+            upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[STRUCTURE]["s"]
+        rows: dict[int, Groups] = {client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()}
+        filed = {
+            key: self._flags[key] for key in ("checkpoint", "run") if key in self._flags
+        }  # s_u changes after training
+        owners = self.ask_all("step_own", rows, labelled=self.labelled(replies), **filed)
+        gradients = FedGrad.gradients(self, arrays, replies)
+        for name in self.g:
+            gradients[f"g.{name}"] = torch.from_numpy(np.sum([r.groups["g"][name] for r in owners], axis=0))
+        return gradients
+
+    def server_state(self) -> dict[str, torch.Tensor]:
+        """θ_s and the optimiser's moments."""
+        return FedGrad.server_state(self) | self.held()
+
+    def load_server_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Take both back."""
+        FedGrad.load_server_state(self, state)
+        self.hold(state)
