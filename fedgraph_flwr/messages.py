@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import SType
 
 from fedgraph_flwr.errors import FedGraphError
@@ -21,7 +21,7 @@ from fedgraph_flwr.errors import FedGraphError
 Arrays = dict[str, np.ndarray]
 """Named arrays: one group of tensors."""
 
-MODEL = "arrays"
+MODEL = "model"
 CONFIG = "config"
 METRICS = "metrics"
 
@@ -43,11 +43,13 @@ class Reply:
         client: index of the client, 0..M-1: the stable order in which replies are reduced.
         groups: named groups of arrays; ``groups[MODEL]`` are the shared parameters after training.
         metrics: numbers, or lists of numbers.
+        message: as it came.
     """
 
     client: int
     groups: dict[str, Arrays] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
+    message: Message | None = field(default=None, repr=False, compare=False)
 
     @property
     def arrays(self) -> Arrays:
@@ -69,7 +71,7 @@ def from_record(record: ArrayRecord) -> Arrays:
     Raises:
         FedGraphError: an array is not in NumPy's plain format, or its size is not what it says.
     """
-    return {name: _decode(name, array) for name, array in record.items()}
+    return {name: decode(name, array) for name, array in record.items()}
 
 
 # Flower's own conversion parses a header text for every array and copies twice; for graphs of a few hundred nodes that is a
@@ -89,7 +91,12 @@ def _encode(array: np.ndarray) -> Array:
     return Array(str(array.dtype), array.shape, SType.NUMPY, data)
 
 
-def _decode(name: str, array: Array) -> np.ndarray:
+def decode(name: str, array: Array) -> np.ndarray:
+    """One array of a message, of its own memory.
+
+    Raises:
+        FedGraphError: as `from_record`.
+    """
     try:
         dtype, shape = np.dtype(array.dtype), tuple(array.shape)
         header = _header(dtype, shape)

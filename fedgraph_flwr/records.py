@@ -4,28 +4,29 @@ config.yaml        the resolved configuration, from which the run is repeated (`
 rounds.jsonl       one JSON object a round (see `Recorder.end_round`)
 summary.json       see `Recorder.finish`
 model_final.safetensors, model_best.safetensors     shared parameters after the last and the best validation round
+models_final.safetensors                            clients' own shared parameters, of methods that give them some
 checkpoint.safetensors, state/                      what `resume=DIR` goes on from
 """
 
 import json
 import platform
-import resource
 import secrets
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import psutil
 
 from fedgraph_flwr.config import RunConfig, to_yaml
 from fedgraph_flwr.data.graph import read_header, read_tensors, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.trees import Tree, as_arrays, flatten, unflatten
 
 CHECKPOINT = "checkpoint.safetensors"
 ROUNDS = "rounds.jsonl"
@@ -55,13 +56,13 @@ class Recorder:
         self.setup_record: dict[str, Any] = _blank(0, [])
         self._open: dict[str, Any] = self.setup_record
         self._pending: dict[str, Any] | None = None
-        self.run = self._run_name()
+        self.run_name = self._name()
         self._began = time.perf_counter()
         self._round_began = self._began
         if self.folder:
             write_bytes(self.folder / "config.yaml", to_yaml(cfg).encode())
 
-    def _run_name(self) -> str:
+    def _name(self) -> str:
         """Random, and kept when the run is resumed: clients file their private state under it."""
         checkpoint = Path(self.cfg.resume) / CHECKPOINT
         if self.cfg.resume and checkpoint.is_file():
@@ -134,17 +135,17 @@ class Recorder:
             return self.own.all_stopped(last)
         return bool(last - self.best_round >= patience)
 
-    def checkpoint(self, server_round: int, arrays: Arrays, server_state: dict[str, torch.Tensor]) -> None:
+    def checkpoint(self, server_round: int, arrays: Arrays, server: Tree) -> None:
         """Write everything the server needs to go on after this round."""
         if not self.folder:
             return
-        tensors = {f"arrays/{k}": torch.from_numpy(v) for k, v in arrays.items()}
-        tensors |= {f"best/{k}": torch.from_numpy(v) for k, v in self.best_arrays.items()}
-        tensors |= {f"server/{k}": v for k, v in server_state.items()}
-        done = {"run": self.run, "best_round": self.best_round, "best_score": self.best_score, "pending": self._pending}
-        write_tensors(self.folder / CHECKPOINT, tensors, {"round": server_round, **done})
+        done = {"run": self.run_name, "best_round": self.best_round, "best_score": self.best_score}
+        tree = {"arrays": arrays, "best": self.best_arrays, "server": server}
+        write_tensors(
+            self.folder / CHECKPOINT, flatten(tree), {"round": server_round, **done, "pending": self._pending}
+        )
 
-    def resume(self) -> tuple[int, Arrays, dict[str, torch.Tensor]] | None:
+    def resume(self) -> tuple[int, Arrays, Tree] | None:
         """Take up the run of ``cfg.resume``: the round of its checkpoint, the shared parameters, the server's state.
 
         Raises:
@@ -160,12 +161,9 @@ class Recorder:
                 f"resume={folder} holds no {CHECKPOINT}; set checkpoint_every to write one every n rounds"
             )
         tensors, values = read_tensors(folder / CHECKPOINT)
-        groups: dict[str, dict[str, torch.Tensor]] = {"arrays": {}, "best": {}, "server": {}}
-        for key, tensor in tensors.items():
-            group, _, name = key.partition("/")
-            groups[group][name] = tensor
+        tree = unflatten(tensors)
         self.best_round, self.best_score = values["best_round"], values["best_score"]
-        self.best_arrays = {k: t.numpy() for k, t in groups["best"].items()}
+        self.best_arrays = as_arrays(tree.get("best", {}))
         self._pending = values["pending"]
         done = int(values["round"])
         lines = (folder / ROUNDS).read_text().splitlines() if (folder / ROUNDS).is_file() else []
@@ -175,11 +173,14 @@ class Recorder:
                 self.own.take(record["round"], record["clients"])
         if self.folder:
             write_bytes(self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode())
-        self.final_arrays = {k: t.numpy() for k, t in groups["arrays"].items()}
-        return done, self.final_arrays, groups["server"]
+        self.final_arrays = as_arrays(tree.get("arrays", {}))
+        return done, self.final_arrays, tree.get("server", {})
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, models: Mapping[int, Arrays] | None = None) -> dict[str, Any]:
         """Write summary and parameters; returns the summary.
+
+        Args:
+            models: clients' own shared parameters by index, where the method gives them some.
 
         Keys: ``test_accuracy`` (the protocol's headline figure), ``headline`` (which figure that is), ``strategy``, ``dataset``,
         ``protocol``, ``seed``, ``rounds`` (that were run), ``best_round``, ``metrics`` (every score and mean at ``best_val``,
@@ -237,9 +238,9 @@ class Recorder:
         self.summary = summary
         if self.folder:
             write_bytes(self.folder / SUMMARY, json.dumps(summary, indent=2).encode())
-            for name, arrays in (("final", self.final_arrays), ("best", self.best_arrays)):
-                tensors = {k: torch.from_numpy(v) for k, v in arrays.items()}
-                write_tensors(self.folder / f"model_{name}.safetensors", tensors, {"strategy": self.cfg.strategy.name})
+            kept: dict[str, Any] = {"model_final": self.final_arrays, "model_best": self.best_arrays}
+            for name, tree in (kept | ({"models_final": models} if models else {})).items():
+                write_tensors(self.folder / f"{name}.safetensors", flatten(tree), {"strategy": self.cfg.strategy.name})
         return summary
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -266,8 +267,14 @@ def _exchanges_per_round(rounds: list[dict[str, Any]]) -> float:
 
 
 def _peak_rss_mb() -> float:
-    kb = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return kb / (1024.0 * 1024.0 if platform.system() == "Darwin" else 1024.0)
+    """The most memory that this process has held; where the system does not tell the most, what it holds now."""
+    told = psutil.Process().memory_info()
+    try:
+        import resource
+    except ImportError:  # Windows, where psutil knows the peak
+        return float(getattr(told, "peak_wset", told.rss)) / 2**20
+    most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return most / (1024.0 * 1024.0 if platform.system() == "Darwin" else 1024.0)
 
 
 def _versions() -> dict[str, str]:

@@ -27,10 +27,10 @@ def _step(messages, finished):
     from fedgraph_flwr.messages import from_record
 
     def flat(content):
-        return _flat(from_record(content["arrays"]))
+        return _flat(from_record(content["model"]))
 
     sent = next(flat(c) for d, _, c in messages if d == "down" and c["config"]["phase"] == "train")
-    replies = [flat(c) - sent for d, _, c in messages if d == "up" and "arrays" in c]
+    replies = [flat(c) - sent for d, _, c in messages if d == "up" and "model" in c]
     return _flat(finished.arrays) - sent, replies
 
 
@@ -147,7 +147,7 @@ def test_a_run_is_not_resumed_with_other_noise(run, before):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["strategy=fedomd"], "fedomd has its own"),
+        (["strategy=fedomd"], "fedomd exchanges or averages more"),
         (["strategy=local"], "local shares nothing"),
         (["strategy=fedavg"], "strategy.weighting=uniform"),
         ([UNIFORM, "privacy.delta=0"], "privacy.delta must lie"),

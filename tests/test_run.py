@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +125,7 @@ def _break(monkeypatch, client, change):
 
     def broken(self, message):
         reply = call(self, message)
-        if message.metadata.dst_node_id == client + 1 and "arrays" in reply.content:
+        if message.metadata.dst_node_id == client + 1 and "model" in reply.content:
             change(reply.content)
         return reply
 
@@ -134,25 +135,25 @@ def _break(monkeypatch, client, change):
 def _nan(content):
     from fedgraph_flwr.messages import from_record, to_record
 
-    arrays = from_record(content["arrays"])
+    arrays = from_record(content["model"])
     next(iter(arrays.values())).flat[0] = np.nan
-    content["arrays"] = to_record(arrays)
+    content["model"] = to_record(arrays)
 
 
 def _renamed(content):
     from fedgraph_flwr.messages import from_record, to_record
 
-    content["arrays"] = to_record({f"x{k}": v for k, v in from_record(content["arrays"]).items()})
+    content["model"] = to_record({f"x{k}": v for k, v in from_record(content["model"]).items()})
 
 
 def _reshaped(content):
     from fedgraph_flwr.messages import from_record, to_record
 
-    content["arrays"] = to_record({k: np.ravel(v)[:-1] for k, v in from_record(content["arrays"]).items()})
+    content["model"] = to_record({k: np.ravel(v)[:-1] for k, v in from_record(content["model"]).items()})
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [(_nan, "not finite"), (_renamed, "other arrays"), (_reshaped, "of shape")]
+    ("change", "told"), [(_nan, "not finite"), (_renamed, "without model/"), (_reshaped, "of shape")]
 )
 def test_a_bad_reply_is_named_and_left_out(run, monkeypatch, change, told):
     good = run("rounds=1", sizes=(12, 16))
@@ -190,7 +191,7 @@ def test_the_ledger_counts_what_travels(run, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
         finished = run("rounds=2")
     size = sum(a.nbytes for a in finished.arrays.values())
-    trains = [c for d, _, c in messages if d == "up" and "arrays" in c]
+    trains = [c for d, _, c in messages if d == "up" and "model" in c]
     assert len(trains) == 6
     train = finished.rounds[0]["phases"]["train"]
     assert 0 <= train["bytes_up"] - 3 * size < 600  # the rest is scores and counts
@@ -227,16 +228,16 @@ def test_a_wrong_phase_is_refused_and_named(run, monkeypatch):
 
 def _at_round(monkeypatch, server_round, act):
     """Let something happen to the grid before a round."""
-    from fedgraph_flwr.strategies.base import GraphStrategy
+    from fedgraph_flwr.strategies.connection import Connection
 
-    welcome = GraphStrategy._welcome
+    returned, looks = Connection.returned, count(1)
 
-    def acting(self):
-        if self.server_round == server_round:
+    def acting(self, *args):
+        if next(looks) == server_round:
             act(self.grid)
-        welcome(self)
+        return returned(self, *args)
 
-    monkeypatch.setattr(GraphStrategy, "_welcome", acting)
+    monkeypatch.setattr(Connection, "returned", acting)
 
 
 def _restart(grid, node, new_node, **config):
@@ -322,7 +323,7 @@ def test_state_of_another_run_is_not_taken(tmp_path):
     from fedgraph_flwr.clients.state import StateFolder
 
     mine = StateFolder(tmp_path, "a", "local", 0)
-    mine.write_last({"own/x": torch.ones(2)}, 3)
+    mine.write_last({"method/x": torch.ones(2)}, 3)
     assert mine.read_last()[1] == 3
     other = StateFolder(tmp_path, "b", "local", 0)
     assert other.read_last() is None
@@ -391,23 +392,29 @@ class _SlowGrid:
 
 def _asked(waits, monkeypatch, *words, grid=None, clients=2):
     """Valid replies, failures, and the pauses of one exchange, on a `_SlowGrid` unless another is given."""
+    from fedgraph_flwr.answers import Schema
     from fedgraph_flwr.strategies.base import GraphStrategy
     from fedgraph_flwr.strategies.connection import ClientInfo
 
     cfg = compose(words)
-    strategy = GraphStrategy(cfg, Recorder(cfg))
+
+    class Tells(GraphStrategy):
+        def schema(self, phase, client):
+            return Schema()
+
+    strategy = Tells(cfg, Recorder(cfg))
     strategy.grid, strategy.clients = grid or _SlowGrid(waits), {i: ClientInfo(i, 10 + i) for i in range(clients)}
     now, pauses = [0.0], []
-    monkeypatch.setattr("fedgraph_flwr.strategies.base.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("fedgraph_flwr.strategies.exchange.time.perf_counter", lambda: now[0])
 
     def sleep(pause):
         pauses.append(pause)
         now[0] += pause
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.base.time.sleep", sleep)
+    monkeypatch.setattr("fedgraph_flwr.strategies.exchange.time.sleep", sleep)
     with run_identity(1):
-        valid, failures = strategy._collect("tell", strategy._messages("tell", list(range(clients)), {}, {}))
-    return [reply.client for reply, _ in valid], failures, pauses
+        outcome = strategy.collect("tell", strategy.messages("tell", list(range(clients)), {}, {}))
+    return [reply.client for reply in outcome.replies], outcome.failures, pauses
 
 
 def test_waiting_looks_often_at_first_then_every_second_and_often_again_after_an_answer(monkeypatch):
@@ -432,7 +439,7 @@ def test_a_client_that_never_answers_is_named_after_the_timeout(monkeypatch):
 def test_state_of_another_schema_is_not_taken(tmp_path, monkeypatch):
     from fedgraph_flwr.clients import state
 
-    state.StateFolder(tmp_path, "a", "local", 0).write_last({"own/x": torch.ones(2)}, 3)
+    state.StateFolder(tmp_path, "a", "local", 0).write_last({"method/x": torch.ones(2)}, 3)
     monkeypatch.setattr(state, "SCHEMA", state.SCHEMA + 1)
     with pytest.raises(FedGraphError, match=r"has schema 1, expected 2"):
         state.StateFolder(tmp_path, "a", "local", 0).read_last()
@@ -440,7 +447,7 @@ def test_state_of_another_schema_is_not_taken(tmp_path, monkeypatch):
 
 def test_a_simulation_is_given_messages_in_portions(monkeypatch):
     """Flower's in-memory grid, known by its name: never more than so many unanswered, all answered in the end."""
-    monkeypatch.setattr("fedgraph_flwr.strategies.base._SIMULATED", 2)
+    monkeypatch.setattr("fedgraph_flwr.strategies.exchange.SIMULATED", 2)
     pushed = []
 
     class InMemoryGrid(_SlowGrid):

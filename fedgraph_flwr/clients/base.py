@@ -1,15 +1,20 @@
 """What all clients share: a GNN on a private graph, its local training, its scores, and its private state.
 
-A method's client overrides the hook its paper changes: `loss` (the objective), `train` (the loop), `receive` (groups of arrays
-that come with the model), `send` (groups that travel back beside it), or adds phases with `@phase`.
+A method's client overrides the hook its paper changes, from the inside out:
+
+    logits        what the network says                      task_loss    how wrong that is on the nodes that train
+    loss          the local objective of one step            gradient     leaves its gradient in the parameters
+    batches       what each local step reads                 train        the loop over them
+    receive       takes groups that come with the model      send         groups and numbers that travel back beside it
+
+or adds phases with `@phase`. What it keeps between messages stands in `memory`.
 """
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +29,10 @@ from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import MODEL, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
+from fedgraph_flwr.trees import Tree, flatten, moved
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
@@ -39,9 +46,18 @@ def phase(method: PhaseMethod) -> PhaseMethod:
     return method
 
 
-@dataclass
-class NoParams:
-    """A side of a method that has no keys of its own."""
+class Batch(NamedTuple):
+    """What one local step reads.
+
+    Attributes:
+        inputs: of the network.
+        nodes: rows of its logits that train, [V]; None: all of them.
+        y: their labels, [V].
+    """
+
+    inputs: Any
+    nodes: Tensor | None
+    y: Tensor
 
 
 class GraphClient(NumPyClient):
@@ -58,7 +74,12 @@ class GraphClient(NumPyClient):
     Attributes:
         model: the GNN; parameters whose names start with one of ``cfg.strategy.shared`` travel, the others stay.
         inputs: what the model needs of the graph, prepared once.
+        batch: what the step at hand reads; between rounds, all training nodes.
+        memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
+        steps: optimiser steps of the last local training.
         server_round: the round of the message at hand.
+        exchange: how many exchanges of the same phase came before it in this round.
+        stage: of the run, where the method has several.
     """
 
     Params: ClassVar[type] = NoParams
@@ -70,24 +91,30 @@ class GraphClient(NumPyClient):
         self.graph: ClientGraph = graph
         self.device = torch.device(device)
         self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
-        self.server_round = 0
+        self.server_round = self.exchange = self.steps = 0
+        self.stage = ""
+        self.memory: Tree = {}
         torch.manual_seed(derive_seed(cfg.seed, "model"))
         self.model = self.build_model().to(self.device, self.dtype)
         self.inputs = self.prepare_inputs()
         self.y = graph.y.to(self.device)
         self.train_nodes = graph.train_mask.nonzero().view(-1).to(self.device)
         self.masks = {"val": graph.val_mask.to(self.device), "test": graph.test_mask.to(self.device)}
+        self.batch = Batch(self.inputs, self.train_nodes, self.y[self.train_nodes])
         self.optimizer: Optimizer | None = None
 
     # --- what a method may override ---------------------------------------------------------------------------------
 
     @classmethod
-    def check_model(cls, cfg: RunConfig, model: models.Model) -> None:
-        """Refuse a network that the method cannot train; asked once, before any client starts.
+    def check(cls, cfg: RunConfig, model: models.Model) -> None:
+        """Refuse a configuration that the method cannot serve; asked once, before any client starts.
 
         Args:
             cfg: the run's configuration.
             model: its network, of no particular graph's size.
+
+        Raises:
+            FedGraphError: one sentence.
         """
 
     def build_model(self) -> models.Model:
@@ -132,38 +159,58 @@ class GraphClient(NumPyClient):
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take groups of arrays that come with a model to train or evaluate."""
 
+    def logits(self, inputs: Any) -> Tensor:
+        """Logits [N, C] of the model in its present mode: what the objective and every prediction are made of."""
+        return self.model(inputs)
+
+    def task_loss(self, logits: Tensor) -> Tensor:
+        """Cross-entropy on the nodes of `batch`; logits [N, C] → a scalar."""
+        return F.cross_entropy(logits if self.batch.nodes is None else logits[self.batch.nodes], self.batch.y)
+
     def loss(self) -> Tensor:
-        """The local objective of one full-batch step: cross-entropy on the training nodes."""
-        logits = self.model(self.inputs)
-        return F.cross_entropy(logits[self.train_nodes], self.y[self.train_nodes])
+        """The local objective on `batch`."""
+        return self.task_loss(self.logits(self.batch.inputs))
+
+    def gradient(self, optimizer: Optimizer) -> Tensor:
+        """Leave the gradient of `loss` in the parameters; returns its value."""
+        optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        return loss
+
+    def batches(self) -> Iterator[Batch]:
+        """What each local step reads: all training nodes, ``train.local_steps`` times."""
+        yield from [Batch(self.inputs, self.train_nodes, self.batch.y)] * self.cfg.train.local_steps
 
     def train(self) -> float:
-        """Local training: ``train.local_steps`` full-batch steps. Returns the last loss."""
-        optimizer = self.begin_training()
+        """Local training: a step on each of `batches`. Returns the last loss."""
+        optimizer, whole = self.begin_training(), self.batch
         loss = torch.zeros(())
-        for _ in range(self.cfg.train.local_steps):
-            optimizer.zero_grad()
-            loss = self.loss()
-            loss.backward()
+        self.steps = 0
+        for self.batch in self.batches():
+            loss = self.gradient(optimizer)
             optimizer.step()
+            self.steps += 1
+        self.batch = whole
         return float(loss.detach())
 
-    def send(self) -> dict[str, Arrays]:
-        """Groups of arrays that travel back beside the trained parameters."""
-        return {}
+    def send(self) -> Answer:
+        """Groups of arrays, and numbers, that travel back beside the trained parameters."""
+        return {}, {}
 
     def predict(self) -> Tensor:
-        """Logits [N, C] of the model as it stands, without dropout."""
+        """Logits [N, C] by which the client is scored, without dropout."""
         self.model.eval()
         with torch.no_grad():
-            return self.model(self.inputs)
+            return self.logits(self.inputs)
 
-    def private_tensors(self) -> dict[str, Tensor]:
-        """Tensors beyond the model and the optimiser that survive between messages."""
-        return {}
+    def save(self) -> Tree:
+        """What survives between messages beyond the model and the optimiser: `memory`."""
+        return self.memory
 
-    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `private_tensors` gave."""
+    def load(self, tree: Tree) -> None:
+        """Go on from what `save` gave; leaves are tensors on the CPU."""
+        self.memory = moved(tree, self.device)
 
     # --- tools for methods ------------------------------------------------------------------------------------------
 
@@ -175,7 +222,7 @@ class GraphClient(NumPyClient):
     @cached_property
     def shared(self) -> dict[str, Tensor]:
         """The tensors that travel, by name, in the model's order; they alias the model."""
-        return self.model.shared(self.cfg.strategy.shared)
+        return self.model.shared(self.cfg.strategy.shared, self.cfg.strategy.private)
 
     def begin_training(self) -> Optimizer:
         """The optimiser for this round, kept or fresh as configured; puts the model into training mode."""
@@ -185,9 +232,20 @@ class GraphClient(NumPyClient):
         return self.optimizer
 
     def scores(self) -> dict[str, list[float]]:
-        """Scores of the model as it stands on the validation and test nodes."""
+        """Scores on the validation and test nodes; of a personal method, of the shared parameters beside its own."""
+        told = self.score(self.predict())
+        if self.cfg.strategy.personal:
+            told |= {f"global-{key}": value for key, value in self.score(self.predict_shared()).items()}
+        return told
+
+    def predict_shared(self) -> Tensor:
+        """Of a personal method: logits [N, C] of the shared parameters as they came."""
+        return GraphClient.predict(self)
+
+    def score(self, logits: Tensor) -> dict[str, list[float]]:
+        """Scores of logits [N, C], by split and metric."""
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
-        return metrics.score(self.predict(), self.y, self.masks, metrics.wanted(self.cfg.evaluation), part)
+        return metrics.score(logits, self.y, self.masks, metrics.wanted(self.cfg.evaluation), part)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
@@ -203,17 +261,19 @@ class GraphClient(NumPyClient):
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Take the shared parameters, score them (``config["evaluate"]``), train, return the trained ones."""
-        self.set_parameters(parameters)
+        if parameters:
+            self.set_parameters(parameters)
         told: dict[str, Any] = self.scores() if config.get("evaluate") else {}
         if self.num_train:
             told["train-loss"] = self.train()
         if self.cfg.evaluation.trained:
-            told |= {f"trained-{key}": value for key, value in self.scores().items()}
+            told |= {f"trained-{key}": value for key, value in self.score(self.predict()).items()}
         return self.get_parameters(config), self.num_train, told
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Score the shared parameters together with the client's private ones."""
-        self.set_parameters(parameters)
+        if parameters:
+            self.set_parameters(parameters)
         told = self.scores()
         return float(np.nan_to_num(told["test-loss"][0])), int(sum(told["test-count"])), told
 
@@ -224,24 +284,28 @@ class GraphClient(NumPyClient):
 
         Args:
             name: ``describe``, ``train``, ``evaluate``, or a phase of the method.
-            groups: named groups of arrays, as received.
+            groups: named groups of arrays, as received; without `MODEL`, a client goes on with its own parameters.
             config: scalars, as received.
 
         Raises:
             FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
         """
+        self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
         if name == "describe":
             return {}, self.describe()
         if name in ("train", "evaluate"):
-            model = groups.pop(MODEL, {})
-            check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
+            parameters: list[np.ndarray] = []
+            if MODEL in groups:
+                model = groups.pop(MODEL)
+                check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
+                parameters = [model[key] for key in self.shared]
             self.receive(groups)
-            parameters = [model[key] for key in self.shared]
             if name == "evaluate":
                 return {}, self.evaluate(parameters, config)[2]
             trained, num_train, told = self.fit(parameters, config)
-            told["num_train"] = num_train
-            return {MODEL: dict(zip(self.shared, trained, strict=True)), **self.send()}, told
+            sent, numbers = self.send()
+            answer = {} if config.get("keep_model") else {MODEL: dict(zip(self.shared, trained, strict=True))}
+            return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
         method = getattr(self, name, None)
         if not getattr(method, "is_phase", False):
             known = [n for n in dir(type(self)) if getattr(getattr(type(self), n), "is_phase", False)]
@@ -250,24 +314,20 @@ class GraphClient(NumPyClient):
 
     # --- private state between messages -------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Tensor]:
+    def snapshot(self) -> Tree:
         """Everything private that must survive: unshared tensors, the optimiser's moments, the method's own."""
-        tensors = {f"model/{n}": t.detach() for n, t in self.model.state_dict().items() if n not in self.shared}
+        tree: Tree = {"model": {n: t for n, t in self.model.state_dict().items() if n not in self.shared}}
         if self.optimizer is not None and self.cfg.train.keeps_optimizer:
-            tensors |= {f"optimizer/{name}": t for name, t in self.optimizer.state().items()}
-        return tensors | {f"own/{name}": t for name, t in self.private_tensors().items()}
+            tree["optimizer"] = self.optimizer.state()
+        return {**tree, "method": self.save()}
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "own": {}}
-        for key, tensor in tensors.items():
-            group, _, name = key.partition("/")
-            groups[group][name] = tensor
-        self.model.load_state_dict(groups["model"], strict=False)
-        if groups["optimizer"]:
+    def restore(self, tree: Tree) -> None:
+        """Go on from what `snapshot` gave."""
+        self.model.load_state_dict(tree.get("model", {}), strict=False)
+        if "optimizer" in tree:
             self.optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
-            self.optimizer.load_state({name: t.to(self.device) for name, t in groups["optimizer"].items()})
-        self.load_private_tensors(groups["own"])
+            self.optimizer.load_state({name: t.to(self.device) for name, t in flatten(tree["optimizer"]).items()})
+        self.load(tree.get("method", {}))
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

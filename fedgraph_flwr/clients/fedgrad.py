@@ -6,7 +6,6 @@ Leaves the client: g_i under the names of the parameters, |V~_i|, scores. With `
 paper, the client sums the gradients along E − 1 plain steps of its own.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,18 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
-from fedgraph_flwr.config import at_least
-
-
-@dataclass
-class FedGradParams:
-    """Keys of gradient averaging."""
-
-    local_epochs: int = 1  # 1: the exact gradient; more deviates
-    double_softmax: bool = False  # cross-entropy of softmax(softmax(logits)), as the authors' program has it
-
-    def __post_init__(self) -> None:
-        at_least(self.local_epochs, 1, "strategy.local_epochs")
+from fedgraph_flwr.methods.fedgrad import FedGradParams
 
 
 class FedGradClient(GraphClient):

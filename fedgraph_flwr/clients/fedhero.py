@@ -9,7 +9,6 @@ Leaves the client: f_global, N_i, scores.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
@@ -41,7 +40,7 @@ class FedHEROClient(GraphClient):
     model: FedHERO
 
     @classmethod
-    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+    def check(cls, cfg: RunConfig, model: Model) -> None:
         """The network must have a latent graph."""
         if not isinstance(model, FedHERO):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedhero, got {cfg.model.name}")
@@ -49,7 +48,6 @@ class FedHEROClient(GraphClient):
     def loss(self) -> Tensor:
         """Eq. (8)."""
         logits, latent = self.model.both(self.inputs)
-        task = F.cross_entropy(logits[self.train_nodes], self.y[self.train_nodes])
         p, distance = self.params, self.inputs.distances(latent.pattern)
         smooth = smoothness(latent, distance, lam=p.lam, mu=p.mu, reduction=p.reduction)
-        return task + smooth + latent.penalty
+        return self.task_loss(logits) + smooth + latent.penalty

@@ -12,18 +12,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, phase
+from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import Arrays, derive_seed
 from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, Params, alignment
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.models.hetero import EDGE, NODE, HeteroInputs, HeteroModel
+from fedgraph_flwr.models.hetero import EDGE, NODE, HeteroModel
 
 
 class FedHGNClient(GraphClient):
@@ -39,7 +37,7 @@ class FedHGNClient(GraphClient):
     def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
         if not isinstance(graph, HeteroGraph):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs typed nodes and edges, such as dataset=aifb")
-        if method_params(type(self), cfg).private_schema:
+        if cfg.strategy.private_schema:
             held = [a for a, n in graph.counts.items() if n or a == graph.target]
             edge_types: list[EdgeType] = [r for r, index in graph.edges.items() if index.size(1)]
             graph = graph.on_schema(held, edge_types)
@@ -52,7 +50,7 @@ class FedHGNClient(GraphClient):
         self.whole = None if sampled else self.model.inputs_for(graph.train_mask.nonzero().view(-1).numpy())
 
     @classmethod
-    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+    def check(cls, cfg: RunConfig, model: Model) -> None:
         """The network must have bases."""
         if not isinstance(model, HeteroModel) or not model.num_bases:
             raise FedGraphError(
@@ -62,40 +60,29 @@ class FedHGNClient(GraphClient):
     def describe(self) -> dict[str, Any]:
         """Without the numbers of types, unless the schema is shared."""
         told = super().describe()
-        if self.params.private_schema:
+        if self.cfg.strategy.private_schema:
             del told["num_features"]
         return told
 
     @phase
     def tell_coefficients(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """β as initialised; with a shared schema, which rows are of types that the client holds."""
-        rows = {} if self.params.private_schema else {ROWS: {n: r.numpy() for n, r in self.rows.items()}}
-        return {**self.send(), **rows}, {}
+        rows = {} if self.cfg.strategy.private_schema else {ROWS: {n: r.numpy() for n, r in self.rows.items()}}
+        return {**self.send()[0], **rows}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """The pools of this round; none while a model is only scored."""
         self.pool = {n: torch.from_numpy(p).to(self.device, self.dtype) for n, p in groups.get(POOL, {}).items()}
 
-    def send(self) -> dict[str, Arrays]:
+    def send(self) -> Answer:
         """β of the types that the client holds."""
-        return {COEFFICIENTS: {n: b.detach()[self.rows[n]].cpu().numpy() for n, b in self.model.coefficients.items()}}
+        own = {n: b.detach()[self.rows[n]].cpu().numpy() for n, b in self.model.coefficients.items()}
+        return {COEFFICIENTS: own}, {}
 
-    def train(self) -> float:
-        """``train.local_steps`` passes over the training nodes; returns the last loss."""
-        optimizer = self.begin_training()
-        loss = torch.zeros(())
-        for batch in self.batches():
-            self.batch = batch
-            optimizer.zero_grad()
-            loss = self.loss()
-            loss.backward()
-            optimizer.step()
-        return float(loss.detach())
-
-    def batches(self) -> Iterator[tuple[HeteroInputs, Tensor]]:
-        """What each step reads, and its labels: all training nodes, or ``batch_size`` of them with sampled neighbours."""
+    def batches(self) -> Iterator[Batch]:
+        """What each step reads: all training nodes, or ``batch_size`` of them with sampled neighbours."""
         if self.whole is not None:
-            yield from [(self.whole, self.y[self.train_nodes])] * self.cfg.train.local_steps
+            yield from [Batch(self.whole, None, self.batch.y)] * self.cfg.train.local_steps
             return
         rng = np.random.default_rng(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "batches"))
         nodes = self.train_nodes.cpu().numpy()
@@ -103,13 +90,13 @@ class FedHGNClient(GraphClient):
         for _ in range(self.cfg.train.local_steps):
             order = rng.permutation(nodes)
             for start in range(0, nodes.size, size):
-                batch = np.sort(order[start : start + size])
-                yield self.model.inputs_for(batch, self.params.fanout, rng), self.y[torch.from_numpy(batch)]
+                chosen = np.sort(order[start : start + size])
+                inputs = self.model.inputs_for(chosen, self.params.fanout, rng)
+                yield Batch(inputs, None, self.y[torch.from_numpy(chosen).to(self.device)])
 
     def loss(self) -> Tensor:
         """L_task + λ L_align of one batch."""
-        inputs, y = self.batch
-        loss = F.cross_entropy(self.model(inputs), y)
+        loss = super().loss()
         if self.params.align:
             for name, pool in self.pool.items():
                 loss = loss + self.pull * alignment(self.model.coefficients[name][self.rows[name]], pool)

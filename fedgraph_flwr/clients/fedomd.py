@@ -14,38 +14,19 @@ and what is left must be the plain GCN. ``model.ortho_on=raw`` lets L_ortho judg
 Leaves the client: see `fedgraph_flwr.strategies.fedomd`.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
-from fedgraph_flwr.config import RunConfig, at_least, one_of
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import MODEL, Arrays
+from fedgraph_flwr.methods.fedomd import MOMENTS, TARGET, Params
 from fedgraph_flwr.methods.moments import central_moments, discrepancy, moments_about
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, orthogonality
-
-
-@dataclass
-class Params:
-    """Keys of FedOMD that a client reads."""
-
-    alpha: float = 5e-4  # α of Eq. (12)
-    beta: float = 10.0  # β of Eq. (12)
-    cmd_range: str = "pooled"  # see `fedgraph_flwr.strategies.fedomd.Params`
-    cmd_nodes: str = "all"  # all (Algorithm 1) | train (Eq. 11): whose features count
-    cmd_act: str = "none"  # none | sigmoid, which bounds the features before their moments are taken
-
-    def __post_init__(self) -> None:
-        at_least(self.alpha, 0, "strategy.alpha")
-        at_least(self.beta, 0, "strategy.beta")
-        one_of(self.cmd_range, ("unit", "pooled"), "strategy.cmd_range")
-        one_of(self.cmd_nodes, ("all", "train"), "strategy.cmd_nodes")
-        one_of(self.cmd_act, ("none", "sigmoid"), "strategy.cmd_act")
 
 
 class FedOMDClient(GraphClient):
@@ -57,19 +38,19 @@ class FedOMDClient(GraphClient):
     statistics_pass: tuple[list[Tensor], Tensor] | None = None  # the model whose statistics left last, and its logits
 
     @classmethod
-    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+    def check(cls, cfg: RunConfig, model: Model) -> None:
         """The network must be the orthogonal GCN."""
         if not isinstance(model, OrthoGCN):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedomd, got {cfg.model.name}")
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the pooled moments [H, 5, D] and, with ``cmd_range=pooled``, the widths b − a [H]."""
-        self.target = {name: torch.from_numpy(a).to(self.device) for name, a in groups.get("target", {}).items()}
+        self.target = {name: torch.from_numpy(a).to(self.device) for name, a in groups.get(TARGET, {}).items()}
 
     def loss(self) -> Tensor:
         """Eq. (12)."""
         out = self.model.propagate(self.inputs)
-        loss = F.cross_entropy(out.logits[self.train_nodes], self.y[self.train_nodes])
+        loss = self.task_loss(out.logits)
         if self.params.alpha and out.weights:
             loss = loss + self.params.alpha * orthogonality(out.weights)
         if self.target:
@@ -103,7 +84,7 @@ class FedOMDClient(GraphClient):
         """Second of ``two_phase``: moments about the pooled mean, [H, 4, D] (lines 12-15)."""
         z = self._features_of(groups[MODEL])
         mean = torch.from_numpy(groups["point"]["mean"]).to(z)
-        return {"moments": {"spread": to_numpy(moments_about(z, mean))}}, {"count": len(z)}
+        return {MOMENTS: {"spread": to_numpy(moments_about(z, mean))}}, {"count": len(z)}
 
     def _features(self, hidden: list[Tensor]) -> Tensor:
         """The features whose moments count: [N', H, D]."""
@@ -126,4 +107,4 @@ class FedOMDClient(GraphClient):
         group = {name: to_numpy(value) for name, value in statistics.items()}
         if self.params.cmd_range == "pooled":
             group["range"] = to_numpy(torch.stack([z.amin((0, 2)), z.amax((0, 2))], dim=1))  # [H, 2]
-        return {"moments": group}, {"count": len(z)}
+        return {MOMENTS: group}, {"count": len(z)}

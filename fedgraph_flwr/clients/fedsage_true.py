@@ -17,6 +17,7 @@ from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.trees import Tree
 
 
 class FedSageTrueClient(FedGradClient):
@@ -72,7 +73,7 @@ class FedSageTrueClient(FedGradClient):
                 )
             x[wanted] = torch.from_numpy(rows)
         self.mend_with(x)
-        return {}, {"done": 1}
+        return {}, {}
 
     def mend_with(self, external_x: Tensor) -> None:
         """The constants of the mended graph: own nodes first, then the B external ones."""
@@ -96,11 +97,11 @@ class FedSageTrueClient(FedGradClient):
         """Logits [N, C] of the own nodes."""
         return super().predict()[: self.graph.num_nodes]
 
-    def private_tensors(self) -> dict[str, Tensor]:
+    def save(self) -> Tree:
         """The neighbours' features."""
         return {"external_x": self.external_x}
 
-    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Take them back."""
-        if tensors["external_x"].size(0):
-            self.mend_with(tensors["external_x"])
+    def load(self, tree: Tree) -> None:
+        """Mend the graph with them again."""
+        if tree["external_x"].size(0):
+            self.mend_with(tree["external_x"])

@@ -20,7 +20,7 @@ evaluates the Fisher diagonal on the server, with all labels; here no label outs
 """
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -30,37 +30,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, phase
-from fedgraph_flwr.config import RunConfig, at_least, one_of
+from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import Arrays, derive_seed
+from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.secure.masked import PEERS, mask
 from fedgraph_flwr.secure.sealed import Sealer
+from fedgraph_flwr.trees import Tree, as_arrays
 
 _BATCH_ELEMENTS = 2**22  # of gradients held at once by ``fisher=per_node``
-
-
-@dataclass
-class Params:
-    """Keys of FedSPA that a client reads."""
-
-    prior: bool = True
-    posterior: bool = True
-    laplacian: str = "sym"  # L of Eq. (7): sym | comb
-    fisher: str = "batch"  # Eq. (14): batch | per_node
-    fisher_exchange: str = "arrays"  # arrays | scalar
-    folds: int = 1  # K
-
-    def __post_init__(self) -> None:
-        one_of(self.laplacian, ("sym", "comb"), "strategy.laplacian")
-        one_of(self.fisher, ("batch", "per_node"), "strategy.fisher")
-        one_of(self.fisher_exchange, ("arrays", "scalar"), "strategy.fisher_exchange")
-        at_least(self.folds, 1, "strategy.folds")
 
 
 def high_frequency_area(graph: Graph, laplacian: str = "sym") -> float:
@@ -131,10 +115,9 @@ class FedSPAClient(GraphClient):
         self.fisher: Arrays = {}
         self.sealer: Sealer | None = None
         self.peers: Arrays = {}
-        self.step = 0  # of the whole run: whose turn it is among the folds
 
     @classmethod
-    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+    def check(cls, cfg: RunConfig, model: Model) -> None:
         """The network must have channels that the posterior can weigh, unless it is off."""
         groups = {parameter_group(name) for name in model.shared(cfg.strategy.shared)}
         if method_params(cls, cfg).posterior and not {"hom", "het"} <= groups:
@@ -169,26 +152,23 @@ class FedSPAClient(GraphClient):
             made.append((inputs, part.to(self.device)))
         return made
 
-    def train(self) -> float:
-        """Local training; the folds go on where the round before ended."""
-        self.step = (self.server_round - 1) * self.cfg.train.local_steps
-        return super().train()
-
-    def loss(self) -> Tensor:
-        """Cross-entropy on the training nodes, or on the fold whose turn it is."""
+    def batches(self) -> Iterator[Batch]:
+        """All training nodes, or the fold whose turn it is, going on where the round before ended."""
         if self.params.folds == 1:
-            return super().loss()
-        inputs, nodes = self.folds[self.step % len(self.folds)]
-        self.step += 1
-        return F.cross_entropy(self.model(inputs)[nodes], self.y[nodes])
+            yield from super().batches()
+            return
+        steps = self.cfg.train.local_steps
+        for step in range((self.server_round - 1) * steps, self.server_round * steps):
+            inputs, nodes = self.folds[step % len(self.folds)]
+            yield Batch(inputs, nodes, self.y[nodes])
 
-    def send(self) -> dict[str, Arrays]:
+    def send(self) -> Answer:
         """The Fisher diagonals at the trained parameters, or this client's share of their sum."""
         if not self.params.posterior:
-            return {}
+            return {}, {}
         fisher = fisher_diagonal(self.model, self.inputs, self.y, self.train_nodes, self.params.fisher)
         self.fisher = {name: values.cpu().numpy() for name, values in fisher.items() if name in self.shared}
-        return {FISHER: self.share() if self.params.fisher_exchange == "scalar" else self.fisher}
+        return {FISHER: self.share() if self.params.masked else self.fisher}, {}
 
     # --- fisher_exchange=scalar ---------------------------------------------------------------------------------------
 
@@ -219,22 +199,17 @@ class FedSPAClient(GraphClient):
         weighted = {name: ratio * values.astype(np.float64) for name, values in self.fisher.items()}
         return mask(weighted, self.sealer, clients, f"fisher {self.server_round} {clients}")
 
-    def private_tensors(self) -> dict[str, Tensor]:
+    def save(self) -> Tree:
         """What `deviate` and `share_again` need of the round, and the key of the run."""
         if self.sealer is None:
             return {}
-        key = torch.from_numpy(np.frombuffer(self.sealer.private, np.uint8).copy())
-        return {"key": key, **{f"fisher/{name}": torch.from_numpy(values) for name, values in self.fisher.items()}}
+        return {"key": np.frombuffer(self.sealer.private, np.uint8).copy(), "fisher": self.fisher}
 
-    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `private_tensors` gave; a resumed run has published a new key before."""
-        if self.sealer is None and "key" in tensors:
-            self.sealer = Sealer(self.graph.client, tensors["key"].numpy().tobytes())
-        self.fisher = {
-            name.removeprefix("fisher/"): values.numpy()
-            for name, values in tensors.items()
-            if name.startswith("fisher/")
-        }
+    def load(self, tree: Tree) -> None:
+        """Go on from what `save` gave; a resumed run has published a new key before."""
+        if self.sealer is None and "key" in tree:
+            self.sealer = Sealer(self.graph.client, tree["key"].numpy().tobytes())
+        self.fisher = as_arrays(tree.get("fisher", {}))
 
 
 def deviation(fisher: Arrays, pooled: Arrays, channel: str) -> float:

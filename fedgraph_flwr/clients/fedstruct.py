@@ -9,7 +9,6 @@ own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of `fedgr
 Never leaves it: X, Y, embeddings of X; an edge, but inside a sealed B.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,43 +17,21 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, phase
-from fedgraph_flwr.clients.fedgrad import FedGradClient, FedGradParams
+from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods import hops, structure_features
+from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams
 from fedgraph_flwr.methods.hops import HopExchange, Pruning, RowMessage
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.secure.sealed import Sealer
+from fedgraph_flwr.trees import Tree, as_arrays, flatten
 
-STRUCTURE = "structure"  # group: s, rows of S or of its gradient
-ENVELOPES = "envelopes"  # group: other client → bytes
 DENSE_ABOVE = 0.2  # share of non-zeros from which a dense product is faster
-
-
-@dataclass
-class FedStructParams(FedGradParams):
-    """Keys of FedStruct-B."""
-
-    features: str = "hop2vec"  # hop2vec | degree
-    prune: int = 0  # p; 0 keeps every entry
-    prune_mode: str = "per_row"  # per_row | per_block (the paper) | global (the authors' program)
-    max_entries: int = 100_000_000  # of one client's rows; more is refused
-    dense_limit: int = 20_000_000  # entries up to which well-filled rows are stored dense
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Pruning(self.prune, self.prune_mode)
-        if self.features in ("graphlets", "node2vec"):
-            raise FedGraphError(
-                f"strategy.features={self.features} needs the edges of all clients, which nobody has in FedStruct-B;"
-                " take hop2vec or degree, or strategy=fedstruct_a, whose server knows the graph"
-            )
-        if self.features not in ("hop2vec", "degree"):
-            raise FedGraphError(f"strategy.features must be hop2vec or degree, got '{self.features}'")
 
 
 class FedStructClient(FedGradClient):
@@ -72,7 +49,7 @@ class FedStructClient(FedGradClient):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.sealer = Sealer(self.graph.client)
-        self.exchange: HopExchange | None = None
+        self.acquisition: HopExchange | None = None
         self.owner = np.zeros(0, np.int64)
         self.rows = sp.csr_matrix((0, 0))
         self.support = np.zeros(0, np.int64)
@@ -80,7 +57,7 @@ class FedStructClient(FedGradClient):
         self.begun: Tensor | None = None
 
     @classmethod
-    def check_model(cls, cfg: RunConfig, model: Model) -> None:
+    def check(cls, cfg: RunConfig, model: Model) -> None:
         """The network must have a structure branch, and one that fits the features."""
         if not isinstance(model, FedStruct):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedstruct, got {cfg.model.name}")
@@ -99,7 +76,7 @@ class FedStructClient(FedGradClient):
     @phase
     def acquire(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """One exchange of Algorithm 3: take in what the others sent, answer with the next envelopes until all hops are there."""
-        step = int(config["step"])
+        step = self.exchange + 1
         if "keys" in groups:
             self.meet(groups)
         exchange = self.hop_exchange()
@@ -135,9 +112,9 @@ class FedStructClient(FedGradClient):
 
     def hop_exchange(self) -> HopExchange:
         """The exchange at hand, begun on first use."""
-        if self.exchange is None:
+        if self.acquisition is None:
             p = self.params
-            self.exchange = HopExchange(
+            self.acquisition = HopExchange(
                 self.graph,
                 self.model.structure_weights,
                 Pruning(p.prune, p.prune_mode),
@@ -145,7 +122,7 @@ class FedStructClient(FedGradClient):
                 p.max_entries,
                 np.float64 if self.dtype == torch.float64 else np.float32,
             )
-        return self.exchange
+        return self.acquisition
 
     def finish_rows(self, exchange: HopExchange) -> None:
         """Keep Ā^[i] with its columns restricted to the support."""
@@ -153,7 +130,7 @@ class FedStructClient(FedGradClient):
         self.support, columns = np.unique(stacked.indices, return_inverse=True)
         shape = (stacked.shape[0], self.support.size)
         self.set_rows(sp.csr_matrix((stacked.data, columns, stacked.indptr), shape=shape))
-        self.exchange = None
+        self.acquisition = None
 
     def set_rows(self, rows: sp.csr_matrix) -> None:
         """Prepare the products with all rows, for scores, and with those of training nodes, for gradients."""
@@ -173,12 +150,13 @@ class FedStructClient(FedGradClient):
 
     def structure_features(self) -> np.ndarray:
         """The first s_u of the client's own nodes, [N, d_s]."""
-        width = self.model.structure_width
+        width, dtype = self.model.structure_width, np.float64 if self.dtype == torch.float64 else np.float32
         if self.params.features == "degree":
             sources = torch.cat([self.graph.edge_index[0], self.graph.cut_out[0]])
-            return structure_features.degree_one_hot(sources.bincount(minlength=self.graph.num_nodes).numpy(), width)
+            degrees = sources.bincount(minlength=self.graph.num_nodes).numpy()
+            return structure_features.degree_one_hot(degrees, width).astype(dtype)
         drawn = structure_features.hop2vec(self.graph.num_nodes, width, self.cfg.seed, self.graph.client)
-        return drawn.astype(np.float64 if self.dtype == torch.float64 else np.float32)
+        return drawn.astype(dtype)
 
     def sealed(self, contents: dict[int, Arrays], step: str) -> dict[str, Arrays]:
         """A group of envelopes, by receiver."""
@@ -199,7 +177,7 @@ class FedStructClient(FedGradClient):
     def place(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Take the structure features of the support, once, where they are not learned."""
         self.receive(groups)
-        return {}, {"done": 1}
+        return {}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """S of the support, [Q, d_s]."""
@@ -228,13 +206,13 @@ class FedStructClient(FedGradClient):
         features = self.model.feature_part(self.inputs)[self.train_nodes]
         return self.summed_loss(features + self.model.structure_part(self.train_rows @ embedded))
 
-    def send(self) -> dict[str, Arrays]:
+    def send(self) -> Answer:
         """The rows of G_S^i that can differ from zero."""
         if "s" not in self.gradients:
-            return {}
+            return {}, {}
         rows = self.gradients["s"] if self.reached.all() else self.gradients["s"][torch.from_numpy(self.reached)]
         self.release()
-        return {STRUCTURE: {"s": rows.cpu().numpy()}}
+        return {STRUCTURE: {"s": rows.cpu().numpy()}}, {}
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """As the base."""
@@ -250,38 +228,35 @@ class FedStructClient(FedGradClient):
 
     # --- private state between messages -------------------------------------------------------------------------------
 
-    def private_tensors(self) -> dict[str, Tensor]:
+    def save(self) -> Tree:
         """Keys, the rows at hand, and S where it comes only once."""
-        arrays: Arrays = {"private": np.frombuffer(self.sealer.private, np.uint8), "owner": self.owner}
+        tree: Tree = {"private": np.frombuffer(self.sealer.private, np.uint8).copy(), "owner": self.owner}
         if self.sealer.peers:
-            arrays["met"] = np.array(sorted(self.sealer.peers))
-            arrays["keys"] = np.stack(
-                [np.frombuffer(self.sealer.peers[k], np.uint8) for k in sorted(self.sealer.peers)]
-            )
-        if self.exchange is not None:
-            arrays |= {f"exchange/{name}": array for name, array in self.exchange.state().items()}
+            met = sorted(self.sealer.peers)
+            tree["met"] = np.array(met)
+            tree["keys"] = np.stack([np.frombuffer(self.sealer.peers[k], np.uint8) for k in met])
+        if self.acquisition is not None:
+            tree["exchange"] = self.acquisition.state()
         if self.support.size:
-            arrays |= {"support": self.support, "shape": np.array(self.rows.shape)}
-            arrays |= {f"rows/{part}": getattr(self.rows, part) for part in ("data", "indices", "indptr")}
-        tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+            rows = {part: getattr(self.rows, part) for part in ("data", "indices", "indptr")}
+            tree |= {"support": self.support, "shape": np.array(self.rows.shape), "rows": rows}
         if self.inputs.s is not None and not self.trains_structure:
-            tensors["s"] = self.inputs.s
-        return tensors
+            tree["s"] = self.inputs.s
+        return tree
 
-    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `private_tensors` gave."""
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    def load(self, tree: Tree) -> None:
+        """Go on from what `save` gave."""
+        arrays = as_arrays(tree)
         self.owner = arrays["owner"]
         if not self.sealer.peers:  # a resumed run has exchanged new keys before the old state comes back
             self.sealer = Sealer(self.graph.client, arrays["private"].tobytes())
             if "met" in arrays:
                 self.sealer.meet({int(k): key.tobytes() for k, key in zip(arrays["met"], arrays["keys"], strict=True)})
-        exchange = {k.removeprefix("exchange/"): a for k, a in arrays.items() if k.startswith("exchange/")}
-        if exchange:
-            self.hop_exchange().restore(exchange)
+        if "exchange" in arrays:
+            self.hop_exchange().restore({name: leaf.numpy() for name, leaf in flatten(tree["exchange"]).items()})
         if "support" in arrays:
             self.support = arrays["support"]
-            parts = tuple(arrays[f"rows/{part}"] for part in ("data", "indices", "indptr"))
+            parts = tuple(arrays["rows"][part] for part in ("data", "indices", "indptr"))
             self.set_rows(sp.csr_matrix(parts, shape=tuple(arrays["shape"])))
-        if "s" in tensors:
-            self.inputs.s = tensors["s"].to(self.device, self.dtype)
+        if "s" in tree:
+            self.inputs.s = tree["s"].to(self.device, self.dtype)

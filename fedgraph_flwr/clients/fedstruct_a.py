@@ -7,7 +7,7 @@ Leaves the client: its edges (once), g_i, the residuals of its training nodes, |
 Never leaves it: X, Y, H; though a residual tells the label of its node.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct, Identity
 
-STRUCTURE = "structure"
 
 
 class FedStructAClient(FedGradClient):
@@ -28,6 +28,7 @@ class FedStructAClient(FedGradClient):
         z: s_v^(L_s) of its own nodes [N, C], as trained and as scored.
     """
 
+    Params: ClassVar[type] = FedStructAParams
     z: dict[str, Tensor]
 
     def build_model(self) -> Model:
@@ -66,7 +67,7 @@ class FedStructAClient(FedGradClient):
         """Logits [N, C]."""
         return super().predict() + self.z["scored" if "scored" in self.z else "train"].detach()
 
-    def send(self) -> dict[str, Arrays]:
+    def send(self) -> Answer:
         """The residuals of the training nodes, [|V~_i|, C], and their places among the client's nodes."""
         rows = self.train_nodes
-        return {STRUCTURE: {"places": to_numpy(rows.int()), "residuals": to_numpy(self.gradients["z"][rows])}}
+        return {STRUCTURE: {"places": to_numpy(rows.int()), "residuals": to_numpy(self.gradients["z"][rows])}}, {}

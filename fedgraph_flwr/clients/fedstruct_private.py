@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
-from fedgraph_flwr.clients.fedstruct import STRUCTURE, FedStructClient
+from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, derive_seed
+from fedgraph_flwr.methods.fedstruct import STRUCTURE
 from fedgraph_flwr.methods.hops import RowMessage
 from fedgraph_flwr.numerics.optim import NamedOptimizer
+from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved
 
 
 class PrivateFedStructClient(FedStructClient):
@@ -72,7 +74,7 @@ class PrivateFedStructClient(FedStructClient):
     def take(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Take the other clients' columns."""
         self.take_blocks(self.opened(groups, "blocks"))
-        return {}, {"done": 1}
+        return {}, {}
 
     def take_blocks(self, contents: dict[int, Arrays]) -> None:
         """Keep blocks with this client's own node numbers as columns."""
@@ -130,10 +132,10 @@ class PrivateFedStructClient(FedStructClient):
             parts = self.parts["scored" if "scored" in self.parts else "train"]
             return self.model.feature_part(self.inputs) + self.model.structure_part(parts)
 
-    def send(self) -> dict[str, Arrays]:
+    def send(self) -> Answer:
         """U_i of Eq. (52), of the nodes that training nodes reach."""
         upstream = self.rows.T @ to_numpy(self.gradients["parts"])
-        return {STRUCTURE: {"s": upstream[self.reached]}}
+        return {STRUCTURE: {"s": upstream[self.reached]}}, {}
 
     @phase
     def step_own(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
@@ -148,31 +150,20 @@ class PrivateFedStructClient(FedStructClient):
 
     # --- private state between messages -------------------------------------------------------------------------------
 
-    def private_tensors(self) -> dict[str, Tensor]:
+    def save(self) -> Tree:
         """s_u and its optimiser's moments, the blocks, and the own parts of this round."""
-        tensors = super().private_tensors() | {"own_s": self.s.detach()}
-        tensors["embedding"] = torch.tensor(self.embedding)
-        tensors |= {f"stepper/{name}": tensor for name, tensor in self.stepper.state().items()}
-        tensors |= {f"parts/{kind}": part.detach() for kind, part in self.parts.items()}
-        tensors |= {f"met_rows/{j}": torch.from_numpy(rows) for j, rows in self.met_rows.items()}
-        for i, block in self.blocks.items():
-            tensors |= {
-                f"blocks/{i}/{key}": torch.from_numpy(getattr(block, key)) for key in ("data", "indices", "indptr")
-            }
-        return tensors
+        blocks = {str(i): {k: getattr(b, k) for k in ("data", "indices", "indptr")} for i, b in self.blocks.items()}
+        own = {"own_s": self.s, "embedding": torch.tensor(self.embedding), "stepper": self.stepper.state()}
+        met = {str(j): rows for j, rows in self.met_rows.items()}
+        return {**super().save(), **own, "parts": self.parts, "met_rows": met, "blocks": blocks}
 
-    def load_private_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `private_tensors` gave."""
-        super().load_private_tensors(tensors)
-        self.s, self.embedding = tensors["own_s"].to(self.device, self.dtype), int(tensors["embedding"])
-
-        def under(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-
-        self.stepper.load(under("stepper/"))
-        self.parts = {kind: part.to(self.device) for kind, part in under("parts/").items()}
-        self.met_rows = {int(j): rows.numpy() for j, rows in under("met_rows/").items()}
-        for i in {int(key.partition("/")[0]) for key in under("blocks/")}:
-            data, indices, indptr = (tensors[f"blocks/{i}/{key}"].numpy() for key in ("data", "indices", "indptr"))
-            shape = (indptr.size - 1, self.graph.num_nodes)
-            self.blocks[i] = sp.csr_matrix((data, indices, indptr), shape=shape)
+    def load(self, tree: Tree) -> None:
+        """Go on from what `save` gave."""
+        super().load(tree)
+        self.s, self.embedding = tree["own_s"].to(self.device, self.dtype), int(tree["embedding"])
+        self.stepper.load(flatten(tree.get("stepper", {})))
+        self.parts = moved(tree.get("parts", {}), self.device)
+        self.met_rows = {int(j): rows for j, rows in as_arrays(tree.get("met_rows", {})).items()}
+        for i, parts in as_arrays(tree.get("blocks", {})).items():
+            shape = (parts["indptr"].size - 1, self.graph.num_nodes)
+            self.blocks[int(i)] = sp.csr_matrix((parts["data"], parts["indices"], parts["indptr"]), shape=shape)

@@ -23,6 +23,7 @@ from fedgraph_flwr.config import DEVICES, RunConfig, from_run_config, one_of
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, derive_seed, from_record, groups_of, pack, to_record
+from fedgraph_flwr.trees import flatten, unflatten
 
 STATE = "fedgraph-state"
 VERSION = "fedgraph-version"
@@ -70,7 +71,9 @@ def _answer(message: Message, context: Context) -> RecordDict:
         version += 1
         _keep(client, version, context)
     # As torch.manual_seed, which beside this formats a stack trace for each accelerator that is not there: 0.2 ms a message.
-    seed = derive_seed(cfg.seed, client.graph.client, server_round, phase)
+    # The first exchange of a phase in a round keeps the stream that it had before exchanges were counted.
+    earlier = int(config.get("exchange", 0))
+    seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
     torch.default_generator.manual_seed(seed)
     if client.device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -80,7 +83,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
         version += 1
         _keep(client, version, context)
     if config.get("checkpoint") and checkpoints:
-        checkpoints.write_checkpoint(client.state(), server_round)
+        checkpoints.write_checkpoint(flatten(client.snapshot()), server_round)
     reply = pack(groups)
     reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
     return reply
@@ -106,9 +109,9 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     client: GraphClient = locate(cfg.strategy.client)(cfg, load_graph(cfg, context), device(cfg, context), file)
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
-        client.load_state({name: torch.from_numpy(array) for name, array in arrays.items()})
+        client.restore(unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
     elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
-        client.load_state(kept[0])
+        client.restore(unflatten(kept[0]))
         stored = kept[1]
     _live[key] = (client, stored)
     return _live[key]
@@ -118,7 +121,7 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
     _live[context.run_id, context.node_id] = (client, version)
     if context.node_config.get("live"):
         return
-    state = client.state()
+    state = flatten(client.snapshot())
     context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in state.items()})
     context.state[VERSION] = ConfigRecord({"version": version})
     if folder := _last_folder(context, client):
@@ -189,8 +192,8 @@ def _checkpoint_folder(cfg: RunConfig, context: Context, client: GraphClient, ru
 
 def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) -> None:
     if folder is not None:
-        client.load_state(folder.read_checkpoint(server_round))
-    elif client.state():
+        client.restore(unflatten(folder.read_checkpoint(server_round)))
+    elif flatten(client.snapshot()):
         raise FedGraphError(
             f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no folder for it; "
             "start the SuperNode with --node-config 'state=\"DIR\"'"

@@ -17,6 +17,7 @@ from fedgraph_flwr.config.schema import (
     StrategyConfig,
     TrainConfig,
     at_least,
+    below,
     one_of,
     typed,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "StrategyConfig",
     "TrainConfig",
     "at_least",
+    "below",
     "compose",
     "conf_dir",
     "from_run_config",

@@ -136,6 +136,18 @@ def _load(path: Path) -> DictConfig:
     return loaded
 
 
+def group_file(group: str, name: str) -> DictConfig:
+    """What the file of a name in a group holds.
+
+    Raises:
+        FedGraphError: there is none, or it is no YAML.
+    """
+    path = conf_dir() / group / f"{name}.yaml"
+    if not path.is_file():
+        raise unknown(group, name, group_names(group))
+    return _load(path)
+
+
 def _group(group: str, name: str) -> tuple[str, DictConfig]:
     path = conf_dir() / group / f"{name}.yaml"
     if not path.is_file():
@@ -143,12 +155,11 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
 
         if group == "dataset" and (own := imported_path(name)).is_file():
             return str(own), OmegaConf.create({group: {"name": name}})
-        raise unknown(group, name, group_names(group))
-    body = _load(path)
+    body = group_file(group, name)
     if group == "protocol":
         return str(path), body
-    for wish in _WISHES.get(group, ()):
-        body.pop(wish, None)
+    for other in (*_WISHES.get(group, ()), "declares"):
+        body.pop(other, None)
     return str(path), OmegaConf.create({group: body})
 
 
@@ -212,6 +223,8 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
         own = {key: body.pop(key) for key in list(body) if key not in known}
         if own:
             body["params"] = {**(body.get("params") or {}), **own}
+        for key in known & set(body.get("params") or {}) - {"name"}:  # a stored configuration of before it had a field
+            body[key] = body["params"].pop(key)
 
 
 _LIFTED = {

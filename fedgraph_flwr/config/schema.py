@@ -30,6 +30,12 @@ def at_least(value: float, bound: float, key: str) -> None:
         raise FedGraphError(f"{key} must be >= {bound}{' and finite' if value == math.inf else ''}, got {value}")
 
 
+def below(value: float, bound: float, key: str) -> None:
+    """Raise unless ``value < bound``."""
+    if not value < bound:
+        raise FedGraphError(f"{key} must be < {bound}, got {value}")
+
+
 @dataclass
 class DatasetConfig:
     """Which graph, and what is done to it before it is split and partitioned."""
@@ -173,6 +179,12 @@ class StrategyConfig:
     server: str = "fedgraph_flwr.strategies.fedavg:FedAvg"  # module:class
     client: str = "fedgraph_flwr.clients.base:GraphClient"
     shared: list[str] = field(default_factory=lambda: [""])  # prefixes of parameter names that travel; "" is all
+    private: list[str] = field(
+        default_factory=list
+    )  # prefixes of those among them that stay after all; head: the last layer
+    personal: bool = False  # a client is scored by a model of its own, and by the shared one beside it (global_...)
+    pooled: bool = False  # one client holds the whole graph, cut edges included
+    private_schema: bool = False  # typed graphs: a client names the types that it holds, not those of all
     weighting: str = "train"  # train | nodes | uniform
     fraction: float = 1.0  # share of the clients sampled each round
     min_clients: int = 1  # fewer valid replies than this fail the round

@@ -25,4 +25,6 @@ def check_method(cfg: RunConfig) -> None:
             )
     for side in sides:
         method_params(side, cfg)
-    sides[1].check_model(cfg, models.probe(cfg.model))
+    model = models.probe(cfg.model)
+    for side in sides:
+        side.check(cfg, model)

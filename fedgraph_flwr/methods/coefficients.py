@@ -33,7 +33,6 @@ class Params:
 
     align: float = 0.5  # λ of the local objective; 0: no pools travel
     first_pool: str = "initial"
-    private_schema: bool = True
     batch_size: int = 0
     fanout: int = 0
 

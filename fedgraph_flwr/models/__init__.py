@@ -12,7 +12,7 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.models.base import Inputs, Model
 
-__all__ = ["MODELS", "Inputs", "Model", "build", "keywords", "probe"]
+__all__ = ["MODELS", "Inputs", "Model", "build", "keywords", "network", "probe"]
 
 MODELS = {
     "acm": "fedgraph_flwr.models.acm:ACMGCN",
@@ -39,13 +39,13 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int) -> Model:
     Raises:
         FedGraphError: no such model, one for another kind of graph, or a wrong key.
     """
-    network = _network(cfg)
-    if isinstance(num_features, list) != network.heterogeneous:
+    kind = network(cfg)
+    if isinstance(num_features, list) != kind.heterogeneous:
         kinds = ("one type of nodes", "typed nodes and edges")
         raise FedGraphError(
-            f"model={cfg.name} is for graphs with {kinds[network.heterogeneous]}, this one has {kinds[not network.heterogeneous]}"
+            f"model={cfg.name} is for graphs with {kinds[kind.heterogeneous]}, this one has {kinds[not kind.heterogeneous]}"
         )
-    model: Model = network(num_features, num_classes, **keywords(cfg))
+    model: Model = kind(num_features, num_classes, **keywords(cfg))
     return model
 
 
@@ -56,7 +56,7 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
         FedGraphError: no such model, a key it does not know, or a value of another type.
     """
     accepted = {
-        n: p.annotation for n, p in inspect.signature(_network(cfg)).parameters.items() if p.kind is p.KEYWORD_ONLY
+        n: p.annotation for n, p in inspect.signature(network(cfg)).parameters.items() if p.kind is p.KEYWORD_ONLY
     }
     for key in cfg.params:
         if key not in accepted:
@@ -72,10 +72,15 @@ def probe(cfg: ModelConfig) -> Model:
     torch's generator stays as it is.
     """
     with torch.random.fork_rng(devices=[]):
-        return build(cfg, [0, 0] if _network(cfg).heterogeneous else 1, 2)
+        return build(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
 
 
-def _network(cfg: ModelConfig) -> Any:
+def network(cfg: ModelConfig) -> Any:
+    """The class of the network that ``cfg`` names.
+
+    Raises:
+        FedGraphError: no such model.
+    """
     if cfg.name not in MODELS:
         raise unknown("model", cfg.name, MODELS)
     return locate(MODELS[cfg.name])

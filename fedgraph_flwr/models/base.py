@@ -78,12 +78,12 @@ class Model(nn.Module):
         """Logits [N, C] of every node."""
         raise NotImplementedError
 
-    def shared(self, prefixes: Sequence[str]) -> dict[str, Tensor]:
+    def shared(self, prefixes: Sequence[str], private: Sequence[str] = ()) -> dict[str, Tensor]:
         """The tensors that travel, by name, in the model's order: ``prefixes`` of their names, without private ones."""
         return {
             name: tensor
             for name, tensor in self.state_dict(keep_vars=True).items()
-            if name.startswith(tuple(prefixes)) and not name.startswith(self.private)
+            if name.startswith(tuple(prefixes)) and not name.startswith((*self.private, *private))
         }
 
     def representations(self, inputs: Any) -> dict[str, Tensor]:

@@ -42,12 +42,12 @@ def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
     else:
         seed = cfg.partition.params.get("seed")
         graph = split_targets(graph, cfg.split, cfg.seed)
-        if cfg.strategy.params.get("pooled"):
+        if cfg.strategy.pooled:
             parts = [_induced(graph, list(graph.edges.values()), 0, 1)]
         else:
             parts = _dealt(graph, name, cfg.num_clients, np.random.default_rng(cfg.seed if seed is None else seed))
         parts = [part.with_reverse() for part in parts]
-    return parts if cfg.strategy.params.get("private_schema") else share_schema(parts)
+    return parts if cfg.strategy.private_schema else share_schema(parts)
 
 
 def deal(items: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -149,7 +149,7 @@ def _given(cfg: RunConfig) -> list[HeteroClientGraph]:
     """The published client graphs."""
     if cfg.dataset.name != "aifb-published":
         raise FedGraphError(f"partition=given is for dataset=aifb-published, got dataset={cfg.dataset.name}")
-    pooled = bool(cfg.strategy.params.get("pooled"))
+    pooled = bool(cfg.strategy.pooled)
     split_name = "centralized" if pooled else str(cfg.partition.params["split"])
     return typed.published(data_root() / "FedHGN", split_name, 1 if pooled else cfg.num_clients)
 

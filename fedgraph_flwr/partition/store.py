@@ -45,7 +45,7 @@ MANIFEST = "partition.json"
 def prepare(cfg: RunConfig) -> Path:
     """The folder of client files of a configuration: checked if the user names one, else computed once.
 
-    A pooled configuration (``strategy.params['pooled']``, Central) has one file with the whole graph.
+    A pooled configuration (``strategy.pooled``, Central) has one file with the whole graph.
 
     Raises:
         FedGraphError: the dataset, split or partition is impossible, or the user's folder is not as it must be.
@@ -214,7 +214,7 @@ def _relevant(cfg: RunConfig) -> dict[str, Any]:
     groups: dict[str, Any] = {n: dataclasses.asdict(getattr(cfg, n)) for n in ("dataset", "split", "partition")}
     decided = cfg.partition.merge == "random_merge" and cfg.dataset.params.get("clients", 0) is not None
     groups |= {"num_clients": 0 if decided else cfg.num_clients, "seed": cfg.seed, "pooled": _pooled(cfg)}
-    return groups | {key: True for key in ("private_schema",) if cfg.strategy.params.get(key)}
+    return groups | ({"private_schema": True} if cfg.strategy.private_schema else {})
 
 
 def _content(cfg: RunConfig) -> list[str]:
@@ -240,7 +240,7 @@ def _hash(path: Path, size: int, modified: int) -> str:
 
 
 def _pooled(cfg: RunConfig) -> bool:
-    return bool(cfg.strategy.params.get("pooled", False))
+    return cfg.strategy.pooled
 
 
 def _cached(cfg: RunConfig) -> Path:

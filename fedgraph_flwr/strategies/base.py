@@ -1,17 +1,17 @@
-"""What all strategies share: the loop of a run, its exchanges, cohorts, failures, scores, checkpoints and the byte ledger.
+"""The contract of a strategy: what a method overrides, what it declares, and the tools it is given.
 
-    connect → describe → setup()                                          once
-    before_train() → train (which also scores the incoming model) → aggregate()   each round
-    evaluate                                                              once, at the end, and where not all clients train
+    connect → describe → setup()                                                              once
+    before_train() → train (which also scores the incoming model) → aggregate()               each round
+    evaluate                                          once, at the end, and where not all clients train
 
-A method overrides the hooks `setup`, `before_train` and `aggregate`, and calls `ask` for exchanges
-of its own. An exchange is what costs on a fleet: scores of round r travel with the training replies of round r + 1.
+A method overrides the hooks `setup`, `before_train` and `aggregate`, calls `ask` for exchanges of its own, and declares in `schema`
+what an answer to each of its phases must hold. The loop of a run is in `loop`, one exchange in `exchange`. An exchange is what
+costs on a fleet: scores of round r travel with the training replies of round r + 1.
 """
 
-import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,54 +20,42 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr import models
+from fedgraph_flwr.answers import LARGEST, Axis, NumberField, Schema, like, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import (
     CONFIG,
     DESCRIBE,
     EVALUATE,
-    METRICS,
     MODEL,
     TRAIN,
     Arrays,
     Reply,
-    check_arrays,
     derive_seed,
-    from_record,
-    groups_of,
     pack,
-    payload_bytes,
     to_record,
     weighted_mean,
 )
+from fedgraph_flwr.methods.params import NoParams
+from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.records import Recorder
-from fedgraph_flwr.strategies.connection import ClientInfo, Connection
+from fedgraph_flwr.strategies.connection import ClientInfo
+from fedgraph_flwr.strategies.exchange import Outcome, exchange
+from fedgraph_flwr.strategies.loop import Loop
+from fedgraph_flwr.strategies.scoring import as_list, score_fields
+from fedgraph_flwr.trees import Tree, as_arrays
 
 Groups = Mapping[str, Any]
 """Groups that travel: name → named arrays, or a record made of them."""
 
-Answers = Mapping[str, tuple[str, ...]]
-"""What an answer to a phase holds at least: phase → names of metrics, groups, or ``group/array``."""
-
 GroupsFor = Groups | Mapping[int, Groups]
 """The same groups for all clients, or each client's own by its index."""
 
-_SIMULATED = 128
-"""Messages out at once in Flower's simulation, whose engine at each look goes through all of them for each of its nodes."""
-
 _TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
-
-
-@dataclass
-class NoParams:
-    """A strategy without the pooled reference's switch or keys of its own."""
-
-    pooled: bool = False  # Central: one client holds the whole graph
 
 
 class GraphStrategy(FlowerFedAvg):
@@ -82,36 +70,70 @@ class GraphStrategy(FlowerFedAvg):
         recorder: where the run's results go.
 
     Attributes:
-        answers: what the method reads of the answers to its phases; one without it is rejected.
+        Params: the method's own keys.
+        plain_average: whether all that leaves a client is its model, and all that the server does with it is to average.
+        sums: groups of the training answer of which the server needs weighted sums alone, never one client's arrays.
+        params: the keys' values.
         clients: what is known of each client, by its index.
+        cohort: the clients of this round, ascending: the same in all its phases.
+        failed: clients that failed since the round began, and why.
         server_round: the round at hand; 0 during setup.
+        arrays: the shared parameters at hand.
+        models: clients' own shared parameters, by index; a client without any starts from `arrays`.
+        sent: groups that go down with this round's model.
+        memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
+        scores_due: whether this round's training answers also score the model that they were sent.
+        checkpoint_due: whether this round ends with a checkpoint.
     """
 
     Params: ClassVar[type] = NoParams
-    answers: ClassVar[Answers] = {}
+    plain_average: ClassVar[bool] = False
+    sums: ClassVar[tuple[str, ...]] = (MODEL,)
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
-        super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+        super().__init__(
+            min_train_nodes=1,
+            min_evaluate_nodes=1,
+            min_available_nodes=1,
+            arrayrecord_key=MODEL,
+            configrecord_key=CONFIG,
+        )
         self.cfg = cfg
         self.params = method_params(type(self), cfg)
         self.recorder = recorder
         self.clients: dict[int, ClientInfo] = {}
+        self.cohort: list[int] = []
+        self.failed: dict[int, str] = {}
         self.server_round = 0
-        self.front: Strategy = self  # Flower's privacy wrappers stand in front of the strategy they wrap
-        self._expected: dict[str, tuple[int, ...]] = {}
-        self._cohort: list[int] = []
-        self._failed: dict[int, str] = {}  # clients that failed since the round began, and why
-        self._flags: dict[str, Any] = {}
-        self._replies: list[Reply] = []
+        self.arrays: Arrays = {}
+        self.models: dict[int, Arrays] = {}
+        self.sent: GroupsFor = {}
+        self.memory: Tree = {}
+        self.scores_due = self.checkpoint_due = False
+        self.grid: Grid
+        self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
 
     # --- what a method may override ---------------------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: models.Model) -> None:
+        """Refuse a configuration that the method cannot serve; asked once, before any client starts.
+
+        Args:
+            cfg: the run's configuration.
+            model: its network, of no particular graph's size.
+
+        Raises:
+            FedGraphError: one sentence.
+        """
 
     def initial_arrays(self) -> Arrays:
         """The shared parameters before round 1: those of the model that every client builds from the same seed."""
         torch.manual_seed(derive_seed(self.cfg.seed, "model"))
         model = models.build(self.cfg.model, self.num_features(), self.agreed("num_classes"))
         dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
-        return {n: t.detach().to(dtype).numpy() for n, t in model.shared(self.cfg.strategy.shared).items()}
+        shared = model.shared(self.cfg.strategy.shared, self.cfg.strategy.private)
+        return {name: tensor.detach().to(dtype).numpy() for name, tensor in shared.items()}
 
     def num_features(self) -> Any:
         """F, on which the shapes of the shared parameters depend."""
@@ -119,6 +141,10 @@ class GraphStrategy(FlowerFedAvg):
 
     def setup(self) -> None:
         """Exchanges before round 1."""
+
+    def stage(self) -> Stage:
+        """What this round's training is, and whether the model travels with it."""
+        return Stage()
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """Exchanges of this round before training, on `cohort`; returns groups that go down with the model.
@@ -133,21 +159,46 @@ class GraphStrategy(FlowerFedAvg):
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """The next shared parameters from the valid replies, which come in the order of the clients."""
-        return weighted_mean([reply.arrays for reply in replies], self.weights(replies))
+        return self.average([reply.arrays for reply in replies], self.weights(replies))
 
-    def server_state(self) -> dict[str, torch.Tensor]:
-        """Tensors beyond the shared parameters that a checkpoint must hold."""
-        return {}
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """What the answer to a phase must hold; a method adds to it for ``train``, and declares its own phases.
 
-    def load_server_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Take back what `server_state` gave."""
+        Args:
+            phase: its name.
+            client: who answers; None: a node that has not yet said which client it is.
+        """
+        whole = NumberField(0, LARGEST, whole=True)
+        if phase == DESCRIBE:
+            return Schema(numbers=self._description())
+        if phase == EVALUATE:
+            return Schema(numbers=self._score_fields())
+        if phase == TRAIN:
+            trains = whole if client is None else _exactly(self.clients[client].told.get("num_train", 0))
+            numbers = {"num_train": trains, "train-loss": NumberField(optional=True)}
+            if self.scores_due:
+                numbers |= self._score_fields()
+            if self.cfg.evaluation.trained:
+                numbers |= score_fields(self.cfg.evaluation, "trained-", self._parts)
+            return Schema({MODEL: like(self.arrays)} if self.stage().up else {}, numbers)
+        raise NotImplementedError(f"{type(self).__name__} declares no schema for its phase '{phase}'")
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """Refuse an answer for what no schema can say.
+
+        Raises:
+            FedGraphError: one sentence that names the client.
+        """
+
+    def save(self) -> Tree:
+        """What a checkpoint must hold beyond the shared parameters and clients' own: `memory`."""
+        return self.memory
+
+    def load(self, tree: Tree) -> None:
+        """Go on from what `save` gave, with tensors for leaves; `memory` has arrays."""
+        self.memory = as_arrays(tree)
 
     # --- tools for methods ------------------------------------------------------------------------------------------
-
-    @property
-    def cohort(self) -> list[int]:
-        """The clients of this round, ascending: the same in all its phases."""
-        return self._cohort
 
     def agreed(self, key: str) -> Any:
         """A value that all clients must have told alike, such as the number of classes.
@@ -172,6 +223,10 @@ class GraphStrategy(FlowerFedAvg):
         key = {"train": "num_train", "nodes": "num_nodes"}[rule]
         return [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
 
+    def average(self, values: list[Arrays], weights: Iterable[float]) -> Arrays:
+        """The weighted mean of clients' arrays: the one place where clients' models are averaged."""
+        return weighted_mean(values, weights)
+
     def ask(
         self,
         phase: str,
@@ -188,7 +243,130 @@ class GraphStrategy(FlowerFedAvg):
             config: further scalars.
         """
         chosen = list(clients) if clients is not None else (self.cohort if self.server_round else sorted(self.clients))
-        return [reply for reply, _ in self._exchange(phase, self._messages(phase, chosen, groups or {}, config or {}))]
+        return self.exchange(phase, self.messages(phase, chosen, groups or {}, config or {})).replies
+
+    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
+        """One exchange that every client must answer.
+
+        Raises:
+            RunFailed: one did not.
+        """
+        replies = self.ask(phase, groups, clients=sorted(self.clients), config=config)
+        if len(replies) < len(self.clients):
+            missing = sorted(set(self.clients) - {reply.client for reply in replies})
+            raise RunFailed(
+                f"{self.cfg.strategy.name}: '{phase}' needs all clients, no valid answer from {missing}; "
+                f"client {missing[0]}: {self.failed[missing[0]]}"
+            )
+        return replies
+
+    def drop(self, clients: Iterable[int]) -> None:
+        """Take clients out of this round; they keep their place in the next."""
+        out = set(clients)
+        self.cohort = [client for client in self.cohort if client not in out]
+
+    def model_of(self, client: int) -> Arrays:
+        """The shared parameters that a client is sent: its own where it has some."""
+        return self.models.get(client, self.arrays)
+
+    @property
+    def filing(self) -> dict[str, Any]:
+        """Of a message that makes a client file its state once it has answered, where a checkpoint is due; else nothing."""
+        return {"checkpoint": True, "run": self.recorder.run_name} if self.checkpoint_due else {}
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients a round samples."""
+        size = max(round(self.cfg.strategy.fraction * len(self.clients)), self.cfg.strategy.min_clients)
+        return min(size, len(self.clients))
+
+    # --- one exchange -------------------------------------------------------------------------------------------------
+
+    def messages(
+        self,
+        phase: str,
+        clients: list[int],
+        groups: GroupsFor,
+        config: Mapping[str, Any],
+        model: ArrayRecord | None = None,
+    ) -> list[Message]:
+        """One message of a phase for each client; arrays that all are sent are encoded once.
+
+        Args:
+            phase: its name.
+            clients: who is asked.
+            groups: for all, or by client.
+            config: further scalars.
+            model: shared parameters to go along; a client with parameters of its own is sent those.
+        """
+        earlier = self._asked[phase]
+        self._asked[phase] += 1
+        record = self.config(phase, {**config, **({"exchange": earlier} if earlier else {})})
+        own = _by_client(groups)
+        common = pack(groups if own is None else {})  # type: ignore[arg-type]
+        messages = []
+        for client in clients:
+            content = RecordDict()
+            if model is not None:
+                content[MODEL] = to_record(self.models[client]) if client in self.models else model
+            content.update(common if own is None else pack(own.get(client, {})))
+            content[CONFIG] = record
+            kind = _TYPES.get(phase, MessageType.QUERY)
+            messages.append(Message(content, dst_node_id=self.clients[client].node_id, message_type=kind))
+        return messages
+
+    def config(self, phase: str, config: Mapping[str, Any]) -> ConfigRecord:
+        """The scalars of a message."""
+        return ConfigRecord({"phase": phase, "round": self.server_round, **config})
+
+    def exchange(self, phase: str, messages: Iterable[Message]) -> Outcome:
+        """Send, wait, book what it cost, and judge whether enough answers are valid.
+
+        Raises:
+            RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under ``on_failure=fail``.
+        """
+        outcome = self.collect(phase, messages)
+        rules, valid = self.cfg.strategy, len(outcome.replies)
+        if outcome.failures and (rules.on_failure == "fail" or valid < rules.min_clients):
+            who, reason = next(iter(outcome.failures.items()))
+            raise RunFailed(
+                f"round {self.server_round}, {phase}: {valid} of {valid + len(outcome.failures)} clients gave a valid answer, "
+                f"at least {rules.min_clients} needed (strategy.min_clients, on_failure={rules.on_failure}); "
+                f"client {who}: {reason}"
+            )
+        return outcome
+
+    def collect(self, phase: str, messages: Iterable[Message]) -> Outcome:
+        """Send, wait, and book what it cost."""
+        nodes = {info.node_id: index for index, info in self.clients.items()}
+
+        def read(message: Message, client: int | None) -> Reply:
+            return self.read(phase, message, client)
+
+        name = f"round {self.server_round}, {phase}"
+        outcome = exchange(self.grid, messages, nodes, read, self.cfg.strategy.timeout, name)
+        self.recorder.exchanged(phase, outcome.down, outcome.up, outcome.seconds, outcome.failures)
+        self.failed |= outcome.failures
+        return outcome
+
+    def read(self, phase: str, message: Message, client: int | None) -> Reply:
+        """The reply in a message, as its schema says.
+
+        Raises:
+            FedGraphError: it is not what the phase asks for.
+        """
+        who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
+        index = NumberField(0, LARGEST, whole=True) if client is None else _exactly(client)
+        wanted = self.schema(phase, client) | Schema(numbers={"client": index})
+        groups, numbers = wanted.read(message.content, f"{who} answered phase '{phase}'")
+        reply = Reply(numbers.pop("client"), groups, numbers, message)
+        self.verify(phase, reply)
+        return reply
+
+    def next_round(self, server_round: int) -> None:
+        """Nothing has been asked, and nobody failed."""
+        self.server_round, self.failed = server_round, {}
+        self._asked.clear()
 
     # --- Flower's Strategy ------------------------------------------------------------------------------------------
 
@@ -200,295 +378,63 @@ class GraphStrategy(FlowerFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """This round's exchanges before training, then the training messages."""
-        groups = self.before_train(from_record(arrays))
-        self._score_apart()  # a client that fell out in those exchanges is not asked to train
-        return self._messages(TRAIN, self.cohort, _with_model(groups, self.cohort, arrays), {**config, **self._flags})
+        """The training messages, with the groups that `before_train` gave."""
+        stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **self.filing}
+        told = {**config, **flags, **stage.config()}
+        return self.messages(TRAIN, self.cohort, self.sent, told, arrays if stage.down else None)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """`aggregate` on the replies, in the order of the clients."""
-        self._replies = sorted(map(_reply, replies), key=lambda reply: reply.client)
-        return to_record(self.aggregate(self._arrays, self._replies)), None
+        valid = [self.read(TRAIN, message, int(message.content["metrics"]["client"])) for message in replies]  # type: ignore[arg-type]
+        return to_record(self.aggregate(self.arrays, sorted(valid, key=lambda reply: reply.client))), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages that ask all clients to score the model."""
-        everyone = sorted(self.clients)
-        groups = self.before_evaluate(from_record(arrays))
-        return self._messages(EVALUATE, everyone, _with_model(groups, everyone, arrays), {})
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Keep the scores; `start` averages them."""
-        self._replies = sorted(map(_reply, replies), key=lambda reply: reply.client)
-        return None
+        groups, told = self.before_evaluate(self.arrays), self.stage().config()
+        return self.messages(EVALUATE, sorted(self.clients), groups, told, arrays if self.stage().down else None)
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run the whole configuration; results go to the recorder."""
-        cfg, recorder = self.cfg, self.recorder
         self.grid = grid
-        wanted = 1 if getattr(self.params, "pooled", False) else cfg.num_clients
-        self.connection = Connection(grid, self._describe)
-        self.clients = self.connection.wait(wanted, cfg.strategy.timeout)
-        if cfg.strategy.min_clients > wanted:
-            raise FedGraphError(
-                f"strategy.min_clients={cfg.strategy.min_clients} exceeds the {wanted} clients of this run"
-            )
-        if cfg.privacy.dp != "none":
-            from fedgraph_flwr.strategies.privacy import private  # the accountant takes a second to import
+        return Loop(self, grid).run()
 
-            self.front = private(self)
-        self._arrays = self.initial_arrays()
-        self._expected = {name: array.shape for name, array in self._arrays.items()}
-        self.setup()
-        first = self._resume() + 1
-        named = {"run": recorder.run}  # under which clients file a checkpoint of their private state
-        recorder.setup_done()
-        for self.server_round in range(first, cfg.rounds + 1):
-            self._welcome()
-            self._cohort = self._sample()
-            due = recorder.pending and (self.server_round - 1) % cfg.evaluation.every == 0
-            checkpoint = bool(cfg.checkpoint_every) and self.server_round % cfg.checkpoint_every == 0
-            self._flags = {"evaluate": due, "checkpoint": checkpoint} | (named if checkpoint else {})
-            self._score_apart()
-            if recorder.should_stop:
-                break
-            recorder.begin_round(self.server_round, self._cohort)
-            messages = self.front.configure_train(self.server_round, to_record(self._arrays), ConfigRecord(), grid)
-            answers = self._exchange(TRAIN, messages)
-            self._replies = [reply for reply, _ in answers]
-            if self._flags["evaluate"]:
-                recorder.scored(self._scores(""), self._arrays, self._nodes())
-            if recorder.should_stop:
-                break
-            self._arrays = self._next_arrays([message for _, message in answers])
-            recorder.end_round(self._train_metrics(), self._arrays, **self._spent())
-            if checkpoint:
-                if absent := sorted(set(self.clients) - set(self.cohort)):  # they keep their state too
-                    self._exchange(DESCRIBE, self._messages(DESCRIBE, absent, {}, {"checkpoint": True, **named}))
-                self._checkpoint(self.server_round)
-        if recorder.pending and not recorder.should_stop:
-            self._evaluate()
-        recorder.finish()
-        return Result(arrays=to_record(recorder.final_arrays))
-
-    # --- one exchange -------------------------------------------------------------------------------------------------
-
-    def _messages(self, phase: str, clients: list[int], groups: GroupsFor, config: Mapping[str, Any]) -> list[Message]:
-        record = self._config(phase, config)
-        own = _by_client(groups)
-        common = pack(groups if own is None else {})  # type: ignore[arg-type]
-        messages = []
-        for client in clients:
-            content = RecordDict(dict(common.items())) if own is None else pack(own.get(client, {}))
-            content[CONFIG] = record
-            kind = _TYPES.get(phase, MessageType.QUERY)
-            messages.append(Message(content, dst_node_id=self.clients[client].node_id, message_type=kind))
-        return messages
-
-    def _config(self, phase: str, config: Mapping[str, Any]) -> ConfigRecord:
-        return ConfigRecord({"phase": phase, "round": self.server_round, **config})
-
-    def _exchange(self, phase: str, messages: Iterable[Message]) -> list[tuple[Reply, Message]]:
-        """Send, wait, and return the valid replies in the order of the clients.
-
-        Raises:
-            RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under ``on_failure=fail``.
-        """
-        valid, failures = self._collect(phase, messages)
-        self._judge(phase, len(valid), failures)
-        return valid
-
-    def _collect(self, phase: str, messages: Iterable[Message]) -> tuple[list[tuple[Reply, Message]], dict[int, str]]:
-        """Send, wait with a growing pause, and return the valid replies, and why each other client (or node) gave none."""
-        sent, began = list(messages), time.perf_counter()
-        names = {info.node_id: index for index, info in self.clients.items()}
-        down = sum(payload_bytes(message.content) for message in sent)
-        unsent = list(reversed(sent))
-        simulated = type(self.grid).__name__ == "InMemoryGrid"  # its import would take half a second
-        window = _SIMULATED if simulated else len(sent)
-        waiting: dict[str, int] = {}
-        failures: dict[int, str] = {}
-        valid: list[tuple[Reply, Message]] = []
-        up, pause = 0, 0.0
-        while waiting or unsent:
-            if due := [unsent.pop() for _ in range(min(window - len(waiting), len(unsent)))]:
-                waiting.update(zip(self.grid.push_messages(due), (m.metadata.dst_node_id for m in due), strict=True))
-            asked = time.perf_counter()
-            arrived = list(self.grid.pull_messages(list(waiting)))
-            took = time.perf_counter() - asked
-            for message in arrived:
-                node = waiting.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
-                who = names.get(node, node)
-                if message.has_error():
-                    failures[who] = message.error.reason or f"error {message.error.code}"
-                    continue
-                up += payload_bytes(message.content)
-                try:
-                    valid.append((self._checked(phase, message, f"client {who}"), message))
-                except FedGraphError as error:
-                    failures[who] = str(error)
-            if not waiting:
-                continue
-            if time.perf_counter() - began > self.cfg.strategy.timeout:
-                for node in [*waiting.values(), *(m.metadata.dst_node_id for m in unsent)]:
-                    failures[names.get(node, node)] = f"no answer within {self.cfg.strategy.timeout:g} s"
-                break
-            pause = 0.0 if arrived else min(1.5 * pause + 0.005, 1.0)
-            # With a thousand nodes a look takes the grid a while; four times as long it may work undisturbed.
-            time.sleep(max(pause, min(4 * took, 1.0)))
-        self.recorder.exchanged(phase, down, up, time.perf_counter() - began, failures)
-        self._failed |= failures
-        for who, reason in failures.items():
-            kind = "client" if who in self.clients else "node"
-            log(WARNING, "round %d, %s: %s %s failed: %s", self.server_round, phase, kind, who, reason)
-        return sorted(valid, key=lambda pair: pair[0].client), failures
-
-    def _judge(self, phase: str, valid: int, failures: dict[int, str]) -> None:
-        if failures and (self.cfg.strategy.on_failure == "fail" or valid < self.cfg.strategy.min_clients):
-            who, reason = next(iter(failures.items()))
-            raise RunFailed(
-                f"round {self.server_round}, {phase}: {valid} of {valid + len(failures)} clients gave a valid answer, at least "
-                f"{self.cfg.strategy.min_clients} needed (strategy.min_clients, on_failure={self.cfg.strategy.on_failure}); "
-                f"client {who}: {reason}"
-            )
-
-    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
-        """The reply in a message.
-
-        Raises:
-            FedGraphError: it is not what the phase asks for.
-        """
-        if not isinstance(message.content.get(METRICS), MetricRecord):
-            raise FedGraphError(f"{sender} answered phase '{phase}' without the record '{METRICS}'")
-        reply = _reply(message)
-        if phase == TRAIN:
-            check_arrays(reply.arrays, self._expected, sender)
-        arrays = {f"{group}/{name}" for group, named in reply.groups.items() for name in named}
-        held = reply.metrics.keys() | reply.groups.keys() | arrays
-        if missing := sorted(set(self.answers.get(phase, ())) - held):
-            raise FedGraphError(f"{sender} answered phase '{phase}' without {', '.join(missing)}")
-        return reply
-
-    # --- steps of the loop --------------------------------------------------------------------------------------------
-
-    def _describe(self, nodes: list[int]) -> tuple[list[ClientInfo], dict[int, str]]:
-        """Ask nodes who they are."""
-        record, kind = self._config(DESCRIBE, {}), MessageType.QUERY
-        questions = [Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=kind) for node in nodes]
-        answers, failures = self._collect(DESCRIBE, questions)
-        told = [ClientInfo(reply.client, message.metadata.src_node_id, reply.metrics) for reply, message in answers]
-        return told, failures
-
-    def _welcome(self) -> None:
-        """Clients that came back as another node take their place again."""
-        self.clients |= self.connection.returned(self.clients, set(self._failed))
-        self._failed = {}
-
-    def _sample(self) -> list[int]:
-        """The round's cohort, from its own random stream."""
-        everyone, size = sorted(self.clients), self.cohort_size
-        if size == len(everyone):
-            return everyone
-        rng = np.random.default_rng(derive_seed(self.cfg.seed, "cohort", self.server_round))
-        return sorted(int(c) for c in rng.choice(everyone, size=size, replace=False))
+    # --- schema of what all methods answer ------------------------------------------------------------------------------
 
     @property
-    def cohort_size(self) -> int:
-        """How many clients a round samples."""
-        size = max(round(self.cfg.strategy.fraction * len(self.clients)), self.cfg.strategy.min_clients)
-        return min(size, len(self.clients))
+    def _parts(self) -> Axis:
+        """Scores of a client: one, or as many as there are clients in the pooled graph."""
+        return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
 
-    def _next_arrays(self, messages: list[Message]) -> Arrays:
-        """The aggregate; by way of Flower's messages only where a wrapper stands in front and may change them."""
-        if self.front is self:
-            return self.aggregate(self._arrays, self._replies)
-        arrays, _ = self.front.aggregate_train(self.server_round, messages)
-        return self._arrays if arrays is None else from_record(arrays)
+    def _score_fields(self) -> dict[str, NumberField]:
+        fields = score_fields(self.cfg.evaluation, "", self._parts)
+        if self.cfg.strategy.personal:
+            fields |= score_fields(self.cfg.evaluation, "global-", self._parts)
+        return fields
 
-    def _spent(self) -> dict[str, Any]:
-        """What the round's record says of privacy."""
-        return {} if self.front is self else {"privacy": self.front.spent()}  # type: ignore[attr-defined]
+    def _description(self) -> dict[str, NumberField]:
+        whole = NumberField(0, LARGEST, whole=True)
+        many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
+        typed = models.network(self.cfg.model).heterogeneous
+        fields = {"num_train": whole, "num_features": many if typed else whole, "num_classes": whole}
+        if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
+            fields["num_nodes"] = many if self.cfg.strategy.pooled else whole
+        return fields
 
-    def _evaluate(self) -> None:
-        messages = self.front.configure_evaluate(self.server_round, to_record(self._arrays), ConfigRecord(), self.grid)
-        self.front.aggregate_evaluate(self.server_round, [message for _, message in self._exchange(EVALUATE, messages)])
-        self.recorder.scored(self._scores(""), self._arrays, self._nodes())
-
-    def _score_apart(self) -> None:
-        """Where scores are due and not all clients will train: take them now, from all, instead of with the training replies."""
-        if self._flags["evaluate"] and len(self.cohort) < len(self.clients):
-            self._evaluate()
-            self._flags["evaluate"] = False
-
-    def _scores(self, prefix: str) -> dict[str, Any]:
-        """Scores by client and their means, from the replies at hand; ``prefix`` picks those after local training."""
-        per_client: dict[str, list[float]] = {}
-        for split in metrics.SPLITS:
-            for key in ("count", "loss", *metrics.wanted(self.cfg.evaluation)):
-                name = f"{prefix}{split}-{key}"
-                per_client[f"{split}-{key}"] = [v for r in self._replies for v in _as_list(r.metrics.get(name, []))]
-        return {"metrics": metrics.averages(per_client, self._nodes()), "clients": per_client}
-
-    def _nodes(self) -> list[float] | None:
-        """Nodes of the clients whose replies are at hand, where means are weighted by them."""
+    def nodes_of(self, replies: Iterable[Reply]) -> list[float] | None:
+        """Nodes of the clients that answered, where means of scores are weighted by them."""
         if self.cfg.evaluation.average != "nodes":
             return None
-        return [float(v) for r in self._replies for v in _as_list(self.clients[r.client].told["num_nodes"])]
-
-    def _train_metrics(self) -> dict[str, Any]:
-        losses = [float(r.metrics["train-loss"]) for r in self._replies if "train-loss" in r.metrics]
-        told: dict[str, Any] = {"train_loss": float(np.mean(losses))} if losses else {}
-        if self.cfg.evaluation.trained:
-            told |= {f"trained_{k}": v for k, v in self._scores("trained-")["metrics"].items()}
-        return told
-
-    def _checkpoint(self, server_round: int) -> None:
-        """Write what the server needs to go on after a round."""
-        state, left = self.server_state(), max(self.cfg.rounds - server_round, 0)
-        if self.front is not self:
-            state |= self.front.state(ahead=min(self.cfg.checkpoint_every or left, left))  # type: ignore[attr-defined]
-        self.recorder.checkpoint(server_round, self._arrays, state)
-
-    def _resume(self) -> int:
-        """The round to go on after, 0 for a fresh run."""
-        found = self.recorder.resume()
-        if found is None:
-            return 0
-        done, arrays, state = found
-        self._arrays = {name: arrays[name] for name in self._expected}  # in the model's order, which files do not keep
-        self.load_server_state(state)
-        if self.front is not self:
-            self.front.load_state(state)  # type: ignore[attr-defined]
-            self._checkpoint(done)  # books what this attempt may release, should it die as well
-        told = {"resume": done, "run": self.recorder.run}
-        restored = self._exchange(DESCRIBE, self._messages(DESCRIBE, sorted(self.clients), {}, told))
-        if len(restored) < len(self.clients):
-            reasons = "; ".join(self.recorder.setup_record["failed"].values())
-            raise RunFailed(
-                f"{len(restored)} of {len(self.clients)} clients took up their state of round {done}: {reasons}"
-            )
-        return done
+        return [float(v) for reply in replies for v in as_list(self.clients[reply.client].told["num_nodes"])]
 
 
-def _reply(message: Message) -> Reply:
-    told: dict[str, Any] = dict(message.content[METRICS])
-    return Reply(int(told.pop("client")), groups_of(message.content), told)
-
-
-def _as_list(value: Any) -> list[float]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+def _exactly(value: int) -> NumberField:
+    return NumberField(value, value, whole=True)
 
 
 def _by_client(groups: GroupsFor) -> Mapping[int, Groups] | None:
     """The groups by client index, or None where they are the same for all."""
     return groups if groups and all(isinstance(key, int) for key in groups) else None  # type: ignore[return-value]
-
-
-def _with_model(groups: GroupsFor, clients: list[int], arrays: ArrayRecord) -> GroupsFor:
-    own = _by_client(groups)
-    if own is None:
-        return dict([(MODEL, arrays), *groups.items()])
-    return {client: {MODEL: arrays, **own.get(client, {})} for client in clients}

@@ -7,7 +7,7 @@ F_i is the summed cross-entropy of client i, V~ the training nodes of the round'
 Leaves the client: gradients, number of training nodes, scores.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,23 +15,30 @@ import torch
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import Arrays, Reply
+from fedgraph_flwr.methods.fedgrad import FedGradParams
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import NamedOptimizer
 from fedgraph_flwr.records import Recorder
-from fedgraph_flwr.strategies.base import GraphStrategy, Groups, GroupsFor, NoParams
+from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.trees import Tree, flatten
 
 
 class FedGrad(GraphStrategy):
     """Eq. (8) on the server."""
 
-    Params: ClassVar[type] = NoParams
+    Params: ClassVar[type] = FedGradParams
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
+        self.optimizer = NamedOptimizer(cfg.train)
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Gradients are no models that could be clipped."""
         if cfg.privacy.dp != "none":
             raise FedGraphError(
                 f"privacy.dp={cfg.privacy.dp} clips models, {cfg.strategy.name} sends gradients; use dp=none"
             )
-        self.optimizer = NamedOptimizer(cfg.train)
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """One step on the summed gradients over the training nodes of all replies."""
@@ -64,29 +71,13 @@ class FedGrad(GraphStrategy):
             raise RunFailed(f"round {self.server_round}: none of the clients that answered has a training node")
         return total
 
-    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
-        """One exchange that every client must answer.
-
-        Raises:
-            RunFailed: one did not.
-        """
-        replies = self.ask(phase, groups, clients=sorted(self.clients), config=config)
-        if len(replies) < len(self.clients):
-            missing = sorted(set(self.clients) - {reply.client for reply in replies})
-            raise RunFailed(
-                f"{self.cfg.strategy.name}: '{phase}' needs all clients, no valid answer from {missing}; "
-                f"client {missing[0]}: {self._failed[missing[0]]}"
-            )
-        return replies
-
-    def server_state(self) -> dict[str, torch.Tensor]:
+    def save(self) -> Tree:
         """The optimiser's moments."""
-        return {f"optimizer/{key}": tensor for key, tensor in self.optimizer.state().items()}
+        return {"optimizer": self.optimizer.state()}
 
-    def load_server_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Take the moments back."""
-        prefix = "optimizer/"
-        self.optimizer.load({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
+    def load(self, tree: Tree) -> None:
+        """Take the moments up."""
+        self.optimizer.load(flatten(tree.get("optimizer", {})))
 
 
 def sum_of(arrays: list[np.ndarray]) -> np.ndarray:

@@ -21,16 +21,24 @@ The authors' program starts with a zero vector in place of each client's coeffic
 round 1; ``first_pool: zeros`` does the same, ``initial`` collects the real ones, ``empty`` waits for the first round.
 """
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from flwr.app import Message
 
+from fedgraph_flwr.answers import ArrayField, Schema, up_to
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import TRAIN, Arrays, Reply, derive_seed
+from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, TELL, Params, shuffled_pool
+from fedgraph_flwr.models import Model, probe
+from fedgraph_flwr.models.hetero import HeteroModel
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
+from fedgraph_flwr.trees import Tree, as_arrays
+
+
+MOST_TYPES = 2**16
+"""No client has more types of a kind."""
 
 
 class FedHGN(GraphStrategy):
@@ -47,19 +55,47 @@ class FedHGN(GraphStrategy):
         super().__init__(*args)
         self.coefficients: dict[int, Arrays] = {}
         self.rows: dict[int, Arrays] = {}
-        averaged = [prefix for prefix in self.cfg.strategy.shared if f"{COEFFICIENTS}.".startswith(prefix)]
-        if averaged and self.params.private_schema:
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Coefficients can be averaged only where all clients know the types of all."""
+        averaged = [prefix for prefix in cfg.strategy.shared if f"{COEFFICIENTS}.".startswith(prefix)]
+        if averaged and cfg.strategy.private_schema:
             raise FedGraphError(
                 f"strategy.shared holds '{averaged[0]}': averaging coefficients needs strategy.private_schema=false"
             )
 
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """Coefficients β [T, B] under the names of the network's weights, of a client that has T types."""
+        if phase == TELL:
+            whole = {name: ArrayField((up_to(MOST_TYPES),), "int64", 0, MOST_TYPES) for name in self.names}
+            rows = {} if self.cfg.strategy.private_schema else {ROWS: whole}
+            return Schema({COEFFICIENTS: self._vectors(), **rows})
+        common = super().schema(phase, client)
+        if phase == DESCRIBE and self.cfg.strategy.private_schema:
+            return Schema(numbers={name: f for name, f in common.numbers.items() if name != "num_features"})
+        return common | Schema({COEFFICIENTS: self._vectors()}) if phase == TRAIN else common
+
+    def _vectors(self) -> dict[str, ArrayField]:
+        return {name: ArrayField((up_to(MOST_TYPES), self.model.num_bases), self.cfg.dtype) for name in self.names}
+
+    @cached_property
+    def model(self) -> HeteroModel:
+        """The network, of no types: the names and lengths of coefficients depend on none."""
+        return probe(self.cfg.model)  # type: ignore[return-value]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the weights that have coefficients."""
+        return list(self.model.coefficients)
+
     def num_features(self) -> Any:
         """No types: the shapes of v and θ_c depend on none, unless the schema is shared."""
-        return [0, 0] if self.params.private_schema else super().num_features()
+        return [0, 0] if self.cfg.strategy.private_schema else super().num_features()
 
     def setup(self) -> None:
         """Collect the initial coefficients, and where the schema is shared, who holds which types."""
-        if self.params.first_pool != "initial" and self.params.private_schema:
+        if self.params.first_pool != "initial" and self.cfg.strategy.private_schema:
             return
         for reply in self.ask(TELL):
             self.rows[reply.client] = reply.groups.get(ROWS, {})
@@ -103,38 +139,12 @@ class FedHGN(GraphStrategy):
         mixed[held] = total[held] / weight[held, None]
         return mixed
 
-    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
-        """A reply with coefficients must hold finite vectors of the right length, under the names that are known."""
-        reply = super()._checked(phase, message, sender)
-        if phase in (TRAIN, TELL):
-            sent = reply.groups.get(COEFFICIENTS)
-            if sent is None:
-                raise FedGraphError(f"{sender} sent no coefficients")
-            known = next(iter(self.coefficients.values()), sent)
-            if sent.keys() != known.keys():
-                raise FedGraphError(f"{sender} sent coefficients of {sorted(sent)}, expected {sorted(known)}")
-            for name, beta in sent.items():
-                width = next(iter(known.values())).shape[1]
-                if beta.ndim != 2 or beta.shape[1] != width or not np.isfinite(beta).all():
-                    raise FedGraphError(
-                        f"{sender} sent coefficients '{name}' of shape {beta.shape}, expected [T, {width}]"
-                    )
-        return reply
-
-    def server_state(self) -> dict[str, torch.Tensor]:
+    def save(self) -> Tree:
         """The collected coefficients and rows."""
-        groups = {COEFFICIENTS: self.coefficients, ROWS: self.rows}
-        return {
-            f"{group}/{client}/{name}": torch.from_numpy(np.ascontiguousarray(array))
-            for group, known in groups.items()
-            for client, named in known.items()
-            for name, array in named.items()
-        }
+        return {COEFFICIENTS: self.coefficients, ROWS: self.rows}
 
-    def load_server_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Take back what `server_state` gave."""
-        self.coefficients, self.rows = {}, {}
-        for key, tensor in state.items():
-            group, client, name = key.split("/")
-            known = self.coefficients if group == COEFFICIENTS else self.rows
-            known.setdefault(int(client), {})[name] = tensor.numpy()
+    def load(self, tree: Tree) -> None:
+        """Go on from what `save` gave."""
+        known = {group: as_arrays(tree.get(group, {})) for group in (COEFFICIENTS, ROWS)}
+        self.coefficients = {int(client): named for client, named in known[COEFFICIENTS].items()}
+        self.rows = {int(client): named for client, named in known[ROWS].items()}

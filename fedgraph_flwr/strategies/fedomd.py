@@ -29,53 +29,50 @@ A client that fails between two exchanges is out for the round. If that happens 
 those left, who are asked again, since moments about any other point are not central.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import Message
 
-from fedgraph_flwr.config import at_least, one_of
-from fedgraph_flwr.messages import MODEL, Arrays, Reply, check_arrays
+from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
+from fedgraph_flwr.messages import MODEL, Arrays, Reply
+from fedgraph_flwr.methods.fedomd import MOMENTS, TARGET, Params
 from fedgraph_flwr.methods.moments import mean_over_nodes, pool
-from fedgraph_flwr.strategies.base import Answers, GraphStrategy
-
-
-@dataclass
-class Params:
-    """Keys of FedOMD that the server reads."""
-
-    exchange: str = "one_phase"  # one_phase | two_phase
-    cmd: bool = True  # exchange moments and use them
-    beta: float = 10.0  # β of Eq. (12)
-    cmd_range: str = "pooled"  # b − a of Eq. (11): pooled (largest minus smallest feature of each layer) | unit (1)
-
-    def __post_init__(self) -> None:
-        one_of(self.exchange, ("one_phase", "two_phase"), "strategy.exchange")
-        one_of(self.cmd_range, ("unit", "pooled"), "strategy.cmd_range")
-        at_least(self.beta, 0, "strategy.beta")
+from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class FedOMD(GraphStrategy):
     """FedAvg, with the pooled moments of the cohort's hidden features sent along."""
 
     Params: ClassVar[type] = Params
-    answers: ClassVar[Answers] = dict.fromkeys(("moments", "means", "moments_about"), ("count",))
 
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """Statistics of H hidden layers of width D, and of how many nodes they are."""
+        layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
+        shapes: dict[str, dict[str, tuple[int, ...]]] = {
+            "moments": {"moments": (layers, 5, width)},
+            "means": {"mean": (layers, width)},
+            "moments_about": {"spread": (layers, 4, width)},
+        }
+        if phase not in shapes:
+            return super().schema(phase, client)
+        ranges = self.params.cmd_range == "pooled" and phase != "moments_about"
+        expected = shapes[phase] | ({"range": (layers, 2)} if ranges else {})
+        fields = {name: ArrayField(shape, self.cfg.dtype) for name, shape in expected.items()}
+        return Schema({MOMENTS: fields}, {"count": NumberField(1, LARGEST, whole=True)})
     def before_train(self, arrays: Arrays) -> dict[str, Arrays]:
         """Pool the moments of the cohort; the cohort shrinks to the clients that told theirs."""
         if not (self.params.cmd and self.params.beta):
             return {}
         exchange = {"one_phase": self._one_phase, "two_phase": self._two_phase}[self.params.exchange]
         replies, moments = exchange(arrays)
-        self._cohort = [reply.client for reply in replies]
+        self.drop(set(self.cohort) - {reply.client for reply in replies})
         dtype = next(iter(arrays.values())).dtype
         target = {"moments": moments.astype(dtype)}
         if self.params.cmd_range == "pooled":
             ranges = _stacked(replies, "range")  # smallest and largest, [M, H, 2]
             span = ranges[..., 1].max(0) - ranges[..., 0].min(0)
             target["span"] = np.where(span > 0, span, 1).astype(dtype)  # a dead layer has no range
-        return {"target": target}
+        return {TARGET: target}
 
     def _one_phase(self, arrays: Arrays) -> tuple[list[Reply], np.ndarray]:
         replies = self.ask("moments", {MODEL: arrays})
@@ -86,32 +83,17 @@ class FedOMD(GraphStrategy):
         asked = list(told.values())
         while True:
             mean = mean_over_nodes(_stacked(asked, "mean"), _counts(asked))
-            point = {"mean": mean.astype(asked[0].groups["moments"]["mean"].dtype)}
+            point = {"mean": mean.astype(asked[0].groups[MOMENTS]["mean"].dtype)}
             answers = self.ask("moments_about", {MODEL: arrays, "point": point}, [reply.client for reply in asked])
             if len(answers) == len(asked):
                 spread = mean_over_nodes(_stacked(answers, "spread"), _counts(answers))
                 return asked, np.concatenate([mean[:, None], spread], axis=1)
             asked = [told[reply.client] for reply in answers]
 
-    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
-        """Statistics must be there, finite and of their shapes."""
-        reply = super()._checked(phase, message, sender)
-        layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
-        statistics: dict[str, dict[str, tuple[int, ...]]] = {
-            "moments": {"moments": (layers, 5, width)},
-            "means": {"mean": (layers, width)},
-            "moments_about": {"spread": (layers, 4, width)},
-        }
-        if phase in statistics:
-            ranges = self.params.cmd_range == "pooled" and phase != "moments_about"
-            expected = statistics[phase] | ({"range": (layers, 2)} if ranges else {})
-            check_arrays(reply.groups.get("moments", {}), expected, sender)
-        return reply
-
 
 def _stacked(replies: list[Reply], key: str) -> np.ndarray:
     """One array of the replies' statistics, over clients: [M, ...]."""
-    return np.stack([reply.groups["moments"][key] for reply in replies])
+    return np.stack([reply.groups[MOMENTS][key] for reply in replies])
 
 
 def _counts(replies: list[Reply]) -> np.ndarray:

@@ -7,19 +7,35 @@ It gives up privacy on purpose: raw features cross clients, and pass the server 
 Leaves the client: ids of external neighbours, X of nodes with external neighbours, gradients, |V~_i|, scores.
 """
 
-from typing import ClassVar
-
-from fedgraph_flwr.strategies.base import Answers
+from fedgraph_flwr.answers import LARGEST, ArrayField, Schema, up_to
+from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 
 
 class FedSageTrue(FedGrad):
-    """Relays features once, then averages gradients."""
+    """Relays features once, then averages gradients.
 
-    answers: ClassVar[Answers] = {"mend": ("done",)}
+    Attributes:
+        wishes: ids of its nodes that others want, by owner and by who wants them.
+    """
+
+    wishes: dict[int, Arrays]
+
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """Ids that are wanted, by owner; features [b, F], by who wants them."""
+        if phase == "wanted":
+            ids = ArrayField((up_to(LARGEST),), "int32", 0, LARGEST, optional=True)
+            return Schema({"wanted": {str(other): ids for other in self.clients}})
+        if phase == "features":
+            width = self.agreed("num_features")
+            asked = {str(other): len(ids) for other, ids in self.wishes.get(client or 0, {}).items()}
+            return Schema({"features": {k: ArrayField((size, width)) for k, size in asked.items()}})
+        return Schema() if phase == "mend" else super().schema(phase, client)
 
     def setup(self) -> None:
         """Each client's wishes to the owners, their features back to the client."""
         wishes = self.ask_all("wanted")
-        features = self.ask_all("features", relayed(wishes, "wanted"))
+        inbox = relayed(wishes, "wanted")
+        self.wishes = {client: groups["wanted"] for client, groups in inbox.items()}
+        features = self.ask_all("features", inbox)
         self.ask_all("mend", relayed(features, "features"))

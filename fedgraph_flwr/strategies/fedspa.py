@@ -40,35 +40,20 @@ when biases differ: Eq. (9) stretches the smallest difference to the full range.
 Leaves the client: see `fedgraph_flwr.clients.fedspa`.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from flwr.app import Message
 
-from fedgraph_flwr.config import one_of
+from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import TRAIN, Arrays, Reply, check_arrays, weighted_mean
+from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply
+from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.secure.masked import PEERS, RESOLUTION, unmask
-from fedgraph_flwr.strategies.base import Answers, GraphStrategy, GroupsFor
+from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
 
 EQUAL = 1e-12  # biases that differ by less, relative to what is compared, are equal
 _BLOCK = 2**14  # parameters compared at once: what stays in a core's cache
-
-
-@dataclass
-class Params:
-    """Keys of FedSPA that the server reads."""
-
-    prior: bool = True  # θ_φ by Eq. (8)-(10)
-    posterior: bool = True  # θ_hom, θ_het by Eq. (11)-(12)
-    rest: str = "prior"  # parameters outside θ_φ, θ_hom and θ_het: prior | uniform | nodes
-    fisher_exchange: str = "arrays"  # whether clients send I_i (arrays) or a masked share and Δ_i (scalar)
-
-    def __post_init__(self) -> None:
-        one_of(self.rest, ("prior", "uniform", "nodes"), "strategy.rest")
-        one_of(self.fisher_exchange, ("arrays", "scalar"), "strategy.fisher_exchange")
 
 
 def bias_weights(biases: np.ndarray, tolerance: float = 0.0) -> np.ndarray:
@@ -104,7 +89,29 @@ class FedSPA(GraphStrategy):
     """Three weightings at once, over parameter groups known by name."""
 
     Params: ClassVar[type] = Params
-    answers: ClassVar[Answers] = {"publish_key": ("key/key",), "deviate": ("deviation_hom", "deviation_het")}
+    sums: ClassVar[tuple[str, ...]] = ()  # weights follow from the clients' own Fisher diagonals
+
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """N_i and S_i at first, then I_i (or shares of their sum) and Δ_i."""
+        whole = NumberField(1, LARGEST, whole=True)
+        if phase == "publish_key":
+            return Schema({"key": {"key": ArrayField((32,), "uint8")}})
+        if phase == "deviate":
+            return Schema(numbers=dict.fromkeys(("deviation_hom", "deviation_het"), NumberField(0)))
+        fishers = Schema({FISHER: self._fishers()} if self.params.posterior else {})
+        if phase == "share_again":
+            return fishers
+        common = super().schema(phase, client)
+        if phase == DESCRIBE:
+            area = {"high_frequency_area": NumberField(0)} if self.params.prior else {}
+            return common | Schema(numbers={"num_nodes": whole, **area})
+        return common | fishers if phase == TRAIN else common
+
+    def _fishers(self) -> dict[str, ArrayField]:
+        """Of the two channels' parameters: squares, or sums of integers modulo 2^64."""
+        kind = {"dtype": "uint64"} if self.params.masked else {"dtype": self.cfg.dtype, "low": 0}
+        channels = {n: a.shape for n, a in self.arrays.items() if parameter_group(n) in ("hom", "het")}
+        return {name: ArrayField(tuple(shape), **kind) for name, shape in channels.items()}
 
     def setup(self) -> None:
         """With ``scalar``: the clients' public keys.
@@ -112,18 +119,18 @@ class FedSPA(GraphStrategy):
         Raises:
             FedGraphError: the masked sum is to be over one client.
         """
-        if self._scalar and self.cohort_size < 2:
+        if self.params.masked and self.cohort_size < 2:
             raise FedGraphError(
                 f"strategy.fisher_exchange=scalar hides a client in a sum over its round's clients, of which there is "
                 f"{self.cohort_size} (num_clients={len(self.clients)}, strategy.fraction={self.cfg.strategy.fraction}): "
                 "expected at least 2"
             )
-        if self._scalar:
-            self._keys = {reply.client: reply.groups["key"]["key"] for reply in self.ask("publish_key")}
+        if self.params.masked:
+            self.keys = {reply.client: reply.groups["key"]["key"] for reply in self.ask("publish_key")}
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """With ``scalar``: who adds up with whom."""
-        return {PEERS: self._peers(self.cohort)} if self._scalar else {}
+        return {PEERS: self.peers(self.cohort)} if self.params.masked else {}
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """Each group of parameters by its own weights, over the clients that answered to the end."""
@@ -140,27 +147,27 @@ class FedSPA(GraphStrategy):
         mean: Arrays = {}
         for group, own in weights.items():
             names = [name for name in arrays if parameter_group(name) == group]
-            mean |= weighted_mean([{name: reply.arrays[name] for name in names} for reply in replies], own)
+            mean |= self.average([{name: reply.arrays[name] for name in names} for reply in replies], own)
         return {name: mean[name] for name in arrays}
 
     def channel_biases(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
         """Δ of the two channels, as of `posterior_biases`, and the replies they are for; nothing where posterior is off."""
         if not self.params.posterior:
             return replies, {}
-        if self._scalar:
-            return self._ask_deviations(replies)
+        if self.params.masked:
+            return self.ask_deviations(replies)
         nodes = np.array([float(self.clients[reply.client].told["num_nodes"]) for reply in replies])
         return replies, {
             channel: posterior_biases([_of(reply.groups[FISHER], channel) for reply in replies], nodes)
             for channel in ("hom", "het")
         }
 
-    def _ask_deviations(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
+    def ask_deviations(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
         """I_g from masked shares of the clients that trained, then Δ_i from each of them."""
         named, shares = self.cohort, replies
         while len(shares) < len(named):  # masks cancel over exactly the clients that were named
             named = [reply.client for reply in shares]
-            shares = self.ask("share_again", {PEERS: self._peers(named)}, named)
+            shares = self.ask("share_again", {PEERS: self.peers(named)}, named)
         pooled = unmask([share.groups[FISHER] for share in shares])
         told = {reply.client: reply.metrics for reply in self.ask("deviate", {FISHER: pooled}, named)}
         kept = [reply for reply in replies if reply.client in told]
@@ -171,26 +178,11 @@ class FedSPA(GraphStrategy):
             biases[channel] = deviations, EQUAL * float(size) + len(named) * RESOLUTION
         return kept, biases
 
-    def _peers(self, clients: list[int]) -> Arrays:
+    def peers(self, clients: list[int]) -> Arrays:
+        """Who adds up with whom: their indices, their public keys [n, 32], and Σ_j N_j."""
         nodes = sum(int(self.clients[client].told["num_nodes"]) for client in clients)
-        keys = np.stack([self._keys[client] for client in clients])
+        keys = np.stack([self.keys[client] for client in clients])
         return {"clients": np.array(clients), "keys": keys, "nodes": np.array([nodes])}
-
-    @property
-    def _scalar(self) -> bool:
-        return bool(self.params.posterior and self.params.fisher_exchange == "scalar")
-
-    @property
-    def _fisher_shapes(self) -> dict[str, Any]:
-        """Names and shapes of the two channels' parameters."""
-        return {name: shape for name, shape in self._expected.items() if parameter_group(name) in ("hom", "het")}
-
-    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
-        """Also check the Fisher diagonals, or shares of them."""
-        reply = super()._checked(phase, message, sender)
-        if phase in (TRAIN, "share_again") and self.params.posterior:
-            check_arrays(reply.groups.get(FISHER, {}), self._fisher_shapes, sender)
-        return reply
 
 
 def _of(fisher: Arrays, channel: str) -> Arrays:

@@ -14,31 +14,22 @@ no edge. A server that hands out false keys could read the envelopes, which keys
 Clients learn their own rows of Ā and the B_i^k addressed to them; for few hops these reveal edges of the sender.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import torch
-from flwr.app import Message
 
+from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import TRAIN, Arrays, Reply, to_record
+from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams, S
+from fedgraph_flwr.models import keywords
 from fedgraph_flwr.records import Recorder
-from fedgraph_flwr.strategies.base import Answers, Groups, GroupsFor
+from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
-
-STRUCTURE = "structure"
-ENVELOPES = "envelopes"
-S = "structure/s"  # the name of S beside the parameters'
-
-
-@dataclass
-class FedStructParams:
-    """What the server must know of the method."""
-
-    features: str = "hop2vec"
-
+from fedgraph_flwr.trees import Tree
 
 class FedStruct(FedGrad):
     """The server of Algorithms 4 and 5.
@@ -50,11 +41,7 @@ class FedStruct(FedGrad):
     """
 
     Params: ClassVar[type] = FedStructParams
-    answers: ClassVar[Answers] = {
-        "announce": ("identity/key", "identity/nodes"),
-        "acquire": ("done",),
-        "place": ("done",),
-    }
+    sums: ClassVar[tuple[str, ...]] = ()  # the rows of S are handed out to single clients
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
@@ -62,6 +49,53 @@ class FedStruct(FedGrad):
         self.nodes: dict[int, np.ndarray] = {}
         self.support: dict[int, np.ndarray] = {}
         self.reached: dict[int, np.ndarray] = {}
+
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """Keys and ids, envelopes between clients or the rows that they end in, gradients of S."""
+        ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
+        if phase == "announce":
+            return Schema({"identity": {"key": ArrayField((32,), "uint8"), "nodes": ids}})
+        if phase == "acquire":
+            last = {"support": replace(ids, optional=True), "reached": ArrayField((up_to(LARGEST),), "bool", optional=True)}
+            done = {"done": NumberField(0, 1, whole=True)}
+            return self.envelopes() | Schema({"rows": last}, done) | self.first_features(client)
+        if phase == "place":
+            return Schema()
+        common = super().schema(phase, client)
+        if phase == TRAIN and self.params.features == "hop2vec" and client is not None:
+            rows = ArrayField((int(self.reached[client].sum()), self.s.shape[1]), self.cfg.dtype)
+            return common | Schema({STRUCTURE: {"s": rows}})
+        return common
+
+    def envelopes(self) -> Schema:
+        """Sealed bytes for any other client."""
+        sealed = ArrayField((up_to(LARGEST),), "uint8", optional=True)
+        return Schema({ENVELOPES: {str(other): sealed for other in self.clients}})
+
+    def first_features(self, client: int | None) -> Schema:
+        """s_u of the client's own nodes, which come with the rows that end the acquisition."""
+        network = keywords(self.cfg.model)
+        width = network["structure_width"] if network["structure_mlp"] else self.agreed("num_classes")
+        shape = (len(self.nodes.get(client or 0, ())), width)
+        return Schema({STRUCTURE: {"s": ArrayField(shape, self.cfg.dtype, optional=True)}})
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """The rows that end the acquisition must be there, of nodes that exist."""
+        if phase != "acquire" or not reply.metrics["done"]:
+            return
+        who, rows = f"client {reply.client} answered phase 'acquire'", reply.groups.get("rows", {})
+        if missing := sorted({"support", "reached"} - rows.keys()):
+            raise FedGraphError(f"{who} without rows/{missing[0]}")
+        support = rows["support"]
+        if support.size != rows["reached"].size or support.max() >= self.num_nodes or (np.diff(support) <= 0).any():
+            raise FedGraphError(f"{who} with rows/support that are no ascending ids of the {self.num_nodes} nodes")
+        if self.wants_features and "s" not in reply.groups.get(STRUCTURE, {}):
+            raise FedGraphError(f"{who} without {STRUCTURE}/s")
+
+    @property
+    def wants_features(self) -> bool:
+        """Whether the server gathers s_u of all nodes."""
+        return True
 
     def setup(self) -> None:
         """Keys and owners, then Algorithm 3, then S."""
@@ -74,20 +108,18 @@ class FedStruct(FedGrad):
         """The phases `announce` and `acquire`: the replies that end them, and the envelopes in them by receiver."""
         replies = self.ask_all("announce")
         self.nodes = {r.client: r.groups["identity"]["nodes"] for r in replies}
-        owner = np.full(1 + max(int(ids.max()) for ids in self.nodes.values()), -1, np.int32)
+        largest, owner = max(int(ids.max()) for ids in self.nodes.values()), np.full(self.num_nodes, -1, np.int32)
         for client, ids in self.nodes.items():
-            owner[ids] = client
-        if (owner < 0).any() or self.num_nodes != owner.size:
-            raise RunFailed(
-                f"the clients' nodes do not make up 0..{owner.size - 1}, each once: node_id of their graphs"
-            )
+            owner[ids[ids < owner.size]] = client
+        if largest >= owner.size or (owner < 0).any():
+            raise RunFailed(f"the clients' nodes do not make up 0..{largest}, each once: node_id of their graphs")
         keys = np.stack([r.groups["identity"]["key"] for r in replies])
         inbox: dict[int, Groups] = {client: {"keys": {"keys": keys, "owner": owner}} for client in self.nodes}
-        step = 0
-        while not (step and all(reply.metrics["done"] for reply in replies)):
-            step += 1
-            replies = self.ask_all("acquire", inbox, step=step)
+        done = False
+        while not done:
+            replies = self.ask_all("acquire", inbox)
             inbox = relayed(replies, ENVELOPES)
+            done = all(reply.metrics["done"] for reply in replies)
         self.support = {r.client: r.groups["rows"]["support"] for r in replies}
         self.reached = {r.client: r.groups["rows"]["reached"] for r in replies}
         return replies, inbox
@@ -126,17 +158,6 @@ class FedStruct(FedGrad):
         """S after the step."""
         self.s = updated.get(S, self.s)
 
-    def _checked(self, phase: str, message: Message, sender: str) -> Reply:
-        """The rows that end the acquisition, and gradients of S, must be there."""
-        reply = super()._checked(phase, message, sender)
-        wanted = {"rows": {"support", "reached"}} if phase == "acquire" and reply.metrics["done"] else {}
-        if phase == TRAIN and self.params.features == "hop2vec":
-            wanted = {STRUCTURE: {"s"}}
-        for group, names in wanted.items():
-            if not names <= reply.groups.get(group, {}).keys():
-                raise FedGraphError(f"{sender} answered phase '{phase}' without {group}/{', '.join(sorted(names))}")
-        return reply
-
     def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
         """Σ_i g_i and, where S is learned, Σ_i G_S^i [n, d_s] from the rows that each client sent."""
         gradients = super().gradients(arrays, replies)
@@ -147,11 +168,11 @@ class FedStruct(FedGrad):
                 gradients[S].index_add_(0, torch.from_numpy(ids), torch.from_numpy(reply.groups[STRUCTURE]["s"]))
         return gradients
 
-    def server_state(self) -> dict[str, torch.Tensor]:
+    def save(self) -> Tree:
         """S and the optimiser's moments."""
-        return super().server_state() | {S: self.s}
+        return {**super().save(), "s": self.s}
 
-    def load_server_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Take both back."""
-        super().load_server_state(state)
-        self.s = state[S]
+    def load(self, tree: Tree) -> None:
+        """Go on from both."""
+        super().load(tree)
+        self.s = tree["s"]

@@ -10,7 +10,7 @@ decoupled, and the parameters are those of FedStruct-B; with another model (sage
 Leaves the client: its edges (once), gradients of θ_f, residuals of its training nodes, scores.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -20,42 +20,18 @@ from torch import Tensor
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.answers import LARGEST, ArrayField, Schema, up_to
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.methods import hops, structure_features
+from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams, S
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.models.layers import propagate
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.records import Recorder
-from fedgraph_flwr.strategies.base import Answers, GroupsFor
+from fedgraph_flwr.strategies.base import GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad
-
-STRUCTURE = "structure"
-S = "structure/s"
-
-
-@dataclass
-class FedStructAParams:
-    """Keys of FedStruct-A's server."""
-
-    features: str = "hop2vec"  # hop2vec | degree | graphlets | node2vec
-    width: int = 256  # d_s with another model than fedstruct
-    graphlet_size: int = 4  # graphlets of up to 4 or 5 nodes
-    walks: int = 10  # node2vec: walks from each node,
-    walk_length: int = 40  # their nodes,
-    window: int = 5  # context on either side,
-    p: float = 1.0  # return parameter,
-    q: float = 1.0  # in-out parameter,
-    epochs: int = 1  # passes of the skip-gram
-
-    def __post_init__(self) -> None:
-        if self.features not in ("hop2vec", "degree", "graphlets", "node2vec"):
-            raise FedGraphError(
-                f"strategy.features must be hop2vec, degree, graphlets or node2vec, got '{self.features}'"
-            )
-        if min(self.p, self.q) <= 0:
-            raise FedGraphError(f"strategy.p and strategy.q must be > 0, got {self.p} and {self.q}")
-
+from fedgraph_flwr.trees import Tree, flatten
 
 class FedStructA(FedGrad):
     """The server of Algorithms 1 and 2.
@@ -67,10 +43,19 @@ class FedStructA(FedGrad):
     """
 
     Params: ClassVar[type] = FedStructAParams
-    answers: ClassVar[Answers] = {
-        "reveal": ("graph/nodes", "graph/edges"),
-        TRAIN: ("structure/places", "structure/residuals"),
-    }
+    sums: ClassVar[tuple[str, ...]] = ()  # residuals belong to single clients' nodes
+
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """The edges of all clients once; residuals of training nodes, each round."""
+        ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
+        if phase == "reveal":
+            return Schema({"graph": {"nodes": ids, "edges": replace(ids, shape=(2, up_to(LARGEST)))}})
+        common = super().schema(phase, client)
+        if phase != TRAIN or client is None:
+            return common
+        count, own = self.clients[client].told["num_train"], len(self.nodes[client])
+        residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype)
+        return common | Schema({STRUCTURE: {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}})
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
@@ -85,6 +70,8 @@ class FedStructA(FedGrad):
         self.nodes = {r.client: r.groups["graph"]["nodes"] for r in replies}
         edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(np.int64)
         n = sum(map(len, self.nodes.values()))
+        if not np.array_equal(np.sort(np.concatenate(list(self.nodes.values()))), np.arange(n)) or edges.max(initial=0) >= n:
+            raise RunFailed(f"the clients' nodes and edges are not those of one graph of {n} nodes: node_id of their graphs")
         classes, cfg = self.agreed("num_classes"), self.cfg.model
         if self.decoupled:
             params = models.keywords(cfg)
@@ -153,7 +140,7 @@ class FedStructA(FedGrad):
         self.s = self.s.detach().requires_grad_(self.params.features == "hop2vec")
         self.trained = self.embeddings(training=True)
         sent = {"train": self.trained.detach().numpy()}
-        if self._flags.get("evaluate"):
+        if self.scores_due:
             sent["scored"] = self.embeddings(training=False).numpy()
         return {client: {STRUCTURE: {k: z[self.nodes[client]] for k, z in sent.items()}} for client in self.cohort}
 
@@ -174,14 +161,14 @@ class FedStructA(FedGrad):
         found = torch.autograd.grad(self.trained, list(leaves.values()), residuals)
         return super().gradients(arrays, replies) | dict(zip(leaves, found, strict=True))
 
-    def server_state(self) -> dict[str, Tensor]:
+    def save(self) -> Tree:
         """θ_s, S and the optimiser's moments."""
-        return super().server_state() | self.held()
+        return {**super().save(), "held": self.held()}
 
-    def load_server_state(self, state: dict[str, Tensor]) -> None:
-        """Take all back."""
-        super().load_server_state(state)
-        self.hold(state)
+    def load(self, tree: Tree) -> None:
+        """Go on from all three."""
+        super().load(tree)
+        self.hold(flatten(tree["held"]))
 
 
 class Powers:

@@ -11,16 +11,17 @@ The server's threat model is FedStruct-B's, less S: it sees ∂F/∂g(S) and θ,
 model file does not.
 """
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 
 from fedgraph_flwr import models
-from fedgraph_flwr.messages import Arrays, Reply, derive_seed
-from fedgraph_flwr.strategies.base import Answers, Groups, GroupsFor
+from fedgraph_flwr.answers import ArrayField, Schema, like
+from fedgraph_flwr.messages import TRAIN, Arrays, Reply, derive_seed
+from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE
+from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
-from fedgraph_flwr.strategies.fedstruct import ENVELOPES, STRUCTURE, FedStruct
+from fedgraph_flwr.strategies.fedstruct import FedStruct
+from fedgraph_flwr.trees import Tree
 
 
 class PrivateFedStruct(FedStruct):
@@ -31,7 +32,28 @@ class PrivateFedStruct(FedStruct):
         embeddings: phases 1 so far.
     """
 
-    answers: ClassVar[Answers] = {**FedStruct.answers, "take": ("done",), "step_own": ("g",)}
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """Envelopes between clients; U_i of Eq. (52); gradients of θ_s."""
+        if phase == "take":
+            return Schema()
+        if phase == "embed":
+            return self.envelopes()
+        if phase == "step_own":
+            return Schema({"g": like({name: tensor.numpy() for name, tensor in self.g.items()})})
+        common = FedGrad.schema(self, phase, client) if phase == TRAIN else super().schema(phase, client)
+        if phase != TRAIN or client is None:
+            return common
+        rows = ArrayField((int(self.reached[client].sum()), self.agreed("num_classes")), self.cfg.dtype)
+        return common | Schema({STRUCTURE: {"s": rows}})
+
+    @property
+    def wants_features(self) -> bool:
+        """s_u stays with its owner."""
+        return False
+
+    def first_features(self, client: int | None) -> Schema:
+        """None: s_u stays with its owner."""
+        return Schema()
 
     def setup(self) -> None:
         """Algorithm 3, then the columns to their owners."""
@@ -55,7 +77,7 @@ class PrivateFedStruct(FedStruct):
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """Phase 1 of training, and of scores where they are due."""
-        return self.embed(train=True, scored=bool(self._flags.get("evaluate")))
+        return self.embed(train=True, scored=self.scores_due)
 
     def before_evaluate(self, arrays: Arrays) -> GroupsFor:
         """Phase 1 of scores."""
@@ -75,20 +97,18 @@ class PrivateFedStruct(FedStruct):
         for reply in replies:
             upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[STRUCTURE]["s"]
         rows: dict[int, Groups] = {client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()}
-        filed = {
-            key: self._flags[key] for key in ("checkpoint", "run") if key in self._flags
-        }  # s_u changes after training
-        owners = self.ask_all("step_own", rows, labelled=self.labelled(replies), **filed)
+        # s_u changes after training, so what a checkpoint holds of it is filed here
+        owners = self.ask_all("step_own", rows, labelled=self.labelled(replies), **self.filing)
         gradients = FedGrad.gradients(self, arrays, replies)
         for name in self.g:
             gradients[f"g.{name}"] = torch.from_numpy(np.sum([r.groups["g"][name] for r in owners], axis=0))
         return gradients
 
-    def server_state(self) -> dict[str, torch.Tensor]:
+    def save(self) -> Tree:
         """θ_s and the optimiser's moments."""
-        return FedGrad.server_state(self) | self.held()
+        return {**FedGrad.save(self), "g": self.g}
 
-    def load_server_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Take both back."""
-        FedGrad.load_server_state(self, state)
-        self.hold(state)
+    def load(self, tree: Tree) -> None:
+        """Go on from both."""
+        FedGrad.load(self, tree)
+        self.g = {name: tree["g"][name] for name in self.g}

@@ -13,7 +13,7 @@ a checkpoint books, ahead, every release that may come before the next one, and 
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,9 +27,10 @@ from flwr.serverapp.strategy import (
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import MODEL
-from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.trees import Tree
 
-_HOOKS = ("aggregate", "before_train", "before_evaluate", "setup")
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class Accounted(Strategy):
@@ -57,24 +58,24 @@ class Accounted(Strategy):
             epsilon = self.ledger.get_epsilon(delta) if self.releases else 0.0
         return {"epsilon": epsilon, "delta": delta, "releases": self.releases}
 
-    def state(self, ahead: int) -> dict[str, torch.Tensor]:
+    def state(self, ahead: int) -> Tree:
         """What a checkpoint holds: the noise, and the releases so far with those that may come ``ahead`` of the next one."""
         booked = {"releases": self.releases + ahead, "noise_multiplier": self.noise_multiplier}
-        return {f"privacy/{key}": torch.tensor(value, dtype=torch.float64) for key, value in booked.items()}
+        return {key: torch.tensor(value, dtype=torch.float64) for key, value in booked.items()}
 
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state(self, state: Tree) -> None:
         """Book what `state` told, before anything else is released.
 
         Raises:
             FedGraphError: the checkpoint's releases had other noise, or none.
         """
-        noise = float(state.get("privacy/noise_multiplier", torch.tensor(0.0)))
+        noise = float(state.get("noise_multiplier", torch.tensor(0.0)))
         if noise != self.noise_multiplier:
             raise FedGraphError(
                 f"the run to resume released its models with privacy.noise_multiplier={noise:g}, this one would with"
                 f" {self.noise_multiplier:g}: one ε covers one noise, so keep it"
             )
-        self.released(int(state.get("privacy/releases", 0)))
+        self.released(int(state.get("releases", 0)))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -104,16 +105,15 @@ class ClientsClip(Accounted, DifferentialPrivacyClientSideFixedClipping):
 _WRAPPERS: dict[str, type[Any]] = {"server_fixed": ServerClips, "client_fixed": ClientsClip}
 
 
-def private(strategy: GraphStrategy) -> Accounted:
+def private(strategy: "GraphStrategy") -> Accounted:
     """The wrapper that ``privacy.dp`` names, in front of a connected strategy.
 
     Raises:
         FedGraphError: the method is not FedAvg but for its local objective, or its clients weigh differently.
     """
     cfg, privacy = strategy.cfg, strategy.cfg.privacy
-    changed = [hook for hook in _HOOKS if getattr(type(strategy), hook) is not getattr(GraphStrategy, hook)]
-    if changed or not cfg.strategy.shared:
-        what = f"has its own {changed[0]}" if changed else "shares nothing"
+    if not (strategy.plain_average and cfg.strategy.shared):
+        what = "exchanges or averages more than that" if cfg.strategy.shared else "shares nothing"
         raise FedGraphError(
             f"privacy.dp={privacy.dp} covers the plain average of clipped models, and {cfg.strategy.name} {what};"
             " use fedavg or fedprox, or privacy.dp=none"

@@ -45,11 +45,11 @@ def test_gradients_travel_up_and_parameters_down(run, monkeypatch):
     with recorded_messages(monkeypatch) as seen:
         finished = run("strategy=fedgrad", "rounds=2", "model.dropout=0")
     shapes = {name: array.shape for name, array in finished.arrays.items()}
-    train = [(way, content) for way, _, content in seen if "arrays" in content.array_records]
+    train = [(way, content) for way, _, content in seen if "model" in content.array_records]
     assert {way for way, _ in train} == {"down", "up"}
     for _, content in train:
-        assert list(content.array_records) == ["arrays"]
-        assert {name: tuple(a.shape) for name, a in content.array_records["arrays"].items()} == shapes
+        assert list(content.array_records) == ["model"]
+        assert {name: tuple(a.shape) for name, a in content.array_records["model"].items()} == shapes
 
 
 def test_a_client_without_training_nodes_adds_nothing(run, tmp_path):

@@ -382,13 +382,13 @@ def test_messages_name_no_type_and_hold_no_entity(run, typed_files, monkeypatch)
     for _, _, content in seen:
         assert not re.search("|".join(names | {"rev_", "entities"}), words_of(content))
         for (group, name), array in arrays_of(content).items():
-            assert group in ("arrays", "coefficients", "pool")
-            if group == "arrays":
+            assert group in ("model", "coefficients", "pool")
+            if group == "model":
                 assert name.startswith(("bases.", "common."))
             else:
                 assert name in ("edge_1", "node_1", "state")
                 assert array.shape[1] == 3
-    trained = [(n, c) for way, n, c in seen if way == "up" and ("arrays", "common.decoder.bias") in arrays_of(c)]
+    trained = [(n, c) for way, n, c in seen if way == "up" and ("model", "common.decoder.bias") in arrays_of(c)]
     assert len(trained) == 9
     h, bases = 8, 3
     common = 2 * bases * h * h + bases * h + 2 * h + h * C + C  # V of edge_1 and node_1, q of state, biases, decoder
@@ -432,9 +432,7 @@ def test_first_pool(run, typed_files, monkeypatch, first, rows):
     """What round 1 aligns with: nothing, a zero vector, or the others' initial coefficients (D2)."""
     with recorded_messages(monkeypatch) as seen:
         run(*WORDS, typed_files(), "rounds=1", f"strategy.first_pool={first}")
-    pools = [
-        arrays_of(c).get(("pool", "edge_1")) for way, _, c in seen if way == "down" and "arrays" in c.array_records
-    ]
+    pools = [arrays_of(c).get(("pool", "edge_1")) for way, _, c in seen if way == "down" and "model" in c.array_records]
     assert [0 if pool is None else len(pool) for pool in pools[:3]] == [rows] * 3
     assert first != "zeros" or not any(pool.any() for pool in pools[:3])
 
@@ -477,8 +475,8 @@ def test_clients_not_sampled_keep_their_coefficients(run, typed_files, monkeypat
 def test_the_server_averages_by_training_nodes_and_no_coefficient(run, typed_files, monkeypatch):
     with recorded_messages(monkeypatch) as seen:
         finished = run(*WORDS, typed_files(), "rounds=1")
-    replies = [c for way, _, c in seen if way == "up" and "arrays" in c.array_records]
-    groups = [{n: a.numpy() for n, a in c.array_records["arrays"].items()} for c in replies]
+    replies = [c for way, _, c in seen if way == "up" and "model" in c.array_records]
+    groups = [{n: a.numpy() for n, a in c.array_records["model"].items()} for c in replies]
     assert_same_arrays(
         finished.arrays, weighted_mean(groups, [c.metric_records["metrics"]["num_train"] for c in replies])
     )
@@ -550,10 +548,10 @@ def test_a_client_goes_on_from_its_private_state():
     """Embeddings and coefficients survive; bases and common weights come with the next message."""
     one, two = client_of(*WORDS), client_of(*WORDS)
     one.train()
-    two.load_state(one.state())
+    two.restore(one.snapshot())
     two.set_parameters(one.get_parameters({}))
     torch.testing.assert_close(one.predict(), two.predict())
-    assert {name.split("/")[1].split(".")[0] for name in one.state()} == {"entities", "coefficients"}
+    assert {name.split(".")[0] for name in one.snapshot()["model"]} == {"entities", "coefficients"}
 
 
 def test_an_interrupted_run_goes_on(run, typed_files, tmp_path):
@@ -571,9 +569,9 @@ def test_sampled_batches_train(run, typed_files):
     losses = [r["train"]["train_loss"] for r in finished.rounds]
     assert losses[-1] < losses[0]
     batches = list(client_of(*WORDS, "strategy.batch_size=2", "train.local_steps=1").batches())
-    assert [y.numel() for _, y in batches] == [2, 1]
+    assert [batch.y.numel() for batch in batches] == [2, 1]
     client = client_of(*WORDS, "strategy.batch_size=2", "train.local_steps=1")
-    assert sorted(torch.cat([y for _, y in client.batches()])) == sorted(client.y[client.train_nodes])
+    assert sorted(torch.cat([batch.y for batch in client.batches()])) == sorted(client.y[client.train_nodes])
 
 
 @pytest.mark.parametrize("model", ["rgcn", "simple_hgn"])
@@ -622,10 +620,10 @@ def test_ablations_average_coefficients_over_those_that_hold_the_type(run, typed
         finished = run(*words, f"strategy.align={align}", "rounds=1")
     assert ("bases.edge_1" in finished.arrays) == ("bases" in shared)
     graphs = share_schema([typed_client(c) for c in range(3)])
-    replies = {n - 1: arrays_of(c) for way, n, c in seen if way == "up" and "arrays" in c.array_records}
+    replies = {n - 1: arrays_of(c) for way, n, c in seen if way == "up" and "model" in c.array_records}
     for row, kind in enumerate(graphs[0].edges):
         holders = [c for c in range(3) if graphs[c].edges[kind].size(1)]
-        rows = [replies[c]["arrays", "coefficients.edge_1"][row] for c in holders]
+        rows = [replies[c]["model", "coefficients.edge_1"][row] for c in holders]
         np.testing.assert_allclose(finished.arrays["coefficients.edge_1"][row], np.mean(rows, axis=0), rtol=1e-6)
     sent = {c: len(replies[c]["coefficients", "edge_1"]) for c in range(3)}
     assert sent == {c: sum(index.size(1) > 0 for index in graphs[c].edges.values()) for c in range(3)}

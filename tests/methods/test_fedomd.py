@@ -402,7 +402,7 @@ def test_statistics_of_another_shape_are_refused(run, monkeypatch, name, key):
         return {"moments": told["moments"] | {key: told["moments"][key][:, :-1]}}, metrics
 
     monkeypatch.setattr(FedOMDClient, name, cut)
-    with pytest.raises(FedGraphError, match=f"client 0 sent '{key}' of shape"):
+    with pytest.raises(FedGraphError, match=f"client 0 answered phase .* with 'moments/{key}' of shape"):
         run(*FEDOMD, f"strategy.exchange={'one_phase' if name == 'moments' else 'two_phase'}")
 
 

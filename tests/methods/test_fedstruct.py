@@ -21,14 +21,17 @@ def parameters(finished: Finished) -> dict[str, np.ndarray]:
     """θ_f, θ_s and S after the last round, by FedStruct-B's names, wherever the variant keeps them."""
     found = {}
     for key, tensor in read_tensors(finished.out / "checkpoint.safetensors")[0].items():
-        group, _, name = key.partition("/")
-        if group == "arrays" or (group == "server" and not name.startswith("optimizer/")):
-            found["s" if name == "structure/s" else name.removeprefix("structure/")] = tensor.numpy()
+        group, _, name = key.removeprefix("server/method/").partition("/")
+        if group == "arrays":
+            found[name] = tensor.numpy()
+        elif group in ("s", "g", "held"):  # FedStruct-B's S, the privacy variant's θ_s, both of FedStruct-A's
+            kept = {"s": "s", "g": f"g.{name}", "held": name.removeprefix("structure/").replace("/", ".")}[group]
+            found[kept.removeprefix("structure.")] = tensor.numpy()
     if finished.cfg.strategy.name == "fedstruct_private":
         files = [sorted(folder.glob("round_*"))[-1] for folder in sorted(finished.out.glob("state/*/client_*"))]
-        found["s"] = np.empty((N, read_tensors(files[0])[0]["own/own_s"].shape[1]))
+        found["s"] = np.empty((N, read_tensors(files[0])[0]["method/own_s"].shape[1]))
         for graph, file in zip(world(), files, strict=True):
-            found["s"][graph.node_id.numpy()] = read_tensors(file)[0]["own/own_s"].numpy()
+            found["s"][graph.node_id.numpy()] = read_tensors(file)[0]["method/own_s"].numpy()
     return found
 
 
@@ -162,7 +165,7 @@ SEEN = {
     "rows": {"support", "reached"},
     "structure": {"s"},
     "g": None,
-    "arrays": None,
+    "model": None,
     "envelopes": None,
 }
 
@@ -220,7 +223,7 @@ def test_only_support_rows_of_s_travel(train, monkeypatch):
     graphs = world()
     for direction, node, content in seen:
         groups = groups_of(content)
-        if "structure" not in groups or "arrays" not in groups:
+        if "structure" not in groups or "model" not in groups:
             continue
         graph = graphs[node - 1]
         ids, train_ids = graph.node_id, graph.node_id[graph.train_mask]

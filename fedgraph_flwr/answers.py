@@ -1,0 +1,189 @@
+"""What an answer to a phase must hold, all of it: names, dtypes, shapes and ranges; and the reading of an answer by that.
+
+A method declares a `Schema` for each of its phases (`GraphStrategy.schema`). An answer is read by it alone: what it does not
+name is refused, and no byte of an array is decoded before its name, dtype, shape and length are as declared.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import METRICS, Arrays, decode
+
+Axis = int | range
+"""A size, or the sizes that are accepted; ``up_to(n)`` is 0 to n."""
+
+LARGEST = 2**31 - 1
+"""No count of nodes, edges or bytes of an answer is larger."""
+
+_HEADER = 4096
+"""More than NumPy's format needs before an array's values."""
+
+
+def up_to(size: int) -> range:
+    """An axis of 0 to ``size`` entries."""
+    return range(size + 1)
+
+
+@dataclass(frozen=True)
+class ArrayField:
+    """An array of an answer.
+
+    Attributes:
+        shape: sizes, or accepted sizes, of its axes.
+        dtype: NumPy's name of its type.
+        low: least value.
+        high: largest value.
+        optional: whether it may be left out.
+    """
+
+    shape: tuple[Axis, ...] = ()
+    dtype: str = "float32"
+    low: float = -math.inf
+    high: float = math.inf
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class NumberField:
+    """A number of an answer, or a list of them.
+
+    Attributes:
+        low: least value.
+        high: largest value.
+        whole: whether it must be an integer.
+        length: of a list, or the accepted lengths; None: a single number.
+        nan: whether NaN is accepted (a score of no nodes).
+        optional: whether it may be left out.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    whole: bool = False
+    length: Axis | None = None
+    nan: bool = False
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Schema:
+    """An answer: groups of arrays, and numbers.
+
+    ``a | b`` is an answer that holds what both hold.
+    """
+
+    groups: Mapping[str, Mapping[str, ArrayField]] = field(default_factory=dict)
+    numbers: Mapping[str, NumberField] = field(default_factory=dict)
+
+    def __or__(self, other: "Schema") -> "Schema":
+        groups = {g: {**self.groups.get(g, {}), **other.groups.get(g, {})} for g in {**self.groups, **other.groups}}
+        return Schema(groups, {**self.numbers, **other.numbers})
+
+    def read(self, content: RecordDict, who: str) -> tuple[dict[str, Arrays], dict[str, Any]]:
+        """The groups and numbers of an answer that is as declared.
+
+        Args:
+            content: of the message.
+            who: answered what, as ``client 3 answered phase 'train'``.
+
+        Raises:
+            FedGraphError: one sentence that names ``who``, and what is not as declared.
+        """
+        kinds = {METRICS: MetricRecord, **dict.fromkeys(self.groups, ArrayRecord)}
+        for key, record in content.items():
+            if not isinstance(record, kinds.get(key, ())):
+                raise FedGraphError(f"{who} with a record '{plain(key, 60)}' that is not asked for")
+        if METRICS not in content:
+            raise FedGraphError(f"{who} without the record '{METRICS}'")
+        told: Any = content[METRICS]
+        numbers = _numbers(dict(told), self.numbers, who)
+        groups = {}
+        for name, fields in self.groups.items():
+            arrays: Any = content.get(name) or {}
+            _names(arrays, fields, who, f"{name}/")
+            if name in content:
+                groups[name] = {key: _read(array, fields[key], f"{name}/{key}", who) for key, array in arrays.items()}
+        return groups, numbers
+
+
+def like(arrays: Mapping[str, np.ndarray], optional: bool = False) -> dict[str, ArrayField]:
+    """Fields of the names, shapes and dtypes of ``arrays``, of any finite values."""
+    return {n: ArrayField(tuple(a.shape), str(a.dtype), optional=optional) for n, a in arrays.items()}
+
+
+def plain(text: object, most: int = 300) -> str:
+    """Foreign text as one line of printable characters, so that it can neither steer a terminal nor fill it."""
+    line = "".join(c if c.isprintable() else "?" for c in str(text).replace("\n", " "))
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], who: str, prefix: str = "") -> None:
+    names = set(held)
+    if missing := sorted(n for n, f in fields.items() if not f.optional and n not in names):
+        raise FedGraphError(f"{who} without {', '.join(f'{prefix}{n}' for n in missing[:5])}")
+    if odd := sorted(map(str, names - fields.keys())):
+        raise FedGraphError(f"{who} with {plain(prefix + odd[0])}, which is not asked for")
+
+
+def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) -> dict[str, Any]:
+    _names(told, fields, who)
+    for name, value in told.items():
+        wanted = fields[name]
+        if isinstance(value, list) != (wanted.length is not None):
+            kind = "a single number" if wanted.length is None else "a list"
+            raise FedGraphError(f"{who} with {name}={plain(value, 60)}, expected {kind}")
+        values = value if isinstance(value, list) else [value]
+        if wanted.length is not None and not _fits(len(values), wanted.length):
+            raise FedGraphError(f"{who} with {len(values)} values of {name}, expected {_sizes((wanted.length,))}")
+        for number in values:
+            if isinstance(number, bool) or not isinstance(number, int if wanted.whole else int | float):
+                kind = "a whole number" if wanted.whole else "a number"
+                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {kind}")
+            known = wanted.low <= number <= wanted.high and abs(number) < math.inf
+            if not known and not (wanted.nan and number != number):
+                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {_span(wanted)}")
+    return told
+
+
+def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
+    """The array, decoded once all that can be known without is as declared."""
+    shape = tuple(array.shape)
+    if array.dtype != wanted.dtype:
+        raise FedGraphError(f"{who} with '{name}' of type {plain(array.dtype, 20)}, expected {wanted.dtype}")
+    if len(shape) != len(wanted.shape) or not all(map(_fits, shape, wanted.shape)):
+        raise FedGraphError(f"{who} with '{name}' of shape {plain(shape, 60)}, expected {_sizes(wanted.shape)}")
+    if len(array.data) > math.prod(shape) * np.dtype(wanted.dtype).itemsize + _HEADER:
+        raise FedGraphError(f"{who} with {len(array.data)} bytes for '{name}' of shape {shape}")
+    values = decode(name, array)
+    if values.dtype.kind == "f" and not _finite(values):
+        raise FedGraphError(f"{who} with '{name}' whose values are not finite")
+    bounded = wanted.low > -math.inf or wanted.high < math.inf
+    if bounded and values.size and not (wanted.low <= values.min() and values.max() <= wanted.high):
+        raise FedGraphError(f"{who} with '{name}' from {values.min():g} to {values.max():g}, expected {_span(wanted)}")
+    return values
+
+
+def _finite(values: np.ndarray) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = values.sum()  # finite only if all values are, and found without an array of as many truths
+    return bool(np.isfinite(total) or np.isfinite(values).all())
+
+
+def _fits(size: int, wanted: Axis) -> bool:
+    return type(size) is int and (size in wanted if isinstance(wanted, range) else size == wanted)
+
+
+def _sizes(shape: tuple[Axis, ...]) -> str:
+    axes = [f"{a.start} to {a.stop - 1}" if isinstance(a, range) else str(a) for a in shape]
+    return f"({', '.join(axes)})"
+
+
+def _span(wanted: ArrayField | NumberField) -> str:
+    if wanted.low == -math.inf and wanted.high == math.inf:
+        return "a finite number"
+    return f"{wanted.low:g} to {wanted.high:g}"

@@ -1,0 +1,49 @@
+"""FedSAM client: sharpness-aware local steps (Qu et al., ICML 2022, arXiv:2206.02618; Foret et al., ICLR 2021).
+
+    g = ∇F_i(θ),   g̃ = ∇F_i(θ + ρ g / ‖g‖₂),   θ ← θ − η g̃                                  Algorithm 1, lines 5-7
+
+The norm is over all trainable parameters. ρ = 0 is FedAvg. Both gradients are taken under the same dropout mask.
+Leaves the client: what FedAvg sends.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import at_least
+from fedgraph_flwr.numerics.optim import Optimizer
+
+
+@dataclass
+class Params:
+    """Keys of FedSAM."""
+
+    rho: float = 0.05  # ρ
+
+    def __post_init__(self) -> None:
+        at_least(self.rho, 0, "strategy.rho")
+
+
+class FedSAMClient(GraphClient):
+    """FedAvg's client whose gradient is taken a little uphill."""
+
+    Params: ClassVar[type] = Params
+
+    def gradient(self, optimizer: Optimizer) -> Tensor:
+        """Leave g̃ in the parameters; returns F_i(θ)."""
+        if not self.params.rho:
+            return super().gradient(optimizer)
+        state = torch.get_rng_state()
+        loss = super().gradient(optimizer)
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        slopes = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.stack([g.square().sum() for g in slopes]).sum().sqrt().clamp(min=1e-12)
+        climbs = [g * (self.params.rho / norm) for g in slopes]
+        torch._foreach_add_([p.data for p in parameters], climbs)
+        torch.set_rng_state(state)
+        super().gradient(optimizer)
+        torch._foreach_sub_([p.data for p in parameters], climbs)
+        return loss

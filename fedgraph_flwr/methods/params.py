@@ -1,0 +1,8 @@
+"""Keys of a method without keys of its own."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class NoParams:
+    """No keys."""

@@ -1,0 +1,98 @@
+"""One exchange: messages go out, answers come back, are read by their schema, and put in the order of the clients."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from logging import WARNING
+
+from flwr.app import Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedgraph_flwr.answers import plain
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import Reply, payload_bytes
+
+SIMULATED = 128
+"""Messages out at once in Flower's simulation, whose engine at each look goes through all of them for each of its nodes."""
+
+Read = Callable[[Message, int | None], Reply]
+"""The answer in a message of a client (None: of a node that has not said which); raises `FedGraphError` where it is none."""
+
+
+@dataclass
+class Outcome:
+    """What came of an exchange.
+
+    Attributes:
+        replies: the valid answers, in the order of the clients.
+        failures: why each other client (or node that has not said which it is) gave none.
+        down: bytes sent.
+        up: bytes received.
+        seconds: from the first message to the last answer.
+    """
+
+    replies: list[Reply] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    down: int = 0
+    up: int = 0
+    seconds: float = 0.0
+
+
+def exchange(
+    grid: Grid, messages: Iterable[Message], clients: Mapping[int, int], read: Read, timeout: float, name: str
+) -> Outcome:
+    """Send messages and wait, with a growing pause, until all are answered or ``timeout`` seconds have passed.
+
+    Args:
+        grid: joins the server with its nodes.
+        messages: one a node.
+        clients: the index of the client on each node that has said it.
+        read: takes an answer in, or refuses it.
+        timeout: in seconds.
+        name: of the exchange, for the log.
+    """
+    sent, began = list(messages), time.perf_counter()
+    outcome = Outcome(down=sum(payload_bytes(message.content) for message in sent))
+    unsent = list(reversed(sent))
+    simulated = type(grid).__name__ == "InMemoryGrid"  # its import would take half a second
+    window = SIMULATED if simulated else len(sent)
+    waiting: dict[str, int] = {}
+    pause = 0.0
+    while waiting or unsent:
+        if due := [unsent.pop() for _ in range(min(window - len(waiting), len(unsent)))]:
+            waiting.update(zip(grid.push_messages(due), (m.metadata.dst_node_id for m in due), strict=True))
+        asked = time.perf_counter()
+        arrived = list(grid.pull_messages(list(waiting)))
+        took = time.perf_counter() - asked
+        for message in arrived:
+            node = waiting.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
+            _take(message, node, clients.get(node), read, outcome)
+        if not waiting:
+            continue
+        if time.perf_counter() - began > timeout:
+            for node in [*waiting.values(), *(m.metadata.dst_node_id for m in unsent)]:
+                outcome.failures[clients.get(node, node)] = f"no answer within {timeout:g} s"
+            break
+        pause = 0.0 if arrived else min(1.5 * pause + 0.005, 1.0)
+        # With a thousand nodes a look takes the grid a while; four times as long it may work undisturbed.
+        time.sleep(max(pause, min(4 * took, 1.0)))
+    outcome.seconds = time.perf_counter() - began
+    outcome.replies.sort(key=lambda reply: reply.client)
+    known = set(clients.values())
+    for who, reason in outcome.failures.items():
+        log(WARNING, "%s: %s %s failed: %s", name, "client" if who in known else "node", who, reason)
+    return outcome
+
+
+def _take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:
+    """Book one answer, or why it is none."""
+    who = node if client is None else client
+    if message.has_error():
+        outcome.failures[who] = plain(message.error.reason or f"error {message.error.code}", 1000)
+        return
+    outcome.up += payload_bytes(message.content)
+    try:
+        outcome.replies.append(read(message, client))
+    except FedGraphError as error:
+        outcome.failures[who] = str(error)

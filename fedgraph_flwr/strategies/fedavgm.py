@@ -1,0 +1,41 @@
+"""FedAvgM: FedAvg with momentum on the server (Hsu, Qi & Brown, 2019, arXiv:1909.06335).
+
+    Δ^t = Σ_i p_i θ_i^t − θ^t,   v^{t+1} = β v^t + Δ^t,   θ^{t+1} = θ^t + η v^{t+1}                  Section 4.3
+
+β = 0 with η = 1 is FedAvg.
+Leaves the client: what FedAvg sends.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedgraph_flwr.config import at_least, below
+from fedgraph_flwr.messages import Arrays, Reply
+from fedgraph_flwr.strategies.base import GraphStrategy
+
+
+@dataclass
+class Params:
+    """Keys of FedAvgM."""
+
+    beta: float = 0.9  # β
+    server_lr: float = 0.1  # η
+
+    def __post_init__(self) -> None:
+        at_least(self.beta, 0, "strategy.beta")
+        below(self.beta, 1, "strategy.beta")
+        at_least(self.server_lr, 0, "strategy.server_lr")
+
+
+class FedAvgM(GraphStrategy):
+    """Keeps the velocity v in `memory`."""
+
+    Params: ClassVar[type] = Params
+
+    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+        """One step along the velocity."""
+        mean, former = super().aggregate(arrays, replies), self.memory.get("velocity", {})
+        p = self.params
+        velocity = {n: p.beta * former.get(n, 0) + (mean[n] - arrays[n]) for n in arrays}
+        self.memory["velocity"] = velocity
+        return {n: (arrays[n] + p.server_lr * velocity[n]).astype(arrays[n].dtype) for n in arrays}

@@ -1,0 +1,208 @@
+"""The loop of a run: connect, set up, rounds with their scores and checkpoints, and the end."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, from_record, to_record
+from fedgraph_flwr.strategies.connection import ClientInfo, Connection
+from fedgraph_flwr.strategies.scoring import scores_of, training_record
+from fedgraph_flwr.trees import Tree, as_arrays
+
+if TYPE_CHECKING:
+    from fedgraph_flwr.strategies.base import GraphStrategy
+
+
+class Loop:
+    """One run of a strategy on a grid.
+
+    Args:
+        strategy: what the method does in a round.
+        grid: joins the server with its nodes.
+    """
+
+    def __init__(self, strategy: "GraphStrategy", grid: Grid):
+        self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
+        self.connection = Connection(grid, self._describe)
+        self.outer: Any = strategy  # a privacy wrapper stands around the strategy
+
+    def run(self) -> Result:
+        """From the first node to the last score."""
+        method, recorder = self.strategy, self.recorder
+        self._connect()
+        method.arrays = method.initial_arrays()
+        method.setup()
+        first = self._resume() + 1
+        recorder.setup_done()
+        for server_round in range(first, self.cfg.rounds + 1):
+            self._begin(server_round)
+            self._score_apart()
+            if recorder.should_stop:
+                break
+            recorder.begin_round(server_round, method.cohort)
+            replies = self._train()
+            if method.scores_due:
+                self._scored(replies)
+            if recorder.should_stop:
+                break
+            method.arrays = self._next_arrays(replies)
+            recorder.end_round(self._training(replies), method.arrays, **self._spent())
+            if method.checkpoint_due:
+                self._checkpoint_with_absent(server_round)
+        if recorder.pending and not recorder.should_stop:
+            self._evaluate()
+        recorder.finish(method.models)
+        return Result(arrays=to_record(recorder.final_arrays))
+
+    # --- before the rounds --------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Wait for the clients; wrap the strategy where privacy is asked for."""
+        method, rules = self.strategy, self.cfg.strategy
+        wanted = 1 if rules.pooled else self.cfg.num_clients
+        method.clients = self.connection.wait(wanted, rules.timeout)
+        if rules.min_clients > wanted:
+            raise FedGraphError(
+                f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
+            )
+        if self.cfg.privacy.dp != "none":
+            from fedgraph_flwr.strategies.privacy import private  # the accountant takes a second to import
+
+            self.outer = private(method)
+
+    def _describe(self, nodes: list[int]) -> tuple[list[ClientInfo], dict[int, str]]:
+        """Ask nodes who they are."""
+        record = self.strategy.config(DESCRIBE, {})
+        questions = [
+            Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
+        ]
+        outcome = self.strategy.collect(DESCRIBE, questions)
+        told = [
+            ClientInfo(reply.client, reply.message.metadata.src_node_id, reply.metrics)
+            for reply in outcome.replies
+            if reply.message
+        ]
+        return told, outcome.failures
+
+    def _resume(self) -> int:
+        """The round to go on after, 0 for a fresh run."""
+        method, recorder = self.strategy, self.recorder
+        found = recorder.resume()
+        if found is None:
+            return 0
+        done, arrays, tree = found
+        method.arrays = {name: arrays[name] for name in method.arrays}  # in the model's order, which files do not keep
+        method.models = {
+            int(client): {name: own[name] for name in method.arrays}
+            for client, own in as_arrays(tree.get("models", {})).items()
+        }
+        method.load(tree.get("method", {}))
+        if self.outer is not method:
+            self.outer.load_state(tree.get("privacy", {}))
+            self._checkpoint(done)  # books what this attempt may release, should it die as well
+        told = {"resume": done, "run": recorder.run_name}
+        everyone = sorted(method.clients)
+        restored = method.exchange(DESCRIBE, method.messages(DESCRIBE, everyone, {}, told)).replies
+        if len(restored) < len(everyone):
+            reasons = "; ".join(recorder.setup_record["failed"].values())
+            raise RunFailed(
+                f"{len(restored)} of {len(everyone)} clients took up their state of round {done}: {reasons}"
+            )
+        return done
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, server_round: int) -> None:
+        """Take back clients that were away, sample the cohort, and see what is due."""
+        method, cfg = self.strategy, self.cfg
+        failed = set(method.failed)
+        method.next_round(server_round)
+        method.clients |= self.connection.returned(method.clients, failed)
+        method.cohort = self._sample()
+        method.scores_due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
+        method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
+
+    def _sample(self) -> list[int]:
+        """The round's cohort, from its own random stream."""
+        everyone, size = sorted(self.strategy.clients), self.strategy.cohort_size
+        if size == len(everyone):
+            return everyone
+        rng = np.random.default_rng(derive_seed(self.cfg.seed, "cohort", self.strategy.server_round))
+        return sorted(int(c) for c in rng.choice(everyone, size=size, replace=False))
+
+    def _train(self) -> list[Reply]:
+        """The method's own exchanges, then training; the valid answers, in the order of the clients."""
+        method = self.strategy
+        method.sent = method.before_train(method.arrays)
+        self._score_apart()  # a client that fell out in those exchanges is not asked to train
+        record = to_record(method.arrays)
+        messages = self.outer.configure_train(method.server_round, record, ConfigRecord(), self.grid)
+        return method.exchange(TRAIN, messages).replies
+
+    def _next_arrays(self, replies: list[Reply]) -> Arrays:
+        """The aggregate; by way of Flower's messages only where a wrapper stands around and may change them."""
+        method = self.strategy
+        if not method.stage().up:
+            return method.arrays
+        if self.outer is method:
+            return method.aggregate(method.arrays, replies)
+        messages = [reply.message for reply in replies]
+        arrays, _ = self.outer.aggregate_train(method.server_round, messages)
+        return method.arrays if arrays is None else from_record(arrays)
+
+    def _training(self, replies: list[Reply]) -> dict[str, Any]:
+        """What the round's record says of training."""
+        prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
+        return training_record(replies, prefixes, self.cfg.evaluation)
+
+    def _spent(self) -> dict[str, Any]:
+        """What the round's record says of privacy."""
+        return {} if self.outer is self.strategy else {"privacy": self.outer.spent()}
+
+    # --- scores -------------------------------------------------------------------------------------------------------
+
+    def _score_apart(self) -> None:
+        """Where scores are due and not all clients will train: take them now, from all, instead of with the training replies."""
+        method = self.strategy
+        if method.scores_due and len(method.cohort) < len(method.clients):
+            self._evaluate()
+            method.scores_due = False
+
+    def _evaluate(self) -> None:
+        """Scores of the model in an exchange of their own, from all clients."""
+        method = self.strategy
+        record = to_record(method.arrays)
+        messages = self.outer.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
+        self._scored(method.exchange(EVALUATE, messages).replies)
+
+    def _scored(self, replies: list[Reply]) -> None:
+        """The scores in these answers complete the record of the round before."""
+        method, evaluation = self.strategy, self.cfg.evaluation
+        nodes = method.nodes_of(replies)
+        scores = scores_of(replies, evaluation, "", nodes)
+        if self.cfg.strategy.personal:
+            shared = scores_of(replies, evaluation, "global-", nodes)["metrics"]
+            scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
+        self.recorder.scored(scores, method.arrays, nodes)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _checkpoint_with_absent(self, server_round: int) -> None:
+        """A checkpoint of the server, once clients that did not train have filed theirs too."""
+        method = self.strategy
+        if absent := sorted(set(method.clients) - set(method.cohort)):
+            method.exchange(DESCRIBE, method.messages(DESCRIBE, absent, {}, method.filing))
+        self._checkpoint(server_round)
+
+    def _checkpoint(self, server_round: int) -> None:
+        """Write what the server needs to go on after a round."""
+        method = self.strategy
+        tree: Tree = {"method": method.save(), "models": method.models}
+        if self.outer is not method:
+            left = max(self.cfg.rounds - server_round, 0)
+            tree["privacy"] = self.outer.state(ahead=min(self.cfg.checkpoint_every or left, left))
+        self.recorder.checkpoint(server_round, method.arrays, tree)
