@@ -85,7 +85,7 @@ def main() -> int:
         folder = Path(temporary)
         words = typed_words(folder)
         for index, checkout in enumerate(checkouts):
-            options = ["--data", str(folder / "typed.pt"), "--name", "typed"]
+            options = ["--data", str(folder / "typed.pt"), "--name", "typed", "--target", "author"]
             if told := run(checkout, folder / f"root{index}", ["import", *options], folder):
                 print(f"import: {told}")
         for method in sorted(known[0] & known[1]):
