@@ -157,7 +157,9 @@ class FedStruct(Model):
 
     def encode(self, inputs: StructureInputs) -> Tensor:
         """F's last hidden features [N, H]; where f is one layer, X as it is stored."""
-        return self.f.hidden(self.begun(inputs)) if self.f.rest else inputs.x  # type: ignore[return-value]
+        if not self.f.rest:
+            return inputs.x  # type: ignore[return-value]
+        return self.f.hidden(self.f.begin_constant(inputs.x, inputs.mean, inputs.deviation))
 
     def classify(self, h: Tensor, inputs: StructureInputs) -> Tensor:
         """Logits [N, C]: Ā^(i) on f's last layer, and the structure branch where it is known."""
@@ -175,16 +177,12 @@ class FedStruct(Model):
         """Ā^(i) f(X), [N, C]."""
         return self._own(self.encode(inputs), inputs)
 
-    def begun(self, inputs: StructureInputs) -> Tensor:
-        """X through f's first layer."""
-        return self.f.begin_constant(inputs.x, inputs.mean, inputs.deviation)
-
     def structure_part(self, parts: Tensor) -> Tensor:
         """Ā g(S), [N, C], from its J combinations one below the other, [J·N, C]."""
         return self._combined(parts.view(len(self.structure_weights), -1, self.num_classes), "structure_beta")
 
     def _own(self, h: Tensor, inputs: StructureInputs) -> Tensor:
-        embedded = self.f.last(h) if self.f.rest else self.begun(inputs)
+        embedded = self.f.last(h) if self.f.rest else self.f.begin_constant(h, inputs.mean, inputs.deviation)
         return self._combined(propagate(inputs.adj, self.feature_weights, embedded), "feature_beta")
 
     def _combined(self, parts: Tensor, beta: str) -> Tensor:
