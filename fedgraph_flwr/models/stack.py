@@ -44,6 +44,7 @@ class Stack(Model):
 
     Attributes:
         after_hidden: (H^l, l - 1) → what takes its place, [N, H], for a method that changes hidden features; None changes none.
+            Parameters of a module put here would count among the network's.
 
     Raises:
         FedGraphError: an unknown norm.

@@ -90,6 +90,17 @@ def test_gcn_equals_its_formula(layers):
     np.testing.assert_allclose(logits(model, g).detach(), h, rtol=1e-10)
 
 
+def test_projected_gcn_equals_its_formula():
+    g, model = graph(), network("projected_gcn")
+    a, p = dense_adjacency(g), arrays(model)
+    d = a.sum(1)
+    a = a / np.sqrt(np.outer(d, d))
+    h = relu(g.x.double().numpy() @ p["layers.0.weight"] + p["layers.0.bias"])
+    for i in (1, 2):
+        h = relu(a @ h @ p[f"layers.{i}.weight"] + p[f"layers.{i}.bias"])
+    np.testing.assert_allclose(logits(model, g).detach(), h @ p["head.weight"] + p["head.bias"], rtol=1e-10)
+
+
 def test_acm_equals_its_formula():
     """Node by node, with I − P formed and each filter cut out of the joint matrix."""
     g, model = graph(), network("acm")
