@@ -149,6 +149,8 @@ def group_file(group: str, name: str) -> DictConfig:
 
 
 def _group(group: str, name: str) -> tuple[str, DictConfig]:
+    if group == "model" and ":" in name:
+        return name, OmegaConf.create({group: {"name": name}})
     path = conf_dir() / group / f"{name}.yaml"
     if not path.is_file():
         from fedgraph_flwr.data.root import imported_path
@@ -247,13 +249,15 @@ def _build(layers: list[tuple[str, DictConfig]]) -> RunConfig:
             node["attack"] = {"name": node["attack"]}
         for group, cls in _LIFTED.items():
             _lift(node, group, cls)  # type: ignore[arg-type]
-            own = set((node.get(group) or {}).get("params") or {}) if isinstance(node.get(group), dict) else set()
-            if source == "override" and group not in ("strategy", "attack"):
+            body = node[group] if isinstance(node.get(group), dict) else {}
+            own, name = set(body.get("params") or {}), str(body.get("name", merged[group].name))
+            checked_elsewhere = group in ("strategy", "attack") or (group == "model" and ":" in name)
+            if source == "override" and not checked_elsewhere:
                 for key in own - accepted_params[group]:
                     known = {f.name for f in dataclasses.fields(cls)} - {"params"}
                     raise unknown(f"{group} key", key, known | accepted_params[group], f"override {group}.{key}")
             accepted_params[group] |= own
-            if isinstance(node.get(group), dict) and "name" in node[group] and source != "override":
+            if "name" in body and (source != "override" or (group == "model" and name != merged[group].name)):
                 merged[group].params = {}  # another choice of the group starts from its own keys
         try:
             merged = OmegaConf.merge(merged, node)

@@ -102,7 +102,7 @@ class PartitionConfig:
 class ModelConfig:
     """The network. ``params`` holds what only this network knows."""
 
-    name: str = "gcn"
+    name: str = "gcn"  # one of ours, or module:Class
     hidden: int = 64
     layers: int = 2
     dropout: float = 0.5

@@ -10,9 +10,18 @@ import torch
 from fedgraph_flwr.config import ModelConfig, typed
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.models.base import Inputs, Model
+from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.inputs import Inputs
 
+<<<<<<< HEAD
 __all__ = ["MODELS", "Inputs", "Model", "build", "keywords", "network", "probe"]
+=======
+__all__ = ["MODELS", "Inputs", "Model", "Stack", "build", "keywords", "probe"]
+
+COMMON = ("hidden", "layers", "dropout")
+"""What every network takes by keyword."""
+>>>>>>> models
 
 MODELS = {
     "acm": "fedgraph_flwr.models.acm:ACMGCN",
@@ -32,7 +41,7 @@ MODELS = {
 
 
 def build(cfg: ModelConfig, num_features: Any, num_classes: int) -> Model:
-    """The network that ``cfg`` names, freshly initialised from torch's global generator.
+    """The network that ``cfg`` names, one of `MODELS` or ``module:Class``, freshly initialised from torch's global generator.
 
     Its class takes (F, C) and, by keyword, what `keywords` gives; F is a list for typed graphs (``HeteroGraph.num_features``).
 
@@ -56,14 +65,22 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
         FedGraphError: no such model, a key it does not know, or a value of another type.
     """
     accepted = {
+<<<<<<< HEAD
         n: p.annotation for n, p in inspect.signature(network(cfg)).parameters.items() if p.kind is p.KEYWORD_ONLY
+=======
+        n: p.annotation
+        for n, p in inspect.signature(_network(cfg), eval_str=True).parameters.items()
+        if p.kind is p.KEYWORD_ONLY
+>>>>>>> models
     }
+    if missing := [key for key in COMMON if key not in accepted]:
+        raise FedGraphError(f"model={cfg.name} does not take {', '.join(missing)} by keyword, as every network must")
     for key in cfg.params:
         if key not in accepted:
             raise unknown(f"model {cfg.name}: key", key, accepted)
     schema = make_dataclass("Keywords", [(key, _checkable(accepted[key], value)) for key, value in cfg.params.items()])
     own = vars(typed(schema, cfg.params, f"model={cfg.name}"))
-    return {"hidden": cfg.hidden, "layers": cfg.layers, "dropout": cfg.dropout, **own}
+    return {key: getattr(cfg, key) for key in COMMON} | own
 
 
 def probe(cfg: ModelConfig) -> Model:
@@ -75,6 +92,7 @@ def probe(cfg: ModelConfig) -> Model:
         return build(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
 
 
+<<<<<<< HEAD
 def network(cfg: ModelConfig) -> Any:
     """The class of the network that ``cfg`` names.
 
@@ -84,6 +102,15 @@ def network(cfg: ModelConfig) -> Any:
     if cfg.name not in MODELS:
         raise unknown("model", cfg.name, MODELS)
     return locate(MODELS[cfg.name])
+=======
+def _network(cfg: ModelConfig) -> Any:
+    if ":" not in cfg.name and cfg.name not in MODELS:
+        raise unknown("model", cfg.name, [*MODELS, "module:Class"])
+    network = locate(MODELS.get(cfg.name, cfg.name))
+    if not (isinstance(network, type) and issubclass(network, Model)):
+        raise FedGraphError(f"model={cfg.name} is no network, expected a subclass of fedgraph_flwr.models.Model")
+    return network
+>>>>>>> models
 
 
 def _checkable(annotation: Any, value: Any) -> Any:

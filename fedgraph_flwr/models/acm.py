@@ -11,15 +11,15 @@ Shapes: H [N, F], W [F, H] each, a [H, 1] each, B [3, 3] → H' [N, H].
 """
 
 import dataclasses
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.models.base import Inputs, Model
-from fedgraph_flwr.models.layers import dropout, glorot, random_walk_adjacency
+from fedgraph_flwr.models.layers import glorot, random_walk_adjacency
+from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.inputs import Inputs
 
 
 def smoothed(inputs: Inputs, width: int) -> Inputs:
@@ -66,27 +66,21 @@ class ACMLayer(nn.Module):
         return low * channels[0] + high * channels[1] + identity * channels[2]
 
 
-class ACMGCN(Model):
-    """ACM-GCN of ``layers`` layers with dropout between them."""
+class ACMGCN(Stack):
+    """ACM-GCN of ``layers`` layers with dropout between them; ``norm`` as in `Stack`, with a ReLU after it."""
 
     adjacency = staticmethod(random_walk_adjacency)
 
-    def __init__(self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float):
-        super().__init__()
-        widths = [num_features, *[hidden] * (layers - 1), num_classes]
-        self.width = widths[1]
-        self.layers = nn.ModuleList([ACMLayer(a, b) for a, b in pairwise(widths)])
-        self.dropout = dropout
+    def __init__(
+        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: str = "none"
+    ):
+        super().__init__(num_features, num_classes, ACMLayer, hidden=hidden, layers=layers, dropout=dropout, norm=norm)
+        self.width = hidden if self.layers else num_classes
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Features, P, and P X of narrow features."""
         return smoothed(super().prepare(graph, "cpu", dtype), self.width).to(device)
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Logits [N, C]."""
-        h: Any = inputs.x
-        for i, layer in enumerate(self.layers):
-            if i:
-                h = dropout(h, self.dropout, self.training)
-            h = layer(h, inputs)
-        return h
+    def activate(self, h: Tensor, index: int) -> Tensor:
+        """ReLU of normalised features; as they come out of the layer it would change nothing."""
+        return torch.relu(h) if self.norms else h

@@ -1,9 +1,7 @@
-"""What every network has: constants prepared once for a client's graph, and a forward pass on them."""
+"""What every network has: constants prepared once for a client's graph, and a forward pass on them in two halves."""
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import scipy.sparse as sp
 import torch
@@ -11,53 +9,32 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.layers import gcn_adjacency
-from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
+from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sparse import SparseMatrix
+
+__all__ = ["HEAD", "SPARSE_BELOW", "Inputs", "Model"]
+
+HEAD = "head"
+"""The word that stands for the head's parameters, whatever a network calls them."""
 
 SPARSE_BELOW = 0.1  # share of non-zeros under which a sparse product beats a dense one
-
-
-@dataclass
-class Inputs:
-    """What a forward pass reads and no step changes. A network that needs more adds fields in a subclass.
-
-    Attributes:
-        x: features [N, F].
-        adj: what the network propagates with, [N, N]; row target, column source.
-        propagated: S X of the `narrow` X, where the network's first layer needs S (X W): (S X) W is the same without a
-            sparse product in every step.
-    """
-
-    x: Tensor | SparseMatrix
-    adj: SparseMatrix
-    propagated: Tensor | None = field(default=None, kw_only=True)
-
-    def narrow(self, width: int) -> Tensor | None:
-        """X where it is dense and no wider than the first layer's output: else S X costs more than it saves."""
-        return self.x if isinstance(self.x, Tensor) and self.x.size(1) <= width else None
-
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
-        """A copy on a device, its floating-point values of a type; other fields stay as they are."""
-
-        def move(value: Any) -> Any:
-            if isinstance(value, SparseMatrix | Pattern) or (isinstance(value, Tensor) and value.is_floating_point()):
-                return value.to(device, dtype)
-            return value.to(device) if isinstance(value, Tensor) else value
-
-        return dataclasses.replace(self, **{f.name: move(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
 
 class Model(nn.Module):
     """A network on a graph: ``model(model.prepare(graph))`` gives logits [N, C].
 
-    ``model.prepare`` runs once for a graph; the rest happens in every step.
+    ``model.prepare`` runs once for a graph; the rest happens in every step. A network is hidden features and a head on them,
+    ``classify(encode(inputs), inputs)``; the two have no parameter in common.
 
     Attributes:
         adjacency: (edge_index [2, E], N) → the matrix that `prepare` puts into the inputs, SciPy CSR [N, N].
         dense_features: whether the network needs features as a dense tensor even if they are mostly zero.
+        head_prefixes: of the names of the parameters that `classify` reads.
         private: prefixes of parameters that never travel, whatever a strategy shares.
         heterogeneous: whether it is for typed graphs.
     """
 
+    head_prefixes: tuple[str, ...] = ("head.",)
     private: tuple[str, ...] = ()
     heterogeneous: bool = False
     adjacency = staticmethod(gcn_adjacency)
@@ -74,18 +51,43 @@ class Model(nn.Module):
             return SparseMatrix(sp.csr_matrix(x.numpy()), dtype)
         return x.to(dtype)
 
-    def forward(self, inputs: Any) -> Tensor:
-        """Logits [N, C] of every node."""
+    def encode(self, inputs: Any) -> Tensor:
+        """Hidden features [N, H]: after the last hidden activation, before the dropout that the head begins with.
+
+        A network of one layer has none: its features X as they are stored.
+        """
         raise NotImplementedError
 
+    def classify(self, h: Tensor, inputs: Any) -> Tensor:
+        """Logits [N, C] from hidden features [N, H]: dropout where the network has one there, and the last layer."""
+        raise NotImplementedError
+
+    def forward(self, inputs: Any) -> Tensor:
+        """Logits [N, C] of every node."""
+        return self.classify(self.encode(inputs), inputs)
+
+    def head_names(self) -> list[str]:
+        """The names of the head's tensors, in the model's order."""
+        return [name for name in self.state_dict() if name.startswith(self.head_prefixes)]
+
     def shared(self, prefixes: Sequence[str], private: Sequence[str] = ()) -> dict[str, Tensor]:
-        """The tensors that travel, by name, in the model's order: ``prefixes`` of their names, without private ones."""
+        """The tensors that travel, by name, in the model's order; counters (whole numbers) never do.
+
+        Args:
+            prefixes: of the names that travel; the word ``head`` stands for the head's.
+            private: of those among them that stay, beside the network's own `private`; ``head`` as above.
+        """
+        wanted, kept = self._prefixes(prefixes), self.private + self._prefixes(private)
         return {
             name: tensor
             for name, tensor in self.state_dict(keep_vars=True).items()
-            if name.startswith(tuple(prefixes)) and not name.startswith((*self.private, *private))
+            if name.startswith(wanted) and not name.startswith(kept) and tensor.is_floating_point()
         }
 
     def representations(self, inputs: Any) -> dict[str, Tensor]:
         """Node representations [N, D], each by the prefix of the parameters it is computed with; "" is all of them."""
         return {"": self(inputs)}
+
+    def _prefixes(self, words: Sequence[str]) -> tuple[str, ...]:
+        """Prefixes of names, with the head's own for `HEAD`, with or without a full stop."""
+        return tuple(p for word in words for p in (self.head_prefixes if word.rstrip(".") == HEAD else (word,)))

@@ -9,15 +9,14 @@ Shapes: X [N, F], f(X) [N, C], P [N, N] → logits [N, C].
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.hops import hop_weights
-from fedgraph_flwr.models.base import Inputs
 from fedgraph_flwr.models.layers import propagate, random_walk_adjacency
 from fedgraph_flwr.models.mlp import MLP
+from fedgraph_flwr.numerics.inputs import Inputs
 
 
 class DecoupledGCN(MLP):
@@ -48,15 +47,15 @@ class DecoupledGCN(MLP):
         beta: str | Sequence[float] = "last",
         input_norm: bool = False,
     ):
-        super().__init__(num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout)
+        super().__init__(
+            num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout, input_norm=input_norm
+        )
         if hops < 1:
             raise FedGraphError(f"model.hops must be >= 1, got {hops}")
         if beta == "learned":
             raise FedGraphError("model.beta must be last, uniform or a list of numbers for decoupled, got 'learned'")
         self.weights = hop_weights(beta, hops)
-        self.norm: Any = nn.LayerNorm(num_features) if input_norm else nn.Identity()
-        self.dense_features = input_norm
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Logits [N, C]."""
-        return propagate(inputs.adj, self.weights, self.transform(self.norm(inputs.x)))[0]
+    def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
+        """Logits [N, C]: the last linear layer of f, then propagation."""
+        return propagate(inputs.adj, self.weights, super().classify(h, inputs))[0]

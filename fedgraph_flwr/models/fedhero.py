@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.base import Inputs, Model
+from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, adjacency, dropout
 from fedgraph_flwr.models.structure_learner import LatentGraph, StructureLearner
+from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern
 
 
@@ -62,6 +63,8 @@ class FedHERO(Model):
         dual_channel: False drops `local_convs`: `global_convs` works on both graphs (Table 5).
         heads: see `StructureLearner`, likewise the others.
     """
+
+    head_prefixes = ("classifier.",)
 
     def __init__(
         self,
@@ -122,12 +125,22 @@ class FedHERO(Model):
             distance=square[:, None] + square - 2 * (raw @ raw.T) if small else None,
         )
 
-    def forward(self, inputs: DualInputs) -> Tensor:
-        """Logits [N, C]."""
-        return self.both(inputs)[0]
+    def encode(self, inputs: DualInputs) -> Tensor:
+        """[Z^0, ..., Z^L], [N, (L+1) H], each as the next layer reads it, dropped out."""
+        return self.encode_both(inputs)[0]
+
+    def classify(self, h: Tensor, inputs: DualInputs) -> Tensor:
+        """Logits [N, C] of hidden and ego features, Eq. (6)."""
+        ego, hidden = self.classifier.weight.tensor_split([self.projection.weight.size(0)])
+        return inputs.x @ ego + h @ hidden + self.classifier.bias  # type: ignore[operator]
 
     def both(self, inputs: DualInputs) -> tuple[Tensor, LatentGraph]:
         """Logits [N, C] and the latent graph they were computed on, which the smoothness loss needs."""
+        h, latent = self.encode_both(inputs)
+        return self.classify(h, inputs), latent
+
+    def encode_both(self, inputs: DualInputs) -> tuple[Tensor, LatentGraph]:
+        """Hidden features [N, (L+1) H], and the latent graph."""
         latent = self.structure_learner(inputs.x, inputs.adj, inputs.edges)
         z = self._activate(self.projection(inputs.x))
         kept = [z]
@@ -136,9 +149,7 @@ class FedHERO(Model):
             on_graph = local(inputs.adj @ z)
             z = self._activate(self.alpha * on_graph + (1 - self.alpha) * on_latent)  # Eq. (5)
             kept.append(z)
-        ego, hidden = self.classifier.weight.tensor_split([self.projection.weight.size(0)])
-        logits = inputs.x @ ego + torch.cat(kept, 1) @ hidden + self.classifier.bias  # type: ignore[operator]
-        return logits, latent  # Eq. (6)
+        return torch.cat(kept, 1), latent
 
     def representations(self, inputs: DualInputs) -> dict[str, Tensor]:
         """Also the structure learner's Z and the projection's Z^0."""

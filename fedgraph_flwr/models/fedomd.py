@@ -13,6 +13,7 @@ Where Ortho-GCN's program differs: it drops out before the first layer too, and 
 orthogonal each on its own; here O(W) takes all rows together.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.base import Inputs
 from fedgraph_flwr.models.gcn import GCN
-from fedgraph_flwr.models.layers import Linear, dropout
+from fedgraph_flwr.models.layers import Linear
+from fedgraph_flwr.numerics.inputs import Inputs
 
 
 def orthogonal(weight: Tensor, *, steps: int, mix: float = 1.0, center: bool = False, eps: float = 1e-5) -> Tensor:
@@ -63,6 +64,13 @@ class Pass(NamedTuple):
     logits: Tensor
     hidden: list[Tensor]
     weights: list[Tensor]
+
+
+class Fixed(NamedTuple):
+    """A layer of a given weight [H, H]."""
+
+    weight: Tensor
+    bias: None = None
 
 
 class OrthoGCN(GCN):
@@ -108,25 +116,21 @@ class OrthoGCN(GCN):
         self.raw = ortho_on == "raw"
         self.steps, self.mix, self.center = newton_steps, mix, center
 
+    def transformed(self) -> list[Any]:
+        """The hidden layers, O(W) in the place of W where they are orthogonal."""
+        layers: list[Any] = list(self.layers)
+        for index in self.middle:
+            weight = orthogonal(layers[index].weight, steps=self.steps, mix=self.mix, center=self.center)
+            layers[index] = Fixed(weight)
+        return layers
+
+    def hidden(self, inputs: Inputs, layers: Sequence[Any] | None = None) -> list[Tensor]:
+        """Z^1..Z^{n+1}, each [N, H]."""
+        return super().hidden(inputs, self.transformed() if layers is None else layers)
+
     def propagate(self, inputs: Inputs) -> Pass:
         """Logits together with what the losses of Eq. (6) and (11) read."""
-        hidden: list[Tensor] = []
-        weights: list[Tensor] = []
-        h: Any = inputs.x
-        layer: Any
-        for i, layer in enumerate(self.layers):
-            weight = layer.weight
-            if i:
-                hidden.append(torch.relu(h))
-                h = dropout(hidden[-1], self.dropout, self.training)
-            if i in self.middle:
-                weight = orthogonal(weight, steps=self.steps, mix=self.mix, center=self.center)
-                weights.append(layer.weight if self.raw else weight)
-            h = inputs.adj @ (h @ weight)
-            if layer.bias is not None:
-                h = h + layer.bias
-        return Pass(h, hidden, weights)
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Logits [N, C]."""
-        return self.propagate(inputs).logits
+        layers = self.transformed()
+        hidden = self.hidden(inputs, layers)
+        judged: Any = self.layers if self.raw else layers
+        return Pass(self.classify(hidden[-1], inputs), hidden, [judged[index].weight for index in self.middle])

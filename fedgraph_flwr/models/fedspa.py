@@ -41,7 +41,6 @@ C^t in N_tq is a plain sum, here ``sym`` by default, and it drops out a tenth of
 
 import dataclasses
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,8 +51,9 @@ from torch import Tensor, nn
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.models.acm import filtered, smoothed
-from fedgraph_flwr.models.base import Inputs, Model
-from fedgraph_flwr.models.layers import adjacency, dropout, glorot, no_adjacency, products, random_walk_adjacency
+from fedgraph_flwr.models.layers import adjacency, glorot, no_adjacency, products, random_walk_adjacency
+from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 FISHER = "fisher"  # the group of arrays in which the channels' Fisher diagonals travel
@@ -247,7 +247,7 @@ PROFILES: dict[str, type[PlainLayer | AcmLayer | AcmSeparateLayer]] = {
 }
 
 
-class FedSPANet(Model):
+class FedSPANet(Stack):
     """``layers`` decoupled layers with ReLU and dropout between them.
 
     Args:
@@ -273,15 +273,13 @@ class FedSPANet(Model):
         normalization: str = "sym",
         sfpd: bool = True,
     ):
-        super().__init__()
         if profile not in PROFILES:
             raise unknown("model.profile", profile, PROFILES)
         if normalization not in NORMALIZATIONS:
             raise unknown("model.normalization", normalization, NORMALIZATIONS)
-        widths = [num_features, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList([PROFILES[profile](a, b) for a, b in pairwise(widths)])
-        self.dropout, self.normalization, self.sfpd = dropout, normalization, sfpd
-        self.profile, self.width = PROFILES[profile], widths[1]
+        super().__init__(num_features, num_classes, PROFILES[profile], hidden=hidden, layers=layers, dropout=dropout)
+        self.profile, self.normalization, self.sfpd = PROFILES[profile], normalization, sfpd
+        self.width = hidden if self.layers else num_classes
         self.adjacency = self.profile.adjacency
 
     def prepare(
@@ -292,12 +290,3 @@ class FedSPANet(Model):
         base = self.profile.propagated(super().prepare(graph, "cpu", dtype), self.width, *operators)
         edges = SparseMatrix(self.profile.blocks(*operators), dtype)
         return TypedInputs(base.x, base.adj, edges, propagated=base.propagated).to(device)
-
-    def forward(self, inputs: TypedInputs) -> Tensor:
-        """Logits [N, C]."""
-        z: Any = inputs.x
-        for i, layer in enumerate(self.layers):
-            if i:
-                z = dropout(torch.relu(z), self.dropout, self.training)
-            z = layer(z, inputs)
-        return z

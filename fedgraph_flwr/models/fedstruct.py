@@ -5,6 +5,8 @@ r"""FedStruct's network (Aliakbari, Östman & Graell i Amat, 2024): two perceptr
 
 f and g normalise their input by layer, then alternate linear layers with ReLU and dropout (Table 4); with ``structure_mlp``
 off, g is the identity and s_u has width C (Eq. 23). A row of Â is a node, its columns are its out-neighbours and itself.
+A sum of two branches has no hidden features in common: those of `FedStruct.encode` are f's, and the head is f's last layer with
+the whole structure branch, g, and β where it is learned.
 The rows of Ā and the structure features S are not known to a client alone: the strategy puts them into the inputs.
 
 Letters: N nodes of the client, Q nodes within L_s hops of them (the support of Ā's rows), d_s width of S, J combinations of
@@ -22,8 +24,9 @@ from torch import Tensor, nn
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import hops as hop
-from fedgraph_flwr.models.base import Inputs, Model
+from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Dropout, propagate
+from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 
@@ -64,6 +67,14 @@ class Perceptron(nn.Module):
     def finish(self, begun: Tensor) -> Tensor:
         """The rest."""
         return self.rest(begun)
+
+    def hidden(self, begun: Tensor) -> Tensor:
+        """The rest up to the last ReLU."""
+        return self.rest[:-2](begun)
+
+    def last(self, h: Tensor) -> Tensor:
+        """The last dropout and linear layer."""
+        return self.rest[-2:](h)
 
     def begin_constant(self, x: Tensor | SparseMatrix, mean: Tensor, deviation: Tensor) -> Tensor:
         """`begin` for an input that no step changes, from its rows' means and deviations [·, 1]; x may stay sparse.
@@ -124,6 +135,8 @@ class FedStruct(Model):
         self.g: Perceptron | Identity = Identity()
         if structure_mlp:
             self.g = Perceptron([structure_width, *structure_layers, num_classes], dropout)
+        last = len(self.f.rest) - 1
+        self.head_prefixes = (f"f.rest.{last}." if last > 0 else "f.", "g.", "feature_beta", "structure_beta")
         self.feature_weights = hop.hop_weights(_first(beta, hops), hops)
         self.structure_weights = hop.hop_weights(_first(beta, structure_hops), structure_hops)
         self.learned = beta == "learned"
@@ -142,9 +155,15 @@ class FedStruct(Model):
         deviation = (variance + self.f.norm.eps).sqrt()
         return StructureInputs(self.features(graph.x, dtype), SparseMatrix(adj, dtype), mean, deviation).to(device)
 
-    def forward(self, inputs: StructureInputs) -> Tensor:
-        """Logits [N, C]."""
-        own = self.feature_part(inputs)
+    def encode(self, inputs: StructureInputs) -> Tensor:
+        """F's last hidden features [N, H]; where f is one layer, X as it is stored."""
+        if not self.f.rest:
+            return inputs.x  # type: ignore[return-value]
+        return self.f.hidden(self.f.begin_constant(inputs.x, inputs.mean, inputs.deviation))
+
+    def classify(self, h: Tensor, inputs: StructureInputs) -> Tensor:
+        """Logits [N, C]: Ā^(i) on f's last layer, and the structure branch where it is known."""
+        own = self._own(h, inputs)
         if inputs.rows is None:
             return own
         return own + self.structure_part(inputs.rows @ self.g(inputs.s))
@@ -156,12 +175,15 @@ class FedStruct(Model):
 
     def feature_part(self, inputs: StructureInputs) -> Tensor:
         """Ā^(i) f(X), [N, C]."""
-        embedded = self.f.finish(self.f.begin_constant(inputs.x, inputs.mean, inputs.deviation))
-        return self._combined(propagate(inputs.adj, self.feature_weights, embedded), "feature_beta")
+        return self._own(self.encode(inputs), inputs)
 
     def structure_part(self, parts: Tensor) -> Tensor:
         """Ā g(S), [N, C], from its J combinations one below the other, [J·N, C]."""
         return self._combined(parts.view(len(self.structure_weights), -1, self.num_classes), "structure_beta")
+
+    def _own(self, h: Tensor, inputs: StructureInputs) -> Tensor:
+        embedded = self.f.last(h) if self.f.rest else self.f.begin_constant(h, inputs.mean, inputs.deviation)
+        return self._combined(propagate(inputs.adj, self.feature_weights, embedded), "feature_beta")
 
     def _combined(self, parts: Tensor, beta: str) -> Tensor:
         return torch.tensordot(getattr(self, beta), parts, 1) if self.learned else parts[0]

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.base import Inputs, Model
-from fedgraph_flwr.models.layers import dropout, no_adjacency
+from fedgraph_flwr.models.layers import no_adjacency
+from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.inputs import Inputs
 
 
 @dataclass
@@ -26,7 +27,7 @@ class EdgeInputs(Inputs):
     edge_index: Tensor
 
 
-class GAT(Model):
+class GAT(Stack):
     """GAT of ``layers`` layers with ELU and dropout between them; the attention weights are dropped out too.
 
     Args:
@@ -46,14 +47,18 @@ class GAT(Model):
     ):
         from torch_geometric.nn import GATConv  # 1.5 s to import: only for those who use it
 
-        super().__init__()
         if heads < 1 or hidden % heads:
             raise FedGraphError(f"model.heads must divide model.hidden ({hidden}), got {heads}")
         shape = {"dropout": dropout, "add_self_loops": False}
-        widths = [num_features, *[hidden] * (layers - 1)]
-        convs = [GATConv(width, hidden // heads, heads, **shape) for width in widths[:-1]]
-        self.layers = nn.ModuleList([*convs, GATConv(widths[-1], num_classes, **shape)])
-        self.dropout = dropout
+        super().__init__(
+            num_features,
+            num_classes,
+            lambda num_in, num_out: GATConv(num_in, num_out // heads, heads, **shape),
+            hidden=hidden,
+            layers=layers,
+            dropout=dropout,
+            head=lambda num_in, num_out: GATConv(num_in, num_out, **shape),
+        )
 
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -64,11 +69,10 @@ class GAT(Model):
         proper = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
         return EdgeInputs(base.x, base.adj, torch.cat([proper, loops], dim=1).to(device))
 
-    def forward(self, inputs: EdgeInputs) -> Tensor:
-        """Logits [N, C]."""
-        h: Any = inputs.x
-        for i, layer in enumerate(self.layers):
-            if i:
-                h = dropout(functional.elu(h), self.dropout, self.training)
-            h = layer(h, inputs.edge_index)
-        return h
+    def convolve(self, layer: Any, h: Any, inputs: EdgeInputs) -> Tensor:
+        """Attention over each node's edges."""
+        return layer(h, inputs.edge_index)
+
+    def activate(self, h: Tensor, index: int) -> Tensor:
+        """ELU."""
+        return functional.elu(h)

@@ -5,30 +5,24 @@
 Shapes: X [N, F], Â [N, N] (`layers.gcn_adjacency`), W^0 [F, H], hidden W^l [H, H], last W [H, C] → logits [N, C].
 """
 
-from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedgraph_flwr.models.base import Inputs, Model
-from fedgraph_flwr.models.layers import Linear, dropout
+from fedgraph_flwr.models.layers import Linear
+from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.inputs import Inputs
 
 
-class GCN(Model):
-    """GCN of ``layers`` layers with ReLU and dropout between them."""
+class GCN(Stack):
+    """GCN of ``layers`` layers with ReLU and dropout between them; ``norm`` as in `Stack`."""
 
-    def __init__(self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float):
-        super().__init__()
-        widths = [num_features, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList([Linear(a, b) for a, b in pairwise(widths)])
-        self.dropout = dropout
+    def __init__(
+        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: str = "none"
+    ):
+        super().__init__(num_features, num_classes, Linear, hidden=hidden, layers=layers, dropout=dropout, norm=norm)
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Logits [N, C]."""
-        h: Any = inputs.x
-        for i, layer in enumerate(self.layers):
-            if i:
-                h = dropout(torch.relu(h), self.dropout, self.training)
-            h = inputs.adj @ (h @ layer.weight) + layer.bias
-        return h
+    def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
+        """Â H W + b."""
+        propagated = inputs.adj @ (h @ layer.weight)
+        return propagated if layer.bias is None else propagated + layer.bias

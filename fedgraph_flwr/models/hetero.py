@@ -242,7 +242,7 @@ class HeteroModel(Model):
     """A network on a heterogeneous graph: ``model(inputs)`` gives logits [N_target, C] of the target node type.
 
     A subclass declares its weights in ``__init__`` (`declare` for those of a type, into ``self.common`` for others), says
-    what it needs of a layer's edges in `prepare_layer`, and computes in `propagate`.
+    what it needs of a layer's edges in `prepare_layer`, and computes in `propagate` and `classify`.
 
     Entity embeddings and the initial coefficients come from a stream of the client's own; all else from torch's global
     generator, alike on all clients.
@@ -329,7 +329,7 @@ class HeteroModel(Model):
         raise NotImplementedError
 
     def propagate(self, h: Tensor, layers: list[Any]) -> Tensor:
-        """Initial states [I, H] and what was prepared → logits of the last layer's outputs."""
+        """Initial states [I, H] and what was prepared → hidden states, which `classify` reads."""
         raise NotImplementedError
 
     # --- the pass -----------------------------------------------------------------------------------------------------
@@ -364,8 +364,8 @@ class HeteroModel(Model):
             x=x,
         )
 
-    def forward(self, inputs: HeteroInputs) -> Tensor:
-        """Logits [n, C] of the target nodes that ``inputs`` was prepared for."""
+    def encode(self, inputs: HeteroInputs) -> Tensor:
+        """Hidden states for the logits [n, C] of the target nodes that ``inputs`` was prepared for."""
         return self.propagate(self.initial(inputs), inputs.layers)
 
     def initial(self, inputs: HeteroInputs) -> Tensor:

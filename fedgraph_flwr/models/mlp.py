@@ -5,35 +5,42 @@
 Shapes: X [N, F], W^0 [F, H], hidden W^l [H, H], last W [H, C] → logits [N, C].
 """
 
-from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedgraph_flwr.models.base import Inputs, Model
-from fedgraph_flwr.models.layers import Linear, dropout, no_adjacency
+from fedgraph_flwr.models.layers import Linear, no_adjacency
+from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.inputs import Inputs
 
 
-class MLP(Model):
-    """Perceptron of ``layers`` linear layers with ReLU and dropout between them."""
+class MLP(Stack):
+    """Perceptron of ``layers`` linear layers with ReLU and dropout between them; ``norm`` and ``input_norm`` as in `Stack`."""
 
     adjacency = staticmethod(no_adjacency)
 
-    def __init__(self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float):
-        super().__init__()
-        widths = [num_features, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList([Linear(a, b) for a, b in pairwise(widths)])
-        self.dropout = dropout
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        norm: str = "none",
+        input_norm: bool = False,
+    ):
+        super().__init__(
+            num_features,
+            num_classes,
+            Linear,
+            hidden=hidden,
+            layers=layers,
+            dropout=dropout,
+            norm=norm,
+            input_norm=input_norm,
+        )
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Logits [N, C]."""
-        return self.transform(inputs.x)
-
-    def transform(self, h: Any) -> Tensor:
-        """Features [N, F], dense or sparse → [N, C]."""
-        for i, layer in enumerate(self.layers):
-            if i:
-                h = dropout(torch.relu(h), self.dropout, self.training)
-            h = layer(h)
-        return h
+    def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
+        """H W + b."""
+        return layer(h)

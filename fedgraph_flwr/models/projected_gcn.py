@@ -6,29 +6,22 @@ Shapes: X [N, F], Â [N, N] (`layers.gcn_adjacency`), W_0 [F, H], W^l [H, H], W_
 FedHERO's network without the concatenation.
 """
 
-import torch
-from torch import Tensor, nn
+from typing import Any
 
-from fedgraph_flwr.models.base import Inputs, Model
-from fedgraph_flwr.models.layers import Linear, dropout
+from torch import Tensor
+
+from fedgraph_flwr.models.layers import Linear
+from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.inputs import Inputs
 
 
-class ProjectedGCN(Model):
+class ProjectedGCN(Stack):
     """A linear projection, ``layers`` graph convolutions, a linear classifier; ReLU and dropout between them."""
 
     def __init__(self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float):
-        super().__init__()
-        self.projection = Linear(num_features, hidden)
-        self.convs = nn.ModuleList([Linear(hidden, hidden) for _ in range(layers)])
-        self.classifier = Linear(hidden, num_classes)
-        self.dropout = dropout
+        super().__init__(num_features, num_classes, Linear, hidden=hidden, layers=layers + 2, dropout=dropout)
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Logits [N, C]."""
-        z = self._activate(self.projection(inputs.x))
-        for conv in self.convs:
-            z = self._activate(conv(inputs.adj @ z))
-        return self.classifier(z)
-
-    def _activate(self, z: Tensor) -> Tensor:
-        return dropout(torch.relu(z), self.dropout, self.training)
+    def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
+        """Â H W + b; H W + b in the projection and the classifier."""
+        alone = layer is self.layers[0] or layer is self.head
+        return layer(h if alone else inputs.adj @ h)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroModel, TypedSum, TypeWeight, plain_sum
+from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroInputs, HeteroModel, TypedSum, TypeWeight, plain_sum
 from fedgraph_flwr.models.layers import dropout
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -29,6 +29,8 @@ class Layer:
 
 class RGCN(HeteroModel):
     """RGCN with decoupled or free weights; ``self_loop`` adds one H x H matrix a layer for all types."""
+
+    head_prefixes = ("common.decoder.",)
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class RGCN(HeteroModel):
         return Layer(edges, types)
 
     def propagate(self, h: Tensor, layers: list[Layer]) -> Tensor:
-        """Logits [n, C]."""
+        """ReLU(h^L) of the target nodes, [n, H]."""
         last = len(layers) - 1
         for i, layer in enumerate(layers):
             out = layer.edges(h, self.typed(f"edge_{i}")) if isinstance(layer.edges, TypedSum) else layer.edges @ h
@@ -81,8 +83,12 @@ class RGCN(HeteroModel):
             if self.self_loop:
                 out = out + h[torch.cat([rows for rows, _ in layer.rows])] @ self.common.loop[i]
             out = out + self.common.bias[i]
-            h = out if i == last else dropout(torch.relu(out), self.dropout, self.training)
-        return self.common.decoder(torch.relu(h))
+            h = torch.relu(out) if i == last else dropout(torch.relu(out), self.dropout, self.training)
+        return h
+
+    def classify(self, h: Tensor, inputs: HeteroInputs) -> Tensor:
+        """Logits [n, C]."""
+        return self.common.decoder(h)
 
 
 def _own_transform(h: Tensor, rows: list[tuple[Tensor, Tensor]], weight: TypeWeight) -> Tensor:

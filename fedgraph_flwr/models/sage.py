@@ -9,15 +9,15 @@ Shapes: X [N, F], M [N, N], W_self and W_nb [F, H], [H, H], last [H, C] → logi
 """
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.models.base import Inputs, Model
-from fedgraph_flwr.models.layers import Linear, dropout, mean_adjacency
+from fedgraph_flwr.models.layers import Linear, mean_adjacency
+from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.inputs import Inputs
 
 
 class SAGELayer(nn.Module):
@@ -33,7 +33,7 @@ class SAGELayer(nn.Module):
         return self.itself(h) + inputs.adj @ self.neighbours(h)
 
 
-class GraphSAGE(Model):
+class GraphSAGE(Stack):
     """GraphSAGE of ``layers`` layers over all neighbours, with ReLU and dropout between them.
 
     Args:
@@ -42,6 +42,7 @@ class GraphSAGE(Model):
         hidden: H.
         layers: of message passing.
         dropout: between them.
+        norm: of hidden features, see `Stack`.
         input_norm: whether X is normalised by layer first.
         head: whether the last layer is H wide too and a linear classifier follows it.
         out_neighbours: whether a node hears the nodes its edges lead to, not those they come from.
@@ -57,17 +58,23 @@ class GraphSAGE(Model):
         hidden: int,
         layers: int,
         dropout: float,
+        norm: str = "none",
         input_norm: bool = False,
         head: bool = False,
         out_neighbours: bool = False,
     ):
-        super().__init__()
-        widths = [num_features, *[hidden] * (layers - 1), hidden if head else num_classes]
-        self.norm: Any = nn.LayerNorm(num_features) if input_norm else nn.Identity()
-        self.layers = nn.ModuleList([SAGELayer(a, b) for a, b in pairwise(widths)])
-        self.head: Any = Linear(hidden, num_classes) if head else nn.Identity()
-        self.dropout = dropout
-        self.dense_features = input_norm
+        super().__init__(
+            num_features,
+            num_classes,
+            SAGELayer,
+            hidden=hidden,
+            layers=layers + head,
+            dropout=dropout,
+            head=Linear if head else None,
+            norm=norm,
+            input_norm=input_norm,
+        )
+        self.linear_head = head
         self.out_neighbours = out_neighbours
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
@@ -76,11 +83,10 @@ class GraphSAGE(Model):
             graph = replace(graph, edge_index=graph.edge_index.flip(0))
         return super().prepare(graph, device, dtype)
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def activate(self, h: Tensor, index: int) -> Tensor:
+        """ReLU, but none before a linear classifier."""
+        return h if self.linear_head and index == len(self.layers) - 1 else super().activate(h, index)
+
+    def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
         """Logits [N, C]."""
-        h: Any = self.norm(inputs.x)
-        for i, layer in enumerate(self.layers):
-            if i:
-                h = dropout(torch.relu(h), self.dropout, self.training)
-            h = layer(h, inputs)
-        return self.head(h)
+        return self.head(h) if self.linear_head else super().classify(h, inputs)

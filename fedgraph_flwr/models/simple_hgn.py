@@ -91,6 +91,9 @@ class SimpleHGN(HeteroModel):
         for layer in range(layers):
             self.declare(f"edge_{layer}", EDGE, hidden)
         widths = [hidden // heads] * (layers - 1) + [num_classes]
+        last = layers - 1
+        types = (f"{part}.edge_{last}" for part in ("bases", "coefficients", "free"))
+        self.head_prefixes = (f"common.attention.{last}.", *types)
         self.common.attention = nn.ModuleList([Attention(hidden, heads, out) for out in widths])
 
     def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Edges:
@@ -109,12 +112,19 @@ class SimpleHGN(HeteroModel):
         return h
 
     def propagate(self, h: Tensor, layers: list[Edges]) -> Tensor:
-        """Logits [n, C], rows of length 1."""
-        for i, (layer, edges) in enumerate(zip(self.common.attention, layers, strict=True)):
-            h = dropout(h, self.dropout, self.training)
-            out = layer(h, self.typed(f"edge_{i}").all(), edges, self.slope)
-            h = out.mean(1) if i == len(layers) - 1 else F.elu(out.flatten(1))
-        return F.normalize(h, dim=1)
+        """Hidden states [I, H] of all nodes that the last layer reads."""
+        for i, edges in enumerate(layers[:-1]):
+            h = F.elu(self.attend(i, h, edges).flatten(1))
+        return h
+
+    def classify(self, h: Tensor, inputs: HeteroInputs) -> Tensor:
+        """The last layer: logits [n, C] of the target nodes, rows of length 1."""
+        return F.normalize(self.attend(self.num_layers - 1, h, inputs.layers[-1]).mean(1), dim=1)
+
+    def attend(self, layer: int, h: Tensor, edges: Edges) -> Tensor:
+        """One layer, dropout before it: [I, H] → [O, K, D]."""
+        h = dropout(h, self.dropout, self.training)
+        return self.common.attention[layer](h, self.typed(f"edge_{layer}").all(), edges, self.slope)
 
 
 def edge_softmax(score: Tensor, target: Tensor, num_targets: int) -> Tensor:

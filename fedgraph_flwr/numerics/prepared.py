@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgraph_flwr.data.graph import Graph, read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.models.base import Inputs
+from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 
 VERSION = 4
@@ -37,7 +37,7 @@ def prepared(file: Path, name: str, settings: Mapping[str, Any], graph: Graph, m
         make: prepares an `Inputs`; anything else it returns is not kept.
     """
     key = hashlib.sha256(json.dumps([VERSION, dict(settings)], sort_keys=True).encode()).hexdigest()[:16]
-    path = file.with_name(f"{file.stem}.{name}-{key}{SUFFIX}")
+    path = file.with_name(f"{file.stem}.{name.replace(':', '.')}-{key}{SUFFIX}")
     content = hashlib.blake2b(file.read_bytes()).hexdigest()
     if path.is_file():
         with contextlib.suppress(FedGraphError):  # damaged, or of another version: it is made again
@@ -80,7 +80,7 @@ def _pack(inputs: Any, graph: Graph) -> tuple[dict[str, Tensor], dict[str, Any]]
 def _unpack(tensors: dict[str, Tensor], values: dict[str, Any], graph: Graph) -> Inputs:
     """Raises `FedGraphError` for a kind that is no network's."""
     kind = str(values["kind"])
-    cls = locate(kind) if kind.startswith("fedgraph_flwr.models.") else None
+    cls = locate(kind) if kind.startswith(("fedgraph_flwr.models.", f"{Inputs.__module__}:")) else None
     if not (isinstance(cls, type) and issubclass(cls, Inputs)):
         raise FedGraphError(f"{kind} is no kind of inputs")
 

@@ -209,11 +209,12 @@ def test_network_by_dense_products():
     z = [torch.relu(a @ graph.x.double() @ w["layers.0.weight"] + w["layers.0.bias"])]
     for k in (1, 2):
         z.append(torch.relu(a @ z[-1] @ orthogonal(w[f"layers.{k}.weight"], steps=8, mix=0.2)))
-    logits = a @ z[-1] @ w["layers.3.weight"] + w["layers.3.bias"]
+    logits = a @ z[-1] @ w["head.weight"] + w["head.bias"]
     torch.testing.assert_close(out.logits, logits)
     for got, expected in zip(out.hidden, z, strict=True):
         torch.testing.assert_close(got, expected)
-    assert sorted(w) == [f"layers.{k}" for k in ("0.bias", "0.weight", "1.weight", "2.weight", "3.bias", "3.weight")]
+    hidden = [f"layers.{k}" for k in ("0.bias", "0.weight", "1.weight", "2.weight")]
+    assert sorted(w) == ["head.bias", "head.weight", *hidden]
 
 
 def test_what_the_orthogonality_loss_judges():

@@ -178,7 +178,7 @@ def acm_layer(z: np.ndarray, layer: torch.nn.Module, graph: ClientGraph, separat
 def test_network_equals_the_equations_node_by_node(profile):
     graph, model = client_graph(0), network(profile)
     z = graph.x.double().numpy()
-    for i, layer in enumerate(model.layers):
+    for i, layer in enumerate([*model.layers, model.head]):
         z = np.maximum(z, 0) if i else z
         z = plain_layer(z, layer, graph) if profile == "plain" else acm_layer(z, layer, graph, profile == "acm_sep")
     np.testing.assert_allclose(model(prepared(model, graph)).detach().numpy(), z, rtol=0, atol=1e-12)
@@ -230,14 +230,14 @@ def slope(value: Any, parameter: torch.Tensor, index: int, step: float = 1e-5) -
 def test_equal_channels_ignore_types_and_harmonizer():
     graph, model = client_graph(0), network("plain")
     with torch.no_grad():
-        for layer in model.layers:
+        for layer in (*model.layers, model.head):
             layer.theta_het.copy_(layer.theta_hom)
     logits = model(prepared(model, graph))
     untyped = network("plain", sfpd=False)
     untyped.load_state_dict(model.state_dict())
     torch.testing.assert_close(untyped(prepared(untyped, graph)), logits)
     with torch.no_grad():
-        for layer in model.layers:
+        for layer in (*model.layers, model.head):
             layer.theta_phi_weight.neg_()
     torch.testing.assert_close(model(prepared(model, graph)), logits)
 
@@ -247,7 +247,7 @@ def test_a_saturated_harmonizer_takes_one_side(monkeypatch, bias, like):
     """α = 1 treats unknown edges as homophilic, α = 0 as heterophilic."""
     graph, model = client_graph(0), network("plain")
     with torch.no_grad():
-        for layer in model.layers:
+        for layer in (*model.layers, model.head):
             layer.theta_phi_bias.fill_(bias)
     inputs = prepared(model, graph)
     moved = typed_operators(graph)

@@ -55,7 +55,7 @@ def test_the_mean_over_arriving_edges_by_hand(num_classes):
     inputs = model.prepare(graph, dtype=torch.float64)
     assert (inputs.propagated is not None) == (num_classes == 6)
     assert not (inputs.adj @ graph.x.double()).any(), "P, which this profile does not read"
-    x, layer = graph.x.double(), model.layers[0]
+    x, layer = graph.x.double(), model.head
     alpha = torch.sigmoid(x @ layer.theta_phi_weight + layer.theta_phi_bias)
     expected = x @ layer.theta_self + layer.bias
     for u, v in graph.edge_index.T.tolist():

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,16 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy() for name, p in model.named_parameters()}
 
 
+def place(index: int, layers: int) -> str:
+    """Where the parameters of a layer stand: those of the last one are the head's."""
+    return f"layers.{index}" if index < layers - 1 else "head"
+
+
+def stacked(model: Model) -> list[Any]:
+    """All its layers in order."""
+    return [*model.layers, model.head]
+
+
 def relu(z: np.ndarray) -> np.ndarray:
     return np.maximum(z, 0)
 
@@ -64,7 +75,7 @@ def test_mlp_equals_its_formula():
     g, model = graph(), network("mlp", layers=3)
     p, h = arrays(model), g.x.double().numpy()
     for i in range(3):
-        h = (relu(h) if i else h) @ p[f"layers.{i}.weight"] + p[f"layers.{i}.bias"]
+        h = (relu(h) if i else h) @ p[f"{place(i, 3)}.weight"] + p[f"{place(i, 3)}.bias"]
     np.testing.assert_allclose(logits(model, g).detach(), h, rtol=1e-10)
 
 
@@ -75,8 +86,19 @@ def test_gcn_equals_its_formula(layers):
     d = a.sum(1)
     a = a / np.sqrt(np.outer(d, d))
     for i in range(layers):
-        h = a @ (relu(h) if i else h) @ p[f"layers.{i}.weight"] + p[f"layers.{i}.bias"]
+        h = a @ (relu(h) if i else h) @ p[f"{place(i, layers)}.weight"] + p[f"{place(i, layers)}.bias"]
     np.testing.assert_allclose(logits(model, g).detach(), h, rtol=1e-10)
+
+
+def test_projected_gcn_equals_its_formula():
+    g, model = graph(), network("projected_gcn")
+    a, p = dense_adjacency(g), arrays(model)
+    d = a.sum(1)
+    a = a / np.sqrt(np.outer(d, d))
+    h = relu(g.x.double().numpy() @ p["layers.0.weight"] + p["layers.0.bias"])
+    for i in (1, 2):
+        h = relu(a @ h @ p[f"layers.{i}.weight"] + p[f"layers.{i}.bias"])
+    np.testing.assert_allclose(logits(model, g).detach(), h @ p["head.weight"] + p["head.bias"], rtol=1e-10)
 
 
 def test_acm_equals_its_formula():
@@ -86,12 +108,12 @@ def test_acm_equals_its_formula():
     a = dense_adjacency(g)
     low_pass = a / a.sum(1, keepdims=True)
     for i in range(2):
-        low, high, same = np.split(p[f"layers.{i}.filters"], 3, axis=1)
+        low, high, same = np.split(p[f"{place(i, 2)}.filters"], 3, axis=1)
         channels = [relu(low_pass @ h @ low), relu((np.eye(N) - low_pass) @ h @ high), relu(h @ same)]
         rows = []
         for v in range(N):
-            s = np.array([1 / (1 + np.exp(-c[v] @ p[f"layers.{i}.scores"][k])) for k, c in enumerate(channels)])
-            e = np.exp(s @ p[f"layers.{i}.mixing"] / 3)
+            s = np.array([1 / (1 + np.exp(-c[v] @ p[f"{place(i, 2)}.scores"][k])) for k, c in enumerate(channels)])
+            e = np.exp(s @ p[f"{place(i, 2)}.mixing"] / 3)
             rows.append(3 * sum(w * c[v] for w, c in zip(e / e.sum(), channels, strict=True)))
         h = np.stack(rows)
     np.testing.assert_allclose(logits(model, g).detach(), h, rtol=1e-10)
@@ -105,7 +127,7 @@ def test_decoupled_equals_its_formula(beta, weights):
     a, p = dense_adjacency(g), arrays(model)
     walk = a / a.sum(1, keepdims=True)
     h = relu(g.x.double().numpy() @ p["layers.0.weight"] + p["layers.0.bias"])
-    h = h @ p["layers.1.weight"] + p["layers.1.bias"]
+    h = h @ p["head.weight"] + p["head.bias"]
     expected = sum(w * np.linalg.matrix_power(walk, hop) @ h for hop, w in enumerate(weights, 1))
     np.testing.assert_allclose(logits(model, g).detach(), expected, rtol=1e-10)
 
@@ -116,9 +138,9 @@ def test_decoupled_can_normalise_its_input():
     assert isinstance(inputs.x, Tensor)
     x = inputs.x
     spread = (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
-    normed = (x - x.mean(1, keepdim=True)) / spread * model.norm.weight + model.norm.bias
+    normed = (x - x.mean(1, keepdim=True)) / spread * model.input_norm.weight + model.input_norm.bias
     plain = network("decoupled")
-    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("norm.")})
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("input_norm.")})
     torch.testing.assert_close(logits(model, g), plain.eval()(dataclasses.replace(inputs, x=normed)))
 
 
@@ -127,7 +149,7 @@ def test_gcn_equals_pyg():
 
     g, model = graph(), network("gcn")
     h = g.x.double()
-    for i, layer in enumerate(model.layers):
+    for i, layer in enumerate(stacked(model)):
         conv = GCNConv(*layer.weight.shape).double()
         conv.load_state_dict({"lin.weight": layer.weight.T, "bias": layer.bias})
         h = conv(torch.relu(h) if i else h, g.edge_index)
@@ -139,7 +161,7 @@ def test_sage_with_norm_and_head_hears_out_neighbours():
     model = network("sage", input_norm=True, head=True, out_neighbours=True)
     w, x = arrays(model), g.x.double().numpy()
     centred = x - x.mean(1, keepdims=True)
-    h = centred / np.sqrt(x.var(1, keepdims=True) + 1e-5) * w["norm.weight"] + w["norm.bias"]
+    h = centred / np.sqrt(x.var(1, keepdims=True) + 1e-5) * w["input_norm.weight"] + w["input_norm.bias"]
     a = dense_adjacency(g, loops=False).T  # row source: the nodes that one's edges lead to
     mean = a / np.maximum(a.sum(1, keepdims=True), 1)
     for i in range(2):
@@ -155,7 +177,7 @@ def test_sage_equals_pyg():
 
     g, model = graph(), network("sage")
     h = g.x.double()
-    for i, layer in enumerate(model.layers):
+    for i, layer in enumerate(stacked(model)):
         conv = SAGEConv(*layer.itself.weight.shape).double()
         own, others = layer.itself, layer.neighbours.weight
         conv.load_state_dict({"lin_l.weight": others.T, "lin_l.bias": own.bias, "lin_r.weight": own.weight.T})
@@ -170,7 +192,7 @@ def test_gat_equals_pyg_as_it_comes():
     g, model = graph(), network("gat", heads=4)
     first, last = GATConv(F, 2, 4).double(), GATConv(8, C).double()
     first.load_state_dict(model.layers[0].state_dict())
-    last.load_state_dict(model.layers[1].state_dict())
+    last.load_state_dict(model.head.state_dict())
     expected = last(nn.functional.elu(first(g.x.double(), g.edge_index)), g.edge_index)
     torch.testing.assert_close(logits(model, g), expected)
 
@@ -178,7 +200,7 @@ def test_gat_equals_pyg_as_it_comes():
 def test_gat_equals_its_formula():
     """One layer, one head, dense: attention over arrivals and the node itself."""
     g, model = graph(), network("gat", layers=1)
-    conv = model.layers[0]
+    conv = model.head
     h = g.x.double() @ conv.lin.weight.T
     scores = (h @ conv.att_dst.view(-1, 1) + (h @ conv.att_src.view(-1, 1)).T).clone()
     scores = nn.functional.leaky_relu(scores, 0.2)

@@ -1,0 +1,161 @@
+"""Normalisation between layers, and networks of the user's own."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import ModelConfig, compose
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import Model, build, probe
+from tests.conftest import client_graph
+
+NORMED = ["gcn", "sage", "mlp", "acm"]
+
+
+def network(name: str, norm: str, layers: int = 3) -> Model:
+    torch.manual_seed(0)
+    model = build(ModelConfig(name, hidden=8, layers=layers, dropout=0, params={"norm": norm}), 5, 3).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 2)
+    return model
+
+
+@pytest.mark.parametrize("name", NORMED)
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_normalisation_stands_after_each_hidden_convolution(name, norm):
+    """The activation's input, layer by layer: mean 0 and variance 1 over nodes (batch) or features, then scaled and shifted."""
+    model = network(name, norm)
+    inputs = model.prepare(client_graph(0), dtype=torch.float64)
+    given, scaled = [], []
+    for layer in model.norms:
+        layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+        layer.register_forward_hook(lambda _, args, out: scaled.append(out))
+    hidden = model.hidden(inputs)
+    assert torch.equal(given[0], model.convolve(model.layers[0], inputs.x, inputs))
+    for i in range(2):
+        z, axis = given[i].detach().numpy(), {"batch": 0, "layer": 1}[norm]
+        unit = (z - z.mean(axis, keepdims=True)) / np.sqrt(z.var(axis, keepdims=True) + 1e-5)
+        w = {key: tensor.detach().numpy() for key, tensor in model.norms[i].state_dict().items()}
+        expected = unit * w["weight"] + w["bias"]
+        np.testing.assert_allclose(scaled[i].detach(), expected, atol=1e-12)
+        np.testing.assert_allclose(hidden[i].detach(), np.maximum(expected, 0), atol=1e-12)
+    assert {k for k in model.state_dict() if k.startswith("norms.")} >= {"norms.0.weight", "norms.1.bias"}
+    assert not [k for k in network(name, "none").state_dict() if k.startswith("norms.")]
+
+
+def test_scoring_uses_the_running_statistics_of_training():
+    """After one pass from mean 0 and variance 1, with momentum 0.1 and the unbiased variance; scoring does not move them."""
+    model = network("mlp", "batch", layers=2)
+    inputs = model.prepare(client_graph(0), dtype=torch.float64)
+    z = (inputs.x @ model.layers[0].weight + model.layers[0].bias).detach().numpy()
+    model.train()(inputs)
+    mean, variance = 0.1 * z.mean(0), 0.9 + 0.1 * z.var(0, ddof=1)
+    np.testing.assert_allclose(model.norms[0].running_mean, mean)
+    np.testing.assert_allclose(model.norms[0].running_var, variance)
+    scored = (z - mean) / np.sqrt(variance + 1e-5)
+    expected = np.maximum(scored * model.norms[0].weight.detach().numpy() + model.norms[0].bias.detach().numpy(), 0)
+    np.testing.assert_allclose(model.eval().encode(inputs).detach(), expected)
+    np.testing.assert_allclose(model.norms[0].running_mean, mean)
+
+
+def test_running_statistics_travel_and_counters_do_not():
+    model = network("gcn", "batch", layers=2)
+    kept = {"norms.0.weight", "norms.0.bias", "norms.0.running_mean", "norms.0.running_var"}
+    assert {name for name in model.shared([""]) if name.startswith("norms.")} == kept
+    assert model.shared([""]).keys() - model.shared([""], ["norms."]).keys() == kept
+    assert "norms.0.num_batches_tracked" in model.state_dict()
+
+
+def test_a_federation_averages_running_statistics(run):
+    finished = run("model.norm=batch", "rounds=2")
+    arrays = finished.arrays
+    assert np.abs(arrays["norms.0.running_mean"]).max() > 0
+    assert "norms.0.num_batches_tracked" not in arrays
+    assert set(arrays) == set(GraphClient(finished.cfg, client_graph(0)).shared)
+    private = GraphClient(compose(["model.norm=batch"]), client_graph(0)).state()
+    assert list(private) == ["model/norms.0.num_batches_tracked"]
+
+
+def test_one_node_has_no_variance():
+    with pytest.raises(FedGraphError, match=r"model\.norm=batch needs at least 2 nodes a client, got 1"):
+        network("gcn", "batch").prepare(client_graph(0, num_nodes=1))
+    network("gcn", "layer").prepare(client_graph(0, num_nodes=1))
+
+
+def test_an_unknown_norm_is_refused():
+    with pytest.raises(FedGraphError, match=r"model\.norm 'bach' unknown.*did you mean 'batch'"):
+        network("gcn", "bach")
+
+
+# --- networks of the user's own ------------------------------------------------------------------------------------------
+
+OWN = """
+from __future__ import annotations
+
+from fedgraph_flwr.models import MODELS, Stack
+from fedgraph_flwr.models.layers import Linear
+
+
+class Square(Stack):
+    def __init__(self, num_features, num_classes, *, hidden: int, layers: int, dropout: float, width: int = 2):
+        super().__init__(num_features, num_classes, Linear, hidden=width, layers=layers, dropout=dropout)
+
+    def convolve(self, layer, h, inputs):
+        return inputs.adj @ layer(h) ** 2
+
+
+class Short(Square):
+    def __init__(self, num_features, num_classes, *, hidden: int):
+        super().__init__(num_features, num_classes, hidden=hidden, layers=2, dropout=0)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "own_networks.py").write_text(OWN)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize("word", ["model=own_networks:Square", "model.name=own_networks:Square"])
+def test_a_network_of_the_users_own_is_trained(own, run, word):
+    arrays = run(word, "model.width=4").arrays
+    assert {name: a.shape for name, a in arrays.items()} == {
+        "layers.0.weight": (5, 4),
+        "layers.0.bias": (4,),
+        "head.weight": (4, 3),
+        "head.bias": (3,),
+    }
+
+
+def test_it_survives_the_resolved_configuration(own):
+    from fedgraph_flwr.config import to_json
+
+    cfg = compose(["model=own_networks:Square", "model.width=4"])
+    assert compose([], to_json(cfg)).model == cfg.model
+    assert (cfg.model.hidden, cfg.model.params) == (64, {"width": 4})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["model=own_networks:Square", "model.with=4"], "key 'with' unknown; did you mean 'width'"),
+        (["model=own_networks:Square", "model.width=wide"], r"model\.width .* must be a whole number, got 'wide'"),
+        (["model=own_networks:Cube"], "'own_networks:Cube' cannot be imported"),
+        (["model=no_such_module:Net"], "'no_such_module:Net' cannot be imported"),
+        (["model=own_networks:MODELS"], "is no network, expected a subclass of fedgraph_flwr.models.Model"),
+        (["model=own_networks:Linear"], "is no network, expected a subclass"),
+        (["model=own_networks:Short"], "does not take layers, dropout by keyword"),
+    ],
+)
+def test_it_is_checked_like_ours(own, words, says):
+    with pytest.raises(FedGraphError, match=says):
+        probe(compose(words).model)
+
+
+def test_choosing_another_network_by_name_drops_the_keys_of_the_one_before():
+    assert compose(["model=sage", "model.name=gat"]).model.params == {}
+    assert compose(["model=sage", "model.name=sage"]).model.params["norm"] == "none"
