@@ -14,14 +14,10 @@ from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
-<<<<<<< HEAD
-__all__ = ["MODELS", "Inputs", "Model", "build", "keywords", "network", "probe"]
-=======
-__all__ = ["MODELS", "Inputs", "Model", "Stack", "build", "keywords", "probe"]
+__all__ = ["MODELS", "Inputs", "Model", "Stack", "build", "keywords", "network", "probe"]
 
 COMMON = ("hidden", "layers", "dropout")
 """What every network takes by keyword."""
->>>>>>> models
 
 MODELS = {
     "acm": "fedgraph_flwr.models.acm:ACMGCN",
@@ -65,13 +61,9 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
         FedGraphError: no such model, a key it does not know, or a value of another type.
     """
     accepted = {
-<<<<<<< HEAD
-        n: p.annotation for n, p in inspect.signature(network(cfg)).parameters.items() if p.kind is p.KEYWORD_ONLY
-=======
         n: p.annotation
-        for n, p in inspect.signature(_network(cfg), eval_str=True).parameters.items()
+        for n, p in inspect.signature(network(cfg), eval_str=True).parameters.items()
         if p.kind is p.KEYWORD_ONLY
->>>>>>> models
     }
     if missing := [key for key in COMMON if key not in accepted]:
         raise FedGraphError(f"model={cfg.name} does not take {', '.join(missing)} by keyword, as every network must")
@@ -92,25 +84,18 @@ def probe(cfg: ModelConfig) -> Model:
         return build(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
 
 
-<<<<<<< HEAD
 def network(cfg: ModelConfig) -> Any:
     """The class of the network that ``cfg`` names.
 
     Raises:
-        FedGraphError: no such model.
+        FedGraphError: no such model, or what is no network.
     """
-    if cfg.name not in MODELS:
-        raise unknown("model", cfg.name, MODELS)
-    return locate(MODELS[cfg.name])
-=======
-def _network(cfg: ModelConfig) -> Any:
     if ":" not in cfg.name and cfg.name not in MODELS:
         raise unknown("model", cfg.name, [*MODELS, "module:Class"])
-    network = locate(MODELS.get(cfg.name, cfg.name))
-    if not (isinstance(network, type) and issubclass(network, Model)):
+    found = locate(MODELS.get(cfg.name, cfg.name))
+    if not (isinstance(found, type) and issubclass(found, Model)):
         raise FedGraphError(f"model={cfg.name} is no network, expected a subclass of fedgraph_flwr.models.Model")
-    return network
->>>>>>> models
+    return found
 
 
 def _checkable(annotation: Any, value: Any) -> Any:
