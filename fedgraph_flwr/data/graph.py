@@ -43,6 +43,7 @@ class Graph:
         num_classes: C, over the whole dataset (a client may miss classes).
         name: the dataset's name.
         group: the client each node was planted in or listed under by its source, int64 [N]; empty where there is none.
+        schema: what an imported graph's features and classes mean (`schema.stored`); empty for others.
     """
 
     x: Tensor
@@ -54,6 +55,7 @@ class Graph:
     num_classes: int
     name: str = ""
     group: Tensor = field(default_factory=_no_ids)
+    schema: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:

@@ -5,7 +5,7 @@
 
 Typed nodes and edges: `importing_typed`.
 
-The pieces of `from_tables` (`read_table`, `Ids`, `feature_matrix`, `label_codes`, `split_masks`, `edge_ends`) each treat one
+The pieces of `from_tables` (`read_table`, `Ids`, `feature_columns`, `label_codes`, `split_masks`, `edge_ends`) each treat one
 table, so that typed graphs can be put together from several. Rows are counted from 1, after the header.
 """
 
@@ -21,16 +21,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import SplitConfig, group_names
+from fedgraph_flwr.config import SplitConfig, group_names, one_of
 from fedgraph_flwr.data.cleaning import check, to_undirected
+from fedgraph_flwr.data.columns import (
+    AS_FOUND,
+    FLOOR,
+    SPLITS,
+    Features,
+    Treatment,
+    as_words,
+    features,
+    natural,
+    warn_unscaled,
+)
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.root import imported_path
+from fedgraph_flwr.data.schema import KINDS, NODE, SCALES, SCALINGS, Column, Schema, agreed_schema, stored
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError, unknown
-
-SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,31 @@ class Columns:
     source: str = "source"
     target: str = "target"
 
+    @property
+    def others(self) -> list[str]:
+        """The columns of a node table that are no features."""
+        return [name for name in (self.id, self.label, self.split, self.client) if name]
+
+
+def agreed_classes(given: Sequence[str], treatment: Treatment) -> Sequence[str]:
+    """The classes in the order of their numbers: the schema's where there is one, else those given.
+
+    Raises:
+        FedGraphError: those given are not the schema's.
+    """
+    if treatment.schema is None:
+        return given
+    classes = treatment.schema.classes_in_order(given, treatment.where)
+    if given and tuple(given) != classes:
+        treatment.say(f"classes put in the order of {treatment.where}: {', '.join(classes)}")
+    return classes
+
+
+def say_dropped(links: Any, columns: Columns, where: str, treatment: Treatment) -> None:
+    """Name the columns of an edge table that nothing is made of."""
+    if dropped := [str(name) for name in links.columns if name not in (columns.source, columns.target)]:
+        treatment.say(f"{where}: ignored: {', '.join(dropped)} (edges carry no features)")
+
 
 def from_tables(
     nodes: Path | str,
@@ -57,6 +92,7 @@ def from_tables(
     *,
     classes: Sequence[str] = (),
     undirected: bool = False,
+    treatment: Treatment = AS_FOUND,
 ) -> Graph:
     """A graph from a node table and an edge table.
 
@@ -65,23 +101,30 @@ def from_tables(
         edges: CSV or Parquet with one row an edge.
         columns: which columns mean what. Ids and labels are of any type; an empty label is unknown (y = -1). The split
             column says train, val, test or nothing; the client column becomes `Graph.group`.
-        classes: the labels in the order of their numbers; empty: those that occur, sorted.
+        classes: the labels in the order of their numbers; empty: the schema's, else those that occur, sorted.
         undirected: whether each row stands for both directions.
+        treatment: how columns become features (`columns`), and the schema to obey.
 
     Raises:
-        FedGraphError: a file or column that lacks, ids twice or missing, edges to unknown ids, features that are no
-            finite numbers, labels outside ``classes``; the sentence names the first row.
+        FedGraphError: a file or column that lacks, ids twice or missing, edges to unknown ids, values that are not of their
+            column's kind, labels outside ``classes``; the sentence names the first row.
     """
     table, links = read_table(nodes), read_table(edges)
     where = str(nodes)
+    say_dropped(links, columns, str(edges), treatment)
     ids = Ids(table, columns.id, where)
-    own = [name for name in (columns.id, columns.label, columns.split, columns.client) if name]
-    y, names = label_codes(table, columns.label, where, classes)
+    y, names = label_codes(table, columns.label, where, agreed_classes(classes, treatment))
     masks = split_masks(table, columns.split, where)
     edge_index = edge_ends(links, columns, str(edges), ids, ids)
     edge_index = to_undirected(edge_index, len(table)) if undirected else edge_index.unique(dim=1)
+    usable = feature_columns(table, columns.features, columns.others, where)
+    treatment.check_names({NODE: usable})
+    made = features(NODE, table, usable, where, treatment)
+    if not made.x.size(1):
+        raise FedGraphError(f"{where} has no feature column: {', '.join(usable) or 'there are no other columns'}")
+    agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling())
     graph = Graph(
-        x=feature_matrix(table, columns.features, own, where),
+        x=made.x,
         edge_index=edge_index,
         y=y,
         train_mask=masks[0] & (y >= 0),
@@ -89,6 +132,7 @@ def from_tables(
         test_mask=masks[2] & (y >= 0),
         num_classes=len(names),
         group=group_codes(table, columns.client, where),
+        schema=stored(agreed, {NODE: made.fitted}),
     )
     return check(graph, where)
 
@@ -117,16 +161,6 @@ def _column(table: Any, name: str, where: str, what: str) -> Any:
     return table[name]
 
 
-def _words(column: Any) -> np.ndarray:
-    """A column's values as text, "" where missing; whole floats (integers with gaps) lose their ``.0``."""
-    missing = column.isna().to_numpy()
-    if column.dtype.kind == "f" and bool((column.dropna() % 1 == 0).all()):
-        column = column.fillna(0).astype("int64")
-    words = column.astype(str).to_numpy(dtype=object)
-    words[missing] = ""
-    return words.astype(str)
-
-
 class Ids:
     """The nodes of one table: id of any type → position 0..N-1."""
 
@@ -138,7 +172,7 @@ class Ids:
         """
         import pandas as pd
 
-        words = _words(_column(table, column, where, "id"))
+        words = as_words(_column(table, column, where, "id"))
         if (words == "").any():
             raise FedGraphError(f"{where}: row {int((words == '').argmax()) + 1} has no id in column '{column}'")
         self.index = pd.Index(words)
@@ -154,7 +188,7 @@ class Ids:
         Raises:
             FedGraphError: an id that the nodes do not have.
         """
-        words = _words(_column(table, column, where, "end of edges"))
+        words = as_words(_column(table, column, where, "end of edges"))
         found = self.index.get_indexer(words)
         if (found < 0).any():
             row = int((found < 0).argmax())
@@ -170,8 +204,8 @@ def edge_ends(table: Any, columns: Columns, where: str, sources: Ids, targets: I
     return torch.from_numpy(np.stack(ends))
 
 
-def feature_matrix(table: Any, wanted: Sequence[str], others: Sequence[str], where: str) -> Tensor:
-    """The features of one table, float32 [N, F].
+def feature_columns(table: Any, wanted: Sequence[str], others: Sequence[str], where: str) -> list[str]:
+    """The columns of a table that may be features, in order.
 
     Args:
         table: one row a node.
@@ -180,30 +214,16 @@ def feature_matrix(table: Any, wanted: Sequence[str], others: Sequence[str], whe
         where: the file, for errors.
 
     Raises:
-        FedGraphError: no column fits, or a value is not a finite number.
+        FedGraphError: no column fits a pattern, or a name stands twice.
     """
-    import pandas as pd
-
-    free = [name for name in table.columns if name not in others]
-    names: list[Any] = [] if wanted else free
+    free = [str(name) for name in table.columns if name not in others]
+    names: list[str] = [] if wanted else free
     for pattern in wanted:
-        fitting = [pattern] if pattern in table.columns else fnmatch.filter(map(str, free), pattern)
+        fitting = [pattern] if pattern in table.columns else fnmatch.filter(free, pattern)
         if not fitting:
-            raise unknown("feature column", pattern, map(str, free), where)
+            raise unknown("feature column", pattern, free, where)
         names += [name for name in fitting if name not in names]
-    if not names:
-        raise FedGraphError(f"{where} has no feature column beside {', '.join(others)}")
-    x = np.empty((len(table), len(names)), dtype=np.float32)
-    for position, name in enumerate(names):
-        values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise FedGraphError(
-                f"{where}: features must be finite numbers, column '{name}' has '{table[name].iloc[row]}' in row {row + 1}"
-            )
-        x[:, position] = values
-    return torch.from_numpy(x)
+    return names
 
 
 def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()) -> tuple[Tensor, list[str]]:
@@ -212,8 +232,8 @@ def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()
     Raises:
         FedGraphError: a label that ``classes`` does not list.
     """
-    words = _words(_column(table, column, where, "label"))
-    names = list(classes) or sorted(set(words) - {""}, key=_natural)
+    words = as_words(_column(table, column, where, "label"))
+    names = list(classes) or sorted(set(words) - {""}, key=natural)
     code = {"": -1} | {name: number for number, name in enumerate(names)}
     unlisted = sorted(set(words) - set(code))
     if unlisted:
@@ -221,11 +241,6 @@ def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()
         raise FedGraphError(f"{where}: row {row + 1} has label '{words[row]}', the classes are {', '.join(names)}")
     distinct, inverse = np.unique(words, return_inverse=True)
     return torch.from_numpy(np.array([code[str(word)] for word in distinct], dtype=np.int64)[inverse]), names
-
-
-def _natural(word: str) -> tuple[int, float, str]:
-    """Numbers by size, before words by alphabet."""
-    return (0, float(word), word) if re.fullmatch(r"-?\d+(\.\d+)?", word) else (1, 0.0, word)
 
 
 def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,7 +251,7 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
     """
     part = np.full(len(table), -1)
     if column:
-        words = np.char.lower(_words(_column(table, column, where, "split")))
+        words = np.char.lower(as_words(_column(table, column, where, "split")))
         wrong = ~np.isin(words, ["", *SPLITS])
         if wrong.any():
             row = int(wrong.argmax())
@@ -253,11 +268,11 @@ def group_codes(table: Any, column: str, where: str) -> Tensor:
     """The client each node is listed under, 0..M-1 in the sorted order of the column's values, int64 [N] or empty."""
     if not column:
         return torch.zeros(0, dtype=torch.int64)
-    words = _words(_column(table, column, where, "client"))
+    words = as_words(_column(table, column, where, "client"))
     if (words == "").any():
         raise FedGraphError(f"{where}: row {int((words == '').argmax()) + 1} has no client in column '{column}'")
     distinct, inverse = np.unique(words, return_inverse=True)
-    rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=_natural))}
+    rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=natural))}
     return torch.from_numpy(np.array([rank[str(name)] for name in distinct], dtype=np.int64)[inverse])
 
 
@@ -290,8 +305,20 @@ def read_saved(path: Path | str) -> Any:
     return saved
 
 
-def from_saved(path: Path | str, *, classes: Sequence[str] = (), undirected: bool = False) -> Graph:
+def from_saved(
+    path: Path | str,
+    *,
+    classes: Sequence[str] = (),
+    undirected: bool = False,
+    treatment: Treatment = AS_FOUND,
+) -> Graph:
     """A graph from a saved PyG ``Data`` with ``x``, ``edge_index`` and integer labels ``y``; its masks are kept.
+
+    Args:
+        path: what ``torch.save(data, path)`` wrote.
+        classes: names of the labels 0..C-1; empty: the schema's, else the numbers.
+        undirected: whether each edge stands for both directions.
+        treatment: with a ``scaling``, how the columns ``x_0``... become features; without, ``x`` is taken as it is.
 
     Raises:
         FedGraphError: what `read_saved` raises, a tensor that lacks, or an impossible graph.
@@ -304,13 +331,43 @@ def from_saved(path: Path | str, *, classes: Sequence[str] = (), undirected: boo
             raise FedGraphError(f"{path}: the Data has no tensor '{key}'; x, edge_index and y are needed")
     if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
         raise FedGraphError(f"{path}: y must be one integer a node, got {data.y.dtype} {list(data.y.shape)}")
-    x = data.x.to_dense() if data.x.is_sparse else data.x
-    data.x = x.view(-1, 1) if x.dim() == 1 else x
-    graph = Graph.from_pyg(data, num_classes=len(classes) or int(data.y.max()) + 1)
+    if dropped := sorted(
+        set(data.keys()) - {"x", "edge_index", "y", "train_mask", "val_mask", "test_mask", "num_nodes"}
+    ):
+        treatment.say(f"{path}: ignored: {', '.join(dropped)}")
+    made = saved_features(NODE, data.x, str(path), treatment)
+    data.x = made.x
+    names = agreed_classes(classes, treatment) or [str(label) for label in range(int(data.y.max()) + 1)]
+    graph = Graph.from_pyg(data, num_classes=len(names))
+    agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling("none"))
+    graph.schema = stored(agreed, {NODE: made.fitted})
     for key in ("train_mask", "val_mask", "test_mask"):
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
     check(graph, str(path))
     return replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes)) if undirected else graph
+
+
+def saved_features(kind: str, x: Tensor, where: str, treatment: Treatment) -> Features:
+    """The features of a saved graph's nodes of one type, ``x`` [N, F] or [N]: as they are, or by column where they are scaled.
+
+    Raises:
+        FedGraphError: other columns than the schema's, or what `features` raises.
+    """
+    x = x.to_dense() if x.is_sparse else x
+    x = (x.view(-1, 1) if x.dim() == 1 else x).to(torch.float32)
+    names = [f"x_{i}" for i in range(x.size(1))]
+    if treatment.settled_scaling("none") != "none":
+        import pandas as pd
+
+        kinds = dict.fromkeys(names, "number") | dict(treatment.kinds)
+        return features(kind, pd.DataFrame(x.numpy(), columns=names), names, where, replace(treatment, kinds=kinds))
+    columns = {"x": Column(width=x.size(1))}
+    agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else columns
+    if dict(agreed) != columns:
+        told = f"{agreed['x'].width} columns x" if "x" in agreed else f"columns {', '.join(agreed) or 'none'}"
+        raise FedGraphError(f"{where} has {x.size(1)} columns x, but {treatment.where} has {told}")
+    warn_unscaled(x, names, treatment.say)
+    return Features(columns, columns, x)
 
 
 def client_graph(
@@ -370,7 +427,9 @@ examples:
   fedgraph-flwr import --data graph.pt --name mine
   fedgraph-flwr import --node-table paper=p.csv --node-table author=a.csv --edge-table author:writes:paper=w.csv \\
       --target paper --name papers
-  fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --client 0 --num-clients 3 --out a.safetensors
+  fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --schema schema.yaml --client 0 --num-clients 3 \\
+      --out a.safetensors
+  fedgraph-flwr import --nodes people.csv --edges calls.csv --kind postcode=category --scale income=log --name calls
 """
 
 
@@ -424,7 +483,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument(
         "--undirected", action="store_true", help="each row of the edge table stands for both directions"
     )
+    treated = parser.add_argument_group("columns: what is not said is found in the table, or stands in the schema")
+    treated.add_argument(
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="YAML that the parties share: obeyed where it is, written where it is not",
+    )
+    treated.add_argument(
+        "--kind",
+        action="append",
+        default=[],
+        metavar="COLUMN=KIND",
+        help=f"one of {', '.join(KINDS)}; TYPE.COLUMN of typed nodes",
+    )
+    treated.add_argument(
+        "--scale", action="append", default=[], metavar="COLUMN=SCALE", help=f"of a number or date: {', '.join(SCALES)}"
+    )
+    treated.add_argument(
+        "--unit", action="append", default=[], metavar="COLUMN=UNIT", help="what it counts, for people"
+    )
+    treated.add_argument(
+        "--scaling",
+        default="",
+        choices=("", *SCALINGS),
+        metavar="|".join(SCALINGS),
+        help="by this table's own statistics, or by the parties' in the schema; default: the schema's, else local for tables"
+        " and none for --data",
+    )
+    treated.add_argument(
+        "--min-count",
+        type=int,
+        default=FLOOR,
+        metavar="N",
+        help=f"rows below which a category is 'other'; default: {FLOOR}",
+    )
     made = parser.add_argument_group("output")
+    made.add_argument(
+        "--statistics",
+        type=Path,
+        metavar="FILE",
+        help="write this party's sums, for `schema merge`; needs no other output",
+    )
     made.add_argument("--name", help="keep it as a dataset of this name, for dataset=NAME")
     made.add_argument("--overwrite", action="store_true", help="replace the dataset of this name")
     made.add_argument(
@@ -447,17 +547,33 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``import``."""
     as_client = args.client is not None
     classes = [word.strip() for word in args.classes.split(",") if word.strip()]
-    if bool(args.name) == bool(args.out):
-        raise FedGraphError("say where it goes: either --name NAME or --out FILE")
-    if as_client and (args.num_clients is None or args.out is None or not classes):
+    if (args.name and args.out) or not (args.name or args.out or args.statistics):
+        raise FedGraphError("say where it goes: either --name NAME or --out FILE (or --statistics FILE alone)")
+    known = args.schema is not None and args.schema.is_file()
+    if as_client and (args.num_clients is None or args.out is None or not (classes or known)):
         raise FedGraphError(
-            "--client needs --num-clients M, --out FILE, and --classes A,B,C so that all clients number the classes alike"
+            "--client needs --num-clients M, --out FILE, and --classes A,B,C or --schema FILE so that all clients number the"
+            " classes alike"
         )
-    graph = _read(args, classes)
+    treatment = _treatment(args, Schema.load(args.schema) if known else None)
+    graph = _read(args, classes, treatment)
+    agreed = agreed_schema(graph.schema, "the import")
+    if args.statistics and agreed:
+        _write_sums(args, agreed)
+    if args.schema and not known and agreed and not args.statistics:
+        agreed.save(args.schema)
+        print(f"wrote the schema {args.schema}: other parties import with --schema {args.schema.name}")
+    if args.name or args.out:
+        _save(graph, args)
+    return 0
+
+
+def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
+    """Write the dataset or the client's file, and tell what is in it."""
     if args.name:
         path = save_dataset(graph, args.name, args.overwrite)
         use = f"dataset={args.name}"
-    elif as_client:
+    elif args.client is not None:
         graph = _client(graph, args)
         path, use = args.out, "a SuperNode with this file, or graph=FOLDER of client_0000.safetensors and so on"
     else:
@@ -468,8 +584,56 @@ def main(args: argparse.Namespace) -> int:
     told = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
     homophily = found["edge_homophily"]
     print(f"{told}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}")
+    names = graph.schema["agreed"]["classes"]
+    labels = torch.bincount(graph.y[graph.y >= 0], minlength=len(names)).tolist()
+    print(f"labels: {', '.join(f'{name} {count}' for name, count in list(zip(names, labels, strict=True))[:20])}")
     print(f"wrote {path}; use: {use}")
-    return 0
+
+
+def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
+    pairs: dict[str, dict[str, str]] = {}
+    for option, accepted in (("kind", KINDS), ("scale", SCALES), ("unit", ())):
+        pairs[option] = {}
+        for word in getattr(args, option):
+            name, sign, value = word.rpartition("=")
+            if not sign or not name:
+                raise FedGraphError(f"--{option} {word}: expected COLUMN={option.upper()}")
+            if accepted:
+                one_of(value, accepted, f"--{option} {name}")
+            pairs[option][name] = value
+    if args.min_count < 1:
+        raise FedGraphError(f"--min-count must be >= 1, got {args.min_count}")
+    return Treatment(
+        kinds=pairs["kind"],
+        scales=pairs["scale"],
+        units=pairs["unit"],
+        scaling=args.scaling,
+        schema=schema,
+        where=str(args.schema or ""),
+        floor=args.min_count,
+        say=print,
+    )
+
+
+def _write_sums(args: argparse.Namespace, agreed: Schema) -> None:
+    """Write what this party tells of its tables."""
+    import pandas as pd
+
+    from fedgraph_flwr.data.importing_typed import named_files
+    from fedgraph_flwr.data.sums import party_sums, write_sums
+
+    if args.data:
+        raise FedGraphError(
+            "--statistics is for tables; the columns of --data have no names that parties could agree upon"
+        )
+    files = {NODE: args.nodes} if args.nodes else named_files(args.node_table, "--node-table")
+    tables: dict[str, tuple[pd.DataFrame, str]] = {
+        kind: (read_table(path), str(path)) for kind, path in files.items() if path is not None
+    }
+    write_sums(args.statistics, party_sums(agreed, tables, args.min_count))
+    print(
+        f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`"
+    )
 
 
 def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
@@ -481,7 +645,7 @@ def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph
     return typed_client(graph, args.client, args.num_clients, split, args.seed)
 
 
-def _read(args: argparse.Namespace, classes: Sequence[str]) -> Graph | HeteroGraph:
+def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment) -> Graph | HeteroGraph:
     typed = bool(args.node_table or args.edge_table)
     given = [bool(args.data), bool(args.nodes or args.edges), typed]
     if sum(given) != 1 or (given[1] and not (args.nodes and args.edges)) or (typed and not args.node_table):
@@ -493,7 +657,7 @@ def _read(args: argparse.Namespace, classes: Sequence[str]) -> Graph | HeteroGra
             "--undirected is for nodes of one type; every typed edge gets a reverse of its own type later"
         )
     if args.data and not args.target:
-        return from_saved(args.data, classes=classes, undirected=args.undirected)
+        return from_saved(args.data, classes=classes, undirected=args.undirected, treatment=treatment)
     columns = Columns(
         id=args.id_column,
         label=args.label_column,
@@ -504,13 +668,15 @@ def _read(args: argparse.Namespace, classes: Sequence[str]) -> Graph | HeteroGra
         target=args.target_column,
     )
     if args.nodes:
-        return from_tables(args.nodes, args.edges, columns, classes=classes, undirected=args.undirected)
+        return from_tables(
+            args.nodes, args.edges, columns, classes=classes, undirected=args.undirected, treatment=treatment
+        )
     from fedgraph_flwr.data.importing_typed import edge_types, from_saved_typed, from_typed_tables, named_files
 
     if args.data:
-        return from_saved_typed(args.data, args.target, classes=classes)
+        return from_saved_typed(args.data, args.target, classes=classes, treatment=treatment)
     nodes, edges = named_files(args.node_table, "--node-table"), named_files(args.edge_table, "--edge-table")
-    return from_typed_tables(nodes, edge_types(edges), args.target, columns, classes=classes)
+    return from_typed_tables(nodes, edge_types(edges), args.target, columns, classes=classes, treatment=treatment)
 
 
 def _ratio(text: str) -> SplitConfig:
