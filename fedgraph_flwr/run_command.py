@@ -77,14 +77,15 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedgraph_flwr.evaluation import metrics
+
     table = Table(title=f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}", show_header=True)
-    for column in ("", "best validation round", "last round", "mean of last five"):
-        table.add_column(column, justify="left" if not column else "right")
+    for column in ("test nodes", "best validation round", "last round", "mean of last five"):
+        table.add_column(column, justify="left" if column == "test nodes" else "right")
     at = summary["metrics"]
-    for key in sorted(at.get("last", {})):
-        if key.startswith("test_") and "loss" not in key:
-            cells = (f"{at[column].get(key, float('nan')):.4f}" for column in ("best_val", "last", "last5"))
-            table.add_row(key.replace("_", " "), *cells)
+    for key in metrics.shown(at.get("last", {}), cfg.evaluation):
+        cells = (f"{at[column].get(key, float('nan')):.4f}" for column in ("best_val", "last", "last5"))
+        table.add_row(key.removeprefix("test_").replace("_", " "), *cells)
     console = Console()
     console.print(table)
     console.print(

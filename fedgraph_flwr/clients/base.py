@@ -187,7 +187,8 @@ class GraphClient(NumPyClient):
     def scores(self) -> dict[str, list[float]]:
         """Scores of the model as it stands on the validation and test nodes."""
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
-        return metrics.score(self.predict(), self.y, self.masks, metrics.wanted(self.cfg.evaluation), part)
+        wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
+        return metrics.score(self.predict(), self.y, self.masks, wanted, part, self.train_nodes)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 

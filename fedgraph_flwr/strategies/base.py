@@ -427,7 +427,7 @@ class GraphStrategy(FlowerFedAvg):
         """Scores by client and their means, from the replies at hand; ``prefix`` picks those after local training."""
         per_client: dict[str, list[float]] = {}
         for split in metrics.SPLITS:
-            for key in ("count", "loss", *metrics.wanted(self.cfg.evaluation)):
+            for key in ("count", "loss", *metrics.wanted(self.cfg.evaluation, self.agreed("num_classes"))):
                 name = f"{prefix}{split}-{key}"
                 per_client[f"{split}-{key}"] = [v for r in self._replies for v in _as_list(r.metrics.get(name, []))]
         return {"metrics": metrics.averages(per_client, self._nodes()), "clients": per_client}
