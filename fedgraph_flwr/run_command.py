@@ -51,9 +51,12 @@ def main(args: argparse.Namespace) -> int:
 
         print(to_yaml(cfg), end="")
         return 0
+    from fedgraph_flwr.data import datasets
     from fedgraph_flwr.run import run, with_folder
 
     cfg = with_folder(cfg)
+    if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
+        print(f"split: the one that dataset={cfg.dataset.name} was imported with (split.kind=ratio draws another)")
     try:
         with _Progress(cfg, shown=not args.quiet) as progress:
             summary = run(cfg, progress.round)

@@ -142,7 +142,7 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
         from fedgraph_flwr.data.root import imported_path
 
         if group == "dataset" and (own := imported_path(name)).is_file():
-            return str(own), OmegaConf.create({group: {"name": name}})
+            return str(own), OmegaConf.create({group: {"name": name}, **_own_split(own)})
         raise unknown(group, name, group_names(group))
     body = _load(path)
     if group == "protocol":
@@ -150,6 +150,13 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
     for wish in _WISHES.get(group, ()):
         body.pop(wish, None)
     return str(path), OmegaConf.create({group: body})
+
+
+def _own_split(path: Path) -> dict[str, Any]:
+    """A user's own graph is split by its own masks, where it has some, unless a protocol or the user says otherwise."""
+    from fedgraph_flwr.data.graph import has_split
+
+    return {"split": {"kind": "public"}} if has_split(path) else {}
 
 
 # A strategy may name the model it brings, a dataset the partition and the model that suit it.
@@ -193,6 +200,8 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol)))
 
     layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model)]
+    if dataset == "file" and (file := Path(str(given.get("dataset.path", ""))).expanduser()).is_file():
+        layers.append((str(file), OmegaConf.create(_own_split(file))))
     layers.append(_group("strategy", strategy))
     if protocol_path:
         protocol["protocol"] = protocol_name

@@ -205,6 +205,16 @@ def read_header(path: Path | str) -> tuple[dict[str, tuple[int, ...]], dict[str,
         return shapes, json.loads(file.metadata()["values"])
 
 
+def has_split(path: Path | str) -> bool:
+    """Whether the graph of a file brings training and test nodes of its own.
+
+    Raises:
+        FedGraphError: as `read_tensors`.
+    """
+    with _opened(path) as file:
+        return all(bool(file.get_tensor(mask).any()) for mask in ("train_mask", "test_mask"))
+
+
 @contextlib.contextmanager
 def _opened(path: Path | str) -> Iterator[Any]:
     """A safetensors file of this format version; what goes wrong while it is read is one sentence."""

@@ -34,7 +34,7 @@ from fedgraph_flwr.data.columns import (
     natural,
     warn_unscaled,
 )
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.schema import KINDS, NODE, SCALES, SCALINGS, Column, Schema, agreed_schema, stored
@@ -587,6 +587,11 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
     names = graph.schema["agreed"]["classes"]
     labels = torch.bincount(graph.y[graph.y >= 0], minlength=len(names)).tolist()
     print(f"labels: {', '.join(f'{name} {count}' for name, count in list(zip(names, labels, strict=True))[:20])}")
+    masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
+    if any(bool(mask.any()) for mask in masks.values()):
+        sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
+        runs = "; runs keep to it, split.kind=ratio draws another" if args.client is None else ""
+        print(f"split: {sizes}{runs if has_split(path) else '; without training and test nodes, runs draw their own'}")
     print(f"wrote {path}; use: {use}")
 
 

@@ -25,7 +25,7 @@ def accuracy(logits: ArrayLike, y: ArrayLike) -> float:
 
 def macro_f1(logits: ArrayLike, y: ArrayLike) -> float:
     """Unweighted mean of `class_f1` over the classes that occur, in labels or predictions."""
-    return _macro_f1(_confusion(logits, y))
+    return _mean_known(_class_f1(_confusion(logits, y)))
 
 
 def balanced_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
@@ -46,9 +46,9 @@ def _accuracy(table: np.ndarray) -> float:
     return float(table.trace() / table.sum())
 
 
-def _macro_f1(table: np.ndarray) -> float:
-    of_class = _class_f1(table)
-    return float(of_class[~np.isnan(of_class)].mean())
+def _mean_known(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
 
 
 def _balanced_accuracy(table: np.ndarray) -> float:
@@ -66,7 +66,7 @@ def auc(logits: ArrayLike, y: ArrayLike) -> float:
 
     NaN where only one class occurs.
     """
-    return _ranked(_area, logits, y)
+    return _ranked(_Curve.area, logits, y)
 
 
 def average_precision(logits: ArrayLike, y: ArrayLike) -> float:
@@ -74,59 +74,71 @@ def average_precision(logits: ArrayLike, y: ArrayLike) -> float:
 
     NaN where only one class occurs. A predictor that knows nothing has the share of class 1.
     """
-    return _ranked(_precision, logits, y)
+    return _ranked(_Curve.precision, logits, y)
 
 
-def _ranked(measure: Callable[[np.ndarray, np.ndarray], float], logits: ArrayLike, y: ArrayLike) -> float:
-    """A measure of (scores [N], positives bool [N]): of class 1 of two, else the mean over classes."""
-    scores, labels = _chances(np.asarray(logits)), np.asarray(y)
-    columns = [1] if scores.shape[1] == 2 else range(scores.shape[1])
-    known = [measure(scores[:, c], labels == c) for c in columns if 0 < np.count_nonzero(labels == c) < labels.size]
-    return float(np.mean(known)) if known else float("nan")
+def _ranked(measure: Callable[["_Curve"], float], logits: ArrayLike, y: ArrayLike) -> float:
+    """A measure of class 1 of two, else its mean over classes."""
+    outputs, labels = np.asarray(logits), np.asarray(y)
+    if outputs.shape[1] == 2:
+        return measure(_Curve(_margin(outputs), labels == 1))
+    shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
+    chances = shifted / shifted.sum(axis=1, keepdims=True)
+    return _mean_known(np.array([measure(_Curve(chances[:, c], labels == c)) for c in range(chances.shape[1])]))
 
 
-def _chances(logits: np.ndarray) -> np.ndarray:
-    """Softmax of each row [N, C], in float64."""
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    return shifted / shifted.sum(axis=1, keepdims=True)
+def _margin(logits: np.ndarray) -> np.ndarray:
+    """The log odds of class 1 of two, which rank as its chance does: [N, 2] → float64 [N]."""
+    return logits[:, 1].astype(np.float64) - logits[:, 0]
 
 
-def _area(scores: np.ndarray, positive: np.ndarray) -> float:
-    from scipy.stats import rankdata
+class _Curve:
+    """What each threshold gives, from scores [N] and which nodes are positive, bool [N].
 
-    p, n = int(positive.sum()), int((~positive).sum())
-    return float((rankdata(scores)[positive].sum() - p * (p + 1) / 2) / (p * n))
-
-
-def _precision(scores: np.ndarray, positive: np.ndarray) -> float:
-    _, hits, taken = _thresholds(scores, positive)
-    return float((np.diff(hits, prepend=0) * hits / taken).sum() / hits[-1])
-
-
-def _thresholds(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct scores, falling, and how many positives and how many nodes lie at each or above: each [K]."""
-    order = np.argsort(-scores, kind="stable")
-    falling = scores[order]
-    last = np.flatnonzero(np.r_[falling[1:] != falling[:-1], True])
-    return falling[last], np.cumsum(positive[order])[last], last + 1
-
-
-def best_threshold(logits: ArrayLike, y: ArrayLike) -> float:
-    """The chance of class 1 from which on taking a node for it has the best F1, the highest of equals; C = 2.
-
-    NaN where the class does not occur in ``y`` [N].
+    Attributes:
+        scores: the distinct scores, falling [K].
+        hits: positives at each or above [K].
+        taken: nodes at each or above [K].
     """
-    scores, hits, taken = _thresholds(_chances(np.asarray(logits))[:, 1], np.asarray(y) == 1)
-    positives = int(hits[-1])
-    return float(scores[(2 * hits / (taken + positives)).argmax()]) if positives else float("nan")
 
+    def __init__(self, scores: np.ndarray, positive: np.ndarray):
+        order = np.argsort(-scores, kind="stable")
+        falling = scores[order]
+        last = np.flatnonzero(np.append(falling[1:] != falling[:-1], True))
+        self.scores, self.hits, self.taken = falling[last], positive[order].cumsum()[last], last + 1
 
-def f1_at(threshold: float, logits: ArrayLike, y: ArrayLike) -> float:
-    """F1 of class 1 of two where a node is taken for it from this chance on; NaN without a threshold."""
-    if np.isnan(threshold):
-        return float("nan")
-    guess = _chances(np.asarray(logits))[:, 1] >= threshold
-    return float(_class_f1(confusion(guess.astype(np.int64), y, 2))[1])
+    @property
+    def one_class(self) -> bool:
+        """Whether nothing can be ranked."""
+        return not 0 < self.hits[-1] < self.taken[-1]
+
+    def area(self) -> float:
+        """Under the ROC curve, whose steps are trapezia where scores are tied."""
+        if self.one_class:
+            return float("nan")
+        false = self.taken - self.hits
+        steps, heights = np.diff(false, prepend=0), self.hits + np.append(0, self.hits[:-1])
+        return float((steps * heights).sum() / (2 * self.hits[-1] * false[-1]))
+
+    def precision(self) -> float:
+        """The mean of the precision over the positives, as they are found."""
+        if self.one_class:
+            return float("nan")
+        return float((np.diff(self.hits, prepend=0) * self.hits / self.taken).sum() / self.hits[-1])
+
+    def best(self) -> float:
+        """The score from which on F1 is best, the highest of equals; NaN without positives."""
+        f1 = 2 * self.hits / (self.taken + self.hits[-1])
+        return float(self.scores[f1.argmax()]) if self.hits[-1] else float("nan")
+
+    def f1(self, threshold: float) -> float:
+        """Where a node is taken for positive from this score on; NaN without a threshold."""
+        if np.isnan(threshold):
+            return float("nan")
+        above = int((self.scores >= threshold).sum())
+        hits, taken = (int(of[above - 1]) if above else 0 for of in (self.hits, self.taken))
+        either = taken + int(self.hits[-1])
+        return 2 * hits / either if either else float("nan")
 
 
 def _cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -135,10 +147,10 @@ def _cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(y.size), y]
 
 
-_OF_CONFUSION = {"accuracy": _accuracy, "macro_f1": _macro_f1, "balanced_accuracy": _balanced_accuracy}
-_OF_RANKS = {"auc": auc, "average_precision": average_precision}
+_OF_RANKS = {"auc": _Curve.area, "average_precision": _Curve.precision}
 AT_THRESHOLD = "f1_at_threshold"
 MAJORITY = "majority"
+_OF_CLASS = "f1_class_"
 
 
 def score(
@@ -177,7 +189,7 @@ def score(
         majority = int(np.bincount(of_training).argmax()) if of_training.size else -1
         threshold = float("nan")
         if AT_THRESHOLD in metrics and nodes.get("val", known[:0]).size:
-            threshold = best_threshold(outputs[nodes["val"]], labels[nodes["val"]])
+            threshold = _Curve(_margin(outputs[nodes["val"]]), labels[nodes["val"]] == 1).best()
         for split, held in nodes.items():
             values = {m: float("nan") for m in ("loss", *metrics)}
             if held.size:
@@ -194,19 +206,22 @@ def _values(
     """The metrics of one split's nodes."""
     table = _confusion(logits, y)
     of_class = _class_f1(table)
-    values: dict[str, float] = {}
+    values = {
+        "accuracy": _accuracy(table),
+        "macro_f1": _mean_known(of_class),
+        "balanced_accuracy": _balanced_accuracy(table),
+        MAJORITY: float((y == majority).mean()) if majority >= 0 else float("nan"),
+    }
+    if len(table) == 2 and any(m in metrics for m in (*_OF_RANKS, AT_THRESHOLD)):
+        curve = _Curve(_margin(logits), y == 1)
+        values |= {m: measure(curve) for m, measure in _OF_RANKS.items()}
+        values[AT_THRESHOLD] = curve.f1(threshold)
     for m in metrics:
-        if m in _OF_CONFUSION:
-            values[m] = _OF_CONFUSION[m](table)
-        elif m in _OF_RANKS:
-            values[m] = _OF_RANKS[m](logits, y)
-        elif m == MAJORITY:
-            values[m] = float((y == majority).mean()) if majority >= 0 else float("nan")
-        elif m == AT_THRESHOLD:
-            values[m] = f1_at(threshold, logits, y)
-        else:  # f1_class_{c}
-            values[m] = float(of_class[int(m.rpartition("_")[2])])
-    return values
+        if m in _OF_RANKS and m not in values:
+            values[m] = _ranked(_OF_RANKS[m], logits, y)
+        elif m.startswith(_OF_CLASS):
+            values[m] = float(of_class[int(m.removeprefix(_OF_CLASS))])
+    return {m: values[m] for m in metrics}
 
 
 def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
@@ -214,9 +229,9 @@ def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
 
     Of two classes everything; of more, AUC and average precision where they are the headline, and with ``evaluation.full``.
     """
-    names = [*_OF_CONFUSION, MAJORITY]
+    names = ["accuracy", "macro_f1", "balanced_accuracy", MAJORITY]
     if cfg.full or num_classes == 2:
-        names += [*_OF_RANKS, *(f"f1_class_{c}" for c in range(num_classes))]
+        names += [*_OF_RANKS, *(f"{_OF_CLASS}{c}" for c in range(num_classes))]
     elif cfg.metric in _OF_RANKS:
         names.append(cfg.metric)
     return (*names, AT_THRESHOLD) if num_classes == 2 else tuple(names)

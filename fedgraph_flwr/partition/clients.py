@@ -35,6 +35,7 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
             raise FedGraphError(
                 f"client {client.client} has {client.num_nodes} nodes, none for training: lower num_clients"
                 f" ({len(clients)}), use another partition, or set split.min_train=1"
+                + (" or split.kind=ratio" if cfg.split.kind == "public" else "")
             )
     return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
 

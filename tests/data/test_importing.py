@@ -303,3 +303,39 @@ def test_large_tables_are_quick(tables, tmp_path):
     graph = from_tables(tmp_path / "n.parquet", tmp_path / "e.parquet")
     names = frame["id"].to_numpy()
     assert set(map(tuple, names[graph.edge_index.numpy()].T)) == set(map(tuple, ends))
+
+
+def test_an_imported_split_is_kept_to(tables, tmp_path, capsys):
+    """By its name and by its path; not where the user or a protocol says otherwise, nor without test nodes."""
+    nodes, edges = tables(NODES.replace("dan,0,1e3,no,", "dan,0,1e3,no,test"))
+    words = ("--nodes", nodes, "--edges", edges, "--split-column", "part", "--client-column", "bank")
+    assert run(*words, "--name", "people") == 0
+    assert run(*words, "--out", tmp_path / "own.safetensors") == 0
+    assert "split: train 1, validation 1, test 1; runs keep to it" in capsys.readouterr().out
+    by_path = ["dataset=file", f"dataset.path={tmp_path / 'own.safetensors'}"]
+    for chosen in (["dataset=people"], by_path):
+        assert compose(chosen).split.kind == "public"
+        assert compose([*chosen, "split.kind=ratio"]).split.kind == "ratio"
+        assert compose([*chosen, "protocol=fedomd"]).split.kind == "ratio"
+    from fedgraph_flwr.partition import clients
+
+    cfg = compose(["dataset=people", "partition=random", "num_clients=1"])
+    made = clients.make(load(cfg.dataset), cfg)[0]
+    assert [mask.tolist() for mask in (made.train_mask, made.test_mask)] == [[1, 0, 0, 0], [0, 0, 0, 1]]
+    words = [*words[:4], *words[6:]]
+    assert run(*words, "--name", "drawn") == 0
+    assert compose(["dataset=drawn"]).split.kind == "ratio"
+    assert compose(["dataset=cora"]).split.kind == "ratio"
+
+
+def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
+    rows = "".join(f"n{i},{i % 3},{i % 2},{['train', 'test', 'val'][i % 3]}\n" for i in range(30))
+    nodes, edges = tables("id,x,label,part\n" + rows, "source,target\nn0,n1\n")
+    assert run("--nodes", nodes, "--edges", edges, "--split-column", "part", "--name", "mine") == 0
+    words = ["run", "dataset=mine", "partition=random", "num_clients=2", "rounds=1", f"out={tmp_path / 'r'}"]
+    capsys.readouterr()
+    assert cli.main([*words, "--no-report"]) == 0
+    told = capsys.readouterr().out
+    assert "split: the one that dataset=mine was imported with" in told
+    assert "majority" in told
+    assert told.index("accuracy") < told.index("majority") < told.index("average precision")
