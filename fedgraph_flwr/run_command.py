@@ -10,7 +10,7 @@ from fedgraph_flwr.config import RunConfig, compose, group_names
 
 _EPILOG = """\
 keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|CONNECTION out=DIR resume=DIR
-config=FILE (a resolved config.yaml to repeat), and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
+config=FILE (your own YAML, or a run's config.yaml to repeat), any nested key: strategy.mu=0.1 train.lr=0.05
 examples:
   fedgraph-flwr run
   fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5 seed=1
@@ -83,12 +83,12 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
     from fedgraph_flwr.evaluation import metrics
 
     table = Table(title=f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}", show_header=True)
-    for column in ("test nodes", "best validation round", "last round", "mean of last five"):
-        table.add_column(column, justify="left" if column == "test nodes" else "right")
+    for column in ("", "best validation round", "last round", "mean of last five"):
+        table.add_column(column, justify="left" if not column else "right")
     at = summary["metrics"]
     for key in metrics.shown(at.get("last", {}), cfg.evaluation):
         cells = (f"{at[column].get(key, float('nan')):.4f}" for column in ("best_val", "last", "last5"))
-        table.add_row(key.removeprefix("test_").replace("_", " "), *cells)
+        table.add_row(key.replace("_", " "), *cells)
     console = Console()
     console.print(table)
     console.print(

@@ -8,6 +8,12 @@ from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.lookup import locate, method_params
 
 
+def own_keys(cfg: RunConfig) -> set[str]:
+    """The method's own keys, of both sides."""
+    sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
+    return {f.name for side in sides for f in dataclasses.fields(side.Params)}
+
+
 def check_method(cfg: RunConfig) -> None:
     """Check the method's own keys against its server and client ``Params``, then the network's, and that the two go together.
 
@@ -15,7 +21,7 @@ def check_method(cfg: RunConfig) -> None:
         FedGraphError: a key that nobody knows, a wrong type or value, or a network that the method cannot train.
     """
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
-    accepted = {f.name for side in sides for f in dataclasses.fields(side.Params)}
+    accepted = own_keys(cfg)
     for key in cfg.strategy.params:
         if key not in accepted:
             raise unknown(
