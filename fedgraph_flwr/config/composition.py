@@ -215,9 +215,9 @@ _LIFTED = {**CHOICES, "attack": AttackConfig}
 
 
 _SECTIONS = {
-    f.name: [inner.name for inner in dataclasses.fields(f.default_factory)]
-    for f in dataclasses.fields(RunConfig)
-    if isinstance(f.default_factory, type) and dataclasses.is_dataclass(f.default_factory)
+    name: [key.name for key in dataclasses.fields(section)]
+    for name, section in vars(RunConfig()).items()
+    if dataclasses.is_dataclass(section)
 }
 """The keys of each section of a configuration."""
 
