@@ -587,6 +587,11 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
     names = graph.schema["agreed"]["classes"]
     labels = torch.bincount(graph.y[graph.y >= 0], minlength=len(names)).tolist()
     print(f"labels: {', '.join(f'{name} {count}' for name, count in list(zip(names, labels, strict=True))[:20])}")
+    if len(names) == 2 and labels[1] > labels[0]:
+        print(
+            f"scores of two classes (auc, average precision) are those of the second, '{names[1]}':"
+            f" --classes {names[1]},{names[0]} makes it '{names[0]}'"
+        )
     masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
     if any(bool(mask.any()) for mask in masks.values()):
         sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())

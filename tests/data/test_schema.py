@@ -62,6 +62,9 @@ def test_a_first_party_writes_the_schema_and_others_obey_it(tables, tmp_path, ca
     np.testing.assert_allclose(c.x[:, 0], (age - table["age"].mean()) / table["age"].std(ddof=0), rtol=1e-4)
     assert c.x.shape[1] == ClientGraph.load("parts/client_0000.safetensors").x.shape[1]
     assert imported(tables, "c", "--classes", "ok,fraud", *kinds, "--name", "c") == 0
+    assert "makes it" not in capsys.readouterr().out
+    assert imported(tables, "c", *kinds, "--name", "d") == 0
+    assert "those of the second, 'ok': --classes ok,fraud makes it 'fraud'" in capsys.readouterr().out
 
 
 def test_banks_that_import_by_themselves_are_refused_with_the_column(tables, tmp_path):
