@@ -338,4 +338,4 @@ def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
     told = capsys.readouterr().out
     assert "split: the one that dataset=mine was imported with" in told
     assert "majority" in told
-    assert told.index("accuracy") < told.index("majority") < told.index("average precision")
+    assert told.index("accuracy") < told.index("majority") < told.index("test auc")
