@@ -245,7 +245,8 @@ class GraphClient(NumPyClient):
     def score(self, logits: Tensor) -> dict[str, list[float]]:
         """Scores of logits [N, C], by split and metric."""
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
-        return metrics.score(logits, self.y, self.masks, metrics.wanted(self.cfg.evaluation), part)
+        wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
+        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 

@@ -157,7 +157,7 @@ class Loop:
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """What the round's record says of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
-        return training_record(replies, prefixes, self.cfg.evaluation)
+        return training_record(replies, prefixes, self.cfg.evaluation, self.strategy.agreed("num_classes"))
 
     def _spent(self) -> dict[str, Any]:
         """What the round's record says of privacy."""
@@ -182,10 +182,10 @@ class Loop:
     def _scored(self, replies: list[Reply]) -> None:
         """The scores in these answers complete the record of the round before."""
         method, evaluation = self.strategy, self.cfg.evaluation
-        nodes = method.nodes_of(replies)
-        scores = scores_of(replies, evaluation, "", nodes)
+        nodes, classes = method.nodes_of(replies), method.agreed("num_classes")
+        scores = scores_of(replies, evaluation, classes, "", nodes)
         if self.cfg.strategy.personal:
-            shared = scores_of(replies, evaluation, "global-", nodes)["metrics"]
+            shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
         self.recorder.scored(scores, method.arrays, nodes)
 
