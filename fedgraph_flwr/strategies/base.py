@@ -420,6 +420,7 @@ class GraphStrategy(FlowerFedAvg):
         many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
         typed = models.network(self.cfg.model).heterogeneous
         fields = {"num_train": whole, "num_features": many if typed else whole, "num_classes": whole}
+        fields["schema"] = NumberField(0, 2**48 - 1, whole=True, length=up_to(2**16), optional=True)
         if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
             fields["num_nodes"] = many if self.cfg.strategy.pooled else whole
         return fields

@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, from_record, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
@@ -65,6 +66,7 @@ class Loop:
         method, rules = self.strategy, self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
         method.clients = self.connection.wait(wanted, rules.timeout)
+        check_fingerprints({index: info.told.get("schema", [0]) for index, info in method.clients.items()})
         if rules.min_clients > wanted:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
