@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.methods.checks import check_method
@@ -53,8 +54,8 @@ def with_folder(cfg: RunConfig) -> RunConfig:
 
 
 def here(cfg: RunConfig) -> bool:
-    """Whether the clients run on this machine, so that their files are here."""
-    return cfg.engine in ("inline", "ray")
+    """Whether this run is a simulation, so that the clients' files are at hand."""
+    return cfg.engine in SIMULATIONS
 
 
 def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
@@ -68,10 +69,5 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     check_method(cfg)
     if here(cfg):
         cfg = settled(cfg)
-    if cfg.engine == "inline":
-        from fedgraph_flwr.engine.inline import run_inline
-
-        return run_inline(cfg, on_round)
-    from fedgraph_flwr.engine.flower import run_flower
-
-    return run_flower(cfg, on_round)
+    summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(cfg, on_round)
+    return summary
