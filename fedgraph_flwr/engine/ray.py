@@ -8,6 +8,7 @@ exchanges since, which give the same bits again, and the round goes on.
 
 import itertools
 import os
+import signal
 import tempfile
 import threading
 import warnings
@@ -408,6 +409,8 @@ class Pool:
         tried = f"ray.address={self.address}" if self.address else "a Ray instance of this run's own"
         if not self._up.wait(PATIENCE):
             raise RunFailed(f"{tried} did not answer within {PATIENCE:g} s")
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Ray's library has put its own before Python's
         if self._error:
             raise RunFailed(f"{tried} could not be had: {_line(self._error)}") from self._error
 
