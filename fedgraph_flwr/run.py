@@ -53,6 +53,18 @@ def with_folder(cfg: RunConfig) -> RunConfig:
     return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))
 
 
+def make_folder(cfg: RunConfig) -> None:
+    """Make the result folder, before anything is started that takes time.
+
+    Raises:
+        FedGraphError: it cannot be made.
+    """
+    try:
+        Path(cfg.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedGraphError(f"cannot make the folder out={cfg.out}: {error.strerror or error}") from error
+
+
 def here(cfg: RunConfig) -> bool:
     """Whether this run is a simulation, so that the clients' files are at hand."""
     return cfg.engine in SIMULATIONS

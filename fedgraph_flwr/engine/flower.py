@@ -21,7 +21,7 @@ from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, unknown
 from fedgraph_flwr.records import FAILURE, SUMMARY
-from fedgraph_flwr.run import OnRound
+from fedgraph_flwr.run import OnRound, make_folder
 
 _STUB = """\
 [project]
@@ -55,10 +55,7 @@ def run_flower(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any
     out = Path(cfg.out)
     if cfg.engine not in SIMULATIONS:
         check_connection(cfg.engine)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedGraphError(f"cannot make the folder out={out}: {error.strerror or error}") from error
+    make_folder(cfg)
     for name in (SUMMARY, FAILURE):
         (out / name).unlink(missing_ok=True)
     if cfg.engine not in SIMULATIONS:

@@ -27,9 +27,13 @@ class InlineGrid(OwnGrid):
     def __init__(self, app: ClientApp, num_nodes: int, run_config: dict[str, Any]):
         super().__init__(num_nodes)
         self.app = app
-        nodes = self.get_node_ids()
+        nodes = range(1, num_nodes + 1)
         self.contexts = {node: virtual_context(self.run_id, node, num_nodes, run_config) for node in nodes}
         self._replies: dict[str, Message] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Those that have a context."""
+        return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand each message to its client and keep the answer."""

@@ -9,6 +9,7 @@ exchanges since, which give the same bits again, and the round goes on.
 import itertools
 import os
 import signal
+import socket
 import tempfile
 import threading
 import warnings
@@ -35,7 +36,7 @@ from fedgraph_flwr.engine.grid import OwnGrid, answer, run_identity, virtual_con
 from fedgraph_flwr.engine.inline import same_process_state
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import CONFIG
-from fedgraph_flwr.run import OnRound, serve
+from fedgraph_flwr.run import OnRound, make_folder, serve
 
 Letter = tuple[int, str, str, dict[str, Any]]
 """A message on its way to an actor: node, type, group, and its records, those shared as their place among the shared ones."""
@@ -186,7 +187,7 @@ class RayGrid(OwnGrid):
         cfg: the run's configuration.
     """
 
-    waits = True
+    blocks = True
     """`pull_messages` itself waits until something has come."""
 
     def __init__(self, pool: "Pool", num_nodes: int, cfg: RunConfig):
@@ -372,6 +373,7 @@ class Pool:
         """End all that was started, and leave a cluster as it was found."""
         if not self._up.wait(10) or self._error:
             self._over.set()
+            self.folder.cleanup()
             return
         daemons = [child for child in psutil.Process().children() if _of_ray(child)]
         family = [member for daemon in daemons for member in (daemon, *_descendants(daemon))]
@@ -387,9 +389,13 @@ class Pool:
         # Ray's message of an accelerator variable; its reports of usage go to its makers.
         warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
         quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         try:
             if self.address:
+                if self.address != "auto":
+                    host, _, port = self.address.rpartition(":")
+                    socket.create_connection((host, int(port)), PATIENCE).close()  # Ray would try for a long time
                 ray.init(address=self.address, **quiet)
             else:
                 store = min(STORE, int(0.3 * psutil.virtual_memory().total))
@@ -410,7 +416,9 @@ class Pool:
         if not self._up.wait(PATIENCE):
             raise RunFailed(f"{tried} did not answer within {PATIENCE:g} s")
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Ray's library has put its own before Python's
+            signal.signal(
+                signal.SIGTERM, signal.getsignal(signal.SIGTERM)
+            )  # Ray's library has put its own before Python's
         if self._error:
             raise RunFailed(f"{tried} could not be had: {_line(self._error)}") from self._error
 
@@ -455,6 +463,7 @@ def run_ray(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     """Run a configuration with its clients in Ray actors; returns the summary."""
     from fedgraph_flwr import partition
 
+    make_folder(cfg)
     with ray_session(cfg.ray) as pool:
         num_nodes = partition.num_clients(cfg)  # while Ray starts
         grid = RayGrid(pool, num_nodes, cfg)

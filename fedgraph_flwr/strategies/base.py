@@ -337,7 +337,7 @@ class GraphStrategy(FlowerFedAvg):
                     failures[names.get(node, node)] = f"no answer within {self.cfg.strategy.timeout:g} s"
                 break
             pause = 0.0 if arrived else min(1.5 * pause + 0.005, 1.0)
-            if getattr(self.grid, "waits", False):  # looking was waiting
+            if getattr(self.grid, "blocks", False):  # looking was waiting
                 continue
             # With a thousand nodes a look takes the grid a while; four times as long it may work undisturbed.
             time.sleep(max(pause, min(4 * took, 1.0)))
