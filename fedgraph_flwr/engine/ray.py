@@ -389,7 +389,6 @@ class Pool:
         # Ray's message of an accelerator variable; its reports of usage go to its makers.
         warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
         quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         try:
             if self.address:
