@@ -76,7 +76,7 @@ def start(words: list[str]) -> float:
 
 
 def scale(clients: int, engine: str) -> dict[str, Any]:
-    """The summary of a short run of many clients, in a process of its own; ``megabytes`` is what all its processes held at most."""
+    """The summary of a short run of many clients, in a process of its own, and the megabytes that all its processes held."""
     words = [
         "dataset=csbm",
         "dataset.nodes_per_client=[100,200]",

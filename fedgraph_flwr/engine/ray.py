@@ -97,11 +97,13 @@ class ClientActor:
 
         self.app, self.run = app, run
         self.contexts: dict[int, Context] = {}  # those asked last stand last
+        self.sizes: dict[int, int] = {}  # of private state, in bytes
         os.environ.update(run.environment)
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 0
         for node, state in (states or {}).items():
             tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}  # Ray's are read-only
             session.give_state(self._context(node), tensors)
+            self.sizes[node] = _size(tensors)
 
     def answer(self, shared: list[Any], letters: list[Letter], keep: bool) -> tuple[Answered, States | None]:
         """Answer all letters of an exchange, in their order.
@@ -118,7 +120,7 @@ class ClientActor:
             reply = answer(self.app, message, self._context(node))
             replies.append(reply.error if reply.has_error() else reply.content)
             self._make_room()
-        states = self._states(keep)
+        states = self._states([node for node, *_ in letters], keep)
         return (replies, states is not None), states
 
     def end(self) -> None:
@@ -143,16 +145,20 @@ class ClientActor:
             context = next(itertools.islice(reversed(self.contexts.values()), live, None))
             session.give_state(context, session.private_state(context))
 
-    def _states(self, keep: bool) -> States | None:
+    def _states(self, asked: list[int], keep: bool) -> States | None:
+        """A copy of all private state, looking at no more clients than it must; None where it is not due."""
         from fedgraph_flwr.clients import session
 
-        states = {node: session.private_state(context) for node, context in self.contexts.items()}
-        size = sum(t.numel() * t.element_size() for state in states.values() for t in state.values())
-        if not keep and size > SMALL:
+        for node in asked:
+            self.sizes[node] = _size(session.private_state(self.contexts[node]))
+        if not keep and sum(self.sizes.values()) > SMALL:
             return None
-        return {
-            node: {k: t.detach().cpu().numpy() for k, t in state.items()} for node, state in states.items() if state
-        }
+        states = {node: session.private_state(self.contexts[node]) for node, size in self.sizes.items() if size}
+        return {node: {k: t.detach().cpu().numpy() for k, t in state.items()} for node, state in states.items()}
+
+
+def _size(state: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 @dataclass

@@ -94,9 +94,9 @@ def actors() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::ClientA")]
 
 
-@pytest.mark.parametrize("words", [["strategy=local", "rounds=5"], WIDE, ["strategy=fedspa", "rounds=5"]])
+@pytest.mark.parametrize("words", [["strategy=fedspa", "rounds=5"], WIDE])
 def test_a_killed_actor_loses_nothing(both, words, caplog):
-    """With little private state, with so much that exchanges since its last copy are done again, and with phases."""
+    """With phases and little private state, and with so much that exchanges since its last copy are done again."""
 
     def kill(record):
         if record["round"] in (1, 3):
@@ -217,6 +217,25 @@ def test_a_killed_run_leaves_no_clients_behind(data, tmp_path):
     large = [p for p in started if p.memory_info().rss > 150e6]  # Ray's small helpers take half a minute to notice
     assert len(large) >= 2
     assert psutil.wait_procs(large, timeout=20)[1] == []
+
+
+def test_a_cluster_of_two_machines_gives_the_same_parameters(data, tmp_path):
+    from ray.cluster_utils import Cluster
+
+    machine: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=machine)
+    try:
+        cluster.add_node(**machine)
+        process = command(tmp_path / "ray", "strategy=local", f"ray.address={cluster.address}", "client_cpus=1")
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert len(cluster.list_all_nodes()) == 2  # as it was found
+    finally:
+        cluster.shutdown()
+    cfg = with_folder(compose([*WORDS, "strategy=local", f"out={tmp_path / 'inline'}"]))
+    inline = Finished(cfg, run_inline(cfg))
+    ray = [json.loads(line) for line in (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()]
+    assert [r["clients"] for r in ray] == [r["clients"] for r in inline.rounds]
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence(data, tmp_path):
