@@ -206,7 +206,12 @@ class RayGrid(OwnGrid):
         run_config = {"config": to_json(away), "overrides": ""}
         self.told = _Run(self.run_id, num_nodes, run_config, environment, cfg.ray.live_clients)
         actors = pool.take(cfg, num_nodes)
-        pool.wait([actor.begin.remote(self.told, None) for actor in actors], cfg)
+        try:
+            pool.wait([actor.begin.remote(self.told, None) for actor in actors], cfg)
+        except RunFailed:
+            for actor in actors:
+                ray.kill(actor)
+            raise
         self.shares = [_Share(first, actor) for first, actor in enumerate(actors)]
         self._replies: dict[str, Message] = {}
 
