@@ -8,8 +8,9 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, configuration, group_names
 
 _EPILOG = """\
-keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|CONNECTION out=DIR resume=DIR
-config=FILE (your own YAML, or a run's config.yaml to repeat), any nested key: strategy.mu=0.1 train.lr=0.05
+keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|flower-simulation|CONNECTION
+out=DIR resume=DIR config=FILE (your own YAML, or a run's config.yaml to repeat),
+and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
 examples:
   fedgraph-flwr run
   fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5 seed=1

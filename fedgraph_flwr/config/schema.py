@@ -5,6 +5,7 @@ its class, and `typed` fills either from what a user wrote.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,6 +240,21 @@ class AttackConfig:
 
 
 @dataclass
+class RayConfig:
+    """Where ``engine=ray`` finds processes for its clients."""
+
+    address: str = ""  # empty: a Ray instance of this run's own | auto | HOST:PORT of a cluster's head
+    actors: int = 0  # processes that hold the clients; 0: as many as client_cpus and client_gpus leave room for
+    live_clients: int = 0  # clients a process holds at once, the others are built from their state when asked; 0: all
+
+    def __post_init__(self) -> None:
+        if self.address not in ("", "auto") and not re.fullmatch(r"[^\s/:]+:\d+", self.address):
+            raise FedGraphError(f"ray.address must be auto, HOST:PORT or empty, got '{self.address}'")
+        at_least(self.actors, 0, "ray.actors")
+        at_least(self.live_clients, 0, "ray.live_clients")
+
+
+@dataclass
 class RunConfig:
     """Everything a run is a function of."""
 
@@ -251,14 +267,15 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     protocol: str = "none"  # which conf/protocol file was applied
     num_clients: int = 10
     rounds: int = 100
     seed: int = 0
-    engine: str = "inline"  # inline | ray | the name of a SuperLink connection
+    engine: str = "inline"  # inline | ray | flower-simulation | the name of a SuperLink connection
     device: str = "auto"  # auto | cpu | cuda
     threads: int = 1  # torch threads in a client
-    client_cpus: int = 1  # CPUs, and share of a GPU, that a virtual client takes (engine=ray)
+    client_cpus: int = 1  # CPUs, and share of a GPU, that clients take which train at a time (ray, flower-simulation)
     client_gpus: float = 0.0
     dtype: str = "float32"  # float32 | float64 (for tests of exactness)
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
@@ -270,6 +287,8 @@ class RunConfig:
         at_least(self.num_clients, 1, "num_clients")
         at_least(self.rounds, 1, "rounds")
         at_least(self.threads, 1, "threads")
+        at_least(self.client_cpus, 1, "client_cpus")
+        at_least(self.client_gpus, 0, "client_gpus")
         at_least(self.checkpoint_every, 0, "checkpoint_every")
         one_of(self.device, DEVICES, "device")
         one_of(self.dtype, ("float32", "float64"), "dtype")
