@@ -23,7 +23,7 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays
-from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params, class_means
+from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params, class_means, distances
 from fedgraph_flwr.models import Model
 
 
@@ -87,7 +87,7 @@ class FedProtoClient(GraphClient):
         """Distances [N, C] to the prototypes, negative; a class without one is farther than all."""
         if self.prototypes is None:
             return super().predict_shared()
-        distance = torch.cdist(self.embeddings(), self.prototypes)
+        distance = distances(self.embeddings(), self.prototypes)
         return -distance.masked_fill(~self.known, 2 * float(distance.max()) + 1)
 
     @torch.no_grad()

@@ -5,6 +5,7 @@ C_i^j = (1 / |D_ij|) Σ_{v ∈ D_ij} f_i(v)                    FedProto, Eq. (3)
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -36,3 +37,8 @@ def class_means(h: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]
     member = F.one_hot(y, num_classes).to(h.dtype)  # [V, C]
     count = y.bincount(minlength=num_classes)
     return member.T @ h / count.clamp(min=1)[:, None], count
+
+
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """Euclidean distances of rows, [R, D] and [S, D] → [R, S]; not by products, which lose digits between close rows."""
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")

@@ -126,7 +126,7 @@ def folder_of_clients(folder):
     return f"graph={folder}"
 
 
-@pytest.mark.parametrize("method", ["fedproto"])
+@pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
 def test_prototypes_travel_and_nothing_of_the_model(run, monkeypatch, tmp_path, method):
     words = [folder_of_clients(tmp_path / "clients"), "strategy.fraction=0.67", "rounds=4", "dtype=float64"]
     with recorded_messages(monkeypatch) as messages:
@@ -138,6 +138,7 @@ def test_prototypes_travel_and_nothing_of_the_model(run, monkeypatch, tmp_path, 
     assert sent == {"prototypes"}
     told = [from_record(c["prototypes"]) for way, _, c in messages if way == "up" and "prototypes" in c.array_records]
     assert len(told) == 8
+    assert (max(group["count"].max() for group in told) == 1) == (method == "fedtgp")
     assert all(not group["mean"][group["count"] == 0].any() for group in told)
 
 
