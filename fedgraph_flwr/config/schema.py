@@ -125,8 +125,14 @@ class TrainConfig:
     momentum: float = 0.0  # sgd
     local_steps: int = 3  # full-batch steps a round
     optimizer_state: str = "auto"  # keep | reset each round | auto: keep for adam, reset for sgd
+    loss: str = (
+        "cross_entropy"  # | weighted: classes count alike, by client | focal: what is predicted badly counts more
+    )
+    focal_gamma: float = 2.0  # focal: 0 is cross_entropy
 
     def __post_init__(self) -> None:
+        one_of(self.loss, ("cross_entropy", "weighted", "focal"), "train.loss")
+        at_least(self.focal_gamma, 0, "train.focal_gamma")
         one_of(self.optimizer, ("adam", "sgd"), "train.optimizer")
         one_of(self.optimizer_state, ("auto", "keep", "reset"), "train.optimizer_state")
         at_least(self.local_steps, 0, "train.local_steps")
@@ -140,7 +146,7 @@ class TrainConfig:
         return self.optimizer_state == "keep" or (self.optimizer_state == "auto" and self.optimizer == "adam")
 
 
-METRICS = ("accuracy", "macro_f1", "auc")
+METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precision")
 AVERAGES = ("clients", "test_nodes", "nodes")
 SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 
@@ -159,6 +165,7 @@ class EvaluationConfig:
     )
     min_delta: float = 0.0  # by how much a figure must be better
     trained: bool = False  # also score each client's model right after local training
+    full: bool = False  # auc, average_precision and the F1 of each class with more than two classes too
 
     def __post_init__(self) -> None:
         one_of(self.metric, METRICS, "evaluation.metric")

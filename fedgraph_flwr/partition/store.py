@@ -24,6 +24,7 @@ from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import FORMAT_VERSION, read_header, write_bytes
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.root import cache_dir
+from fedgraph_flwr.data.schema import check_same
 from fedgraph_flwr.data.split import grouping_seed
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.prepared import SUFFIX
@@ -135,7 +136,7 @@ def check(folder: Path) -> None:
 
     Raises:
         FedGraphError: there is none, a number is missing, or a file is truncated, of another version, another client's, or
-            does not fit the others (kind, features, classes).
+            does not fit the others (kind, schema, features, classes).
     """
     paths = files(folder)
     if not paths:
@@ -146,8 +147,9 @@ def check(folder: Path) -> None:
         if path.name != f"client_{index:04d}.safetensors":
             raise FedGraphError(f"graph={folder} lacks client_{index:04d}.safetensors, but has {path.name}")
     first: dict[str, Any] = {}
-    for index, path in enumerate(paths):
-        shapes, values = read_header(path)
+    headers = [read_header(path) for path in paths]
+    check_same((str(path), values.get("schema", {})) for path, (_, values) in zip(paths, headers, strict=True))
+    for index, (path, (shapes, values)) in enumerate(zip(paths, headers, strict=True)):
         _client_kind(path, values.get("kind"))
         if values["client"] != index or values["num_clients"] != len(paths):
             raise FedGraphError(
