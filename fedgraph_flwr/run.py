@@ -1,64 +1,11 @@
-"""A run from its configuration to its results, on any engine."""
+"""A run from its configuration to its results, on the engine that it names."""
 
-import contextlib
-import dataclasses
-import json
-import time
-from collections.abc import Callable
-from logging import WARNING
-from pathlib import Path
 from typing import Any
 
-from flwr.common.logger import log
-from flwr.serverapp import Grid
-
+from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.methods.checks import check_method, remarks
 from fedgraph_flwr.partition import settled
-from fedgraph_flwr.records import FAILURE, Recorder
-
-OnRound = Callable[[dict[str, Any]], None]
-
-
-def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
-    """The server's part of a run: the strategy on a grid. Returns the summary."""
-    cfg = with_folder(cfg)
-    try:
-        check_method(cfg)
-        if cfg.attack.name != "none":
-            from fedgraph_flwr.evaluation import attacks
-
-            attacks.check(cfg)
-        for remark in remarks(cfg):
-            log(WARNING, remark)
-        recorder = Recorder(cfg, on_round)
-        locate(cfg.strategy.server)(cfg, recorder).start(grid)
-        if cfg.attack.name != "none":
-            recorder.extra["attack"] = attacks.attack(cfg, recorder.final_arrays)
-            recorder.finish()  # once more: a failing study loses no result
-    except FedGraphError as error:  # whoever started the run may sit in another process
-        failure = {"error": str(error), "exit_code": error.exit_code}
-        with contextlib.suppress(FedGraphError):
-            write_bytes(Path(cfg.out) / FAILURE, json.dumps(failure).encode())
-        raise
-    return recorder.summary
-
-
-def with_folder(cfg: RunConfig) -> RunConfig:
-    """The configuration with its result folder named, as an absolute path."""
-    if not cfg.out:
-        cfg = settled(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{cfg.dataset.name}-{cfg.seed}"
-        cfg = dataclasses.replace(cfg, out=cfg.resume or str(Path("runs") / name))
-    return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))
-
-
-def here(cfg: RunConfig) -> bool:
-    """Whether the clients run on this machine, so that their files are here."""
-    return cfg.engine in ("inline", "ray")
+from fedgraph_flwr.serving import OnRound, here, with_folder
 
 
 def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """The command ``run``: compose, train, show a progress bar and a closing table, write a report."""
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.config import RunConfig, compose, group_names
+from fedgraph_flwr.config import RunConfig, configuration, group_names
 
 _EPILOG = """\
 keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|CONNECTION out=DIR resume=DIR
@@ -33,14 +32,6 @@ def register(commands: Any) -> None:
     parser.add_argument("--no-report", action="store_true", help="write no report.html")
     parser.add_argument("--dry-run", action="store_true", help="print the composed configuration and stop")
     parser.set_defaults(func=main)
-
-
-def configuration(words: list[str]) -> RunConfig:
-    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included."""
-    given = dict(word.partition("=")[::2] for word in words)
-    base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
-    cfg = compose([word for word in words if not word.startswith("config=")], base)
-    return dataclasses.replace(cfg, out=cfg.resume or cfg.out) if cfg.resume else cfg
 
 
 def main(args: argparse.Namespace) -> int:

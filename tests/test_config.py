@@ -2,9 +2,9 @@
 
 import pytest
 
+from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.config import TrainConfig, compose, from_run_config, group_names, to_json, to_yaml
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.checks import check_method
 
 
 def test_later_layers_win():

@@ -1,6 +1,14 @@
 """The configuration of a run: its schema, and its composition from YAML and words of a command line."""
 
-from fedgraph_flwr.config.composition import compose, conf_dir, from_run_config, group_names, to_json, to_yaml
+from fedgraph_flwr.config.composition import (
+    compose,
+    conf_dir,
+    configuration,
+    from_run_config,
+    group_names,
+    to_json,
+    to_yaml,
+)
 from fedgraph_flwr.config.schema import (
     AVERAGES,
     DEVICES,
@@ -41,6 +49,7 @@ __all__ = [
     "below",
     "compose",
     "conf_dir",
+    "configuration",
     "from_run_config",
     "group_names",
     "one_of",

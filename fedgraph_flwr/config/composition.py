@@ -75,6 +75,14 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> Ru
     return _build(layers)
 
 
+def configuration(words: Sequence[str]) -> RunConfig:
+    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included."""
+    given = dict(word.partition("=")[::2] for word in words)
+    base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
+    cfg = compose([word for word in words if not word.startswith("config=")], base)
+    return dataclasses.replace(cfg, out=cfg.resume or cfg.out) if cfg.resume else cfg
+
+
 def from_run_config(run_config: Any) -> RunConfig:
     """The configuration of a Flower run: ``config`` (a file or JSON), else the group files, then ``overrides``.
 

@@ -20,7 +20,7 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.errors import FedGraphError, RunFailed, unknown
 from fedgraph_flwr.records import FAILURE, SUMMARY
-from fedgraph_flwr.run import OnRound
+from fedgraph_flwr.serving import OnRound
 
 _STUB = """\
 [project]

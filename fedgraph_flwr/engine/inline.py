@@ -15,7 +15,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.run import OnRound, serve
+from fedgraph_flwr.serving import OnRound, serve
 
 _run_ids = itertools.count(1)
 _CRASHED = 0

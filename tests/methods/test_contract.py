@@ -4,13 +4,14 @@ import itertools
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr import partition
+from fedgraph_flwr import models, partition
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, compose, group_names
@@ -19,13 +20,13 @@ from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import from_record
+from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.run import with_folder
 from tests.methods.test_fedhgn import typed_client
 from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
 
 METHODS = group_names("strategy")
-TYPED = {"fedhgn": ["model.layers=2", "dataset=aifb"]}
-"""Methods for graphs with typed nodes and edges."""
+TYPED_WORDS = ["model.layers=2", "dataset=aifb"]
 
 FEATURES, CLASSES = 5, 3
 CUT_GRAPH = [
@@ -34,17 +35,15 @@ CUT_GRAPH = [
 ]
 """Three clients joined by edges. No other size of a model or message equals a client's number of nodes or edges."""
 
-SIZED = {
-    "fedstruct": {("up", "identity"), ("up", "structure")},  # ids and s_u of its nodes
-    "fedstruct_private": {("up", "identity"), ("down", "structure")},  # ids; gradients of its nodes' own s_u
-    "fedstruct_a": {("up", "graph"), ("up", "structure"), ("down", "structure")},  # edges once; residuals; s_u
-}
-"""Groups of arrays, by method, with a row for each node or edge of a client, as the method's own docstring says."""
-
-OPEN = {"fedsage_true": {("up", "features"), ("down", "features")}}
-"""Groups of arrays, by method, that hold features: an upper bound that gives up privacy on purpose."""
+SHARING = [m for m in METHODS if (s := compose([f"strategy={m}"]).strategy).shared and not s.pooled]
+"""Methods of several clients that share something."""
 
 Go = Callable[..., Finished]
+
+
+def is_typed(words: list[str]) -> bool:
+    """Whether the network that these words choose is for graphs with typed nodes and edges."""
+    return bool(models.network(compose(words).model).heterogeneous)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,9 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Any:
             )
 
         def run(method: str, *words: str) -> Finished:
-            graph = [*TYPED[method], f"graph={folder / 'typed'}"] if method in TYPED else CUT_GRAPH
-            fixed = [f"strategy={method}", *graph, "num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+            fixed = [f"strategy={method}", "num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+            typed = is_typed(fixed + [word for word in words if word.startswith("model=")])
+            fixed += [*TYPED_WORDS, f"graph={folder / 'typed'}"] if typed else CUT_GRAPH
             out = folder / f"run{next(count)}"
             cfg = with_folder(compose([*fixed, f"out={out}", *words]))
             return Finished(cfg, run_inline(cfg))
@@ -128,13 +128,13 @@ def test_order_of_replies_does_not_matter(method, go, first, monkeypatch):
 
     monkeypatch.setattr(InlineGrid, "pull_messages", shuffled)
     same_result(go(method), first(method))
-    assert any(moved) or method == "central"
+    assert any(moved) or first(method).cfg.strategy.pooled
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_attacked(method, go, first):
     """`attack=link_inference` changes nothing of the run; graphs with typed nodes are refused before it."""
-    if method in TYPED:
+    if is_typed([f"strategy={method}"]):
         with pytest.raises(FedGraphError, match="ranks pairs of nodes of one type"):
             go(method, "attack=link_inference")
         return
@@ -148,7 +148,7 @@ def test_every_method_can_be_attacked(method, go, first):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_meets_flipped_edges(method, go, first):
-    if method in TYPED:
+    if is_typed([f"strategy={method}"]):
         with pytest.raises(FedGraphError, match=r"dataset\.edge_flip=0\.3 does not reach"):
             go(method, "dataset.edge_flip=0.3")
         return
@@ -164,14 +164,50 @@ def test_a_client_survives_between_messages_only_in_its_state(method, go, first,
     same_result(go(method), first(method))
 
 
+@pytest.mark.parametrize("done", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_ends_like_one_that_was_never_interrupted(method, go, first):
-    half = go(method, "rounds=2", "checkpoint_every=1")
+def test_a_resumed_run_ends_like_one_that_was_never_interrupted(method, done, go, first):
+    half = go(method, f"rounds={done}", "checkpoint_every=1")
     tensors, values = read_tensors(half.out / "checkpoint.safetensors")
-    assert values["round"] == 2
+    assert values["round"] == done
     assert {name.removeprefix("arrays/") for name in tensors if name.startswith("arrays/")} == set(half.arrays)
     session.forget(0)
     same_result(go(method, f"resume={half.out}", f"out={half.out}"), first(method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_part_of_the_clients_trains_in_a_round(method, go):
+    """Under ``strategy.fraction`` cohorts change, absent clients keep what is theirs, and a resumption repeats all that."""
+    words = ["strategy.fraction=0.67", "rounds=4", "num_clients=3"]
+    whole = go(method, *words)
+    cohorts = [record["cohort"] for record in whole.rounds]
+    pooled = whole.cfg.strategy.pooled
+    assert {len(cohort) for cohort in cohorts} == {1 if pooled else 2}
+    assert pooled or len({tuple(cohort) for cohort in cohorts}) > 1
+    assert whole.summary["failures"] == {}
+    half = go(method, *words, "rounds=2", "checkpoint_every=1")
+    session.forget(0)
+    same_result(go(method, *words, f"resume={half.out}", f"out={half.out}"), whole)
+
+
+LIMITS = [
+    pytest.param(method, limit, id=f"{method}-{' '.join(limit.words) or 'as it is'}")
+    for method in METHODS
+    for limit in declaration(method).limits
+]
+
+
+@pytest.mark.parametrize(("method", "limit"), LIMITS)
+def test_a_method_is_another_at_the_limits_that_it_declares(method, limit, go):
+    """The same losses in every round, and the same values of the shared parameters that both have."""
+    (other,) = [word.partition("=")[2] for word in limit.equals if word.startswith("strategy=")]
+    one = go(method, *limit.words, *limit.also)
+    two = go(other, *[word for word in limit.equals if not word.startswith("strategy=")], *limit.also)
+    compare = partial(np.testing.assert_allclose, rtol=limit.within, atol=limit.within)
+    compare(*([r["train"]["train_loss"] for r in run.rounds] for run in (one, two)))
+    compare(*([r["metrics"]["val_loss"] for r in run.rounds] for run in (one, two)))
+    for name in one.arrays.keys() & two.arrays.keys():
+        compare(one.arrays[name], two.arrays[name], err_msg=name)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -193,8 +229,9 @@ def test_no_message_holds_features_labels_or_edges(method, go, monkeypatch):
                     open_.add((way, group))
         for record in content.metric_records.values():
             assert not any(isinstance(v, list) and len(v) in sizes for v in record.values())
-    assert tall == SIZED.get(method, set())
-    assert open_ == OPEN.get(method, set())
+    declared = declaration(method)
+    assert {"/".join(group) for group in tall} == set(declared.sized)
+    assert {"/".join(group) for group in open_} == set(declared.features)
 
 
 def _sizes(graph: Any) -> set[int]:
@@ -244,7 +281,7 @@ def test_cpu_and_gpu_agree(method, go):
     assert len(resumed.rounds) == 3  # the state on disk is the CPU's, and goes back to the GPU
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"central", "local"}))  # no other client, nothing shared
+@pytest.mark.parametrize("method", SHARING)
 def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, monkeypatch):
     """Client 1 answers one request of a phase as though it were asked to describe itself."""
     original = GraphClient.answer

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients import fedspa
 from fedgraph_flwr.clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import METRICS, MODEL
-from fedgraph_flwr.methods.checks import check_method
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedspa import FISHER, HET, HOM, UNK, edge_types, parameter_group, typed_operators
 from fedgraph_flwr.secure.masked import PEERS, RESOLUTION
