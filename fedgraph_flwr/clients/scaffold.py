@@ -42,8 +42,8 @@ class ScaffoldClient(VariateClient):
         """Leave g_i + c − c_i in the parameters; returns F_i."""
         loss = super().gradient(optimizer)
         if not self.steps:
-            decay, reached = self.cfg.train.weight_decay, {n: (p, p.grad) for n, p in self.trained.items()}
-            self.first = {n: g + decay * p.detach() for n, (p, g) in reached.items() if g is not None}
+            decay = self.cfg.train.weight_decay
+            self.first = {n: g + decay * p.detach() for n, p in self.trained.items() if (g := p.grad) is not None}
         self.correct(self.correction)
         return loss
 

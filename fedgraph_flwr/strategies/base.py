@@ -11,6 +11,7 @@ costs on a fleet: scores of round r travel with the training replies of round r 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from logging import INFO
 from typing import Any, ClassVar
 
@@ -273,6 +274,11 @@ class GraphStrategy(FlowerFedAvg):
     def model_of(self, client: int) -> Arrays:
         """The shared parameters that a client is sent: its own where it has some."""
         return self.models.get(client, self.arrays)
+
+    @cached_property
+    def buffers(self) -> set[str]:
+        """Names of the shared tensors that no gradient trains, such as running statistics: averaged, whatever the rest is."""
+        return {name for name, _ in models.probe(self.cfg.model).named_buffers()}
 
     @property
     def filing(self) -> dict[str, Any]:

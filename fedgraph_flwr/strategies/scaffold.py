@@ -62,4 +62,6 @@ class Scaffold(VariateStrategy):
     def step(self, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
         """The next parameters from x and ȳ."""
         rate = self.params.server_lr
-        return mean if rate == 1 else {name: x + rate * (mean[name] - x) for name, x in arrays.items()}
+        if rate == 1:
+            return mean
+        return mean | {n: arrays[n] + rate * (mean[n] - arrays[n]) for n in arrays.keys() - self.buffers}
