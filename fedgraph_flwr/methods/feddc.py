@@ -10,7 +10,7 @@ from fedgraph_flwr.methods.scaffold import Controls
 class Params(Controls):
     """Keys of FedDC, beside SCAFFOLD's ``option``."""
 
-    alpha: float = 0.01  # α of R_i; 0: no drift
+    alpha: float = 1.0  # α of R_i; 0: no drift
     gradient_term: bool = True  # G_i
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from fedgraph_flwr.config import at_least
 class Params:
     """Keys of FedDyn."""
 
-    alpha: float = 0.01  # α; 0: FedAvg
+    alpha: float = 1.0  # α; 0: FedAvg
 
     def __post_init__(self) -> None:
         at_least(self.alpha, 0, "strategy.alpha")
