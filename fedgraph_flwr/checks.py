@@ -28,3 +28,9 @@ def check_method(cfg: RunConfig) -> None:
     model = models.probe(cfg.model)
     for side in sides:
         side.check(cfg, model)
+
+
+def remarks(cfg: RunConfig) -> list[str]:
+    """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
+    sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
+    return [remark for side in sides if (remark := side.remark(cfg))]

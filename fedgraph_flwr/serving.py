@@ -5,12 +5,14 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.checks import check_method
+from fedgraph_flwr.checks import check_method, remarks
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.engine import SIMULATIONS
@@ -31,6 +33,8 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
             from fedgraph_flwr.evaluation import attacks
 
             attacks.check(cfg)
+        for remark in remarks(cfg):
+            log(WARNING, remark)
         recorder = Recorder(cfg, on_round)
         locate(cfg.strategy.server)(cfg, recorder).start(grid)
         if cfg.attack.name != "none":

@@ -121,6 +121,11 @@ class GraphClient(NumPyClient):
             FedGraphError: one sentence.
         """
 
+    @classmethod
+    def remark(cls, cfg: RunConfig) -> str:
+        """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
+        return ""
+
     def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
         return models.build(self.cfg.model, self.graph.num_features, self.graph.num_classes)
@@ -186,8 +191,8 @@ class GraphClient(NumPyClient):
         return loss
 
     def batches(self) -> Iterator[Batch]:
-        """What each local step reads: all training nodes, ``train.local_steps`` times."""
-        yield from [Batch(self.inputs, self.train_nodes, self.batch.y)] * self.cfg.train.local_steps
+        """What each local step reads: all training nodes, `local_steps` times."""
+        yield from [Batch(self.inputs, self.train_nodes, self.batch.y)] * self.local_steps
 
     def train(self) -> float:
         """Local training: a step on each of `batches`. Returns the last loss."""
@@ -225,6 +230,11 @@ class GraphClient(NumPyClient):
     def num_train(self) -> int:
         """Training nodes."""
         return int(self.train_nodes.numel())
+
+    @property
+    def local_steps(self) -> int:
+        """Steps of a local training, as configured for this client."""
+        return self.cfg.train.steps_of(self.graph.client)
 
     @cached_property
     def shared(self) -> dict[str, Tensor]:

@@ -157,7 +157,7 @@ class FedSPAClient(GraphClient):
         if self.params.folds == 1:
             yield from super().batches()
             return
-        steps = self.cfg.train.local_steps
+        steps = self.local_steps
         for step in range((self.server_round - 1) * steps, self.server_round * steps):
             inputs, nodes = self.folds[step % len(self.folds)]
             yield Batch(inputs, nodes, self.y[nodes])

@@ -125,6 +125,9 @@ class TrainConfig:
     weight_decay: float = 5e-4
     momentum: float = 0.0  # sgd
     local_steps: int = 3  # full-batch steps a round
+    local_steps_by_client: list[int] = field(
+        default_factory=list
+    )  # client i takes entry i, counted round; empty: all alike
     optimizer_state: str = "auto"  # keep | reset each round | auto: keep for adam, reset for sgd
     loss: str = (
         "cross_entropy"  # | weighted: classes count alike, by client | focal: what is predicted badly counts more
@@ -137,6 +140,7 @@ class TrainConfig:
         one_of(self.optimizer, ("adam", "sgd"), "train.optimizer")
         one_of(self.optimizer_state, ("auto", "keep", "reset"), "train.optimizer_state")
         at_least(self.local_steps, 0, "train.local_steps")
+        at_least(min(self.local_steps_by_client, default=0), 0, "train.local_steps_by_client")
         at_least(self.weight_decay, 0, "train.weight_decay")
         if not 0 < self.lr < math.inf:
             raise FedGraphError(f"train.lr must be > 0 and finite, got {self.lr}")
@@ -145,6 +149,16 @@ class TrainConfig:
     def keeps_optimizer(self) -> bool:
         """Whether the optimiser's state survives a round."""
         return self.optimizer_state == "keep" or (self.optimizer_state == "auto" and self.optimizer == "adam")
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether a step is the gradient times the step size."""
+        return self.optimizer == "sgd" and not self.momentum
+
+    def steps_of(self, client: int) -> int:
+        """Local steps a round of a client, by its index."""
+        steps = self.local_steps_by_client or [self.local_steps]
+        return steps[client % len(steps)]
 
 
 METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precision")

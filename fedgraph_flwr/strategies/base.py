@@ -128,6 +128,11 @@ class GraphStrategy(FlowerFedAvg):
             FedGraphError: one sentence.
         """
 
+    @classmethod
+    def remark(cls, cfg: RunConfig) -> str:
+        """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
+        return ""
+
     def initial_arrays(self) -> Arrays:
         """The shared parameters before round 1: those of the model that every client builds from the same seed."""
         torch.manual_seed(derive_seed(self.cfg.seed, "model"))
