@@ -113,12 +113,18 @@ def rank_pairs(z: Tensor, pairs: Tensor, linked: Tensor) -> tuple[float, float]:
 
 
 def _representations(cfg: RunConfig, graph: ClientGraph, arrays: Arrays) -> dict[str, Tensor]:
-    """What the client's network computes with parameters that all travel, by the name of its part."""
+    """What the client's network computes with parameters that all travel, by the name of its part.
+
+    Hidden features, where the head alone stays with the clients.
+    """
     client = locate(cfg.strategy.client)(cfg, graph)
     client.set_parameters([arrays[name] for name in client.shared])
     client.model.eval()
     with torch.no_grad():
         computed = client.model.representations(client.inputs)
+        body = {name for name, _ in client.model.named_parameters()} - set(client.model.head_names())
+        if body and body == client.shared.keys() & dict(client.model.named_parameters()).keys():
+            return {"hidden": client.model.encode(client.inputs)}
     names = [name for name, _ in client.model.named_parameters()]
     return {
         part.rstrip(".") or "prediction": z
