@@ -100,15 +100,14 @@ class Schema:
                 raise FedGraphError(f"{who} with a record '{plain(key, 60)}' that is not asked for")
         if METRICS not in content:
             raise FedGraphError(f"{who} without the record '{METRICS}'")
-        told: Any = content[METRICS]
-        numbers = _numbers(dict(told), self.numbers, who)
         groups = {}
         for name, fields in self.groups.items():
             arrays: Any = content.get(name) or {}
             _names(arrays, fields, who, f"{name}/")
             if name in content:
                 groups[name] = {key: _read(array, fields[key], f"{name}/{key}", who) for key, array in arrays.items()}
-        return groups, numbers
+        told: Any = content[METRICS]
+        return groups, _numbers(dict(told), self.numbers, who)
 
 
 def like(arrays: Mapping[str, np.ndarray], optional: bool = False) -> dict[str, ArrayField]:

@@ -5,7 +5,7 @@ import dataclasses
 from fedgraph_flwr import models
 from fedgraph_flwr.config.schema import RunConfig, StrategyConfig
 from fedgraph_flwr.errors import unknown
-from fedgraph_flwr.lookup import locate, method_params
+from fedgraph_flwr.lookup import locate, method_params, own_keys
 
 
 def check_method(cfg: RunConfig) -> None:
@@ -15,7 +15,7 @@ def check_method(cfg: RunConfig) -> None:
         FedGraphError: a key that nobody knows, a wrong type or value, or a network that the method cannot train.
     """
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
-    accepted = {f.name for side in sides for f in dataclasses.fields(side.Params)}
+    accepted = own_keys(cfg)
     for key in cfg.strategy.params:
         if key not in accepted:
             raise unknown(

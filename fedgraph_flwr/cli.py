@@ -18,7 +18,8 @@ COMMANDS = {
     "run": ("fedgraph_flwr.run_command", "train: in this process, on Ray, or on a fleet"),
     "partition": ("fedgraph_flwr.partition.command", "cut a dataset into one file a client, or describe the cut"),
     "datasets": ("fedgraph_flwr.data.listing", "what is known, what is at hand, where files go"),
-    "import": ("fedgraph_flwr.data.importing", "bring your own graph: tables or a saved PyG object"),
+    "import": ("fedgraph_flwr.data.import_command", "bring your own graph: tables or a saved PyG object"),
+    "schema": ("fedgraph_flwr.data.schema_command", "what your tables' columns mean: show it, or merge statistics"),
     "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
 }
 

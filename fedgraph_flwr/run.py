@@ -4,6 +4,8 @@ from typing import Any
 
 from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.engine import FLEET, SIMULATIONS
+from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.partition import settled
 from fedgraph_flwr.serving import OnRound, here, with_folder
 
@@ -19,10 +21,5 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     check_method(cfg)
     if here(cfg):
         cfg = settled(cfg)
-    if cfg.engine == "inline":
-        from fedgraph_flwr.engine.inline import run_inline
-
-        return run_inline(cfg, on_round)
-    from fedgraph_flwr.engine.flower import run_flower
-
-    return run_flower(cfg, on_round)
+    summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(cfg, on_round)
+    return summary

@@ -8,8 +8,9 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, configuration, group_names
 
 _EPILOG = """\
-keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|CONNECTION out=DIR resume=DIR
-config=FILE (a resolved config.yaml to repeat), and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
+keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|flower-simulation|CONNECTION
+out=DIR resume=DIR config=FILE (your own YAML, or a run's config.yaml to repeat),
+and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
 examples:
   fedgraph-flwr run
   fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5 seed=1
@@ -42,9 +43,12 @@ def main(args: argparse.Namespace) -> int:
 
         print(to_yaml(cfg), end="")
         return 0
+    from fedgraph_flwr.data import datasets
     from fedgraph_flwr.run import run, with_folder
 
     cfg = with_folder(cfg)
+    if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
+        print(f"split: the one that dataset={cfg.dataset.name} was imported with (split.kind=ratio draws another)")
     try:
         with _Progress(cfg, shown=not args.quiet) as progress:
             summary = run(cfg, progress.round)
@@ -68,14 +72,15 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedgraph_flwr.evaluation import metrics
+
     table = Table(title=f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}", show_header=True)
     for column in ("", "best validation round", "last round", "mean of last five"):
         table.add_column(column, justify="left" if not column else "right")
     at = summary["metrics"]
-    for key in sorted(at.get("last", {})):
-        if key.startswith("test_") and "loss" not in key:
-            cells = (f"{at[column].get(key, float('nan')):.4f}" for column in ("best_val", "last", "last5"))
-            table.add_row(key.replace("_", " "), *cells)
+    for key in metrics.shown(at.get("last", {}), cfg.evaluation):
+        cells = (f"{at[column].get(key, float('nan')):.4f}" for column in ("best_val", "last", "last5"))
+        table.add_row(key.replace("_", " "), *cells)
     console = Console()
     console.print(table)
     console.print(

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fedgraph_flwr.checks import check_method, remarks
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.partition import settled
@@ -56,6 +57,18 @@ def with_folder(cfg: RunConfig) -> RunConfig:
     return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))
 
 
+def make_folder(cfg: RunConfig) -> None:
+    """Make the result folder, before anything is started that takes time.
+
+    Raises:
+        FedGraphError: it cannot be made.
+    """
+    try:
+        Path(cfg.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedGraphError(f"cannot make the folder out={cfg.out}: {error.strerror or error}") from error
+
+
 def here(cfg: RunConfig) -> bool:
-    """Whether the clients run on this machine, so that their files are here."""
-    return cfg.engine in ("inline", "ray")
+    """Whether this run is a simulation, so that the clients' files are at hand."""
+    return cfg.engine in SIMULATIONS

@@ -159,7 +159,7 @@ def majority(words: Sequence[str]) -> float:
     scores: dict[str, list[float]] = {}
     for g in graphs:
         logits = F.one_hot(label, g.num_classes).float().expand(g.y.numel(), -1)
-        told = metrics.score(logits, g.y, {"test": g.test_mask}, metrics.wanted(cfg.evaluation))
+        told = metrics.score(logits, g.y, {"test": g.test_mask}, metrics.wanted(cfg.evaluation, g.num_classes))
         scores = {key: [*scores.get(key, []), *values] for key, values in told.items()}
     return metrics.averages(scores, [float(g.num_nodes) for g in graphs])[metrics.headline(cfg.evaluation, "test")]
 

@@ -18,18 +18,19 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from flwr.client import NumPyClient
 from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.schema import fingerprint
 from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import MODEL, Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.params import NoParams
+from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.trees import Tree, flatten, moved
@@ -76,6 +77,7 @@ class GraphClient(NumPyClient):
         inputs: what the model needs of the graph, prepared once.
         batch: what the step at hand reads; between rounds, all training nodes.
         memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
+        class_weights: of ``train.loss=weighted``, [C]: each class of its training nodes counts the same; else None.
         steps: optimiser steps of the last local training.
         server_round: the round of the message at hand.
         exchange: how many exchanges of the same phase came before it in this round.
@@ -101,6 +103,8 @@ class GraphClient(NumPyClient):
         self.train_nodes = graph.train_mask.nonzero().view(-1).to(self.device)
         self.masks = {"val": graph.val_mask.to(self.device), "test": graph.test_mask.to(self.device)}
         self.batch = Batch(self.inputs, self.train_nodes, self.y[self.train_nodes])
+        weighted = cfg.train.loss == "weighted"
+        self.class_weights = class_weights(self.batch.y, graph.num_classes) if weighted else None
         self.optimizer: Optimizer | None = None
 
     # --- what a method may override ---------------------------------------------------------------------------------
@@ -159,6 +163,8 @@ class GraphClient(NumPyClient):
         if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
             part = self.graph.part
             told["num_nodes"] = part.bincount().tolist() if part.numel() else self.graph.num_nodes
+        if (schema := fingerprint(self.graph)) != [0]:
+            told["schema"] = schema
         return told
 
     def receive(self, groups: dict[str, Arrays]) -> None:
@@ -169,8 +175,9 @@ class GraphClient(NumPyClient):
         return self.model(inputs)
 
     def task_loss(self, logits: Tensor) -> Tensor:
-        """Cross-entropy on the nodes of `batch`; logits [N, C] → a scalar."""
-        return F.cross_entropy(logits if self.batch.nodes is None else logits[self.batch.nodes], self.batch.y)
+        """``train.loss`` on the nodes of `batch`; logits [N, C] → a scalar."""
+        chosen = logits if self.batch.nodes is None else logits[self.batch.nodes]
+        return task_loss(chosen, self.batch.y, self.cfg.train, self.class_weights)
 
     def loss(self) -> Tensor:
         """The local objective on `batch`."""
@@ -255,7 +262,8 @@ class GraphClient(NumPyClient):
     def score(self, logits: Tensor) -> dict[str, list[float]]:
         """Scores of logits [N, C], by split and metric."""
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
-        return metrics.score(logits, self.y, self.masks, metrics.wanted(self.cfg.evaluation), part)
+        wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
+        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 

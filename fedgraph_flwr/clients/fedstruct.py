@@ -59,6 +59,7 @@ class FedStructClient(FedGradClient):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """The network must have a structure branch, and one that fits the features."""
+        super().check(cfg, model)
         if not isinstance(model, FedStruct):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedstruct, got {cfg.model.name}")
         features = method_params(cls, cfg).features

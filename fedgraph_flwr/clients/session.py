@@ -58,6 +58,23 @@ def forget(run_id: int) -> None:
         del _live[key]
 
 
+def private_state(context: Context) -> dict[str, torch.Tensor]:
+    """A node's private state as it stands, for an engine that keeps clients alive and may have to build one anew."""
+    if live := _live.get((context.run_id, context.node_id)):
+        return flatten(live[0].snapshot())
+    if STATE not in context.state.array_records:
+        return {}
+    arrays = from_record(context.state.array_records[STATE])
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def give_state(context: Context, state: Mapping[str, torch.Tensor]) -> None:
+    """Let the node's next message meet a client that is built anew, with this private state."""
+    _live.pop((context.run_id, context.node_id), None)
+    if state:
+        context.state[STATE] = to_record({name: t.detach().cpu().numpy() for name, t in state.items()})
+
+
 def _answer(message: Message, context: Context) -> RecordDict:
     config: dict[str, Any] = dict(message.content[CONFIG])
     phase, server_round = str(config["phase"]), int(config.get("round", 0))
@@ -110,6 +127,8 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
         client.restore(unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
+        if context.node_config.get("live"):
+            del context.state[STATE]  # the client holds it now
     elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
         client.restore(unflatten(kept[0]))
         stored = kept[1]
@@ -161,12 +180,7 @@ def load_graph(cfg: RunConfig, context: Context) -> Any:
             "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', "
             "a file made by `fedgraph-flwr partition` or `fedgraph-flwr import`"
         )
-    index, clients = int(context.node_config["partition-id"]), partition.num_clients(cfg)
-    if index >= clients:
-        raise FedGraphError(
-            f"node {index} has no client: this run has {clients} (num_clients, or 1 for a pooled graph)"
-        )
-    return partition.load_client(cfg, index)
+    return partition.load_client(cfg, int(context.node_config["partition-id"]))
 
 
 def device(cfg: RunConfig, context: Context) -> torch.device:

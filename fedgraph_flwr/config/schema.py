@@ -5,6 +5,7 @@ its class, and `typed` fills either from what a user wrote.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,8 +129,14 @@ class TrainConfig:
         default_factory=list
     )  # client i takes entry i, counted round; empty: all alike
     optimizer_state: str = "auto"  # keep | reset each round | auto: keep for adam, reset for sgd
+    loss: str = (
+        "cross_entropy"  # | weighted: classes count alike, by client | focal: what is predicted badly counts more
+    )
+    focal_gamma: float = 2.0  # focal: 0 is cross_entropy
 
     def __post_init__(self) -> None:
+        one_of(self.loss, ("cross_entropy", "weighted", "focal"), "train.loss")
+        at_least(self.focal_gamma, 0, "train.focal_gamma")
         one_of(self.optimizer, ("adam", "sgd"), "train.optimizer")
         one_of(self.optimizer_state, ("auto", "keep", "reset"), "train.optimizer_state")
         at_least(self.local_steps, 0, "train.local_steps")
@@ -154,7 +161,7 @@ class TrainConfig:
         return steps[client % len(steps)]
 
 
-METRICS = ("accuracy", "macro_f1", "auc")
+METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precision")
 AVERAGES = ("clients", "test_nodes", "nodes")
 SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 
@@ -173,6 +180,7 @@ class EvaluationConfig:
     )
     min_delta: float = 0.0  # by how much a figure must be better
     trained: bool = False  # also score each client's model right after local training
+    full: bool = False  # auc, average_precision and the F1 of each class with more than two classes too
 
     def __post_init__(self) -> None:
         one_of(self.metric, METRICS, "evaluation.metric")
@@ -246,6 +254,21 @@ class AttackConfig:
 
 
 @dataclass
+class RayConfig:
+    """Where ``engine=ray`` finds processes for its clients."""
+
+    address: str = ""  # empty: a Ray instance of this run's own | auto | HOST:PORT of a cluster's head
+    actors: int = 0  # processes that hold the clients; 0: as many as client_cpus and client_gpus leave room for
+    live_clients: int = 0  # clients a process holds at once, the others are built from their state when asked; 0: all
+
+    def __post_init__(self) -> None:
+        if self.address not in ("", "auto") and not re.fullmatch(r"[^\s/:]+:\d+", self.address):
+            raise FedGraphError(f"ray.address must be auto, HOST:PORT or empty, got '{self.address}'")
+        at_least(self.actors, 0, "ray.actors")
+        at_least(self.live_clients, 0, "ray.live_clients")
+
+
+@dataclass
 class RunConfig:
     """Everything a run is a function of."""
 
@@ -258,14 +281,15 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     protocol: str = "none"  # which conf/protocol file was applied
     num_clients: int = 10
     rounds: int = 100
     seed: int = 0
-    engine: str = "inline"  # inline | ray | the name of a SuperLink connection
+    engine: str = "inline"  # inline | ray | flower-simulation | the name of a SuperLink connection
     device: str = "auto"  # auto | cpu | cuda
     threads: int = 1  # torch threads in a client
-    client_cpus: int = 1  # CPUs, and share of a GPU, that a virtual client takes (engine=ray)
+    client_cpus: int = 1  # CPUs, and share of a GPU, that clients take which train at a time (ray, flower-simulation)
     client_gpus: float = 0.0
     dtype: str = "float32"  # float32 | float64 (for tests of exactness)
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
@@ -277,6 +301,8 @@ class RunConfig:
         at_least(self.num_clients, 1, "num_clients")
         at_least(self.rounds, 1, "rounds")
         at_least(self.threads, 1, "threads")
+        at_least(self.client_cpus, 1, "client_cpus")
+        at_least(self.client_gpus, 0, "client_gpus")
         at_least(self.checkpoint_every, 0, "checkpoint_every")
         one_of(self.device, DEVICES, "device")
         one_of(self.dtype, ("float32", "float64"), "dtype")

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import locate
@@ -30,10 +31,9 @@ def check(cfg: RunConfig) -> None:
     """
     from fedgraph_flwr import partition
 
-    if cfg.engine not in ("inline", "ray"):
-        raise FedGraphError(
-            f"attack={cfg.attack.name} studies a simulation: use engine=inline or ray, not {cfg.engine}"
-        )
+    if cfg.engine not in SIMULATIONS:
+        known = ", ".join(SIMULATIONS)
+        raise FedGraphError(f"attack={cfg.attack.name} studies a simulation: use engine={known}, not {cfg.engine}")
     if not isinstance(partition.load_client(cfg, 0), ClientGraph):
         raise FedGraphError(
             f"attack={cfg.attack.name} ranks pairs of nodes of one type; those of '{cfg.dataset.name}' are typed"

@@ -99,13 +99,25 @@ _ROWS = {
 }
 
 
+_SCORES = (
+    "test_accuracy",
+    "test_majority",
+    "test_accuracy_by_test_nodes",
+    "test_balanced_accuracy",
+    "test_macro_f1",
+    "test_auc",
+    "test_average_precision",
+)
+
+
 def _table(runs: Sequence[Any]) -> str:
     head = "".join(f"<th>{html.escape(run.label)}</th>" for run in runs)
     body = ""
     for key, text in _ROWS.items():
         cells = "".join(f"<td>{html.escape(_show(run.summary.get(key, '')))}</td>" for run in runs)
         body += f"<tr><td>{text}</td>{cells}</tr>"
-    for split in ("test_accuracy", "test_accuracy_by_test_nodes", "test_macro_f1"):
+    known = {key for run in runs for key in run.summary.get("metrics", {}).get("last", {})}
+    for split in [key for key in _SCORES if key in known or key == "test_accuracy"]:
         for at, words in (
             ("best_val", "best validation round"),
             ("last", "last round"),

@@ -185,7 +185,7 @@ class GraphStrategy(FlowerFedAvg):
             if self.scores_due:
                 numbers |= self._score_fields()
             if self.cfg.evaluation.trained:
-                numbers |= score_fields(self.cfg.evaluation, "trained-", self._parts)
+                numbers |= self._score_fields_of("trained-")
             return Schema({MODEL: like(self.arrays)} if self.stage().up else {}, numbers)
         raise NotImplementedError(f"{type(self).__name__} declares no schema for its phase '{phase}'")
 
@@ -421,16 +421,17 @@ class GraphStrategy(FlowerFedAvg):
         return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
 
     def _score_fields(self) -> dict[str, NumberField]:
-        fields = score_fields(self.cfg.evaluation, "", self._parts)
-        if self.cfg.strategy.personal:
-            fields |= score_fields(self.cfg.evaluation, "global-", self._parts)
-        return fields
+        return self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
+
+    def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:
+        return score_fields(self.cfg.evaluation, self.agreed("num_classes"), prefix, self._parts)
 
     def _description(self) -> dict[str, NumberField]:
         whole = NumberField(0, LARGEST, whole=True)
         many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
         typed = models.network(self.cfg.model).heterogeneous
         fields = {"num_train": whole, "num_features": many if typed else whole, "num_classes": whole}
+        fields["schema"] = NumberField(0, 2**48 - 1, whole=True, length=up_to(2**16), optional=True)
         if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
             fields["num_nodes"] = many if self.cfg.strategy.pooled else whole
         return fields

@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, from_record, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
@@ -65,6 +66,7 @@ class Loop:
         method, rules = self.strategy, self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
         method.clients = self.connection.wait(wanted, rules.timeout)
+        check_fingerprints({index: info.told.get("schema", [0]) for index, info in method.clients.items()})
         if rules.min_clients > wanted:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
@@ -157,7 +159,7 @@ class Loop:
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """What the round's record says of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
-        return training_record(replies, prefixes, self.cfg.evaluation)
+        return training_record(replies, prefixes, self.cfg.evaluation, self.strategy.agreed("num_classes"))
 
     def _spent(self) -> dict[str, Any]:
         """What the round's record says of privacy."""
@@ -182,10 +184,10 @@ class Loop:
     def _scored(self, replies: list[Reply]) -> None:
         """The scores in these answers complete the record of the round before."""
         method, evaluation = self.strategy, self.cfg.evaluation
-        nodes = method.nodes_of(replies)
-        scores = scores_of(replies, evaluation, "", nodes)
+        nodes, classes = method.nodes_of(replies), method.agreed("num_classes")
+        scores = scores_of(replies, evaluation, classes, "", nodes)
         if self.cfg.strategy.personal:
-            shared = scores_of(replies, evaluation, "global-", nodes)["metrics"]
+            shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
         self.recorder.scored(scores, method.arrays, nodes)
 

@@ -14,22 +14,23 @@ KEYS = ("count", "loss")
 """What is told of a split beside its metrics."""
 
 
-def score_fields(cfg: EvaluationConfig, prefix: str, parts: Axis) -> dict[str, NumberField]:
+def score_fields(cfg: EvaluationConfig, classes: int, prefix: str, parts: Axis) -> dict[str, NumberField]:
     """The numbers of an answer that holds scores: one entry a part of the client's graph, NaN for one without nodes."""
     fields = {"count": NumberField(0, LARGEST, length=parts), "loss": NumberField(0, length=parts, nan=True)}
     share = NumberField(0, 1, length=parts, nan=True)
-    named = {**fields, **dict.fromkeys(metrics.wanted(cfg), share)}
+    named = {**fields, **dict.fromkeys(metrics.wanted(cfg, classes), share)}
     return {f"{prefix}{split}-{key}": wanted for split in metrics.SPLITS for key, wanted in named.items()}
 
 
 def scores_of(
-    replies: Iterable[Reply], cfg: EvaluationConfig, prefix: str = "", nodes: list[float] | None = None
+    replies: Iterable[Reply], cfg: EvaluationConfig, classes: int, prefix: str = "", nodes: list[float] | None = None
 ) -> dict[str, Any]:
     """Scores by client, and their means.
 
     Args:
         replies: that hold scores, in the order of the clients.
         cfg: which metrics.
+        classes: C, on which some metrics depend.
         prefix: of the names of the scores (``trained-``: of each client's model after local training).
         nodes: of each part, where means are weighted by them.
     """
@@ -37,18 +38,20 @@ def scores_of(
     per_client = {
         f"{split}-{key}": [v for r in answers for v in as_list(r.metrics.get(f"{prefix}{split}-{key}", []))]
         for split in metrics.SPLITS
-        for key in (*KEYS, *metrics.wanted(cfg))
+        for key in (*KEYS, *metrics.wanted(cfg, classes))
     }
     return {"metrics": metrics.averages(per_client, nodes), "clients": per_client}
 
 
-def training_record(replies: Iterable[Reply], prefixes: Iterable[str], cfg: EvaluationConfig) -> dict[str, Any]:
+def training_record(
+    replies: Iterable[Reply], prefixes: Iterable[str], cfg: EvaluationConfig, classes: int
+) -> dict[str, Any]:
     """The mean training loss, and the means of further scores under their prefix, ``trained_test_accuracy``."""
     answers = list(replies)
     losses = [float(reply.metrics["train-loss"]) for reply in answers if "train-loss" in reply.metrics]
     told: dict[str, Any] = {"train_loss": float(np.mean(losses))} if losses else {}
     for prefix in prefixes:
-        told |= {f"{prefix[:-1]}_{k}": v for k, v in scores_of(answers, cfg, prefix)["metrics"].items()}
+        told |= {f"{prefix[:-1]}_{k}": v for k, v in scores_of(answers, cfg, classes, prefix)["metrics"].items()}
     return told
 
 

@@ -4,6 +4,7 @@ import itertools
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import from_record
@@ -263,6 +265,20 @@ def test_a_method_says_what_leaves_a_client(method):
     for target in (strategy.server, strategy.client):
         texts = [f"{sys.modules[cls.__module__].__doc__} {cls.__doc__}" for cls in locate(target).__mro__]
         assert any("eaves" in text for text in texts), target
+
+
+def test_every_method_gives_the_same_on_ray(first, tmp_path):
+    """One Ray instance for all of them, so one test."""
+    different = []
+    with ray_session():
+        for method in METHODS:
+            inline = first(method)
+            cfg = replace(inline.cfg, engine="ray", out=str(tmp_path / method))
+            try:
+                same_result(Finished(cfg, run_ray(cfg)), inline)
+            except AssertionError as error:
+                different.append(f"{method}: {error}")
+    assert different == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
