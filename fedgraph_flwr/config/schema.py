@@ -125,9 +125,8 @@ class TrainConfig:
     weight_decay: float = 5e-4
     momentum: float = 0.0  # sgd
     local_steps: int = 3  # full-batch steps a round
-    local_steps_by_client: list[int] = field(
-        default_factory=list
-    )  # client i takes entry i, counted round; empty: all alike
+    # client i takes entry i modulo the length; empty: local_steps for all
+    local_steps_by_client: list[int] = field(default_factory=list)
     optimizer_state: str = "auto"  # keep | reset each round | auto: keep for adam, reset for sgd
     loss: str = (
         "cross_entropy"  # | weighted: classes count alike, by client | focal: what is predicted badly counts more
