@@ -5,7 +5,9 @@ import dataclasses
 from fedgraph_flwr import models
 from fedgraph_flwr.config.schema import RunConfig, StrategyConfig
 from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate, method_params
+from fedgraph_flwr.strategies import aggregators
 
 
 def check_method(cfg: RunConfig) -> None:
@@ -25,6 +27,18 @@ def check_method(cfg: RunConfig) -> None:
             )
     for side in sides:
         method_params(side, cfg)
+    aggregators.check(cfg, sides[0].averages)
+    adversaries.check(cfg, sides[0].averages)
     model = models.probe(cfg.model)
     for side in sides:
         side.check(cfg, model)
+
+
+def check_clients(cfg: RunConfig) -> None:
+    """Check what depends on how many clients there are, once that is settled.
+
+    Raises:
+        FedGraphError: too few of them, or one that is not there.
+    """
+    aggregators.check_cohort(cfg)
+    adversaries.check_clients(cfg)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedgraph_flwr.checks import check_method
+from fedgraph_flwr.checks import check_clients, check_method
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.partition import settled
 from fedgraph_flwr.serving import OnRound, here, with_folder
@@ -19,6 +19,7 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     check_method(cfg)
     if here(cfg):
         cfg = settled(cfg)
+        check_clients(cfg)
     if cfg.engine == "inline":
         from fedgraph_flwr.engine.inline import run_inline
 

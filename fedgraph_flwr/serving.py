@@ -10,10 +10,11 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.checks import check_method
+from fedgraph_flwr.checks import check_clients, check_method
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.partition import settled
 from fedgraph_flwr.records import FAILURE, Recorder
@@ -26,6 +27,7 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
     cfg = with_folder(cfg)
     try:
         check_method(cfg)
+        check_clients(cfg)
         if cfg.attack.name != "none":
             from fedgraph_flwr.evaluation import attacks
 
@@ -34,6 +36,9 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
         locate(cfg.strategy.server)(cfg, recorder).start(grid)
         if cfg.attack.name != "none":
             recorder.extra["attack"] = attacks.attack(cfg, recorder.final_arrays)
+        if cfg.adversary.backdoor:
+            recorder.extra["adversary"] = adversaries.success(cfg, recorder.final_arrays)
+        if recorder.extra:
             recorder.finish()  # once more: a failing study loses no result
     except FedGraphError as error:  # whoever started the run may sit in another process
         failure = {"error": str(error), "exit_code": error.exit_code}

@@ -142,6 +142,7 @@ class TrainConfig:
 
 METRICS = ("accuracy", "macro_f1", "auc")
 AVERAGES = ("clients", "test_nodes", "nodes")
+AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound")
 SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 
 
@@ -186,6 +187,10 @@ class StrategyConfig:
     pooled: bool = False  # one client holds the whole graph, cut edges included
     private_schema: bool = False  # typed graphs: a client names the types that it holds, not those of all
     weighting: str = "train"  # train | nodes | uniform
+    # mean, which is weighted | median | trimmed_mean | krum | multi_krum | bulyan | geometric_median | norm_bound
+    aggregator: str = "mean"
+    byzantine: int = 1  # f, liars a round that the aggregator is to stand
+    norm_bound: float = 0.0  # aggregator=norm_bound: largest L2 norm of a client's update; 0: the median of the round's
     fraction: float = 1.0  # share of the clients sampled each round
     min_clients: int = 1  # fewer valid replies than this fail the round
     on_failure: str = "continue"  # continue without a client that failed | fail the run
@@ -194,10 +199,17 @@ class StrategyConfig:
 
     def __post_init__(self) -> None:
         one_of(self.weighting, ("train", "nodes", "uniform"), "strategy.weighting")
+        one_of(self.aggregator, AGGREGATORS, "strategy.aggregator")
+        at_least(self.byzantine, 0, "strategy.byzantine")
+        at_least(self.norm_bound, 0, "strategy.norm_bound")
         one_of(self.on_failure, ("continue", "fail"), "strategy.on_failure")
         at_least(self.min_clients, 1, "strategy.min_clients")
         if not 0 < self.fraction <= 1:
             raise FedGraphError(f"strategy.fraction must lie in (0, 1], got {self.fraction}")
+
+    def cohort_size(self, clients: int) -> int:
+        """How many of the ``clients`` a round samples."""
+        return min(max(round(self.fraction * clients), self.min_clients), clients)
 
 
 @dataclass
@@ -231,6 +243,61 @@ class AttackConfig:
             raise unknown("attack key", key, ["name"])
 
 
+ADVERSARIES = {
+    "none": 0.0,
+    "sign_flip": 5.0,
+    "scaling": 10.0,
+    "gaussian": 1.0,
+    "free_rider": 1e-3,
+    "label_flip": 0.0,
+    "backdoor_central": 1.0,
+    "backdoor_distributed": 1.0,
+}
+"""How clients of a simulation may lie, and how much they do where nothing is said."""
+
+
+@dataclass
+class AdversaryConfig:
+    """Clients of a simulation that lie: ``adversary.kind=sign_flip adversary.clients=[1]``."""
+
+    kind: str = (
+        "none"  # none | sign_flip | scaling | gaussian | free_rider | label_flip | backdoor_central or _distributed
+    )
+    clients: list[int] = field(
+        default_factory=list
+    )  # who they are; []: nobody (a backdoor's trigger is measured all the same)
+    # factor of the update (sign_flip 5, scaling 10), standard deviation of the noise (gaussian 1, free_rider 0.001),
+    # value of the trigger's features (backdoors 1)
+    strength: float | None = None
+    target: int = 0  # backdoors: the class that the trigger is to call up
+    rate: float = 0.5  # backdoors: share of a liar's training nodes of other classes that bear the trigger
+    trigger: int = 4  # backdoors: nodes of the whole trigger
+
+    def __post_init__(self) -> None:
+        one_of(self.kind, tuple(ADVERSARIES), "adversary.kind")
+        at_least(self.force, 0, "adversary.strength")
+        at_least(self.target, 0, "adversary.target")
+        at_least(self.trigger, 1, "adversary.trigger")
+        if not 0 <= self.rate <= 1:
+            raise FedGraphError(f"adversary.rate must lie in [0, 1], got {self.rate}")
+        if min(self.clients, default=0) < 0 or len(set(self.clients)) < len(self.clients):
+            raise FedGraphError(f"adversary.clients must be different whole numbers from 0, got {self.clients}")
+        if self.kind == "backdoor_distributed" and len(self.clients) > self.trigger:
+            raise FedGraphError(
+                f"adversary.trigger={self.trigger} nodes cannot be dealt out to {len(self.clients)} clients: expected as many"
+            )
+
+    @property
+    def force(self) -> float:
+        """``strength``, or what is usual for the kind."""
+        return ADVERSARIES[self.kind] if self.strength is None else self.strength
+
+    @property
+    def backdoor(self) -> bool:
+        """Whether it plants a trigger."""
+        return self.kind.startswith("backdoor")
+
+
 @dataclass
 class RunConfig:
     """Everything a run is a function of."""
@@ -244,6 +311,7 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
+    adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
     protocol: str = "none"  # which conf/protocol file was applied
     num_clients: int = 10
     rounds: int = 100

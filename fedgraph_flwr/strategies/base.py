@@ -43,6 +43,7 @@ from fedgraph_flwr.messages import (
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
@@ -72,6 +73,7 @@ class GraphStrategy(FlowerFedAvg):
     Attributes:
         Params: the method's own keys.
         plain_average: whether all that leaves a client is its model, and all that the server does with it is to average.
+        averages: whether what the server does with the models that clients send is to put them together by `average`.
         sums: groups of the training answer of which the server needs weighted sums alone, never one client's arrays.
         params: the keys' values.
         clients: what is known of each client, by its index.
@@ -88,6 +90,7 @@ class GraphStrategy(FlowerFedAvg):
 
     Params: ClassVar[type] = NoParams
     plain_average: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
     sums: ClassVar[tuple[str, ...]] = (MODEL,)
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
@@ -223,9 +226,29 @@ class GraphStrategy(FlowerFedAvg):
         key = {"train": "num_train", "nodes": "num_nodes"}[rule]
         return [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
 
-    def average(self, values: list[Arrays], weights: Iterable[float]) -> Arrays:
-        """The weighted mean of clients' arrays: the one place where clients' models are averaged."""
-        return weighted_mean(values, weights)
+    def average(
+        self,
+        values: list[Arrays],
+        weights: Iterable[float] | Mapping[str, Iterable[float]],
+        origin: Arrays | None = None,
+    ) -> Arrays:
+        """The weighted mean of clients' arrays, or what ``strategy.aggregator`` has in its place.
+
+        The one place where clients' models are averaged; all that is averaged of them goes through one call.
+
+        Args:
+            values: of each client.
+            weights: one a client, or for each named array one a client; no rule but the mean heeds them.
+            origin: what the values are updates of; default: the shared parameters at hand.
+        """
+        if self.cfg.strategy.aggregator != "mean":
+            return combine(values, self.arrays if origin is None else origin, self.cfg.strategy)
+        if not isinstance(weights, Mapping):
+            return weighted_mean(values, weights)
+        mean: Arrays = {}
+        for name, own in weights.items():
+            mean |= weighted_mean([{name: arrays[name]} for arrays in values], own)
+        return mean
 
     def ask(
         self,
@@ -277,8 +300,7 @@ class GraphStrategy(FlowerFedAvg):
     @property
     def cohort_size(self) -> int:
         """How many clients a round samples."""
-        size = max(round(self.cfg.strategy.fraction * len(self.clients)), self.cfg.strategy.min_clients)
-        return min(size, len(self.clients))
+        return self.cfg.strategy.cohort_size(len(self.clients))
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class FedGrad(GraphStrategy):
     """Eq. (8) on the server."""
 
     Params: ClassVar[type] = FedGradParams
+    averages: ClassVar[bool] = False  # the answers hold gradients
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
