@@ -7,7 +7,7 @@ from fedgraph_flwr.config.schema import RunConfig, StrategyConfig
 from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate, method_params
-from fedgraph_flwr.strategies import aggregators
+from fedgraph_flwr.strategies import aggregators, privacy
 
 
 def check_method(cfg: RunConfig) -> None:
@@ -28,6 +28,7 @@ def check_method(cfg: RunConfig) -> None:
     for side in sides:
         method_params(side, cfg)
     aggregators.check(cfg, sides[0].averages)
+    privacy.check(cfg, sides[0].plain_average)
     adversaries.check(cfg, sides[0].averages)
     model = models.probe(cfg.model)
     for side in sides:
@@ -38,7 +39,8 @@ def check_clients(cfg: RunConfig) -> None:
     """Check what depends on how many clients there are, once that is settled.
 
     Raises:
-        FedGraphError: too few of them, or one that is not there.
+        FedGraphError: too few of them, one that is not there, or a δ or budget that does not suit them.
     """
     aggregators.check_cohort(cfg)
+    privacy.check_clients(cfg)
     adversaries.check_clients(cfg)

@@ -233,7 +233,6 @@ class Recorder:
             "peak_rss_mb": _peak_rss_mb(),
             "versions": _versions(),
             "commit": _commit(),
-            **({"privacy": last_round["privacy"]} if "privacy" in last_round else {}),
             **self.extra,
         }
         self.summary = summary

@@ -34,11 +34,13 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
             attacks.check(cfg)
         recorder = Recorder(cfg, on_round)
         locate(cfg.strategy.server)(cfg, recorder).start(grid)
+        studies = {}
         if cfg.attack.name != "none":
-            recorder.extra["attack"] = attacks.attack(cfg, recorder.final_arrays)
+            studies["attack"] = attacks.attack(cfg, recorder.final_arrays)
         if cfg.adversary.backdoor:
-            recorder.extra["adversary"] = adversaries.success(cfg, recorder.final_arrays)
-        if recorder.extra:
+            studies["adversary"] = adversaries.success(cfg, recorder.final_arrays)
+        if studies:
+            recorder.extra |= studies
             recorder.finish()  # once more: a failing study loses no result
     except FedGraphError as error:  # whoever started the run may sit in another process
         failure = {"error": str(error), "exit_code": error.exit_code}

@@ -214,16 +214,35 @@ class StrategyConfig:
 
 @dataclass
 class PrivacyConfig:
-    """Differential privacy by Flower's wrappers; ``noise_multiplier`` 0 is off."""
+    """Differential privacy of each client, in the models that the server releases."""
 
     dp: str = "none"  # none | server_fixed (the server clips updates) | client_fixed (each client does)
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
     clipping_norm: float = 1.0  # largest L2 norm of a client's update
-    delta: float = 1e-5  # at which ε is told
+    delta: float = 1e-5  # at which ε is told; at most 1 / num_clients
+    epsilon_budget: float = 0.0  # the run ends before a release that would cost more; 0: none
+    scores: str = "told"  # told: clients send scores and training losses, which no noise covers | none: they keep them
 
     def __post_init__(self) -> None:
         one_of(self.dp, ("none", "server_fixed", "client_fixed"), "privacy.dp")
+        one_of(self.scores, ("told", "none"), "privacy.scores")
         at_least(self.noise_multiplier, 0, "privacy.noise_multiplier")
+        at_least(self.epsilon_budget, 0, "privacy.epsilon_budget")
+        if self.noise_multiplier and self.dp == "none":
+            raise FedGraphError(
+                f"privacy.noise_multiplier={self.noise_multiplier:g} adds no noise with privacy.dp=none: expected"
+                " privacy.dp=server_fixed or client_fixed"
+            )
+        if self.dp == "server_fixed" and not self.noise_multiplier:
+            raise FedGraphError(
+                "privacy.dp=server_fixed with privacy.noise_multiplier=0 protects nobody: expected a multiplier > 0"
+                " (to bound updates alone: strategy.aggregator=norm_bound)"
+            )
+        if self.epsilon_budget and not self.noise_multiplier:
+            raise FedGraphError(
+                f"privacy.epsilon_budget={self.epsilon_budget:g} without noise has no ε to bound: set"
+                " privacy.noise_multiplier"
+            )
         if not 0 < self.clipping_norm < math.inf:
             raise FedGraphError(f"privacy.clipping_norm must be > 0 and finite, got {self.clipping_norm}")
         if not 0 < self.delta < 1:
@@ -332,6 +351,9 @@ class RunConfig:
         at_least(self.rounds, 1, "rounds")
         at_least(self.threads, 1, "threads")
         at_least(self.checkpoint_every, 0, "checkpoint_every")
+        if self.privacy.scores == "none" and (self.evaluation.trained or self.evaluation.patience):
+            key = "trained=true" if self.evaluation.trained else f"patience={self.evaluation.patience}"
+            raise FedGraphError(f"evaluation.{key} needs scores, which privacy.scores=none keeps at the clients")
         one_of(self.device, DEVICES, "device")
         one_of(self.dtype, ("float32", "float64"), "dtype")
 

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy.bulyan import aggregate_n_closest_weights
 
 from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.messages import Arrays, flat, shaped
 
 SMOOTHING, IMPROVEMENT, PASSES = 1e-6, 1e-6, 100  # of the geometric median; Pillutla et al., Section 5 and Algorithm 2
 
@@ -161,17 +161,6 @@ def combine(values: list[Arrays], origin: Mapping[str, np.ndarray], cfg: Strateg
     return shaped(vector, first)
 
 
-def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Named arrays as one float64 vector, in their order: [P]."""
-    return np.concatenate([np.zeros(0), *(array.ravel() for array in arrays.values())])
-
-
-def shaped(vector: np.ndarray, like: Mapping[str, np.ndarray]) -> Arrays:
-    """A vector [P] as arrays of the names, shapes and types of ``like``."""
-    parts = np.split(vector, np.cumsum([array.size for array in like.values()])[:-1])
-    return {n: part.reshape(a.shape).astype(a.dtype) for (n, a), part in zip(like.items(), parts, strict=True)}
-
-
 def check(cfg: RunConfig, averages: bool) -> None:
     """Refuse a rule that the method has no use for.
 
@@ -185,16 +174,12 @@ def check(cfg: RunConfig, averages: bool) -> None:
     rules = cfg.strategy
     if rules.aggregator == "mean":
         return
-    reason = (
-        "has one client"
-        if rules.pooled
-        else "shares nothing"
-        if not rules.shared
-        else ""
-        if averages
-        else "does something else with what clients send"
-    )
-    if reason:
+    reasons = {
+        "has one client": rules.pooled,
+        "shares nothing": not rules.shared,
+        "does something else with what clients send": not averages,
+    }
+    if reason := next((text for text, holds in reasons.items() if holds), ""):
         raise FedGraphError(
             f"strategy.aggregator={rules.aggregator} puts clients' models together, and {rules.name} {reason}: use"
             " strategy.aggregator=mean"

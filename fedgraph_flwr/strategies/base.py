@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -47,6 +47,7 @@ from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
+from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.scoring import as_list, score_fields
 from fedgraph_flwr.trees import Tree, as_arrays
 
@@ -72,7 +73,7 @@ class GraphStrategy(FlowerFedAvg):
 
     Attributes:
         Params: the method's own keys.
-        plain_average: whether all that leaves a client is its model, and all that the server does with it is to average.
+        plain_average: whether all that leaves a client is its model, and all that the server does follows from `average`.
         averages: whether what the server does with the models that clients send is to put them together by `average`.
         sums: groups of the training answer of which the server needs weighted sums alone, never one client's arrays.
         params: the keys' values.
@@ -83,6 +84,7 @@ class GraphStrategy(FlowerFedAvg):
         arrays: the shared parameters at hand.
         models: clients' own shared parameters, by index; a client without any starts from `arrays`.
         sent: groups that go down with this round's model.
+        privacy: what clips, adds noise and keeps account, where ``privacy.dp`` asks for it.
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
@@ -113,6 +115,7 @@ class GraphStrategy(FlowerFedAvg):
         self.sent: GroupsFor = {}
         self.memory: Tree = {}
         self.scores_due = self.checkpoint_due = False
+        self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
         self.grid: Grid
         self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
 
@@ -178,7 +181,9 @@ class GraphStrategy(FlowerFedAvg):
             return Schema(numbers=self._score_fields())
         if phase == TRAIN:
             trains = whole if client is None else _exactly(self.clients[client].told.get("num_train", 0))
-            numbers = {"num_train": trains, "train-loss": NumberField(optional=True)}
+            numbers = {"num_train": trains}
+            if self.cfg.privacy.scores == "told":
+                numbers["train-loss"] = NumberField(optional=True)
             if self.scores_due:
                 numbers |= self._score_fields()
             if self.cfg.evaluation.trained:
@@ -232,7 +237,7 @@ class GraphStrategy(FlowerFedAvg):
         weights: Iterable[float] | Mapping[str, Iterable[float]],
         origin: Arrays | None = None,
     ) -> Arrays:
-        """The weighted mean of clients' arrays, or what ``strategy.aggregator`` has in its place.
+        """The weighted mean of clients' arrays, or what ``strategy.aggregator`` or ``privacy.dp`` has in its place.
 
         The one place where clients' models are averaged; all that is averaged of them goes through one call.
 
@@ -241,6 +246,8 @@ class GraphStrategy(FlowerFedAvg):
             weights: one a client, or for each named array one a client; no rule but the mean heeds them.
             origin: what the values are updates of; default: the shared parameters at hand.
         """
+        if self.privacy:
+            return self.privacy.release(self.arrays, values)
         if self.cfg.strategy.aggregator != "mean":
             return combine(values, self.arrays if origin is None else origin, self.cfg.strategy)
         if not isinstance(weights, Mapping):
@@ -383,6 +390,8 @@ class GraphStrategy(FlowerFedAvg):
         groups, numbers = wanted.read(message.content, f"{who} answered phase '{phase}'")
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         self.verify(phase, reply)
+        if self.privacy and phase == TRAIN:
+            self.privacy.verify(reply, self.model_of(reply.client))
         return reply
 
     def next_round(self, server_round: int) -> None:
@@ -404,13 +413,6 @@ class GraphStrategy(FlowerFedAvg):
         stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **self.filing}
         told = {**config, **flags, **stage.config()}
         return self.messages(TRAIN, self.cohort, self.sent, told, arrays if stage.down else None)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """`aggregate` on the replies, in the order of the clients."""
-        valid = [self.read(TRAIN, message, int(message.content["metrics"]["client"])) for message in replies]  # type: ignore[arg-type]
-        return to_record(self.aggregate(self.arrays, sorted(valid, key=lambda reply: reply.client))), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
