@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from fedgraph_flwr import models
 from fedgraph_flwr.config.schema import RunConfig, StrategyConfig
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate, method_params, own_keys
+from fedgraph_flwr.strategies import aggregators, privacy
 
 
 def check_method(cfg: RunConfig) -> None:
@@ -26,6 +28,9 @@ def check_method(cfg: RunConfig) -> None:
             )
     for side in sides:
         method_params(side, cfg)
+    aggregators.check(cfg, sides[0].averages)
+    privacy.check(cfg, sides[0].plain_average)
+    adversaries.check(cfg, sides[0].averages)
     model = models.probe(cfg.model)
     for side in sides:
         side.check(cfg, model)
@@ -58,3 +63,14 @@ def remarks(cfg: RunConfig) -> list[str]:
     """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
     return [remark for side in sides if (remark := side.remark(cfg))]
+
+
+def check_clients(cfg: RunConfig) -> None:
+    """Check what depends on how many clients there are, once that is settled.
+
+    Raises:
+        FedGraphError: too few of them, one that is not there, or a δ or budget that does not suit them.
+    """
+    aggregators.check_cohort(cfg)
+    privacy.check_clients(cfg)
+    adversaries.check_clients(cfg)

@@ -181,6 +181,17 @@ def _mixed(arrays: list[np.ndarray], shares: np.ndarray) -> np.ndarray:
     return mixed.reshape(arrays[0].shape)
 
 
+def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Named arrays as one float64 vector, in their order: [P]."""
+    return np.concatenate([np.zeros(0), *(array.ravel() for array in arrays.values())])
+
+
+def shaped(vector: np.ndarray, like: Mapping[str, np.ndarray]) -> Arrays:
+    """A vector [P] as arrays of the names, shapes and types of ``like``."""
+    parts = np.split(vector, np.cumsum([array.size for array in like.values()])[:-1])
+    return {n: part.reshape(a.shape).astype(a.dtype) for (n, a), part in zip(like.items(), parts, strict=True)}
+
+
 def derive_seed(*parts: int | str) -> int:
     """A seed for one random stream, such as (seed, client, round, phase); streams do not depend on each other."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()

@@ -187,7 +187,8 @@ class Recorder:
         ``own_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
         ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
         ``failures`` (client and phase → reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``,
-        ``commit``, and where it applies ``privacy`` (ε, δ and releases of the whole run) and ``attack``.
+        ``commit``, and where it applies ``privacy`` (ε, δ and releases of the whole run), ``attack`` and ``adversary`` (how often
+        a backdoor opens).
         """
         if self._pending is not None:
             self._write(self._pending)
@@ -232,7 +233,6 @@ class Recorder:
             "peak_rss_mb": _peak_rss_mb(),
             "versions": _versions(),
             "commit": _commit(),
-            **({"privacy": last_round["privacy"]} if "privacy" in last_round else {}),
             **self.extra,
         }
         self.summary = summary

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedgraph_flwr.checks import check_method
+from fedgraph_flwr.checks import check_clients, check_method
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.lookup import locate
@@ -21,5 +21,6 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     check_method(cfg)
     if here(cfg):
         cfg = settled(cfg)
+        check_clients(cfg)
     summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(cfg, on_round)
     return summary

@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"interrupted; {remedy}", file=sys.stderr)
         return 130
     print_summary(summary, cfg)
-    if not args.no_report:
+    if not args.no_report and "last" in summary["metrics"]:
         from fedgraph_flwr.report.command import write_report
 
         print(f"report: {write_report([Path(cfg.out)], Path(cfg.out) / 'report.html')}")
@@ -90,6 +90,10 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
         f"up {summary['bytes_up'] / 1e6:.1f} MB, down {summary['bytes_down'] / 1e6:.1f} MB",
         highlight=False,
     )
+    if "privacy" in summary:
+        from fedgraph_flwr.secure.accounting import told
+
+        console.print(told(summary["privacy"], cfg.privacy.scores), highlight=False)
     for who, reason in summary["failures"].items():
         console.print(f"failed: client {who}: {reason}", highlight=False, style="yellow")
     console.print(f"results: {cfg.out}", highlight=False, soft_wrap=True)

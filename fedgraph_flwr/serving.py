@@ -12,11 +12,12 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.checks import check_method, remarks
+from fedgraph_flwr.checks import check_clients, check_method, remarks
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.partition import settled
 from fedgraph_flwr.records import FAILURE, Recorder
@@ -29,6 +30,7 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
     cfg = with_folder(cfg)
     try:
         check_method(cfg)
+        check_clients(cfg)
         if cfg.attack.name != "none":
             from fedgraph_flwr.evaluation import attacks
 
@@ -37,8 +39,13 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
             log(WARNING, remark)
         recorder = Recorder(cfg, on_round)
         locate(cfg.strategy.server)(cfg, recorder).start(grid)
+        studies = {}
         if cfg.attack.name != "none":
-            recorder.extra["attack"] = attacks.attack(cfg, recorder.final_arrays)
+            studies["attack"] = attacks.attack(cfg, recorder.final_arrays)
+        if cfg.adversary.backdoor:
+            studies["adversary"] = adversaries.success(cfg, recorder.final_arrays)
+        if studies:
+            recorder.extra |= studies
             recorder.finish()  # once more: a failing study loses no result
     except FedGraphError as error:  # whoever started the run may sit in another process
         failure = {"error": str(error), "exit_code": error.exit_code}

@@ -33,6 +33,7 @@ from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
+from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.trees import Tree, flatten, moved
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
@@ -283,7 +284,9 @@ class GraphClient(NumPyClient):
             self.set_parameters(parameters)
         told: dict[str, Any] = self.scores() if config.get("evaluate") else {}
         if self.num_train:
-            told["train-loss"] = self.train()
+            loss = self.train()
+            if self.cfg.privacy.scores == "told":
+                told["train-loss"] = loss
         if self.cfg.evaluation.trained:
             told |= {f"trained-{key}": value for key, value in self.score(self.predict()).items()}
         return self.get_parameters(config), self.num_train, told
@@ -322,13 +325,20 @@ class GraphClient(NumPyClient):
                 return {}, self.evaluate(parameters, config)[2]
             trained, num_train, told = self.fit(parameters, config)
             sent, numbers = self.send()
-            answer = {} if config.get("keep_model") else {MODEL: dict(zip(self.shared, trained, strict=True))}
+            answer = {} if config.get("keep_model") else {MODEL: self.bounded(trained, parameters)}
             return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
         method = getattr(self, name, None)
         if not getattr(method, "is_phase", False):
             known = [n for n in dir(type(self)) if getattr(getattr(type(self), n), "is_phase", False)]
             raise unknown("phase", name, ["describe", "train", "evaluate", *known], f"asked of {type(self).__name__}")
         return method(groups, config)  # type: ignore[misc]
+
+    def bounded(self, trained: list[np.ndarray], received: list[np.ndarray]) -> Arrays:
+        """The model to send: as trained, its update clipped where ``privacy.dp=client_fixed``."""
+        model = dict(zip(self.shared, trained, strict=True))
+        if self.cfg.privacy.dp != "client_fixed":
+            return model
+        return clipped_model(model, dict(zip(self.shared, received, strict=True)), self.cfg.privacy.clipping_norm)
 
     # --- private state between messages -------------------------------------------------------------------------------
 

@@ -123,7 +123,10 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     _check(context.node_config)
     path = context.node_config.get("graph")
     file = Path(str(path)) if path else None
-    client: GraphClient = locate(cfg.strategy.client)(cfg, load_graph(cfg, context), device(cfg, context), file)
+    graph, kind = load_graph(cfg, context), locate(cfg.strategy.client)
+    if graph.client in cfg.adversary.clients:
+        kind = _hostile(kind, cfg, context)
+    client: GraphClient = kind(cfg, graph, device(cfg, context), file)
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
         client.restore(unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
@@ -159,6 +162,15 @@ def _check(told: Mapping[str, Any]) -> None:
             raise FedGraphError(f"cannot make the folder state={root} of --node-config: {error.strerror}") from error
         if not os.access(str(root), os.W_OK):
             raise FedGraphError(f"cannot write into the folder state={root} of --node-config")
+
+
+def _hostile(kind: type[GraphClient], cfg: RunConfig, context: Context) -> type[GraphClient]:
+    """The class of a client that lies; a party's own node does not, whatever it is told."""
+    if "partition-id" not in context.node_config:
+        raise FedGraphError(f"adversary.kind={cfg.adversary.kind} is a study in simulation, and this is a party's own node")
+    from fedgraph_flwr.clients.hostile import hostile
+
+    return hostile(kind)
 
 
 def _threads(cfg: RunConfig, context: Context) -> int:

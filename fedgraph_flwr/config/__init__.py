@@ -10,10 +10,13 @@ from fedgraph_flwr.config.composition import (
     to_yaml,
 )
 from fedgraph_flwr.config.schema import (
+    ADVERSARIES,
+    AGGREGATORS,
     AVERAGES,
     DEVICES,
     METRICS,
     SELECTIONS,
+    AdversaryConfig,
     AttackConfig,
     DatasetConfig,
     EvaluationConfig,
@@ -31,10 +34,13 @@ from fedgraph_flwr.config.schema import (
 )
 
 __all__ = [
+    "ADVERSARIES",
+    "AGGREGATORS",
     "AVERAGES",
     "DEVICES",
     "METRICS",
     "SELECTIONS",
+    "AdversaryConfig",
     "AttackConfig",
     "DatasetConfig",
     "EvaluationConfig",

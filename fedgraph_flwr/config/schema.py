@@ -162,6 +162,7 @@ class TrainConfig:
 
 METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precision")
 AVERAGES = ("clients", "test_nodes", "nodes")
+AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound")
 SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 
 
@@ -207,6 +208,10 @@ class StrategyConfig:
     pooled: bool = False  # one client holds the whole graph, cut edges included
     private_schema: bool = False  # typed graphs: a client names the types that it holds, not those of all
     weighting: str = "train"  # train | nodes | uniform
+    # mean, which is weighted | median | trimmed_mean | krum | multi_krum | bulyan | geometric_median | norm_bound
+    aggregator: str = "mean"
+    byzantine: int = 1  # f, liars a round that the aggregator is to stand
+    norm_bound: float = 0.0  # aggregator=norm_bound: largest L2 norm of a client's update; 0: the median of the round's
     fraction: float = 1.0  # share of the clients sampled each round
     min_clients: int = 1  # fewer valid replies than this fail the round
     on_failure: str = "continue"  # continue without a client that failed | fail the run
@@ -215,24 +220,50 @@ class StrategyConfig:
 
     def __post_init__(self) -> None:
         one_of(self.weighting, ("train", "nodes", "uniform"), "strategy.weighting")
+        one_of(self.aggregator, AGGREGATORS, "strategy.aggregator")
+        at_least(self.byzantine, 0, "strategy.byzantine")
+        at_least(self.norm_bound, 0, "strategy.norm_bound")
         one_of(self.on_failure, ("continue", "fail"), "strategy.on_failure")
         at_least(self.min_clients, 1, "strategy.min_clients")
         if not 0 < self.fraction <= 1:
             raise FedGraphError(f"strategy.fraction must lie in (0, 1], got {self.fraction}")
 
+    def cohort_size(self, clients: int) -> int:
+        """How many of the ``clients`` a round samples."""
+        return min(max(round(self.fraction * clients), self.min_clients), clients)
+
 
 @dataclass
 class PrivacyConfig:
-    """Differential privacy by Flower's wrappers; ``noise_multiplier`` 0 is off."""
+    """Differential privacy of each client, in the models that the server releases."""
 
     dp: str = "none"  # none | server_fixed (the server clips updates) | client_fixed (each client does)
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
     clipping_norm: float = 1.0  # largest L2 norm of a client's update
-    delta: float = 1e-5  # at which ε is told
+    delta: float = 1e-5  # at which ε is told; at most 1 / num_clients
+    epsilon_budget: float = 0.0  # the run ends before a release that would cost more; 0: none
+    scores: str = "told"  # told: clients send scores and training losses, which no noise covers | none: they keep them
 
     def __post_init__(self) -> None:
         one_of(self.dp, ("none", "server_fixed", "client_fixed"), "privacy.dp")
+        one_of(self.scores, ("told", "none"), "privacy.scores")
         at_least(self.noise_multiplier, 0, "privacy.noise_multiplier")
+        at_least(self.epsilon_budget, 0, "privacy.epsilon_budget")
+        if self.noise_multiplier and self.dp == "none":
+            raise FedGraphError(
+                f"privacy.noise_multiplier={self.noise_multiplier:g} adds no noise with privacy.dp=none: expected"
+                " privacy.dp=server_fixed or client_fixed"
+            )
+        if self.dp == "server_fixed" and not self.noise_multiplier:
+            raise FedGraphError(
+                "privacy.dp=server_fixed with privacy.noise_multiplier=0 protects nobody: expected a multiplier > 0"
+                " (to bound updates alone: strategy.aggregator=norm_bound)"
+            )
+        if self.epsilon_budget and not self.noise_multiplier:
+            raise FedGraphError(
+                f"privacy.epsilon_budget={self.epsilon_budget:g} without noise has no ε to bound: set"
+                " privacy.noise_multiplier"
+            )
         if not 0 < self.clipping_norm < math.inf:
             raise FedGraphError(f"privacy.clipping_norm must be > 0 and finite, got {self.clipping_norm}")
         if not 0 < self.delta < 1:
@@ -250,6 +281,61 @@ class AttackConfig:
         one_of(self.name, ("none", "link_inference"), "attack")
         for key in self.params:
             raise unknown("attack key", key, ["name"])
+
+
+ADVERSARIES = {
+    "none": 0.0,
+    "sign_flip": 5.0,
+    "scaling": 10.0,
+    "gaussian": 1.0,
+    "free_rider": 1e-3,
+    "label_flip": 0.0,
+    "backdoor_central": 1.0,
+    "backdoor_distributed": 1.0,
+}
+"""How clients of a simulation may lie, and how much they do where nothing is said."""
+
+
+@dataclass
+class AdversaryConfig:
+    """Clients of a simulation that lie: ``adversary.kind=sign_flip adversary.clients=[1]``."""
+
+    kind: str = (
+        "none"  # none | sign_flip | scaling | gaussian | free_rider | label_flip | backdoor_central or _distributed
+    )
+    clients: list[int] = field(
+        default_factory=list
+    )  # who they are; []: nobody (a backdoor's trigger is measured all the same)
+    # factor of the update (sign_flip 5, scaling 10), standard deviation of the noise (gaussian 1, free_rider 0.001),
+    # value of the trigger's features (backdoors 1)
+    strength: float | None = None
+    target: int = 0  # backdoors: the class that the trigger is to call up
+    rate: float = 0.5  # backdoors: share of a liar's training nodes of other classes that bear the trigger
+    trigger: int = 4  # backdoors: nodes of the whole trigger
+
+    def __post_init__(self) -> None:
+        one_of(self.kind, tuple(ADVERSARIES), "adversary.kind")
+        at_least(self.force, 0, "adversary.strength")
+        at_least(self.target, 0, "adversary.target")
+        at_least(self.trigger, 1, "adversary.trigger")
+        if not 0 <= self.rate <= 1:
+            raise FedGraphError(f"adversary.rate must lie in [0, 1], got {self.rate}")
+        if min(self.clients, default=0) < 0 or len(set(self.clients)) < len(self.clients):
+            raise FedGraphError(f"adversary.clients must be different whole numbers from 0, got {self.clients}")
+        if self.kind == "backdoor_distributed" and len(self.clients) > self.trigger:
+            raise FedGraphError(
+                f"adversary.trigger={self.trigger} nodes cannot be dealt out to {len(self.clients)} clients: expected as many"
+            )
+
+    @property
+    def force(self) -> float:
+        """``strength``, or what is usual for the kind."""
+        return ADVERSARIES[self.kind] if self.strength is None else self.strength
+
+    @property
+    def backdoor(self) -> bool:
+        """Whether it plants a trigger."""
+        return self.kind.startswith("backdoor")
 
 
 @dataclass
@@ -281,6 +367,7 @@ class RunConfig:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
     protocol: str = "none"  # which conf/protocol file was applied
     num_clients: int = 10
     rounds: int = 100
@@ -303,6 +390,9 @@ class RunConfig:
         at_least(self.client_cpus, 1, "client_cpus")
         at_least(self.client_gpus, 0, "client_gpus")
         at_least(self.checkpoint_every, 0, "checkpoint_every")
+        if self.privacy.scores == "none" and (self.evaluation.trained or self.evaluation.patience):
+            key = "trained=true" if self.evaluation.trained else f"patience={self.evaluation.patience}"
+            raise FedGraphError(f"evaluation.{key} needs scores, which privacy.scores=none keeps at the clients")
         one_of(self.device, DEVICES, "device")
         one_of(self.dtype, ("float32", "float64"), "dtype")
 

@@ -52,6 +52,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     """
     from fedgraph_flwr.report.figures import FIGURES, NEED_CLIENT_FILES
     from fedgraph_flwr.report.runs import load_run
+    from fedgraph_flwr.secure.accounting import told
 
     runs = [load_run(folder) for folder in folders]
     for run in runs:
@@ -71,6 +72,11 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         )
     notes = (
         f"<p>Not shown, because the client files are not on this machine: {', '.join(missing)}.</p>" if missing else ""
+    )
+    notes += "".join(
+        f"<p>{html.escape(run.label)}: {html.escape(told(run.summary['privacy'], run.cfg.privacy.scores))}.</p>"
+        for run in runs
+        if "privacy" in run.summary
     )
     configs = "".join(
         f"<details><summary>Configuration of {html.escape(run.label)}</summary>"

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -44,9 +44,11 @@ from fedgraph_flwr.messages import (
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
+from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.scoring import as_list, score_fields
 from fedgraph_flwr.trees import Tree, as_arrays
 
@@ -72,7 +74,8 @@ class GraphStrategy(FlowerFedAvg):
 
     Attributes:
         Params: the method's own keys.
-        plain_average: whether all that leaves a client is its model, and all that the server does with it is to average.
+        plain_average: whether all that leaves a client is its model, and all that the server does follows from `average`.
+        averages: whether what the server does with the models that clients send is to put them together by `average`.
         sums: groups of the training answer of which the server needs weighted sums alone, never one client's arrays.
         params: the keys' values.
         clients: what is known of each client, by its index.
@@ -82,6 +85,7 @@ class GraphStrategy(FlowerFedAvg):
         arrays: the shared parameters at hand.
         models: clients' own shared parameters, by index; a client without any starts from `arrays`.
         sent: groups that go down with this round's model.
+        privacy: what clips, adds noise and keeps account, where ``privacy.dp`` asks for it.
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
@@ -89,6 +93,7 @@ class GraphStrategy(FlowerFedAvg):
 
     Params: ClassVar[type] = NoParams
     plain_average: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
     sums: ClassVar[tuple[str, ...]] = (MODEL,)
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
@@ -111,6 +116,7 @@ class GraphStrategy(FlowerFedAvg):
         self.sent: GroupsFor = {}
         self.memory: Tree = {}
         self.scores_due = self.checkpoint_due = False
+        self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
         self.grid: Grid
         self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
 
@@ -181,7 +187,9 @@ class GraphStrategy(FlowerFedAvg):
             return Schema(numbers=self._score_fields())
         if phase == TRAIN:
             trains = whole if client is None else _exactly(self.clients[client].told.get("num_train", 0))
-            numbers = {"num_train": trains, "train-loss": NumberField(optional=True)}
+            numbers = {"num_train": trains}
+            if self.cfg.privacy.scores == "told":
+                numbers["train-loss"] = NumberField(optional=True)
             if self.scores_due:
                 numbers |= self._score_fields()
             if self.cfg.evaluation.trained:
@@ -229,9 +237,31 @@ class GraphStrategy(FlowerFedAvg):
         key = {"train": "num_train", "nodes": "num_nodes"}[rule]
         return [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
 
-    def average(self, values: list[Arrays], weights: Iterable[float]) -> Arrays:
-        """The weighted mean of clients' arrays: the one place where clients' models are averaged."""
-        return weighted_mean(values, weights)
+    def average(
+        self,
+        values: list[Arrays],
+        weights: Iterable[float] | Mapping[str, Iterable[float]],
+        origin: Arrays | None = None,
+    ) -> Arrays:
+        """The weighted mean of clients' arrays, or what ``strategy.aggregator`` or ``privacy.dp`` has in its place.
+
+        The one place where clients' models are averaged; all that is averaged of them goes through one call.
+
+        Args:
+            values: of each client.
+            weights: one a client, or for each named array one a client; no rule but the mean heeds them.
+            origin: what the values are updates of; default: the shared parameters at hand.
+        """
+        if self.privacy:
+            return self.privacy.release(self.arrays, values)
+        if self.cfg.strategy.aggregator != "mean":
+            return combine(values, self.arrays if origin is None else origin, self.cfg.strategy)
+        if not isinstance(weights, Mapping):
+            return weighted_mean(values, weights)
+        mean: Arrays = {}
+        for name, own in weights.items():
+            mean |= weighted_mean([{name: arrays[name]} for arrays in values], own)
+        return mean
 
     def ask(
         self,
@@ -288,8 +318,7 @@ class GraphStrategy(FlowerFedAvg):
     @property
     def cohort_size(self) -> int:
         """How many clients a round samples."""
-        size = max(round(self.cfg.strategy.fraction * len(self.clients)), self.cfg.strategy.min_clients)
-        return min(size, len(self.clients))
+        return self.cfg.strategy.cohort_size(len(self.clients))
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
@@ -372,6 +401,8 @@ class GraphStrategy(FlowerFedAvg):
         groups, numbers = wanted.read(message.content, f"{who} answered phase '{phase}'")
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         self.verify(phase, reply)
+        if self.privacy and phase == TRAIN:
+            self.privacy.verify(reply, self.model_of(reply.client))
         return reply
 
     def next_round(self, server_round: int) -> None:
@@ -393,13 +424,6 @@ class GraphStrategy(FlowerFedAvg):
         stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **self.filing}
         told = {**config, **flags, **stage.config()}
         return self.messages(TRAIN, self.cohort, self.sent, told, arrays if stage.down else None)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """`aggregate` on the replies, in the order of the clients."""
-        valid = [self.read(TRAIN, message, int(message.content["metrics"]["client"])) for message in replies]  # type: ignore[arg-type]
-        return to_record(self.aggregate(self.arrays, sorted(valid, key=lambda reply: reply.client))), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -31,6 +31,7 @@ class FedAvgM(GraphStrategy):
     """Keeps the velocity v in `memory`."""
 
     Params: ClassVar[type] = Params
+    plain_average: ClassVar[bool] = True
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """One step along the velocity."""

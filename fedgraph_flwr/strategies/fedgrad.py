@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.methods.fedgrad import FedGradParams
-from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import NamedOptimizer
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
@@ -27,18 +26,11 @@ class FedGrad(GraphStrategy):
     """Eq. (8) on the server."""
 
     Params: ClassVar[type] = FedGradParams
+    averages: ClassVar[bool] = False  # the answers hold gradients
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
         self.optimizer = NamedOptimizer(cfg.train)
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Gradients are no models that could be clipped."""
-        if cfg.privacy.dp != "none":
-            raise FedGraphError(
-                f"privacy.dp={cfg.privacy.dp} clips models, {cfg.strategy.name} sends gradients; use dp=none"
-            )
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """One step on the summed gradients over the training nodes of all replies."""

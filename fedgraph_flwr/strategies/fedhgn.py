@@ -64,6 +64,11 @@ class FedHGN(GraphStrategy):
             raise FedGraphError(
                 f"strategy.shared holds '{averaged[0]}': averaging coefficients needs strategy.private_schema=false"
             )
+        if averaged and cfg.strategy.aggregator != "mean":
+            raise FedGraphError(
+                f"strategy.shared holds '{averaged[0]}': coefficients are averaged over the clients that hold a type, for"
+                f" which there is no strategy.aggregator={cfg.strategy.aggregator}; use mean"
+            )
 
     def schema(self, phase: str, client: int | None) -> Schema:
         """Coefficients β [T, B] under the names of the network's weights, of a client that has T types."""

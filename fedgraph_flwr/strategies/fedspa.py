@@ -144,11 +144,7 @@ class FedSPA(GraphStrategy):
         rest = {"prior": prior, "uniform": np.ones_like(nodes), "nodes": nodes}[self.params.rest]
         weights = {"phi": prior, "hom": plain, "het": plain, "rest": rest}
         weights |= {channel: bias_weights(*biases) for channel, biases in channels.items()}
-        mean: Arrays = {}
-        for group, own in weights.items():
-            names = [name for name in arrays if parameter_group(name) == group]
-            mean |= self.average([{name: reply.arrays[name] for name in names} for reply in replies], own)
-        return {name: mean[name] for name in arrays}
+        return self.average([r.arrays for r in replies], {name: weights[parameter_group(name)] for name in arrays})
 
     def channel_biases(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
         """Δ of the two channels, as of `posterior_biases`, and the replies they are for; nothing where posterior is off."""

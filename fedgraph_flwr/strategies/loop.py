@@ -1,15 +1,17 @@
 """The loop of a run: connect, set up, rounds with their scores and checkpoints, and the end."""
 
+from logging import INFO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, from_record, to_record
+from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.scoring import scores_of, training_record
 from fedgraph_flwr.trees import Tree, as_arrays
@@ -29,7 +31,6 @@ class Loop:
     def __init__(self, strategy: "GraphStrategy", grid: Grid):
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
-        self.outer: Any = strategy  # a privacy wrapper stands around the strategy
 
     def run(self) -> Result:
         """From the first node to the last score."""
@@ -40,6 +41,9 @@ class Loop:
         first = self._resume() + 1
         recorder.setup_done()
         for server_round in range(first, self.cfg.rounds + 1):
+            if method.privacy and not method.privacy.affordable(1):
+                log(INFO, "the run ends: one more release would exceed privacy.epsilon_budget")
+                break
             self._begin(server_round)
             self._score_apart()
             if recorder.should_stop:
@@ -54,15 +58,16 @@ class Loop:
             recorder.end_round(self._training(replies), method.arrays, **self._spent())
             if method.checkpoint_due:
                 self._checkpoint_with_absent(server_round)
-        if recorder.pending and not recorder.should_stop:
+        if recorder.pending and not recorder.should_stop and self._scores_told:
             self._evaluate()
+        recorder.extra |= self._spent()
         recorder.finish(method.models)
         return Result(arrays=to_record(recorder.final_arrays))
 
     # --- before the rounds --------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Wait for the clients; wrap the strategy where privacy is asked for."""
+        """Wait for the clients."""
         method, rules = self.strategy, self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
         method.clients = self.connection.wait(wanted, rules.timeout)
@@ -71,10 +76,6 @@ class Loop:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
             )
-        if self.cfg.privacy.dp != "none":
-            from fedgraph_flwr.strategies.privacy import private  # the accountant takes a second to import
-
-            self.outer = private(method)
 
     def _describe(self, nodes: list[int]) -> tuple[list[ClientInfo], dict[int, str]]:
         """Ask nodes who they are."""
@@ -103,8 +104,8 @@ class Loop:
             for client, own in as_arrays(tree.get("models", {})).items()
         }
         method.load(tree.get("method", {}))
-        if self.outer is not method:
-            self.outer.load_state(tree.get("privacy", {}))
+        if method.privacy:
+            method.privacy.load_state(tree.get("privacy", {}))
             self._checkpoint(done)  # books what this attempt may release, should it die as well
         told = {"resume": done, "run": recorder.run_name}
         everyone = sorted(method.clients)
@@ -125,7 +126,8 @@ class Loop:
         method.next_round(server_round)
         method.clients |= self.connection.returned(method.clients, failed)
         method.cohort = self._sample()
-        method.scores_due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
+        due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
+        method.scores_due = due and self._scores_told
         method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
 
     def _sample(self) -> list[int]:
@@ -142,19 +144,13 @@ class Loop:
         method.sent = method.before_train(method.arrays)
         self._score_apart()  # a client that fell out in those exchanges is not asked to train
         record = to_record(method.arrays)
-        messages = self.outer.configure_train(method.server_round, record, ConfigRecord(), self.grid)
+        messages = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
         return method.exchange(TRAIN, messages).replies
 
     def _next_arrays(self, replies: list[Reply]) -> Arrays:
-        """The aggregate; by way of Flower's messages only where a wrapper stands around and may change them."""
+        """The aggregate, of models that came up."""
         method = self.strategy
-        if not method.stage().up:
-            return method.arrays
-        if self.outer is method:
-            return method.aggregate(method.arrays, replies)
-        messages = [reply.message for reply in replies]
-        arrays, _ = self.outer.aggregate_train(method.server_round, messages)
-        return method.arrays if arrays is None else from_record(arrays)
+        return method.aggregate(method.arrays, replies) if method.stage().up else method.arrays
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """What the round's record says of training."""
@@ -162,8 +158,12 @@ class Loop:
         return training_record(replies, prefixes, self.cfg.evaluation, self.strategy.agreed("num_classes"))
 
     def _spent(self) -> dict[str, Any]:
-        """What the round's record says of privacy."""
-        return {} if self.outer is self.strategy else {"privacy": self.outer.spent()}
+        """What the records say of privacy."""
+        return {"privacy": self.strategy.privacy.spent()} if self.strategy.privacy else {}
+
+    @property
+    def _scores_told(self) -> bool:
+        return self.cfg.privacy.scores == "told"
 
     # --- scores -------------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Loop:
         """Scores of the model in an exchange of their own, from all clients."""
         method = self.strategy
         record = to_record(method.arrays)
-        messages = self.outer.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
+        messages = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
         self._scored(method.exchange(EVALUATE, messages).replies)
 
     def _scored(self, replies: list[Reply]) -> None:
@@ -204,7 +204,7 @@ class Loop:
         """Write what the server needs to go on after a round."""
         method = self.strategy
         tree: Tree = {"method": method.save(), "models": method.models}
-        if self.outer is not method:
+        if method.privacy:
             left = max(self.cfg.rounds - server_round, 0)
-            tree["privacy"] = self.outer.state(ahead=min(self.cfg.checkpoint_every or left, left))
+            tree["privacy"] = method.privacy.state(ahead=min(self.cfg.checkpoint_every or left, left))
         self.recorder.checkpoint(server_round, method.arrays, tree)
