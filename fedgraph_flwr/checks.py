@@ -1,11 +1,10 @@
 """What is asked of a method, its network and their keys before any client starts."""
 
 import dataclasses
-from collections.abc import Iterable
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config.schema import RunConfig, StrategyConfig
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate, method_params, own_keys
 from fedgraph_flwr.strategies import aggregators, privacy
@@ -35,28 +34,8 @@ def check_method(cfg: RunConfig) -> None:
     for side in sides:
         side.check(cfg, model)
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # one may be of a part that is off
-        check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
-    check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
-
-
-def check_prefixes(prefixes: Iterable[str], key: str, cfg: RunConfig, model: models.Model) -> None:
-    """Refuse prefixes of which one stands for no parameter: what it should select would silently not be.
-
-    Args:
-        prefixes: of names of parameters, or the word ``head``.
-        key: that holds them.
-        cfg: the run's configuration.
-        model: its network.
-
-    Raises:
-        FedGraphError: naming the prefix and what the names begin with.
-    """
-    for prefix in prefixes:
-        if not model.names(prefix):
-            starts = sorted({f"{name.partition('.')[0]}." for name in model.state_dict()})
-            raise FedGraphError(
-                f"{key}: '{prefix}' matches no parameter of model={cfg.model.name}, whose names begin with {', '.join(starts)}"
-            )
+        models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
+    models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
 
 
 def remarks(cfg: RunConfig) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.checks import check_prefixes
+from fedgraph_flwr.models import check_prefixes
 from fedgraph_flwr.clients.base import Batch
 from fedgraph_flwr.clients.personal import PersonalClient, assign, copied
 from fedgraph_flwr.config import RunConfig, at_least
