@@ -21,6 +21,9 @@ Axis = int | range
 LARGEST = 2**31 - 1
 """No count of nodes, edges or bytes of an answer is larger."""
 
+HUGE = 1e18
+"""No number of an answer is larger, whole ones of an array aside: squares of such numbers are still finite in 32 bits."""
+
 _HEADER = 4096
 """More than NumPy's format needs before an array's values."""
 
@@ -144,9 +147,9 @@ def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) 
             if isinstance(number, bool) or not isinstance(number, int if wanted.whole else int | float):
                 kind = "a whole number" if wanted.whole else "a number"
                 raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {kind}")
-            known = wanted.low <= number <= wanted.high and abs(number) < math.inf
-            if not known and not (wanted.nan and number != number):
-                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {_span(wanted)}")
+            low, high = _bounds(wanted)
+            if not low <= number <= high and not (wanted.nan and number != number):
+                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {low:g} to {high:g}")
     return told
 
 
@@ -159,19 +162,19 @@ def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
         raise FedGraphError(f"{who} with '{name}' of shape {plain(shape, 60)}, expected {_sizes(wanted.shape)}")
     if len(array.data) > math.prod(shape) * np.dtype(wanted.dtype).itemsize + _HEADER:
         raise FedGraphError(f"{who} with {len(array.data)} bytes for '{name}' of shape {shape}")
-    values = decode(name, array)
-    if values.dtype.kind == "f" and not _finite(values):
-        raise FedGraphError(f"{who} with '{name}' whose values are not finite")
-    bounded = wanted.low > -math.inf or wanted.high < math.inf
-    if bounded and values.size and not (wanted.low <= values.min() and values.max() <= wanted.high):
-        raise FedGraphError(f"{who} with '{name}' from {values.min():g} to {values.max():g}, expected {_span(wanted)}")
+    try:
+        values = decode(name, array)
+    except FedGraphError as error:
+        raise FedGraphError(f"{who} with '{name}' that cannot be read: {plain(error)}") from error
+    if values.dtype == bool and values.size and values.view(np.uint8).max() > 1:
+        raise FedGraphError(f"{who} with '{name}' whose values are neither true nor false")
+    low, high = _bounds(wanted) if values.dtype.kind == "f" else (wanted.low, wanted.high)
+    if values.size and not (low <= values.min() and values.max() <= high):
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise FedGraphError(f"{who} with '{name}' whose values are not finite")
+        told = f"from {values.min():g} to {values.max():g}"
+        raise FedGraphError(f"{who} with '{name}' {told}, expected {low:g} to {high:g}")
     return values
-
-
-def _finite(values: np.ndarray) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = values.sum()  # finite only if all values are, and found without an array of as many truths
-    return bool(np.isfinite(total) or np.isfinite(values).all())
 
 
 def _fits(size: int, wanted: Axis) -> bool:
@@ -183,7 +186,5 @@ def _sizes(shape: tuple[Axis, ...]) -> str:
     return f"({', '.join(axes)})"
 
 
-def _span(wanted: ArrayField | NumberField) -> str:
-    if wanted.low == -math.inf and wanted.high == math.inf:
-        return "a finite number"
-    return f"{wanted.low:g} to {wanted.high:g}"
+def _bounds(wanted: ArrayField | NumberField) -> tuple[float, float]:
+    return max(wanted.low, -HUGE), min(wanted.high, HUGE)

@@ -46,7 +46,7 @@ from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
-from fedgraph_flwr.strategies.scoring import as_list, score_fields
+from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
 from fedgraph_flwr.trees import Tree, as_arrays
 
 Groups = Mapping[str, Any]
@@ -81,6 +81,7 @@ class GraphStrategy(FlowerFedAvg):
         arrays: the shared parameters at hand.
         models: clients' own shared parameters, by index; a client without any starts from `arrays`.
         sent: groups that go down with this round's model.
+        counted: on how many nodes each client was first scored, by split.
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
@@ -108,6 +109,7 @@ class GraphStrategy(FlowerFedAvg):
         self.arrays: Arrays = {}
         self.models: dict[int, Arrays] = {}
         self.sent: GroupsFor = {}
+        self.counted: dict[int, dict[str, list[float]]] = {}
         self.memory: Tree = {}
         self.scores_due = self.checkpoint_due = False
         self.grid: Grid
@@ -358,7 +360,9 @@ class GraphStrategy(FlowerFedAvg):
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else _exactly(client)
         wanted = self.schema(phase, client) | Schema(numbers={"client": index})
-        groups, numbers = wanted.read(message.content, f"{who} answered phase '{phase}'")
+        answered = f"{who} answered phase '{phase}'"
+        groups, numbers = wanted.read(message.content, answered)
+        check_scores(numbers, self.counted.get(client, {}) if client is not None else {}, answered)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         self.verify(phase, reply)
         return reply

@@ -67,7 +67,7 @@ def exchange(
         took = time.perf_counter() - asked
         for message in arrived:
             node = waiting.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
-            _take(message, node, clients.get(node), read, outcome)
+            take(message, node, clients.get(node), read, outcome)
         if not waiting:
             continue
         if time.perf_counter() - began > timeout:
@@ -85,14 +85,15 @@ def exchange(
     return outcome
 
 
-def _take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:
+def take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:
     """Book one answer, or why it is none."""
     who = node if client is None else client
     if message.has_error():
         outcome.failures[who] = plain(message.error.reason or f"error {message.error.code}", 1000)
         return
-    outcome.up += payload_bytes(message.content)
     try:
         outcome.replies.append(read(message, client))
+        outcome.up += payload_bytes(message.content)
     except FedGraphError as error:
-        outcome.failures[who] = str(error)
+        outcome.failures[who] = plain(error, 1000)
+        outcome.up += sum(len(array.data) for record in message.content.array_records.values() for array in record.values())

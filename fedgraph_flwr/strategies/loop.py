@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Result
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, from_record, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
-from fedgraph_flwr.strategies.scoring import scores_of, training_record
+from fedgraph_flwr.strategies.scoring import counts_of, scores_of, training_record
 from fedgraph_flwr.trees import Tree, as_arrays
 
 if TYPE_CHECKING:
@@ -182,6 +182,8 @@ class Loop:
     def _scored(self, replies: list[Reply]) -> None:
         """The scores in these answers complete the record of the round before."""
         method, evaluation = self.strategy, self.cfg.evaluation
+        for reply in replies:
+            method.counted.setdefault(reply.client, counts_of(reply.metrics))
         nodes = method.nodes_of(replies)
         scores = scores_of(replies, evaluation, "", nodes)
         if self.cfg.strategy.personal:
