@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.messages import METRICS, Arrays, decode
 
 Axis = int | range
@@ -117,12 +117,6 @@ class Schema:
 def like(arrays: Mapping[str, np.ndarray], optional: bool = False) -> dict[str, ArrayField]:
     """Fields of the names, shapes and dtypes of ``arrays``, of any finite values."""
     return {n: ArrayField(tuple(a.shape), str(a.dtype), optional=optional) for n, a in arrays.items()}
-
-
-def plain(text: object, most: int = 300) -> str:
-    """Foreign text as one line of printable characters, so that it can neither steer a terminal nor fill it."""
-    line = "".join(c if c.isprintable() else "?" for c in str(text).replace("\n", " "))
-    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], who: str, prefix: str = "") -> None:

@@ -9,8 +9,7 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.answers import plain
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.messages import Reply, payload_bytes
 
 SIMULATED = 128

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, Axis, NumberField, plain
+from fedgraph_flwr.answers import LARGEST, Axis, NumberField
 from fedgraph_flwr.config import METRICS, EvaluationConfig
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.messages import Reply
 
