@@ -186,6 +186,7 @@ class StrategyConfig:
     pooled: bool = False  # one client holds the whole graph, cut edges included
     private_schema: bool = False  # typed graphs: a client names the types that it holds, not those of all
     weighting: str = "train"  # train | nodes | uniform
+    max_share: float = 1.0  # largest share of one client in a weighted mean, whatever number of nodes it claims
     fraction: float = 1.0  # share of the clients sampled each round
     min_clients: int = 1  # fewer valid replies than this fail the round
     on_failure: str = "continue"  # continue without a client that failed | fail the run
@@ -198,6 +199,8 @@ class StrategyConfig:
         at_least(self.min_clients, 1, "strategy.min_clients")
         if not 0 < self.fraction <= 1:
             raise FedGraphError(f"strategy.fraction must lie in (0, 1], got {self.fraction}")
+        if not 0 < self.max_share <= 1:
+            raise FedGraphError(f"strategy.max_share must lie in (0, 1], got {self.max_share}")
 
 
 @dataclass

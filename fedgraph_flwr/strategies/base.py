@@ -77,6 +77,7 @@ class GraphStrategy(FlowerFedAvg):
         clients: what is known of each client, by its index.
         cohort: the clients of this round, ascending: the same in all its phases.
         failed: clients that failed since the round began, and why.
+        silent: those among them whose node said nothing at all.
         server_round: the round at hand; 0 during setup.
         arrays: the shared parameters at hand.
         models: clients' own shared parameters, by index; a client without any starts from `arrays`.
@@ -105,6 +106,7 @@ class GraphStrategy(FlowerFedAvg):
         self.clients: dict[int, ClientInfo] = {}
         self.cohort: list[int] = []
         self.failed: dict[int, str] = {}
+        self.silent: set[int] = set()
         self.server_round = 0
         self.arrays: Arrays = {}
         self.models: dict[int, Arrays] = {}
@@ -218,12 +220,13 @@ class GraphStrategy(FlowerFedAvg):
         return first[1]
 
     def weights(self, replies: list[Reply]) -> list[float]:
-        """Unnormalised aggregation weights by ``strategy.weighting``."""
+        """Unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum."""
         rule = self.cfg.strategy.weighting
         if rule == "uniform":
             return [1.0] * len(replies)
         key = {"train": "num_train", "nodes": "num_nodes"}[rule]
-        return [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
+        told = [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
+        return capped(told, self.cfg.strategy.max_share)
 
     def average(self, values: list[Arrays], weights: Iterable[float]) -> Arrays:
         """The weighted mean of clients' arrays: the one place where clients' models are averaged."""
@@ -349,6 +352,7 @@ class GraphStrategy(FlowerFedAvg):
         outcome = exchange(self.grid, messages, nodes, read, self.cfg.strategy.timeout, name)
         self.recorder.exchanged(phase, outcome.down, outcome.up, outcome.seconds, outcome.failures)
         self.failed |= outcome.failures
+        self.silent |= outcome.silent
         return outcome
 
     def read(self, phase: str, message: Message, client: int | None) -> Reply:
@@ -369,7 +373,7 @@ class GraphStrategy(FlowerFedAvg):
 
     def next_round(self, server_round: int) -> None:
         """Nothing has been asked, and nobody failed."""
-        self.server_round, self.failed = server_round, {}
+        self.server_round, self.failed, self.silent = server_round, {}, set()
         self._asked.clear()
 
     # --- Flower's Strategy ------------------------------------------------------------------------------------------
@@ -433,6 +437,25 @@ class GraphStrategy(FlowerFedAvg):
         if self.cfg.evaluation.average != "nodes":
             return None
         return [float(v) for reply in replies for v in as_list(self.clients[reply.client].told["num_nodes"])]
+
+
+def capped(weights: list[float], most: float) -> list[float]:
+    """Weights of which none is more than a share ``most`` of their sum: what is above goes to the others, in their proportions.
+
+    Where even equal shares are above it, weights are equal; where none is above it, they are as they came.
+    """
+    values, total = np.array(weights), sum(weights)
+    if not total or (values <= most * total).all():
+        return weights
+    if most * len(weights) <= 1:
+        return [1.0] * len(weights)
+    full = np.zeros(len(weights), dtype=bool)
+    shares = values / total
+    while (shares[~full] > most).any():
+        full |= shares > most
+        left = values[~full].sum()
+        shares = np.where(full, most, values / left * (1 - most * full.sum()) if left else 0)
+    return [float(share) for share in shares]
 
 
 def _exactly(value: int) -> NumberField:

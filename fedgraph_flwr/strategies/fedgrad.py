@@ -34,7 +34,11 @@ class FedGrad(GraphStrategy):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Gradients are no models that could be clipped."""
+        """Gradients are no models that could be clipped, and their sum has no weights."""
+        if cfg.strategy.max_share < 1:
+            raise FedGraphError(
+                f"strategy.max_share={cfg.strategy.max_share:g} bounds weights, and {cfg.strategy.name} sums gradients: use 1"
+            )
         if cfg.privacy.dp != "none":
             raise FedGraphError(
                 f"privacy.dp={cfg.privacy.dp} clips models, {cfg.strategy.name} sends gradients; use dp=none"

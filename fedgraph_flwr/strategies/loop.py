@@ -64,7 +64,8 @@ class Loop:
         """Wait for the clients; wrap the strategy where privacy is asked for."""
         method, rules = self.strategy, self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
-        method.clients = self.connection.wait(wanted, rules.timeout)
+        method.clients = self.connection.wait(wanted, rules.timeout, self.recorder.nodes)
+        self._bind()
         if rules.min_clients > wanted:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
@@ -119,12 +120,18 @@ class Loop:
     def _begin(self, server_round: int) -> None:
         """Take back clients that were away, sample the cohort, and see what is due."""
         method, cfg = self.strategy, self.cfg
-        failed = set(method.failed)
+        answered = set(method.cohort) - method.failed.keys()
+        back = self.connection.returned(method.clients, method.silent, answered)
         method.next_round(server_round)
-        method.clients |= self.connection.returned(method.clients, failed)
+        method.clients |= back
+        self._bind()
         method.cohort = self._sample()
         method.scores_due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
         method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
+
+    def _bind(self) -> None:
+        """The record says which node each client is."""
+        self.recorder.nodes = {client: info.node_id for client, info in self.strategy.clients.items()}
 
     def _sample(self) -> list[int]:
         """The round's cohort, from its own random stream."""
