@@ -119,6 +119,18 @@ def like(arrays: Mapping[str, np.ndarray], optional: bool = False) -> dict[str, 
     return {n: ArrayField(tuple(a.shape), str(a.dtype), optional=optional) for n, a in arrays.items()}
 
 
+def check(arrays: Mapping[str, np.ndarray], fields: Mapping[str, ArrayField], who: str) -> None:
+    """Refuse arrays that came another way than in an answer, such as sealed between clients, unless they are as declared.
+
+    Raises:
+        FedGraphError: one sentence that names ``who``, and what is not as declared.
+    """
+    _names(arrays, fields, who)
+    for name, values in arrays.items():
+        _kind(str(values.dtype), tuple(values.shape), fields[name], name, who)
+        _range(values, fields[name], name, who)
+
+
 def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], who: str, prefix: str = "") -> None:
     names = set(held)
     if missing := sorted(n for n, f in fields.items() if not f.optional and n not in names):
@@ -150,10 +162,7 @@ def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) 
 def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
     """The array, decoded once all that can be known without is as declared."""
     shape = tuple(array.shape)
-    if array.dtype != wanted.dtype:
-        raise FedGraphError(f"{who} with '{name}' of type {plain(array.dtype, 20)}, expected {wanted.dtype}")
-    if len(shape) != len(wanted.shape) or not all(map(_fits, shape, wanted.shape)):
-        raise FedGraphError(f"{who} with '{name}' of shape {plain(shape, 60)}, expected {_sizes(wanted.shape)}")
+    _kind(array.dtype, shape, wanted, name, who)
     if len(array.data) > math.prod(shape) * np.dtype(wanted.dtype).itemsize + _HEADER:
         raise FedGraphError(f"{who} with {len(array.data)} bytes for '{name}' of shape {shape}")
     try:
@@ -162,13 +171,24 @@ def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
         raise FedGraphError(f"{who} with '{name}' that cannot be read: {plain(error)}") from error
     if values.dtype == bool and values.size and values.view(np.uint8).max() > 1:
         raise FedGraphError(f"{who} with '{name}' whose values are neither true nor false")
+    _range(values, wanted, name, who)
+    return values
+
+
+def _kind(dtype: str, shape: tuple[int, ...], wanted: ArrayField, name: str, who: str) -> None:
+    if dtype != wanted.dtype:
+        raise FedGraphError(f"{who} with '{name}' of type {plain(dtype, 20)}, expected {wanted.dtype}")
+    if len(shape) != len(wanted.shape) or not all(map(_fits, shape, wanted.shape)):
+        raise FedGraphError(f"{who} with '{name}' of shape {plain(shape, 60)}, expected {_sizes(wanted.shape)}")
+
+
+def _range(values: np.ndarray, wanted: ArrayField, name: str, who: str) -> None:
     low, high = _bounds(wanted) if values.dtype.kind == "f" else (wanted.low, wanted.high)
     if values.size and not (low <= values.min() and values.max() <= high):
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise FedGraphError(f"{who} with '{name}' whose values are not finite")
         told = f"from {values.min():g} to {values.max():g}"
         raise FedGraphError(f"{who} with '{name}' {told}, expected {low:g} to {high:g}")
-    return values
 
 
 def _fits(size: int, wanted: Axis) -> bool:

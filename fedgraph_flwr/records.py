@@ -193,8 +193,8 @@ class Recorder:
         ``own_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
         ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
         ``failures`` (client and phase → reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``,
-        ``commit``, ``nodes`` (the id of the node that each client was), and where it applies ``privacy`` (ε, δ and releases of the
-        whole run) and ``attack``.
+        ``commit``, ``nodes`` (the id of the node that each client was), and where it applies ``privacy`` (ε, δ and releases of
+        the whole run) and ``attack``.
         """
         if self._pending is not None:
             self._write(self._pending)

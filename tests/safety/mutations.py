@@ -1,7 +1,7 @@
 """Answers as a client must not give them: every array and number of an honest one, changed in each of many ways."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,14 @@ def raw(data: dict[str, Any]) -> MetricRecord:
     return record
 
 
+def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
+    """Arrays that say anything of themselves; given them at once, a record would make each anew."""
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = array
+    return record
+
+
 def encoded(values: np.ndarray, fortran: bool = False) -> Array:
     """As NumPy writes it."""
     buffer = io.BytesIO()
@@ -54,8 +62,8 @@ def encoded(values: np.ndarray, fortran: bool = False) -> Array:
 
 def claimed(dtype: Any, shape: Any, data: bytes, stype: str = "numpy.ndarray") -> Array:
     """An array that says this of itself, whatever it is; Flower's own check is on the sender's side."""
-    array = Array("float32", (), stype, b"")
-    array.__dict__.update({"dtype": dtype, "shape": shape, "data": data})
+    array = Array("float32", (), "numpy.ndarray", b"-")
+    array.__dict__.update({"dtype": dtype, "shape": shape, "stype": stype, "data": data})
     return array
 
 
@@ -67,7 +75,7 @@ def decoded(array: Array) -> np.ndarray:
 def _copy(content: RecordDict) -> RecordDict:
     copies: dict[str, Any] = {}
     for key, record in content.items():
-        copies[key] = ArrayRecord(dict(record)) if isinstance(record, ArrayRecord) else raw(dict(record))  # type: ignore[arg-type]
+        copies[key] = record_of(record) if isinstance(record, ArrayRecord) else raw(dict(record))  # type: ignore[arg-type]
     return RecordDict(copies)
 
 
