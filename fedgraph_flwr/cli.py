@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgraph_flwr import __version__
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, plain
 
 # Command → the module that registers it and its one-line help. Imported on demand, so that --help is quick.
 COMMANDS = {
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.func(args))
     except FedGraphError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(error, 4000)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

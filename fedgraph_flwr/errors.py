@@ -36,3 +36,9 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") 
     hint = f"; did you mean '{near[0]}'?" if near else ""
     source = f" ({where})" if where else ""
     return FedGraphError(f"{kind} '{value}' unknown{source}{hint}{'' if hint else ';'} one of: {', '.join(names)}")
+
+
+def plain(text: object, most: int = 300) -> str:
+    """Foreign text as one line of printable characters, so that it can neither steer a terminal nor fill it."""
+    line = "".join(c if c.isprintable() else "?" for c in str(text).replace("\n", " "))
+    return line if len(line) <= most else line[: most - 3] + "..."

@@ -61,7 +61,7 @@ def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Named arrays to an `ArrayRecord`, in the order given."""
     record = ArrayRecord()  # filled here: given a dict, it would make every array a second time
     for name, array in arrays.items():
-        record[name] = _encode(np.asarray(array, order="C"))
+        record[name] = _encode(np.asarray(array, order="C"))  # a scalar stays one
     return record
 
 

@@ -40,6 +40,9 @@ class Recorder:
     Args:
         cfg: the run's configuration; ``cfg.out`` is the folder, empty: nothing is written.
         on_round: called with each finished round's record (a progress bar, say).
+
+    Attributes:
+        nodes: the node that each client is; of a run to be resumed, was.
     """
 
     def __init__(self, cfg: RunConfig, on_round: Callable[[dict[str, Any]], None] | None = None):
@@ -56,6 +59,7 @@ class Recorder:
         self.setup_record: dict[str, Any] = _blank(0, [])
         self._open: dict[str, Any] = self.setup_record
         self._pending: dict[str, Any] | None = None
+        self.nodes: dict[int, int] = {}
         self.run_name = self._name()
         self._began = time.perf_counter()
         self._round_began = self._began
@@ -66,7 +70,9 @@ class Recorder:
         """Random, and kept when the run is resumed: clients file their private state under it."""
         checkpoint = Path(self.cfg.resume) / CHECKPOINT
         if self.cfg.resume and checkpoint.is_file():
-            return str(read_header(checkpoint)[1]["run"])
+            values = read_header(checkpoint)[1]
+            self.nodes = {int(client): int(node) for client, node in values.get("nodes", {}).items()}
+            return str(values["run"])
         return secrets.token_hex(8)
 
     # --- called by the strategy, in the order of a run --------------------------------------------------------------
@@ -139,7 +145,7 @@ class Recorder:
         """Write everything the server needs to go on after this round."""
         if not self.folder:
             return
-        done = {"run": self.run_name, "best_round": self.best_round, "best_score": self.best_score}
+        done = {"run": self.run_name, "nodes": self.nodes, "best_round": self.best_round, "best_score": self.best_score}
         tree = {"arrays": arrays, "best": self.best_arrays, "server": server}
         write_tensors(
             self.folder / CHECKPOINT, flatten(tree), {"round": server_round, **done, "pending": self._pending}
@@ -187,8 +193,8 @@ class Recorder:
         ``own_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
         ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
         ``failures`` (client and phase → reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``,
-        ``commit``, and where it applies ``privacy`` (ε, δ and releases of the whole run), ``attack`` and ``adversary`` (how often
-        a backdoor opens).
+        ``commit``, ``nodes`` (the id of the node that each client was), and where it applies ``privacy`` (ε, δ and releases of
+        the whole run), ``attack`` and ``adversary`` (how often a backdoor opens).
         """
         if self._pending is not None:
             self._write(self._pending)
@@ -233,6 +239,7 @@ class Recorder:
             "peak_rss_mb": _peak_rss_mb(),
             "versions": _versions(),
             "commit": _commit(),
+            "nodes": self.nodes,
             **self.extra,
         }
         self.summary = summary

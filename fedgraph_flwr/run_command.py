@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, configuration, group_names
+from fedgraph_flwr.errors import plain
 
 _EPILOG = """\
 keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|flower-simulation|CONNECTION
@@ -70,11 +71,13 @@ def main(args: argparse.Namespace) -> int:
 def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
     """The closing table."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from fedgraph_flwr.evaluation import metrics
 
-    table = Table(title=f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}", show_header=True)
+    title = escape(f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}")
+    table = Table(title=title, show_header=True)
     for column in ("", "best validation round", "last round", "mean of last five"):
         table.add_column(column, justify="left" if not column else "right")
     at = summary["metrics"]
@@ -95,8 +98,9 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
 
         console.print(told(summary["privacy"], cfg.privacy.scores), highlight=False)
     for who, reason in summary["failures"].items():
-        console.print(f"failed: client {who}: {reason}", highlight=False, style="yellow")
-    console.print(f"results: {cfg.out}", highlight=False, soft_wrap=True)
+        line = f"failed: client {plain(who)}: {plain(reason, 1000)}"
+        console.print(line, highlight=False, markup=False, style="yellow")
+    console.print(f"results: {cfg.out}", highlight=False, markup=False, soft_wrap=True)
 
 
 class _Progress:

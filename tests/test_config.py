@@ -1,5 +1,7 @@
 """Composition of the configuration: precedence, sources, and the sentences that wrong input gets."""
 
+import re
+
 import pytest
 
 from fedgraph_flwr.checks import check_method
@@ -37,8 +39,13 @@ def test_every_strategy_composes_and_knows_its_keys(strategy):
 @pytest.mark.parametrize("protocol", group_names("protocol"))
 @pytest.mark.parametrize("strategy", group_names("strategy"))
 def test_any_method_under_any_protocol(protocol, strategy):
+    """Each composes; one whose network the method does not serve is refused by a sentence that names both."""
     cfg = compose([f"protocol={protocol}", f"strategy={strategy}", "num_clients=5"])
-    check_method(cfg)
+    try:
+        check_method(cfg)
+    except FedGraphError as error:
+        assert re.match(rf"strategy={strategy} needs .*got model={cfg.model.name}", str(error))
+        assert cfg.model.name != compose([f"strategy={strategy}"]).model.name
     assert (cfg.protocol, cfg.strategy.name, cfg.num_clients) == (protocol, strategy, 5)
 
 

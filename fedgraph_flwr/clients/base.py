@@ -11,7 +11,7 @@ or adds phases with `@phase`. What it keeps between messages stands in `memory`.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -25,19 +25,23 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
-from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.errors import plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import MODEL, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.trees import Tree, flatten, moved
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
+
+_REPEATS = {DESCRIBE: 16, EVALUATE: 4}
+"""Who it is, a client says as often as a server loses track; models are scored before, after and instead of training."""
 
 PhaseMethod = TypeVar("PhaseMethod", bound=Callable[..., Answer])
 
@@ -83,9 +87,14 @@ class GraphClient(NumPyClient):
         server_round: the round of the message at hand.
         exchange: how many exchanges of the same phase came before it in this round.
         stage: of the run, where the method has several.
+        policy: what the node's owner lets a server ask.
+        repeats: phases that a round may bring more than one message of, and how many.
+        secrets: names in `memory` of what no checkpoint keeps: keys whose streams a resumed run would draw twice.
     """
 
     Params: ClassVar[type] = NoParams
+    repeats: ClassVar[Mapping[str, int]] = {}
+    secrets: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
@@ -97,6 +106,7 @@ class GraphClient(NumPyClient):
         self.server_round = self.exchange = self.steps = 0
         self.stage = ""
         self.memory: Tree = {}
+        self.policy = simulated()
         torch.manual_seed(derive_seed(cfg.seed, "model"))
         self.model = self.build_model().to(self.device, self.dtype)
         self.inputs = self.prepare_inputs()
@@ -327,11 +337,20 @@ class GraphClient(NumPyClient):
             sent, numbers = self.send()
             answer = {} if config.get("keep_model") else {MODEL: self.bounded(trained, parameters)}
             return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
-        method = getattr(self, name, None)
-        if not getattr(method, "is_phase", False):
-            known = [n for n in dir(type(self)) if getattr(getattr(type(self), n), "is_phase", False)]
-            raise unknown("phase", name, ["describe", "train", "evaluate", *known], f"asked of {type(self).__name__}")
-        return method(groups, config)  # type: ignore[misc]
+        self.messages_of(name)
+        return getattr(self, name)(groups, config)
+
+    @classmethod
+    def messages_of(cls, name: str) -> int:
+        """How many messages of a phase a round may bring.
+
+        Raises:
+            FedGraphError: no such phase.
+        """
+        own = [n for n in dir(cls) if getattr(getattr(cls, n), "is_phase", False)]
+        if name not in (known := [DESCRIBE, TRAIN, EVALUATE, *own]):
+            raise unknown("phase", plain(name, 60), known, f"asked of {cls.__name__}")
+        return {**_REPEATS, **cls.repeats}.get(name, 1)
 
     def bounded(self, trained: list[np.ndarray], received: list[np.ndarray]) -> Arrays:
         """The model to send: as trained, its update clipped where ``privacy.dp=client_fixed``."""
@@ -348,6 +367,11 @@ class GraphClient(NumPyClient):
         if self.optimizer is not None and self.cfg.train.keeps_optimizer:
             tree["optimizer"] = self.optimizer.state()
         return {**tree, "method": self.save()}
+
+    def checkpoint(self) -> Tree:
+        """What of `snapshot` a resumed run takes up."""
+        tree = self.snapshot()
+        return {**tree, "method": {key: value for key, value in tree["method"].items() if key not in self.secrets}}
 
     def restore(self, tree: Tree) -> None:
         """Go on from what `snapshot` gave."""

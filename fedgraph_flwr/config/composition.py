@@ -51,7 +51,7 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None, defau
     """
     given = choices(_parse(overrides), {})
     if base and str(base).startswith("{"):
-        return _build(_upon(OmegaConf.create(json.loads(str(base))), "config", given))
+        return _build(_upon(_from_json(str(base)), "config", given))
     said = written.read(Path(base)) if base else Written()
     places = {key: place for key, place in said.places.items() if key not in given}
     given = laid_over(said.words, given)
@@ -84,12 +84,24 @@ def configuration(words: Sequence[str]) -> RunConfig:
     return dataclasses.replace(cfg, out=cfg.resume or cfg.out) if cfg.resume else cfg
 
 
-def from_run_config(run_config: Any) -> RunConfig:
+def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
     """The configuration of a Flower run: ``config`` (a file or JSON), else the group files, then ``overrides``.
 
     ``num-clients`` is the number of clients unless a config or the overrides say otherwise.
+
+    Args:
+        run_config: of the run.
+        foreign: whether it came from elsewhere, as a server's does to a node: it names no file, and reads no variable, here.
     """
-    words, base = shlex.split(str(run_config.get("overrides", ""))), str(run_config.get("config", ""))
+    told, base = str(run_config.get("overrides", "")), str(run_config.get("config", ""))
+    if foreign and base and not base.startswith("{"):
+        raise FedGraphError("the server's config= is no JSON: a node reads no file that a server names")
+    if foreign and ("${" in base or "${" in told):
+        raise FedGraphError("the server's configuration holds '${': a node resolves nothing for a server")
+    try:
+        words = shlex.split(told)
+    except ValueError as error:
+        raise FedGraphError(f"overrides cannot be read as words ({error})") from error
     clients = [f"num_clients={run_config['num-clients']}"] if "num-clients" in run_config else []
     return compose(words, base or None, clients)
 
@@ -132,6 +144,13 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
     return nested
 
 
+def _from_json(text: str) -> DictConfig:
+    try:
+        return OmegaConf.create(json.loads(text))
+    except (ValueError, RecursionError, OmegaConfBaseException) as error:
+        raise FedGraphError(f"config= is no valid JSON ({_first_line(error)})") from error
+
+
 def group_file(group: str, name: str) -> DictConfig:
     """What the file of a name in a group holds.
 
@@ -139,7 +158,7 @@ def group_file(group: str, name: str) -> DictConfig:
         FedGraphError: there is none, or it is no YAML.
     """
     path = conf_dir() / group / f"{name}.yaml"
-    if not path.is_file():
+    if not (_is_name(name) and path.is_file()):
         raise unknown(group, name, group_names(group))
     return load(path)
 
@@ -147,6 +166,8 @@ def group_file(group: str, name: str) -> DictConfig:
 def _group(group: str, name: str) -> tuple[str, DictConfig]:
     if group == "model" and ":" in name:
         return name, OmegaConf.create({group: {"name": name}})
+    if not _is_name(name):
+        raise unknown(group, name, group_names(group))
     path = conf_dir() / group / f"{name}.yaml"
     if not path.is_file():
         from fedgraph_flwr.data.root import imported_path
@@ -174,7 +195,7 @@ _WISHES = {"strategy": ("model",), "dataset": ("partition", "model")}
 
 def _wishes(group: str, name: str) -> dict[str, str]:
     path = conf_dir() / group / f"{name}.yaml"
-    body = load(path) if path.is_file() else {}
+    body = load(path) if _is_name(name) and path.is_file() else {}
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
 
 
@@ -220,6 +241,11 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
         layers.append((f"{protocol_path} (datasets.{dataset}.models.{model})", own_size))
         layers.append((f"{protocol_path} (strategies.{strategy})", strategy_part))
     return layers
+
+
+def _is_name(name: str) -> bool:
+    """Whether this names a file of a folder, and leads nowhere else."""
+    return Path(name).name == name and not name.startswith(".")
 
 
 def _lift(node: dict[str, Any], group: str, cls: Any) -> None:

@@ -212,6 +212,7 @@ class StrategyConfig:
     aggregator: str = "mean"
     byzantine: int = 1  # f, liars a round that the aggregator is to stand
     norm_bound: float = 0.0  # aggregator=norm_bound: largest L2 norm of a client's update; 0: the median of the round's
+    max_share: float = 1.0  # largest share of one client in a weighted mean, whatever number of nodes it claims
     fraction: float = 1.0  # share of the clients sampled each round
     min_clients: int = 1  # fewer valid replies than this fail the round
     on_failure: str = "continue"  # continue without a client that failed | fail the run
@@ -227,6 +228,8 @@ class StrategyConfig:
         at_least(self.min_clients, 1, "strategy.min_clients")
         if not 0 < self.fraction <= 1:
             raise FedGraphError(f"strategy.fraction must lie in (0, 1], got {self.fraction}")
+        if not 0 < self.max_share <= 1:
+            raise FedGraphError(f"strategy.max_share must lie in (0, 1], got {self.max_share}")
 
     def cohort_size(self, clients: int) -> int:
         """How many of the ``clients`` a round samples."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.engine import SIMULATIONS
-from fedgraph_flwr.errors import FedGraphError, RunFailed, unknown
+from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.records import FAILURE, SUMMARY
 from fedgraph_flwr.serving import OnRound, make_folder
 
@@ -167,7 +167,9 @@ def _flwr_run(
                 if started := re.search(r"started run (\d+)", line):
                     run_id = started[1]
                 if cfg.engine not in SIMULATIONS and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
-                    print(f"warning: {warning[1].rstrip()}", file=sys.stderr)  # somebody may have to look at a node
+                    print(
+                        f"warning: {plain(warning[1].rstrip(), 1000)}", file=sys.stderr
+                    )  # somebody may have to look at a node
                 if on_round and rounds.is_file():
                     lines = rounds.read_text().splitlines()
                     for record in lines[shown:]:
@@ -180,7 +182,7 @@ def _flwr_run(
                 subprocess.run(stop, env=environment, stdout=log, stderr=log, timeout=60, check=False)
             raise
     if process.wait() != 0 and not (Path(cfg.out) / FAILURE).is_file():
-        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {_why(tail)}")
+        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {plain(_why(tail), 2000)}")
 
 
 def _why(tail: list[str]) -> str:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from fedgraph_flwr.config import AVERAGES, EvaluationConfig
 
+DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
+"""Scores that any nodes have; of others there may be none (no AUC of one class, no majority without training nodes)."""
+
 SPLITS = ("val", "test")
 
 

@@ -130,7 +130,7 @@ def _table(runs: Sequence[Any]) -> str:
             ("last5", "mean of the last five"),
         ):
             values = [run.summary.get("metrics", {}).get(at, {}).get(split, "") for run in runs]
-            cells = "".join(f"<td>{_show(value)}</td>" for value in values)
+            cells = "".join(f"<td>{html.escape(_show(value))}</td>" for value in values)
             body += f"<tr><td>{split.replace('_', ' ')}, {words}</td>{cells}</tr>"
     return f"<table><tr><th></th>{head}</tr>{body}</table>"
 

@@ -119,5 +119,14 @@ class Sealer:
         return HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
 
 
+def is_public_key(key: bytes) -> bool:
+    """Whether a shared secret can be made with it: with a few points of low order none can."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
+
+
 def _bound(sender: int, receiver: int, step: str) -> bytes:
     return f"{sender}>{receiver}:{step}".encode()

@@ -49,7 +49,7 @@ from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.privacy import Privacy
-from fedgraph_flwr.strategies.scoring import as_list, score_fields
+from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
 from fedgraph_flwr.trees import Tree, as_arrays
 
 Groups = Mapping[str, Any]
@@ -81,11 +81,13 @@ class GraphStrategy(FlowerFedAvg):
         clients: what is known of each client, by its index.
         cohort: the clients of this round, ascending: the same in all its phases.
         failed: clients that failed since the round began, and why.
+        silent: those among them whose node said nothing at all.
         server_round: the round at hand; 0 during setup.
         arrays: the shared parameters at hand.
         models: clients' own shared parameters, by index; a client without any starts from `arrays`.
         sent: groups that go down with this round's model.
         privacy: what clips, adds noise and keeps account, where ``privacy.dp`` asks for it.
+        counted: on how many nodes each client was first scored, by split.
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
@@ -110,10 +112,12 @@ class GraphStrategy(FlowerFedAvg):
         self.clients: dict[int, ClientInfo] = {}
         self.cohort: list[int] = []
         self.failed: dict[int, str] = {}
+        self.silent: set[int] = set()
         self.server_round = 0
         self.arrays: Arrays = {}
         self.models: dict[int, Arrays] = {}
         self.sent: GroupsFor = {}
+        self.counted: dict[int, dict[str, list[float]]] = {}
         self.memory: Tree = {}
         self.scores_due = self.checkpoint_due = False
         self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
@@ -230,12 +234,13 @@ class GraphStrategy(FlowerFedAvg):
         return first[1]
 
     def weights(self, replies: list[Reply]) -> list[float]:
-        """Unnormalised aggregation weights by ``strategy.weighting``."""
+        """Unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum."""
         rule = self.cfg.strategy.weighting
         if rule == "uniform":
             return [1.0] * len(replies)
         key = {"train": "num_train", "nodes": "num_nodes"}[rule]
-        return [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
+        told = [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
+        return capped(told, self.cfg.strategy.max_share)
 
     def average(
         self,
@@ -387,6 +392,7 @@ class GraphStrategy(FlowerFedAvg):
         outcome = exchange(self.grid, messages, nodes, read, self.cfg.strategy.timeout, name)
         self.recorder.exchanged(phase, outcome.down, outcome.up, outcome.seconds, outcome.failures)
         self.failed |= outcome.failures
+        self.silent |= outcome.silent
         return outcome
 
     def read(self, phase: str, message: Message, client: int | None) -> Reply:
@@ -398,7 +404,9 @@ class GraphStrategy(FlowerFedAvg):
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else _exactly(client)
         wanted = self.schema(phase, client) | Schema(numbers={"client": index})
-        groups, numbers = wanted.read(message.content, f"{who} answered phase '{phase}'")
+        answered = f"{who} answered phase '{phase}'"
+        groups, numbers = wanted.read(message.content, answered)
+        check_scores(numbers, self.counted.get(client, {}) if client is not None else {}, answered)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         self.verify(phase, reply)
         if self.privacy and phase == TRAIN:
@@ -407,7 +415,7 @@ class GraphStrategy(FlowerFedAvg):
 
     def next_round(self, server_round: int) -> None:
         """Nothing has been asked, and nobody failed."""
-        self.server_round, self.failed = server_round, {}
+        self.server_round, self.failed, self.silent = server_round, {}, set()
         self._asked.clear()
 
     # --- Flower's Strategy ------------------------------------------------------------------------------------------
@@ -465,6 +473,25 @@ class GraphStrategy(FlowerFedAvg):
         if self.cfg.evaluation.average != "nodes":
             return None
         return [float(v) for reply in replies for v in as_list(self.clients[reply.client].told["num_nodes"])]
+
+
+def capped(weights: list[float], most: float) -> list[float]:
+    """Weights of which none is more than a share ``most`` of their sum: what is above goes to the others, in their proportions.
+
+    Where even equal shares are above it, weights are equal; where none is above it, they are as they came.
+    """
+    values, total = np.array(weights), sum(weights)
+    if not total or (values <= most * total).all():
+        return weights
+    if most * len(weights) <= 1:
+        return [1.0] * len(weights)
+    full = np.zeros(len(weights), dtype=bool)
+    shares = values / total
+    while (shares[~full] > most).any():
+        full |= shares > most
+        left = values[~full].sum()
+        shares = np.where(full, most, values / left * (1 - most * full.sum()) if left else 0)
+    return [float(share) for share in shares]
 
 
 def _exactly(value: int) -> NumberField:

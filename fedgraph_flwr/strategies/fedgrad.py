@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.methods.fedgrad import FedGradParams
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import NamedOptimizer
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
@@ -31,6 +32,14 @@ class FedGrad(GraphStrategy):
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
         self.optimizer = NamedOptimizer(cfg.train)
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """The sum of gradients has no weights."""
+        if cfg.strategy.max_share < 1:
+            raise FedGraphError(
+                f"strategy.max_share={cfg.strategy.max_share:g} bounds weights, and {cfg.strategy.name} sums gradients: use 1"
+            )
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """One step on the summed gradients over the training nodes of all replies."""

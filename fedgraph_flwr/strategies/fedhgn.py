@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import ArrayField, Schema, up_to
+from fedgraph_flwr.answers import ArrayField, Axis, Schema, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply, derive_seed
@@ -75,14 +75,26 @@ class FedHGN(GraphStrategy):
         if phase == TELL:
             whole = {name: ArrayField((up_to(MOST_TYPES),), "int64", 0, MOST_TYPES) for name in self.names}
             rows = {} if self.cfg.strategy.private_schema else {ROWS: whole}
-            return Schema({COEFFICIENTS: self._vectors(), **rows})
+            return Schema({COEFFICIENTS: self._vectors(None), **rows})
         common = super().schema(phase, client)
         if phase == DESCRIBE and self.cfg.strategy.private_schema:
             return Schema(numbers={name: f for name, f in common.numbers.items() if name != "num_features"})
-        return common | Schema({COEFFICIENTS: self._vectors()}) if phase == TRAIN else common
+        return common | Schema({COEFFICIENTS: self._vectors(client)}) if phase == TRAIN else common
 
-    def _vectors(self) -> dict[str, ArrayField]:
-        return {name: ArrayField((up_to(MOST_TYPES), self.model.num_bases), self.cfg.dtype) for name in self.names}
+    def _vectors(self, client: int | None) -> dict[str, ArrayField]:
+        """A client has as many types as it told before."""
+        told = self.coefficients.get(-1 if client is None else client, {})
+        types: dict[str, Axis] = {name: len(told[name]) if name in told else up_to(MOST_TYPES) for name in self.names}
+        return {name: ArrayField((axis, self.model.num_bases), self.cfg.dtype) for name, axis in types.items()}
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """Where the schema is shared: each row is of another type, one that the schema has."""
+        for name, rows in reply.groups.get(ROWS, {}).items():
+            types = len(self.arrays[f"{COEFFICIENTS}.{name}"]) if f"{COEFFICIENTS}.{name}" in self.arrays else MOST_TYPES
+            if len(rows) != len(reply.groups[COEFFICIENTS][name]) or (np.diff(rows) <= 0).any() or (rows >= types).any():
+                raise FedGraphError(
+                    f"client {reply.client} answered phase '{phase}' with {ROWS}/{name} that are no {types} ascending types"
+                )
 
     @cached_property
     def model(self) -> HeteroModel:

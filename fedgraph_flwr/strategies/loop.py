@@ -13,7 +13,7 @@ from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
-from fedgraph_flwr.strategies.scoring import scores_of, training_record
+from fedgraph_flwr.strategies.scoring import counts_of, scores_of, training_record
 from fedgraph_flwr.trees import Tree, as_arrays
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class Loop:
         """Wait for the clients."""
         method, rules = self.strategy, self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
-        method.clients = self.connection.wait(wanted, rules.timeout)
+        method.clients = self.connection.wait(wanted, rules.timeout, self.recorder.nodes)
+        self._bind()
         check_fingerprints({index: info.told.get("schema", [0]) for index, info in method.clients.items()})
         if rules.min_clients > wanted:
             raise FedGraphError(
@@ -122,13 +123,19 @@ class Loop:
     def _begin(self, server_round: int) -> None:
         """Take back clients that were away, sample the cohort, and see what is due."""
         method, cfg = self.strategy, self.cfg
-        failed = set(method.failed)
+        answered = set(method.cohort) - method.failed.keys()
+        back = self.connection.returned(method.clients, method.silent, answered)
         method.next_round(server_round)
-        method.clients |= self.connection.returned(method.clients, failed)
+        method.clients |= back
+        self._bind()
         method.cohort = self._sample()
         due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
         method.scores_due = due and self._scores_told
         method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
+
+    def _bind(self) -> None:
+        """The record says which node each client is."""
+        self.recorder.nodes = {client: info.node_id for client, info in self.strategy.clients.items()}
 
     def _sample(self) -> list[int]:
         """The round's cohort, from its own random stream."""
@@ -184,6 +191,8 @@ class Loop:
     def _scored(self, replies: list[Reply]) -> None:
         """The scores in these answers complete the record of the round before."""
         method, evaluation = self.strategy, self.cfg.evaluation
+        for reply in replies:
+            method.counted.setdefault(reply.client, counts_of(reply.metrics))
         nodes, classes = method.nodes_of(replies), method.agreed("num_classes")
         scores = scores_of(replies, evaluation, classes, "", nodes)
         if self.cfg.strategy.personal:

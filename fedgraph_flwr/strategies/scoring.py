@@ -1,12 +1,13 @@
 """Scores that clients send, and what the record of a round says of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.answers import LARGEST, Axis, NumberField
-from fedgraph_flwr.config import EvaluationConfig
+from fedgraph_flwr.config import METRICS, EvaluationConfig
+from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.messages import Reply
 
@@ -20,6 +21,39 @@ def score_fields(cfg: EvaluationConfig, classes: int, prefix: str, parts: Axis) 
     share = NumberField(0, 1, length=parts, nan=True)
     named = {**fields, **dict.fromkeys(metrics.wanted(cfg, classes), share)}
     return {f"{prefix}{split}-{key}": wanted for split in metrics.SPLITS for key, wanted in named.items()}
+
+
+def check_scores(told: Mapping[str, Any], counted: Mapping[str, list[float]], who: str) -> None:
+    """Refuse scores that belong to no nodes, or to other nodes than before: what no range of a single number says.
+
+    Args:
+        told: numbers of an answer.
+        counted: how many nodes each split had when the client was first scored.
+        who: answered what.
+
+    Raises:
+        FedGraphError: one sentence.
+    """
+    for name, counts in told.items():
+        prefix, _, key = name.rpartition("-")
+        if key != KEYS[0] or not isinstance(counts, list):
+            continue
+        split = prefix.rpartition("-")[2]
+        if counts != counted.get(split, counts) or any(count != int(count) for count in counts):
+            raise FedGraphError(f"{who} with {name}={plain(counts, 60)}, expected {counted.get(split, 'whole numbers')}")
+        for other, values in told.items():
+            if other.rpartition("-")[0] != prefix:
+                continue
+            if len(values) != len(counts):
+                raise FedGraphError(f"{who} with {len(values)} values of {other} for {len(counts)} of {name}")
+            for value, count in zip(values, counts, strict=True):
+                if value != value and count and other.rpartition("-")[2] in metrics.DEFINED:
+                    raise FedGraphError(f"{who} with {other}=nan of {count:g} nodes")
+
+
+def counts_of(told: Mapping[str, Any]) -> dict[str, list[float]]:
+    """How many nodes each split has."""
+    return {split: list(told[f"{split}-count"]) for split in metrics.SPLITS if f"{split}-count" in told}
 
 
 def scores_of(

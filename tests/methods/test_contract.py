@@ -1,6 +1,5 @@
 """What every method keeps, whoever wrote it; a method joins by its file in conf/strategy."""
 
-import itertools
 import random
 import sys
 from collections.abc import Callable
@@ -12,62 +11,28 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr import models, partition
+from fedgraph_flwr import partition
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import RunConfig, compose, group_names
+from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.data.graph import read_tensors
-from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.methods.declarations import declaration
-from fedgraph_flwr.run import with_folder
-from tests.methods.test_fedhgn import typed_client
+from tests.methods.small_runs import FEATURES, METHODS, Go, is_typed, small_runs
 from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
-
-METHODS = group_names("strategy")
-TYPED_WORDS = ["model.layers=2", "dataset=aifb"]
-
-FEATURES, CLASSES = 5, 3
-CUT_GRAPH = [
-    *("dataset=csbm", "dataset.nodes_per_client=[41,67]", f"dataset.features={FEATURES}", f"dataset.classes={CLASSES}"),
-    *("dataset.degree=4", "dataset.cut_degree=1", "dataset.gap=0.2", "dataset.seed=3", "partition=planted"),
-]
-"""Three clients joined by edges. No other size of a model or message equals a client's number of nodes or edges."""
 
 SHARING = [m for m in METHODS if (s := compose([f"strategy={m}"]).strategy).shared and not s.pooled]
 """Methods of several clients that share something."""
-
-Go = Callable[..., Finished]
-
-
-def is_typed(words: list[str]) -> bool:
-    """Whether the network that these words choose is for graphs with typed nodes and edges."""
-    return bool(models.network(compose(words).model).heterogeneous)
 
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """``go(method, "key=value", ...)``: three rounds on three small clients in this process."""
-    folder = tmp_path_factory.mktemp("contract")
-    count = itertools.count()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDGRAPH_DATA", str(folder / "root"))
-        for client in range(3):
-            typed_client(client, people=(11, 13, 17)[client], features=client == 1).save(
-                folder / "typed" / f"client_{client:04d}.safetensors"
-            )
-
-        def run(method: str, *words: str) -> Finished:
-            fixed = [f"strategy={method}", "num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
-            typed = is_typed(fixed + [word for word in words if word.startswith("model=")])
-            fixed += [*TYPED_WORDS, f"graph={folder / 'typed'}"] if typed else CUT_GRAPH
-            out = folder / f"run{next(count)}"
-            cfg = with_folder(compose([*fixed, f"out={out}", *words]))
-            return Finished(cfg, run_inline(cfg))
-
+    with small_runs(tmp_path_factory.mktemp("contract")) as run:
         yield run
 
 
