@@ -41,11 +41,13 @@ def test_every_strategy_composes_and_knows_its_keys(strategy):
 def test_any_method_under_any_protocol(protocol, strategy):
     """Each composes; one whose network the method does not serve is refused by a sentence that names both."""
     cfg = compose([f"protocol={protocol}", f"strategy={strategy}", "num_clients=5"])
+    refused = ""
     try:
         check_method(cfg)
     except FedGraphError as error:
-        assert re.match(rf"strategy={strategy} needs .*got model={cfg.model.name}", str(error))
-        assert cfg.model.name != compose([f"strategy={strategy}"]).model.name
+        refused = str(error)
+    assert not refused or re.match(rf"strategy={strategy} needs .*got model={cfg.model.name}", refused)
+    assert not refused or cfg.model.name != compose([f"strategy={strategy}"]).model.name
     assert (cfg.protocol, cfg.strategy.name, cfg.num_clients) == (protocol, strategy, 5)
 
 

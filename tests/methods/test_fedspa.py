@@ -757,6 +757,7 @@ def test_a_client_goes_on_from_its_private_state():
     first.receive(peers)
     first.train()
     share = first.send()[0][FISHER]
+    first.summed = []  # as though nothing had been shared: a second share over the same clients is refused
     fresh = FedSPAClient(cfg, client_graph(0))
     fresh.restore(unflatten(flatten(first.snapshot())))
     assert_same_arrays(fresh.share_again(peers, {})[0][FISHER], share)
