@@ -335,7 +335,7 @@ def test_state_of_another_run_is_not_taken(tmp_path):
 def test_summary_keys_are_those_documented(run):
     documented = set(re.findall(r"``(\w+)``", Recorder.finish.__doc__))
     summary = run("rounds=2").summary
-    assert documented - {"best_val", "own_best_val", "last", "last5", "attack", "privacy"} == set(summary)
+    assert documented - {"best_val", "own_best_val", "last", "last5", "attack", "adversary", "privacy"} == set(summary)
     assert set(summary["metrics"]) == {"best_val", "own_best_val", "last", "last5"}
 
 
