@@ -95,11 +95,10 @@ def norms(updates: np.ndarray) -> np.ndarray:
 
 
 def squared_distances(updates: np.ndarray) -> np.ndarray:
-    """‖Δ_i − Δ_j‖² [n, n]; infinite where it overflows."""
+    """‖Δ_i − Δ_j‖² [n, n]; not finite where it overflows, which sorting puts last."""
     products = updates @ updates.T
     squares = products.diagonal()
     distances = np.maximum(squares[:, None] + squares - 2 * products, 0)
-    distances[np.isnan(distances)] = np.inf
     np.fill_diagonal(distances, 0)
     return np.asarray(distances)
 
