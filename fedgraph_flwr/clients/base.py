@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 from flwr.client import NumPyClient
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
@@ -201,6 +201,10 @@ class GraphClient(NumPyClient):
         loss.backward()
         return loss
 
+    def parameters(self) -> list[nn.Parameter]:
+        """What local training updates: the model's, in its order, and after them what the method trains beside it."""
+        return list(self.model.parameters())
+
     def batches(self) -> Iterator[Batch]:
         """What each local step reads: all training nodes, `local_steps` times."""
         yield from [Batch(self.inputs, self.train_nodes, self.batch.y)] * self.local_steps
@@ -256,7 +260,7 @@ class GraphClient(NumPyClient):
         """The optimiser for this round, kept or fresh as configured; puts the model into training mode."""
         self.model.train()
         if self.optimizer is None or not self.cfg.train.keeps_optimizer:
-            self.optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
+            self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
         return self.optimizer
 
     def scores(self) -> dict[str, list[float]]:
@@ -377,7 +381,7 @@ class GraphClient(NumPyClient):
         """Go on from what `snapshot` gave."""
         self.model.load_state_dict(tree.get("model", {}), strict=False)
         if "optimizer" in tree:
-            self.optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
+            self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
             self.optimizer.load_state({name: t.to(self.device) for name, t in flatten(tree["optimizer"]).items()})
         self.load(tree.get("method", {}))
 
