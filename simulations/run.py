@@ -178,7 +178,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def elsewhere(table: Table) -> dict[frozenset[str], dict[str, str]]:
     """Rows of the other tables by their words: the same run is not made twice."""
     paths = (path for path in sorted(RESULTS.glob("*.csv")) if path.stem != table.name)
-    return {frozenset(row["words"].split()): row for path in paths for row in read(path) if row["headline"]}
+    return {frozenset(row["words"].split()): row for path in paths for row in read(path) if row.get("headline")}
 
 
 def execute(table: Table, jobs: int, only: str = "") -> Path:
