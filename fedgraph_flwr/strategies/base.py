@@ -47,6 +47,7 @@ from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
+from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.strategies.scoring import as_list, score_fields
 from fedgraph_flwr.trees import Tree, as_arrays
 
@@ -74,6 +75,7 @@ class GraphStrategy(FlowerFedAvg):
         Params: the method's own keys.
         plain_average: whether all that leaves a client is its model, and all that the server does with it is to average.
         sums: groups of the training answer of which the server needs weighted sums alone, never one client's arrays.
+        beyond_sums: what it needs of single clients beside sums by `sum_weights`, in words; empty: nothing.
         params: the keys' values.
         clients: what is known of each client, by its index.
         cohort: the clients of this round, ascending: the same in all its phases.
@@ -83,6 +85,7 @@ class GraphStrategy(FlowerFedAvg):
         models: clients' own shared parameters, by index; a client without any starts from `arrays`.
         sent: groups that go down with this round's model.
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
+        secure: secure sums of the clients' answers, where ``privacy.secagg`` asks for them.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
     """
@@ -90,6 +93,7 @@ class GraphStrategy(FlowerFedAvg):
     Params: ClassVar[type] = NoParams
     plain_average: ClassVar[bool] = False
     sums: ClassVar[tuple[str, ...]] = (MODEL,)
+    beyond_sums: ClassVar[str] = ""
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(
@@ -110,6 +114,7 @@ class GraphStrategy(FlowerFedAvg):
         self.models: dict[int, Arrays] = {}
         self.sent: GroupsFor = {}
         self.memory: Tree = {}
+        self.secure: SecureSums | None = None
         self.scores_due = self.checkpoint_due = False
         self.grid: Grid
         self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
@@ -229,6 +234,10 @@ class GraphStrategy(FlowerFedAvg):
         key = {"train": "num_train", "nodes": "num_nodes"}[rule]
         return [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
 
+    def sum_weights(self, clients: list[int]) -> list[float]:
+        """How each client's arrays count in the `sums` that `aggregate` needs, unnormalised; by what was known before training."""
+        return self.weights([Reply(client) for client in clients])
+
     def average(self, values: list[Arrays], weights: Iterable[float]) -> Arrays:
         """The weighted mean of clients' arrays: the one place where clients' models are averaged."""
         return weighted_mean(values, weights)
@@ -265,6 +274,12 @@ class GraphStrategy(FlowerFedAvg):
                 f"client {missing[0]}: {self.failed[missing[0]]}"
             )
         return replies
+
+    def send_beside(self, groups: Mapping[int, Groups]) -> None:
+        """With this round's model, each client is also sent these groups of its own."""
+        own = _by_client(self.sent)
+        common = pack(self.sent if own is None else {})  # type: ignore[arg-type]
+        self.sent = {client: {**(common if own is None else own.get(client, {})), **g} for client, g in groups.items()}
 
     def drop(self, clients: Iterable[int]) -> None:
         """Take clients out of this round; they keep their place in the next."""
@@ -368,7 +383,7 @@ class GraphStrategy(FlowerFedAvg):
         """
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else _exactly(client)
-        wanted = self.schema(phase, client) | Schema(numbers={"client": index})
+        wanted = (self.secure or self).schema(phase, client) | Schema(numbers={"client": index})
         groups, numbers = wanted.read(message.content, f"{who} answered phase '{phase}'")
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         self.verify(phase, reply)

@@ -12,6 +12,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, from_record, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.scoring import scores_of, training_record
+from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Loop:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
             )
+        if self.cfg.privacy.secagg:
+            method.secure = SecureSums(method)
         if self.cfg.privacy.dp != "none":
             from fedgraph_flwr.strategies.privacy import private  # the accountant takes a second to import
 
@@ -140,6 +143,8 @@ class Loop:
         """The method's own exchanges, then training; the valid answers, in the order of the clients."""
         method = self.strategy
         method.sent = method.before_train(method.arrays)
+        if method.secure and method.stage().up:
+            method.secure.begin()
         self._score_apart()  # a client that fell out in those exchanges is not asked to train
         record = to_record(method.arrays)
         messages = self.outer.configure_train(method.server_round, record, ConfigRecord(), self.grid)
@@ -150,6 +155,8 @@ class Loop:
         method = self.strategy
         if not method.stage().up:
             return method.arrays
+        if method.secure:
+            replies = method.secure.reveal(replies)
         if self.outer is method:
             return method.aggregate(method.arrays, replies)
         messages = [reply.message for reply in replies]
