@@ -1,6 +1,6 @@
 """What secure aggregation costs: bytes, seconds and exchanges a round, with and without it.
 
-    python benchmarks/secagg.py [--clients 3 10 100] [rounds=3]
+    python benchmarks/secagg.py [rounds=3] [--clients 3 10 100]
 
 All clients and the server take turns in one process; on a fleet clients work side by side. Shamir's shares are made and
 combined in Python, n^2 / 3 products of 128 bits each for two secrets a client, and for one of each client on the server.
