@@ -25,17 +25,19 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
-from fedgraph_flwr.errors import plain, unknown
+from fedgraph_flwr.errors import RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.params import NoParams
+from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.policy import simulated
-from fedgraph_flwr.trees import Tree, flatten, moved
+from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, SURVIVORS, Member
+from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
@@ -81,6 +83,7 @@ class GraphClient(NumPyClient):
         model: the GNN; parameters whose names start with one of ``cfg.strategy.shared`` travel, the others stay.
         inputs: what the model needs of the graph, prepared once.
         batch: what the step at hand reads; between rounds, all training nodes.
+        member: its part in secure sums (``privacy.secagg``).
         memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
         class_weights: of ``train.loss=weighted``, [C]: each class of its training nodes counts the same; else None.
         steps: optimiser steps of the last local training.
@@ -107,6 +110,7 @@ class GraphClient(NumPyClient):
         self.stage = ""
         self.memory: Tree = {}
         self.policy = simulated()
+        self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
         torch.manual_seed(derive_seed(cfg.seed, "model"))
         self.model = self.build_model().to(self.device, self.dtype)
         self.inputs = self.prepare_inputs()
@@ -334,13 +338,19 @@ class GraphClient(NumPyClient):
                 model = groups.pop(MODEL)
                 check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
                 parameters = [model[key] for key in self.shared]
+            secret = {group: groups.pop(group, {}) for group in (SECAGG, ENVELOPES)}
             self.receive(groups)
             if name == "evaluate":
                 return {}, self.evaluate(parameters, config)[2]
             trained, num_train, told = self.fit(parameters, config)
             sent, numbers = self.send()
             answer = {} if config.get("keep_model") else {MODEL: self.bounded(trained, parameters)}
-            return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
+            answer |= sent
+            if self.cfg.privacy.secagg and answer:
+                answer = self._masked(answer, secret)
+            return answer, {**told, **numbers, "num_train": num_train}
+        if self.cfg.privacy.secagg and name in (PUBLISH, DEAL, UNMASK):
+            return self._secure(name, groups), {}
         self.messages_of(name)
         return getattr(self, name)(groups, config)
 
@@ -352,7 +362,7 @@ class GraphClient(NumPyClient):
             FedGraphError: no such phase.
         """
         own = [n for n in dir(cls) if getattr(getattr(cls, n), "is_phase", False)]
-        if name not in (known := [DESCRIBE, TRAIN, EVALUATE, *own]):
+        if name not in (known := [DESCRIBE, TRAIN, EVALUATE, PUBLISH, DEAL, UNMASK, *own]):
             raise unknown("phase", plain(name, 60), known, f"asked of {cls.__name__}")
         return {**_REPEATS, **cls.repeats}.get(name, 1)
 
@@ -363,14 +373,32 @@ class GraphClient(NumPyClient):
             return model
         return clipped_model(model, dict(zip(self.shared, received, strict=True)), self.cfg.privacy.clipping_norm)
 
+    def _masked(self, answer: dict[str, Arrays], told: dict[str, Arrays]) -> dict[str, Arrays]:
+        """All arrays of a training answer as this client's term of secure sums."""
+        if not told[SECAGG]:
+            raise RunFailed(
+                f"client {self.graph.client} was not asked for a masked answer in round {self.server_round}, and gives no other "
+                "under privacy.secagg=true"
+            )
+        return self.member.masked(answer, float(told[SECAGG]["ratio"][0]), told[ENVELOPES], self.server_round)
+
+    def _secure(self, name: str, groups: dict[str, Arrays]) -> dict[str, Arrays]:
+        """The exchanges of secure sums."""
+        told = groups.get(SECAGG, {})
+        if name == PUBLISH:
+            return {SECAGG: self.member.publish(self.server_round)}
+        if name == DEAL:
+            return {ENVELOPES: self.member.deal(told[CLIENTS], told[KEYS], self.server_round)}
+        return {SECAGG: self.member.reveal(told[SURVIVORS], self.server_round)}
+
     # --- private state between messages -------------------------------------------------------------------------------
 
     def snapshot(self) -> Tree:
-        """Everything private that must survive: unshared tensors, the optimiser's moments, the method's own."""
+        """Everything private that must survive: unshared tensors, the optimiser's moments, the method's own, keys of this round."""
         tree: Tree = {"model": {n: t for n, t in self.model.state_dict().items() if n not in self.shared}}
         if self.optimizer is not None and self.cfg.train.keeps_optimizer:
             tree["optimizer"] = self.optimizer.state()
-        return {**tree, "method": self.save()}
+        return {**tree, "method": self.save(), SECAGG: self.member.state}
 
     def checkpoint(self) -> Tree:
         """What of `snapshot` a resumed run takes up."""
@@ -384,6 +412,7 @@ class GraphClient(NumPyClient):
             self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
             self.optimizer.load_state({name: t.to(self.device) for name, t in flatten(tree["optimizer"]).items()})
         self.load(tree.get("method", {}))
+        self.member.state = as_arrays(tree.get(SECAGG, {}))
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

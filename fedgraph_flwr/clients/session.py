@@ -23,6 +23,7 @@ from fedgraph_flwr.config import DEVICES, RunConfig, from_run_config, one_of
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, derive_seed, from_record, groups_of, pack, to_record
+from fedgraph_flwr.methods.secagg import SECAGG
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.trees import flatten, unflatten
 
@@ -104,7 +105,8 @@ def _answer(message: Message, context: Context) -> RecordDict:
         version += 1
         _keep(client, version, context)
     if config.get("checkpoint") and checkpoints:
-        checkpoints.write_checkpoint(flatten(client.checkpoint()), server_round)
+        kept = {key: branch for key, branch in client.checkpoint().items() if key != SECAGG}  # keys live for a round
+        checkpoints.write_checkpoint(flatten(kept), server_round)
     reply = pack(groups)
     reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
     return reply

@@ -238,7 +238,7 @@ class StrategyConfig:
 
 @dataclass
 class PrivacyConfig:
-    """Differential privacy of each client, in the models that the server releases."""
+    """Differential privacy of each client in the models that the server releases, and secure aggregation."""
 
     dp: str = "none"  # none | server_fixed (the server clips updates) | client_fixed (each client does)
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
@@ -246,6 +246,9 @@ class PrivacyConfig:
     delta: float = 1e-5  # at which ε is told; at most 1 / num_clients
     epsilon_budget: float = 0.0  # the run ends before a release that would cost more; 0: none
     scores: str = "told"  # told: clients send scores and training losses, which no noise covers | none: they keep them
+    secagg: bool = False  # the server learns the weighted sum of what clients trained, and no term of it
+    secagg_threshold: float = 2 / 3  # share of the cohort that must answer, and that can unmask
+    secagg_bits: int = 40  # of the fixed point after the point; values must stay below 2^(55 - bits)
 
     def __post_init__(self) -> None:
         one_of(self.dp, ("none", "server_fixed", "client_fixed"), "privacy.dp")
@@ -271,6 +274,14 @@ class PrivacyConfig:
             raise FedGraphError(f"privacy.clipping_norm must be > 0 and finite, got {self.clipping_norm}")
         if not 0 < self.delta < 1:
             raise FedGraphError(f"privacy.delta must lie in (0, 1), got {self.delta}")
+        if not 0.5 < self.secagg_threshold <= 1:
+            raise FedGraphError(f"privacy.secagg_threshold must lie in (0.5, 1], got {self.secagg_threshold}")
+        if not 8 <= self.secagg_bits <= 48:
+            raise FedGraphError(f"privacy.secagg_bits must lie in [8, 48], got {self.secagg_bits}")
+        if self.secagg and self.dp != "none":
+            raise FedGraphError(
+                f"privacy.secagg=true hides from the server what privacy.dp={self.dp} clips or books: set one of the two"
+            )
 
 
 @dataclass

@@ -50,6 +50,7 @@ from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
+from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
 
 Groups = Mapping[str, Any]
@@ -77,6 +78,7 @@ class GraphStrategy(FlowerFedAvg):
         plain_average: whether all that leaves a client is its model, and all that the server does follows from `average`.
         averages: whether what the server does with the models that clients send is to put them together by `average`.
         sums: groups of the training answer of which the server needs weighted sums alone, never one client's arrays.
+        beyond_sums: what it needs of single clients beside sums by `sum_weights`, in words; empty: nothing.
         params: the keys' values.
         clients: what is known of each client, by its index.
         cohort: the clients of this round, ascending: the same in all its phases.
@@ -89,6 +91,7 @@ class GraphStrategy(FlowerFedAvg):
         privacy: what clips, adds noise and keeps account, where ``privacy.dp`` asks for it.
         counted: on how many nodes each client was first scored, by split.
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
+        secure: secure sums of the clients' answers, where ``privacy.secagg`` asks for them.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
     """
@@ -97,6 +100,7 @@ class GraphStrategy(FlowerFedAvg):
     plain_average: ClassVar[bool] = False
     averages: ClassVar[bool] = True
     sums: ClassVar[tuple[str, ...]] = (MODEL,)
+    beyond_sums: ClassVar[str] = ""
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(
@@ -119,6 +123,7 @@ class GraphStrategy(FlowerFedAvg):
         self.sent: GroupsFor = {}
         self.counted: dict[int, dict[str, list[float]]] = {}
         self.memory: Tree = {}
+        self.secure: SecureSums | None = None
         self.scores_due = self.checkpoint_due = False
         self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
         self.grid: Grid
@@ -242,6 +247,10 @@ class GraphStrategy(FlowerFedAvg):
         told = [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
         return capped(told, self.cfg.strategy.max_share)
 
+    def sum_weights(self, clients: list[int]) -> list[float]:
+        """How each client's arrays count in the `sums` that `aggregate` needs, unnormalised; by what was known before training."""
+        return self.weights([Reply(client) for client in clients])
+
     def average(
         self,
         values: list[Arrays],
@@ -300,6 +309,12 @@ class GraphStrategy(FlowerFedAvg):
                 f"client {missing[0]}: {self.failed[missing[0]]}"
             )
         return replies
+
+    def send_beside(self, groups: Mapping[int, Groups]) -> None:
+        """With this round's model, each client is also sent these groups of its own."""
+        own = _by_client(self.sent)
+        common = pack(self.sent if own is None else {})  # type: ignore[arg-type]
+        self.sent = {client: {**(common if own is None else own.get(client, {})), **g} for client, g in groups.items()}
 
     def drop(self, clients: Iterable[int]) -> None:
         """Take clients out of this round; they keep their place in the next."""
@@ -403,7 +418,7 @@ class GraphStrategy(FlowerFedAvg):
         """
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else _exactly(client)
-        wanted = self.schema(phase, client) | Schema(numbers={"client": index})
+        wanted = (self.secure or self).schema(phase, client) | Schema(numbers={"client": index})
         answered = f"{who} answered phase '{phase}'"
         groups, numbers = wanted.read(message.content, answered)
         check_scores(numbers, self.counted.get(client, {}) if client is not None else {}, answered)

@@ -23,6 +23,7 @@ class FedFA(GraphStrategy):
     """FedAvg that also pools clients' feature statistics; keeps them in `memory` by the names of their groups."""
 
     Params: ClassVar[type] = Params
+    beyond_sums: ClassVar[str] = "the spread of single clients' feature statistics"
 
     def setup(self) -> None:
         """The statistics of nothing seen yet."""

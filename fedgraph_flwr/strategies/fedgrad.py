@@ -50,6 +50,10 @@ class FedGrad(GraphStrategy):
         self.hold(updated)
         return {name: updated[name].numpy() for name in arrays}
 
+    def sum_weights(self, clients: list[int]) -> list[float]:
+        """Gradients are of summed losses: none counts more."""
+        return [1.0] * len(clients)
+
     def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
         """Σ_i g_i of every tensor that is stepped."""
         return {name: torch.from_numpy(sum_of([reply.arrays[name] for reply in replies])) for name in arrays}

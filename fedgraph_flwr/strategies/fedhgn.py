@@ -50,6 +50,7 @@ class FedHGN(GraphStrategy):
     """
 
     Params: ClassVar[type] = Params
+    beyond_sums: ClassVar[str] = "each client's own coefficients"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

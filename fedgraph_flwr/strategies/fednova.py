@@ -27,6 +27,7 @@ class FedNova(GraphStrategy):
     """Weighs clients by what a step of theirs is worth."""
 
     Params: ClassVar[type] = Params
+    beyond_sums: ClassVar[str] = "weights that the training answers tell"
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -14,6 +14,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.scoring import counts_of, scores_of, training_record
+from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Loop:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
             )
+        if self.cfg.privacy.secagg:
+            method.secure = SecureSums(method)
 
     def _describe(self, nodes: list[int]) -> tuple[list[ClientInfo], dict[int, str]]:
         """Ask nodes who they are."""
@@ -149,6 +152,8 @@ class Loop:
         """The method's own exchanges, then training; the valid answers, in the order of the clients."""
         method = self.strategy
         method.sent = method.before_train(method.arrays)
+        if method.secure and method.stage().up:
+            method.secure.begin()
         self._score_apart()  # a client that fell out in those exchanges is not asked to train
         record = to_record(method.arrays)
         messages = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
@@ -157,7 +162,11 @@ class Loop:
     def _next_arrays(self, replies: list[Reply]) -> Arrays:
         """The aggregate, of models that came up."""
         method = self.strategy
-        return method.aggregate(method.arrays, replies) if method.stage().up else method.arrays
+        if not method.stage().up:
+            return method.arrays
+        if method.secure:
+            replies = method.secure.reveal(replies)
+        return method.aggregate(method.arrays, replies)
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """What the round's record says of training."""
