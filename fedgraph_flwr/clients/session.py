@@ -131,7 +131,7 @@ def _simulated(context: Context) -> bool:
 
 
 def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) -> None:
-    """Take a question down, or refuse it: for the policy, for what was asked before, or for what privacy it lacks.
+    """Take a question down, or refuse it: for the policy, or for what was asked before.
 
     Raises:
         FedGraphError: one sentence.
@@ -140,12 +140,6 @@ def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) ->
     most = client.policy.most(phase, client.messages_of(phase))
     if not 0 <= server_round <= client.cfg.rounds:
         raise FedGraphError(f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds")
-    privacy, clipped = client.cfg.privacy, config.get("clipping_norm")
-    if privacy.dp == "client_fixed" and phase == TRAIN and clipped != privacy.clipping_norm:
-        raise FedGraphError(
-            f"the server asks for an update clipped to {plain(clipped, 20)} in a run with"
-            f" privacy.clipping_norm={privacy.clipping_norm:g}"
-        )
     folder = _last_folder(context, client)
     record: Mapping[str, Any] | None = context.state.config_records.get(ASKED) or (folder.read_asked() if folder else None)
     ledger = Ledger(record)

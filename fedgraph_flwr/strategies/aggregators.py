@@ -171,6 +171,9 @@ def check(cfg: RunConfig, averages: bool) -> None:
         FedGraphError: one sentence.
     """
     rules = cfg.strategy
+    if rules.max_share < 1 and (rules.aggregator != "mean" or not averages):
+        what = f"aggregator={rules.aggregator} heeds no weights" if averages else f"{rules.name} takes no weighted mean"
+        raise FedGraphError(f"strategy.max_share={rules.max_share:g} caps a weight, and {what}: use strategy.max_share=1")
     if rules.aggregator == "mean":
         return
     reasons = {

@@ -33,14 +33,6 @@ class FedGrad(GraphStrategy):
         super().__init__(cfg, recorder)
         self.optimizer = NamedOptimizer(cfg.train)
 
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """The sum of gradients has no weights."""
-        if cfg.strategy.max_share < 1:
-            raise FedGraphError(
-                f"strategy.max_share={cfg.strategy.max_share:g} bounds weights, and {cfg.strategy.name} sums gradients: use 1"
-            )
-
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """One step on the summed gradients over the training nodes of all replies."""
         total = self.labelled(replies)

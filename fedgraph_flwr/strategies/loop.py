@@ -119,6 +119,7 @@ class Loop:
             raise RunFailed(
                 f"{len(restored)} of {len(everyone)} clients took up their state of round {done}: {reasons}"
             )
+        method.server_round = done  # where no round is left, the scores that come are asked in the last one
         return done
 
     # --- a round ------------------------------------------------------------------------------------------------------

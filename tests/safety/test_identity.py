@@ -203,6 +203,18 @@ def test_a_cap_that_would_cap_nothing_is_refused(run):
     with pytest.raises(FedGraphError, match=r"strategy.max_share must lie in \(0, 1\], got 0"):
         compose(["strategy.max_share=0"])
     with pytest.raises(
-        FedGraphError, match=r"strategy.max_share=0.5 bounds weights, and fedgrad sums gradients: use 1"
+        FedGraphError,
+        match=r"max_share=0.5 caps a weight, and fedgrad takes no weighted mean: use strategy.max_share=1",
     ):
         run("strategy=fedgrad", "strategy.max_share=0.5")
+    with pytest.raises(
+        FedGraphError, match=r"max_share=0.5 caps a weight, and aggregator=median heeds no weights: use"
+    ):
+        run("strategy.aggregator=median", "strategy.max_share=0.5")
+
+
+def test_a_resumed_run_without_a_round_left_is_scored(run):
+    """Its nodes were asked up to the last round, and answer for no earlier one."""
+    whole = run("rounds=2", "checkpoint_every=1")
+    again = run("rounds=2", f"resume={whole.out}", f"out={whole.out}")
+    assert [r["metrics"] for r in again.rounds] == [r["metrics"] for r in whole.rounds]

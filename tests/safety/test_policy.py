@@ -379,15 +379,6 @@ def test_an_operator_may_name_a_file(tmp_path):
     assert from_run_config({"config": str(tmp_path / "c.yaml")}).rounds == 7
 
 
-def test_a_clipped_update_is_asked_for_with_the_runs_bound(node):
-    """Who says privacy.dp=client_fixed and asks for updates as they are, or clips them at 1e30, gets none."""
-    asked = node("privacy.dp=client_fixed", "strategy.weighting=uniform", "privacy.clipping_norm=2")
-    model = {"model": model_of(asked)}
-    for norm in (None, 1e30):
-        assert "in a run with privacy.clipping_norm=2" in asked.ask("train", 1, model, clipping_norm=norm)
-    assert not isinstance(asked.ask("train", 1, model, clipping_norm=2.0), str)
-
-
 def test_a_fleet_under_policies_runs(run, monkeypatch, tmp_path):
     """All clients with a policy that fits, to the same parameters; with one that does not, without that client."""
     from tests.support import assert_same_arrays
