@@ -6,7 +6,7 @@ from fedgraph_flwr.checks import check_clients, check_method
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.partition import settled
+from fedgraph_flwr.partition import resolved
 from fedgraph_flwr.serving import OnRound, here, with_folder
 
 
@@ -20,7 +20,7 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     cfg = with_folder(cfg)
     check_method(cfg)
     if here(cfg):
-        cfg = settled(cfg)
+        cfg = resolved(cfg)
         check_clients(cfg)
     summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(cfg, on_round)
     return summary

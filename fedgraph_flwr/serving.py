@@ -19,7 +19,7 @@ from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.partition import settled
+from fedgraph_flwr.partition import resolved
 from fedgraph_flwr.records import FAILURE, Recorder
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -58,7 +58,7 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
 def with_folder(cfg: RunConfig) -> RunConfig:
     """The configuration with its result folder named, as an absolute path."""
     if not cfg.out:
-        cfg = settled(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
+        cfg = resolved(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{cfg.dataset.name}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(Path("runs") / name))
     return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))

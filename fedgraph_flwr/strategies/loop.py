@@ -73,7 +73,7 @@ class Loop:
         wanted = 1 if rules.pooled else self.cfg.num_clients
         method.clients = self.connection.wait(wanted, rules.timeout, self.recorder.nodes)
         self._bind()
-        check_fingerprints({index: info.told.get("schema", [0]) for index, info in method.clients.items()})
+        check_fingerprints({index: info.description.get("schema", [0]) for index, info in method.clients.items()})
         if rules.min_clients > wanted:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
