@@ -36,3 +36,9 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") 
     hint = f"; did you mean '{near[0]}'?" if near else ""
     source = f" ({where})" if where else ""
     return FedGraphError(f"{kind} '{value}' unknown{source}{hint}{'' if hint else ';'} one of: {', '.join(names)}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, as one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

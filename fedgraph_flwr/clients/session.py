@@ -19,7 +19,7 @@ from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.state import StateFolder
-from fedgraph_flwr.config import DEVICES, RunConfig, from_run_config, one_of
+from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, derive_seed, from_record, groups_of, pack, to_record
@@ -145,8 +145,8 @@ def _check(told: Mapping[str, Any]) -> None:
 def _threads(cfg: RunConfig, context: Context) -> int:
     """Torch's threads: the node's own ``threads``, else the run's."""
     threads = context.node_config.get("threads", cfg.threads)
-    if not isinstance(threads, int) or threads < 1:
-        raise FedGraphError(f"threads={threads} of --node-config must be a whole number, at least 1")
+    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise FedGraphError(f"threads={threads} of --node-config must be a whole number, 1 to {MOST_THREADS}")
     return threads
 
 

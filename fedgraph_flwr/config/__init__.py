@@ -2,9 +2,12 @@
 
 from fedgraph_flwr.config.composition import compose, conf_dir, from_run_config, group_names, to_json, to_yaml
 from fedgraph_flwr.config.schema import (
+    ANY,
     AVERAGES,
     DEVICES,
     METRICS,
+    MOST_CLIENTS,
+    MOST_THREADS,
     SELECTIONS,
     AttackConfig,
     DatasetConfig,
@@ -18,14 +21,19 @@ from fedgraph_flwr.config.schema import (
     TrainConfig,
     at_least,
     below,
+    choice,
+    number,
     one_of,
     typed,
 )
 
 __all__ = [
+    "ANY",
     "AVERAGES",
     "DEVICES",
     "METRICS",
+    "MOST_CLIENTS",
+    "MOST_THREADS",
     "SELECTIONS",
     "AttackConfig",
     "DatasetConfig",
@@ -39,10 +47,12 @@ __all__ = [
     "TrainConfig",
     "at_least",
     "below",
+    "choice",
     "compose",
     "conf_dir",
     "from_run_config",
     "group_names",
+    "number",
     "one_of",
     "to_json",
     "to_yaml",

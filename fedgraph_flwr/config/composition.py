@@ -142,17 +142,16 @@ def group_file(group: str, name: str) -> DictConfig:
     Raises:
         FedGraphError: there is none, or it is no YAML.
     """
-    path = conf_dir() / group / f"{name}.yaml"
-    if not path.is_file():
+    if name not in group_names(group):  # a path is no name
         raise unknown(group, name, group_names(group))
-    return _load(path)
+    return _load(conf_dir() / group / f"{name}.yaml")
 
 
 def _group(group: str, name: str) -> tuple[str, DictConfig]:
     if group == "model" and ":" in name:
         return name, OmegaConf.create({group: {"name": name}})
     path = conf_dir() / group / f"{name}.yaml"
-    if not path.is_file():
+    if name not in group_names(group):
         from fedgraph_flwr.data.root import imported_path
 
         if group == "dataset" and (own := imported_path(name)).is_file():
@@ -170,8 +169,7 @@ _WISHES = {"strategy": ("model",), "dataset": ("partition", "model")}
 
 
 def _wishes(group: str, name: str) -> dict[str, str]:
-    path = conf_dir() / group / f"{name}.yaml"
-    body = _load(path) if path.is_file() else {}
+    body = group_file(group, name) if name in group_names(group) else {}
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
 
 
@@ -221,6 +219,8 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
     """Move a group's keys that its dataclass does not know into its ``params``."""
     body = node.get(group)
     if isinstance(body, dict):
+        if not isinstance(body.get("params") or {}, dict):
+            raise FedGraphError(f"{group}.params must hold keys and values, got {body['params']!r}")
         known = {f.name for f in dataclasses.fields(cls)}
         own = {key: body.pop(key) for key in list(body) if key not in known}
         if own:

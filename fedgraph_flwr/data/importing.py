@@ -447,6 +447,8 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``import``."""
     as_client = args.client is not None
     classes = [word.strip() for word in args.classes.split(",") if word.strip()]
+    if twice := [name for name in classes if classes.count(name) > 1]:
+        raise FedGraphError(f"--classes names '{twice[0]}' twice; each class has one number")
     if bool(args.name) == bool(args.out):
         raise FedGraphError("say where it goes: either --name NAME or --out FILE")
     if as_client and (args.num_clients is None or args.out is None or not classes):
