@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, compose, group_names
+from fedgraph_flwr.errors import FedGraphError
 
 _EPILOG = """\
 keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|CONNECTION out=DIR resume=DIR
@@ -40,7 +41,9 @@ def configuration(words: list[str]) -> RunConfig:
     given = dict(word.partition("=")[::2] for word in words)
     base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
     cfg = compose([word for word in words if not word.startswith("config=")], base)
-    return dataclasses.replace(cfg, out=cfg.resume or cfg.out) if cfg.resume else cfg
+    if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
+        raise FedGraphError(f"resume={cfg.resume} goes on in its own folder: leave out={cfg.out} away")
+    return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg
 
 
 def main(args: argparse.Namespace) -> int:
@@ -52,13 +55,14 @@ def main(args: argparse.Namespace) -> int:
         print(to_yaml(cfg), end="")
         return 0
     from fedgraph_flwr.run import run, with_folder
+    from fedgraph_flwr.run_folder import CHECKPOINT
 
     cfg = with_folder(cfg)
     try:
         with _Progress(cfg, shown=not args.quiet) as progress:
             summary = run(cfg, progress.round)
     except KeyboardInterrupt:
-        checkpoint = Path(cfg.out) / "checkpoint.safetensors"
+        checkpoint = Path(cfg.out) / CHECKPOINT
         remedy = (
             f"go on with: fedgraph-flwr run resume={cfg.out}" if checkpoint.is_file() else "no checkpoint was due yet"
         )

@@ -107,7 +107,6 @@ WRONG = {
     "strategy.timeout=nan": "strategy.timeout must be > 0 and finite, got nan",
     "strategy.params=-1": "strategy.params must hold keys and values, got -1",
     "train.momentum=nan": "train.momentum must be >= 0, got nan",
-    "split.fold=5 split.kind=kfold": "split.fold must be < 5, got 5",
     "partition.resolution=0": "partition.resolution must be > 0 and finite, got 0",
     "protocol=../config": "protocol '../config' unknown",
     "dataset=../dataset/cora": "dataset '../dataset/cora' unknown",

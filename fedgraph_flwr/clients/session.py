@@ -111,7 +111,8 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         arrays = from_record(context.state.array_records[STATE])
         client.restore(unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
     elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
-        client.restore(unflatten(kept[0]))
+        with folder.blamed("last"):
+            client.restore(unflatten(kept[0]))
         stored = kept[1]
     _live[key] = (client, stored)
     return _live[key]
@@ -192,7 +193,9 @@ def _checkpoint_folder(cfg: RunConfig, context: Context, client: GraphClient, ru
 
 def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) -> None:
     if folder is not None:
-        client.restore(unflatten(folder.read_checkpoint(server_round)))
+        state = folder.read_checkpoint(server_round)
+        with folder.blamed(f"round_{server_round:06d}"):
+            client.restore(unflatten(state))
     elif flatten(client.snapshot()):
         raise FedGraphError(
             f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no folder for it; "

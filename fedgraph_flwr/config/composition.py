@@ -47,7 +47,8 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> Ru
 
     Args:
         overrides: ``key=value`` words, as on the command line.
-        base: a resolved configuration to start from instead of the group files: a ``config.yaml``, or JSON.
+        base: a resolved configuration to start from instead of the group files: JSON, or a ``config.yaml``, whose run is
+            repeated, in a folder of its own.
 
     Raises:
         FedGraphError: an unknown key or name, a wrong type or an impossible value.
@@ -58,6 +59,8 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> Ru
         layers: list[tuple[str, DictConfig]] = [
             ("config", OmegaConf.create(json.loads(str(base)))) if inline else (str(base), _load(Path(base)))
         ]
+        for key in () if inline else ("out", "resume"):
+            layers[0][1].pop(key, None)
         selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
         for group in ("dataset", "strategy"):
             if group in selected:

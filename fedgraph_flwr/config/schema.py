@@ -164,7 +164,6 @@ class SplitConfig(Section, group="split"):
             raise FedGraphError(f"split.train + val + test must be <= 1, got {self.train + self.val + self.test:g}")
         if self.kind == "kfold":
             at_least(self.folds, 3, "split.folds")
-            below(self.fold, self.folds, "split.fold")
 
 
 @dataclass

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig, RunConfig
 from fedgraph_flwr.data import datasets
-from fedgraph_flwr.data.graph import FORMAT_VERSION, read_header, write_bytes
+from fedgraph_flwr.data.graph import FORMAT_VERSION, read_digest, read_header, write_bytes
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.split import grouping_seed
@@ -204,7 +204,7 @@ def belongs(path: Path) -> bool:
 def key(cfg: RunConfig) -> str:
     """Names a partition: a hash of everything its files are a function of."""
     versions = {"version": VERSION, "format": FORMAT_VERSION, "datasets": datasets.CACHE_VERSION}
-    text = json.dumps(_relevant(cfg) | versions | {"content": _content(cfg)}, sort_keys=True, default=str)
+    text = json.dumps(_relevant(cfg) | versions | {"content": content(cfg)}, sort_keys=True, default=str)
     return f"{cfg.dataset.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
@@ -217,7 +217,7 @@ def _relevant(cfg: RunConfig) -> dict[str, Any]:
     return groups | ({"private_schema": True} if cfg.strategy.private_schema else {})
 
 
-def _content(cfg: RunConfig) -> list[str]:
+def content(cfg: RunConfig) -> list[str]:
     """Hashes of the files a partition is made from, where their name alone does not say what is in them."""
     if cfg.graph:
         paths = files(Path(cfg.graph).expanduser())
@@ -235,7 +235,9 @@ def _client_kind(path: Path | str, kind: str | None) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _hash(path: Path, size: int, modified: int) -> str:
-    with path.open("rb") as file:
+    if told := read_digest(path):
+        return told
+    with path.open("rb") as file:  # written by an older version
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
