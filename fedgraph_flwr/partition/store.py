@@ -8,19 +8,23 @@ find it whole read neither the dataset nor anybody else's file.
 import contextlib
 import dataclasses
 import functools
+import glob
 import hashlib
 import importlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig, RunConfig
 from fedgraph_flwr.data import datasets
+from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.graph import FORMAT_VERSION, read_digest, read_header, write_bytes
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.root import cache_dir
@@ -118,11 +122,11 @@ def load(path: Path | str) -> Any:
     """One client file, of whichever kind.
 
     Raises:
-        FedGraphError: it is missing, truncated, of another version or no client's graph.
+        FedGraphError: it is missing, truncated, of another version, no client's graph, or its tensors do not fit together.
     """
     graph = load_graph(path)
     _client_kind(path, type(graph).__name__)
-    return graph
+    return check_file(graph, str(path))
 
 
 def files(folder: Path) -> list[Path]:
@@ -183,9 +187,16 @@ def write(folder: Path, clients: Sequence[Any], cfg: RunConfig) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A path beside ``folder`` to write to; what is there at the end takes the folder's place, and an error leaves it."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    """A path beside ``folder`` to write to; what is there at the end takes the folder's place, and an error leaves it.
+
+    What processes of this machine that were killed left there goes.
+    """
+    name = f".{folder.name}.{platform.node()}."
+    temporary = folder.with_name(f"{name}{os.getpid()}")
+    for old in folder.absolute().parent.glob(f"{glob.escape(name)}*"):
+        pid = old.name[len(name) :]
+        if pid.isdecimal() and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid))):
+            shutil.rmtree(old, ignore_errors=True)
     try:
         yield temporary
         shutil.rmtree(folder, ignore_errors=True)
