@@ -76,6 +76,9 @@ def _check_typed(graph: HeteroGraph) -> None:
     for kind, count in graph.counts.items():
         if not isinstance(kind, str) or type(count) is not int or count < 0:
             raise FedGraphError(f"node type {kind!r} must have a number of nodes, got {count!r}")
+    for key in ("x", "node_id"):
+        if not isinstance(getattr(graph, key, {}), dict):
+            raise FedGraphError(f"{key} must be by node type")
     _length(graph.y, "y", graph.counts[graph.target])
     for (a, relation, b), index in graph.edges.items():
         _edges(index, f"edges of '{relation}'", graph.counts[a], graph.counts[b])
@@ -112,7 +115,7 @@ def _check_labels(graph: Graph | HeteroGraph) -> None:
 
 def _whole(graph: Any, key: str, low: int, end: int | None = None) -> None:
     value = getattr(graph, key)
-    if type(value) is not int or value < low or (end is not None and value >= end):
+    if type(value) is not int or not low <= value < (2**62 if end is None else end):
         raise FedGraphError(
             f"{key} must be a whole number, {f'{low}..{end - 1}' if end else f'at least {low}'}, got {value!r}"
         )

@@ -51,6 +51,7 @@ WRONG = {
     ),
     "another client": ({"client": 3}, r"client must be a whole number, 0\.\.2, got 3"),
     "classes of another kind": ({"num_classes": "3"}, "num_classes must be a whole number, at least 1, got '3'"),
+    "classes beyond counting": ({"num_classes": 10**30}, "num_classes must be a whole number, at least 1, got 1000"),
     "a name that is none": ({"name": 7}, "name must be a word, got 7"),
     "groups too few": ({"group": IDS[3:]}, r"group must be torch.int64 \[16\]"),
 }
@@ -81,6 +82,7 @@ def test_typed_clients_are_checked_too(tmp_path):
         ({"edges": {kind: torch.tensor([[4], [0]])}}, r"edges of 'writes', row 0, must lie in 0\.\.3, got 4\.\.4"),
         ({"counts": {"paper": 6, "author": "4"}}, "node type 'author' must have a number of nodes, got '4'"),
         ({"x": {"paper": torch.zeros(5, 3)}}, r"x of 'paper' must be torch.float32 \[6, any\]"),
+        ({"x": {}, "part": torch.ones(1)}, r"part must be torch.int64 \[0\]"),
         ({"val_mask": whole.train_mask.clone()}, "must not overlap"),
     ):
         replace(whole, **changes).save(path)
@@ -185,7 +187,7 @@ def test_any_word_of_a_command_line_composes_or_is_refused_in_a_sentence(key, va
     assert cfg is None or compose([], to_json(cfg)) == cfg
 
 
-@QUICK
+@settings(QUICK, max_examples=8)
 @given(
     st.fixed_dictionaries(
         {
