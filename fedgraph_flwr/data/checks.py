@@ -57,8 +57,7 @@ def _check_cuts(graph: ClientGraph) -> None:
     n = graph.num_nodes
     _whole(graph, "num_global_nodes", 0)
     _labelled(graph.part, "part", n)
-    _tensor(graph.node_id, "node_id", torch.int64, (n,))
-    _within(graph.node_id, "node_id", graph.num_global_nodes)
+    _labelled(graph.node_id, "node_id", n, graph.num_global_nodes)
     for key in ("cut_out", "cut_in"):
         cut, owner = getattr(graph, key), getattr(graph, f"{key}_owner")
         _edges(cut, key, n, graph.num_global_nodes)
@@ -66,10 +65,10 @@ def _check_cuts(graph: ClientGraph) -> None:
         _within(owner, f"{key}_owner", graph.num_clients)
 
 
-def _labelled(ids: Any, what: str, n: int) -> None:
+def _labelled(ids: Any, what: str, n: int, end: int | None = None) -> None:
     """A number for each node, or none at all."""
     _tensor(ids, what, torch.int64, (n if isinstance(ids, Tensor) and ids.numel() else 0,))
-    _within(ids, what, None)
+    _within(ids, what, end)
 
 
 def _check_typed(graph: HeteroGraph) -> None:
