@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,8 @@ def wait_for(true: Callable[[], bool], what: str, timeout: float = 240.0) -> Non
 
 def finished(out: Path) -> Finished:
     """What a run left in its folder."""
-    return Finished(compose(base=out / "config.yaml"), json.loads((out / "summary.json").read_text()))
+    cfg = replace(compose(base=out / "config.yaml"), out=str(out))
+    return Finished(cfg, json.loads((out / "summary.json").read_text()))
 
 
 def _checked(command: list[str], environment: dict[str, str]) -> str:
