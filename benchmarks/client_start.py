@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from fedgraph_flwr.config import compose, to_json
-from fedgraph_flwr.partition import prepare
+from fedgraph_flwr.partition import store
 
 REPEATS = 5
 
@@ -45,7 +45,7 @@ def main() -> None:
     for what, line in IMPORTS.items():
         print(f"{what:40} {least(_WATCH + line + chr(10) + 'print(used())'):6.2f} s")
     cfg = compose(sys.argv[1:])
-    graph = sorted(prepare(cfg).glob("client_*.safetensors"))[0]
+    graph = store.files(store.prepare(cfg))[0]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, graph.name)
         file.write_bytes(graph.read_bytes())

@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fedgraph_flwr import partition
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.partition import store
 
 REPETITIONS = 15
 ROUNDS = 3  # of local training by every client, in each repetition
@@ -74,7 +74,7 @@ def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
     cfg = compose(["dataset=cora", *sys.argv[1:]])
-    files = sorted(partition.prepare(cfg).glob("client_*.safetensors"))
+    files = store.files(store.prepare(cfg))
     graphs = [ClientGraph.load(path) for path in files]
     ours = [GraphClient(cfg, graph).train for graph in graphs]
     bare = [bare_loop(cfg, graph) for graph in graphs]

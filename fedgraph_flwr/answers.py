@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.messages import METRICS, Arrays, decode
 
 Axis = int | range
@@ -20,6 +20,9 @@ Axis = int | range
 
 LARGEST = 2**31 - 1
 """No count of nodes, edges or bytes of an answer is larger."""
+
+HUGE = 1e18
+"""No number of an answer is larger, whole ones of an array aside: squares of such numbers are still finite in 32 bits."""
 
 _HEADER = 4096
 """More than NumPy's format needs before an array's values."""
@@ -100,15 +103,14 @@ class Schema:
                 raise FedGraphError(f"{who} with a record '{plain(key, 60)}' that is not asked for")
         if METRICS not in content:
             raise FedGraphError(f"{who} without the record '{METRICS}'")
-        told: Any = content[METRICS]
-        numbers = _numbers(dict(told), self.numbers, who)
         groups = {}
         for name, fields in self.groups.items():
             arrays: Any = content.get(name) or {}
             _names(arrays, fields, who, f"{name}/")
             if name in content:
                 groups[name] = {key: _read(array, fields[key], f"{name}/{key}", who) for key, array in arrays.items()}
-        return groups, numbers
+        told: Any = content[METRICS]
+        return groups, _numbers(dict(told), self.numbers, who)
 
 
 def like(arrays: Mapping[str, np.ndarray], optional: bool = False) -> dict[str, ArrayField]:
@@ -116,10 +118,16 @@ def like(arrays: Mapping[str, np.ndarray], optional: bool = False) -> dict[str, 
     return {n: ArrayField(tuple(a.shape), str(a.dtype), optional=optional) for n, a in arrays.items()}
 
 
-def plain(text: object, most: int = 300) -> str:
-    """Foreign text as one line of printable characters, so that it can neither steer a terminal nor fill it."""
-    line = "".join(c if c.isprintable() else "?" for c in str(text).replace("\n", " "))
-    return line if len(line) <= most else line[: most - 3] + "..."
+def check(arrays: Mapping[str, np.ndarray], fields: Mapping[str, ArrayField], who: str) -> None:
+    """Refuse arrays that came another way than in an answer, such as sealed between clients, unless they are as declared.
+
+    Raises:
+        FedGraphError: one sentence that names ``who``, and what is not as declared.
+    """
+    _names(arrays, fields, who)
+    for name, values in arrays.items():
+        _kind(str(values.dtype), tuple(values.shape), fields[name], name, who)
+        _range(values, fields[name], name, who)
 
 
 def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], who: str, prefix: str = "") -> None:
@@ -144,34 +152,42 @@ def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) 
             if isinstance(number, bool) or not isinstance(number, int if wanted.whole else int | float):
                 kind = "a whole number" if wanted.whole else "a number"
                 raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {kind}")
-            known = wanted.low <= number <= wanted.high and abs(number) < math.inf
-            if not known and not (wanted.nan and number != number):
-                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {_span(wanted)}")
+            low, high = _bounds(wanted)
+            if not low <= number <= high and not (wanted.nan and number != number):
+                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {low:g} to {high:g}")
     return told
 
 
 def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
     """The array, decoded once all that can be known without is as declared."""
     shape = tuple(array.shape)
-    if array.dtype != wanted.dtype:
-        raise FedGraphError(f"{who} with '{name}' of type {plain(array.dtype, 20)}, expected {wanted.dtype}")
-    if len(shape) != len(wanted.shape) or not all(map(_fits, shape, wanted.shape)):
-        raise FedGraphError(f"{who} with '{name}' of shape {plain(shape, 60)}, expected {_sizes(wanted.shape)}")
+    _kind(array.dtype, shape, wanted, name, who)
     if len(array.data) > math.prod(shape) * np.dtype(wanted.dtype).itemsize + _HEADER:
         raise FedGraphError(f"{who} with {len(array.data)} bytes for '{name}' of shape {shape}")
-    values = decode(name, array)
-    if values.dtype.kind == "f" and not _finite(values):
-        raise FedGraphError(f"{who} with '{name}' whose values are not finite")
-    bounded = wanted.low > -math.inf or wanted.high < math.inf
-    if bounded and values.size and not (wanted.low <= values.min() and values.max() <= wanted.high):
-        raise FedGraphError(f"{who} with '{name}' from {values.min():g} to {values.max():g}, expected {_span(wanted)}")
+    try:
+        values = decode(name, array)
+    except FedGraphError as error:
+        raise FedGraphError(f"{who} with '{name}' that cannot be read: {plain(error)}") from error
+    if values.dtype == bool and values.size and values.view(np.uint8).max() > 1:
+        raise FedGraphError(f"{who} with '{name}' whose values are neither true nor false")
+    _range(values, wanted, name, who)
     return values
 
 
-def _finite(values: np.ndarray) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = values.sum()  # finite only if all values are, and found without an array of as many truths
-    return bool(np.isfinite(total) or np.isfinite(values).all())
+def _kind(dtype: str, shape: tuple[int, ...], wanted: ArrayField, name: str, who: str) -> None:
+    if dtype != wanted.dtype:
+        raise FedGraphError(f"{who} with '{name}' of type {plain(dtype, 20)}, expected {wanted.dtype}")
+    if len(shape) != len(wanted.shape) or not all(map(_fits, shape, wanted.shape)):
+        raise FedGraphError(f"{who} with '{name}' of shape {plain(shape, 60)}, expected {_sizes(wanted.shape)}")
+
+
+def _range(values: np.ndarray, wanted: ArrayField, name: str, who: str) -> None:
+    low, high = _bounds(wanted) if values.dtype.kind == "f" else (wanted.low, wanted.high)
+    if values.size and not (low <= values.min() and values.max() <= high):
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise FedGraphError(f"{who} with '{name}' whose values are not finite")
+        told = f"from {values.min():g} to {values.max():g}"
+        raise FedGraphError(f"{who} with '{name}' {told}, expected {low:g} to {high:g}")
 
 
 def _fits(size: int, wanted: Axis) -> bool:
@@ -183,7 +199,5 @@ def _sizes(shape: tuple[Axis, ...]) -> str:
     return f"({', '.join(axes)})"
 
 
-def _span(wanted: ArrayField | NumberField) -> str:
-    if wanted.low == -math.inf and wanted.high == math.inf:
-        return "a finite number"
-    return f"{wanted.low:g} to {wanted.high:g}"
+def _bounds(wanted: ArrayField | NumberField) -> tuple[float, float]:
+    return max(wanted.low, -HUGE), min(wanted.high, HUGE)

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgraph_flwr import __version__
-from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.errors import FedGraphError, first_line, plain
 
 # Command → the module that registers it and its one-line help. Imported on demand, so that --help is quick.
 COMMANDS = {
     "run": ("fedgraph_flwr.run_command", "train: in this process, on Ray, or on a fleet"),
     "partition": ("fedgraph_flwr.partition.command", "cut a dataset into one file a client, or describe the cut"),
     "datasets": ("fedgraph_flwr.data.listing", "what is known, what is at hand, where files go"),
-    "import": ("fedgraph_flwr.data.importing", "bring your own graph: tables or a saved PyG object"),
+    "import": ("fedgraph_flwr.data.import_command", "bring your own graph: tables or a saved PyG object"),
+    "schema": ("fedgraph_flwr.data.schema_command", "what your tables' columns mean: show it, or merge statistics"),
     "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
 }
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.func(args))
     except FedGraphError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(error, 4000)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

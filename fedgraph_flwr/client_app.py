@@ -2,7 +2,6 @@
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
 
 app = ClientApp()
 
@@ -15,15 +14,6 @@ def _respond(message: Message, context: Context) -> Message:
     return respond(message, context)
 
 
-def _clipped(message: Message, context: Context, respond: ClientAppCallable) -> Message:
-    """Flower's clipping of the update, where the server asks for it (``privacy.dp=client_fixed``)."""
-    if "clipping_norm" not in message.content["config"]:
-        return respond(message, context)
-    from flwr.clientapp.mod import fixedclipping_mod
-
-    return fixedclipping_mod(message, context, respond)
-
-
-app.train(mods=[_clipped])(_respond)
+app.train()(_respond)
 app.evaluate()(_respond)
 app.query()(_respond)

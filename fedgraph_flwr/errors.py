@@ -42,3 +42,9 @@ def first_line(error: BaseException) -> str:
     """What an error of somebody else's says, as one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def plain(text: object, most: int = 300) -> str:
+    """Foreign text as one line of printable characters, so that it can neither steer a terminal nor fill it."""
+    line = "".join(c if c.isprintable() else "?" for c in str(text).replace("\n", " "))
+    return line if len(line) <= most else line[: most - 3] + "..."

@@ -31,3 +31,9 @@ def method_params(cls: Any, cfg: RunConfig) -> Any:
     names = {f.name for f in dataclasses.fields(cls.Params)}
     values = {k: v for k, v in cfg.strategy.params.items() if k in names}
     return typed(cls.Params, values, f"strategy={cfg.strategy.name}")
+
+
+def own_keys(cfg: RunConfig) -> set[str]:
+    """The method's own keys, of both sides."""
+    sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
+    return {f.name for side in sides for f in dataclasses.fields(side.Params)}

@@ -61,7 +61,7 @@ def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Named arrays to an `ArrayRecord`, in the order given."""
     record = ArrayRecord()  # filled here: given a dict, it would make every array a second time
     for name, array in arrays.items():
-        record[name] = _encode(np.ascontiguousarray(array))
+        record[name] = _encode(np.asarray(array, order="C"))  # a scalar stays one
     return record
 
 
@@ -179,6 +179,17 @@ def _mixed(arrays: list[np.ndarray], shares: np.ndarray) -> np.ndarray:
             total += share * values[piece].astype(np.float64)
         mixed[piece] = total
     return mixed.reshape(arrays[0].shape)
+
+
+def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Named arrays as one float64 vector, in their order: [P]."""
+    return np.concatenate([np.zeros(0), *(array.ravel() for array in arrays.values())])
+
+
+def shaped(vector: np.ndarray, like: Mapping[str, np.ndarray]) -> Arrays:
+    """A vector [P] as arrays of the names, shapes and types of ``like``."""
+    parts = np.split(vector, np.cumsum([array.size for array in like.values()])[:-1])
+    return {n: part.reshape(a.shape).astype(a.dtype) for (n, a), part in zip(like.items(), parts, strict=True)}
 
 
 def derive_seed(*parts: int | str) -> int:

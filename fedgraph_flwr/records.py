@@ -45,6 +45,9 @@ class Recorder:
 
     Raises:
         FedGraphError: ``cfg.resume`` names no run that this configuration goes on with; nothing is written then.
+
+    Attributes:
+        nodes: the node that each client is; of a run to be resumed, was.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Recorder:
         self.setup_record: dict[str, Any] = _blank(0, [])
         self._open: dict[str, Any] = self.setup_record
         self._pending: dict[str, Any] | None = None
+        self.nodes: dict[int, int] = self.restored.of_clients() if self.restored else {}
         # Random, and kept when the run is resumed: clients file their private state under it.
         self.run_name = self.restored.run if self.restored else secrets.token_hex(8)
         self._began = time.perf_counter()
@@ -157,6 +161,7 @@ class Recorder:
             best_score=self.best_score,
             pending=self._pending or {},
             fingerprint=self.fingerprint,
+            nodes={str(client): node for client, node in self.nodes.items()},
             told={str(client): dict(what) for client, what in told.items()},
         )
         tree = {"arrays": arrays, "best": self.best_arrays, "server": server}
@@ -202,7 +207,8 @@ class Recorder:
         ``own_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
         ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
         ``failures`` (client and phase → reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``,
-        ``commit``, and where it applies ``privacy`` (ε, δ and releases of the whole run) and ``attack``.
+        ``commit``, ``nodes`` (the id of the node that each client was), and where it applies ``privacy`` (ε, δ and releases of
+        the whole run), ``attack`` and ``adversary`` (how often a backdoor opens).
         """
         if self._pending is not None:
             self._write(self._pending)
@@ -247,7 +253,7 @@ class Recorder:
             "peak_rss_mb": _peak_rss_mb(),
             "versions": _versions(),
             "commit": _commit(),
-            **({"privacy": last_round["privacy"]} if "privacy" in last_round else {}),
+            "nodes": self.nodes,
             **self.extra,
         }
         self.summary = summary

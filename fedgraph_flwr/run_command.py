@@ -1,17 +1,17 @@
 """The command ``run``: compose, train, show a progress bar and a closing table, write a report."""
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.config import RunConfig, compose, group_names
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.config import RunConfig, configuration, group_names
+from fedgraph_flwr.errors import plain
 
 _EPILOG = """\
-keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|CONNECTION out=DIR resume=DIR
-config=FILE (a resolved config.yaml to repeat), and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
+keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|flower-simulation|CONNECTION
+out=DIR resume=DIR config=FILE (your own YAML, or a run's config.yaml to repeat),
+and any nested key: strategy.mu=0.1 train.lr=0.05 evaluation.patience=50
 examples:
   fedgraph-flwr run
   fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5 seed=1
@@ -36,16 +36,6 @@ def register(commands: Any) -> None:
     parser.set_defaults(func=main)
 
 
-def configuration(words: list[str]) -> RunConfig:
-    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included."""
-    given = dict(word.partition("=")[::2] for word in words)
-    base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
-    cfg = compose([word for word in words if not word.startswith("config=")], base)
-    if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
-        raise FedGraphError(f"resume={cfg.resume} goes on in its own folder: leave out={cfg.out} away")
-    return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg
-
-
 def main(args: argparse.Namespace) -> int:
     """Handle ``run``."""
     cfg = configuration(args.overrides)
@@ -54,10 +44,13 @@ def main(args: argparse.Namespace) -> int:
 
         print(to_yaml(cfg), end="")
         return 0
+    from fedgraph_flwr.data import datasets
     from fedgraph_flwr.run import run, with_folder
     from fedgraph_flwr.run_folder import CHECKPOINT
 
     cfg = with_folder(cfg)
+    if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
+        print(f"split: the one that dataset={cfg.dataset.name} was imported with (split.kind=ratio draws another)")
     try:
         with _Progress(cfg, shown=not args.quiet) as progress:
             summary = run(cfg, progress.round)
@@ -69,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"interrupted; {remedy}", file=sys.stderr)
         return 130
     print_summary(summary, cfg)
-    if not args.no_report:
+    if not args.no_report and "last" in summary["metrics"]:
         from fedgraph_flwr.report.command import write_report
 
         print(f"report: {write_report([Path(cfg.out)], Path(cfg.out) / 'report.html')}")
@@ -79,16 +72,19 @@ def main(args: argparse.Namespace) -> int:
 def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
     """The closing table."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}", show_header=True)
+    from fedgraph_flwr.evaluation import metrics
+
+    title = escape(f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}")
+    table = Table(title=title, show_header=True)
     for column in ("", "best validation round", "last round", "mean of last five"):
         table.add_column(column, justify="left" if not column else "right")
     at = summary["metrics"]
-    for key in sorted(at.get("last", {})):
-        if key.startswith("test_") and "loss" not in key:
-            cells = (f"{at[column].get(key, float('nan')):.4f}" for column in ("best_val", "last", "last5"))
-            table.add_row(key.replace("_", " "), *cells)
+    for key in metrics.shown(at.get("last", {}), cfg.evaluation):
+        cells = (f"{at[column].get(key, float('nan')):.4f}" for column in ("best_val", "last", "last5"))
+        table.add_row(key.replace("_", " "), *cells)
     console = Console()
     console.print(table)
     console.print(
@@ -98,9 +94,14 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
         f"up {summary['bytes_up'] / 1e6:.1f} MB, down {summary['bytes_down'] / 1e6:.1f} MB",
         highlight=False,
     )
+    if "privacy" in summary:
+        from fedgraph_flwr.secure.accounting import told
+
+        console.print(told(summary["privacy"], cfg.privacy.scores), highlight=False)
     for who, reason in summary["failures"].items():
-        console.print(f"failed: client {who}: {reason}", highlight=False, style="yellow")
-    console.print(f"results: {cfg.out}", highlight=False, soft_wrap=True)
+        line = f"failed: client {plain(who)}: {plain(reason, 1000)}"
+        console.print(line, highlight=False, markup=False, style="yellow")
+    console.print(f"results: {cfg.out}", highlight=False, markup=False, soft_wrap=True)
 
 
 class _Progress:

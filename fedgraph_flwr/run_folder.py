@@ -49,6 +49,9 @@ FREE = {
     "engine",  # all give the same parameters
     "client_cpus",
     "client_gpus",
+    "ray.address",
+    "ray.actors",
+    "ray.live_clients",
     "strategy.timeout",  # who is given up, not what is computed
     "strategy.min_clients",
     "strategy.on_failure",
@@ -155,6 +158,7 @@ class Checkpoint:
         pending: the record of ``round``, which lacks its scores.
         fingerprint: of the configuration and, where the files were at hand, of the data.
         told: what the clients told, by index.
+        nodes: the node that each client was, by index.
         tree: ``arrays`` (shared parameters), ``best``, and what the strategy keeps.
         rounds: the records of the rounds before.
     """
@@ -166,12 +170,17 @@ class Checkpoint:
     pending: dict[str, Any]
     fingerprint: dict[str, Any]
     told: dict[str, Any]
+    nodes: dict[str, Any]
     tree: Tree = dataclasses.field(default_factory=dict)
     rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def values(self) -> dict[str, Any]:
         """What the file's header says."""
         return {key: getattr(self, key) for key in _TYPES}
+
+    def of_clients(self) -> dict[int, int]:
+        """The node that each client was."""
+        return {int(client): node for client, node in self.nodes.items()}
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -182,6 +191,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "pending": (dict,),
     "fingerprint": (dict,),
     "told": (dict,),
+    "nodes": (dict,),
 }
 
 
@@ -204,6 +214,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         or not 0 <= found.best_round <= found.round
         or found.pending.get("round") != found.round
         or not all(isinstance(branch, dict) for branch in found.tree.values())
+        or not all(client.isdecimal() and type(node) is int for client, node in found.nodes.items())
     ):
         raise FedGraphError(f"{path} is no checkpoint that this version wrote: its parts do not fit together")
     found.rounds = [record for record in read_rounds(folder / ROUNDS) if record["round"] < found.round]

@@ -14,7 +14,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Compose the configuration and run it on whatever engine owns the grid."""
     from fedgraph_flwr.config import from_run_config
-    from fedgraph_flwr.run import serve
+    from fedgraph_flwr.serving import serve
 
     summary = serve(grid, from_run_config(context.run_config), _log_round)
     log(INFO, "%s = %.4f after %d rounds", summary["headline"], summary["test_accuracy"], summary["rounds"])

@@ -16,7 +16,8 @@ A YAML file names what is compared:
 
 Each finished run appends a row to ``results/NAME.csv`` (written as they end, so an interrupted table goes on where it
 stopped); ``results/NAME.md`` shows ours beside the paper's, mean (standard deviation) over the seeds in percent. A run that
-fails (its training diverges, say) counts as failed, with the reason in the CSV's ``headline``. A run that another table has
+fails (its training diverges, say) counts as failed, with the reason in the CSV's ``headline``. Of a run with a backdoor the
+success in percent stands behind the figure. A run that another table has
 made with the same words is copied from there, its commit included.
 """
 
@@ -53,7 +54,7 @@ FIELDS = [
     "best_round",
     "seconds_per_round",
 ]
-FIELDS += ["bytes_up", "bytes_down", "words", "commit"]
+FIELDS += ["bytes_up", "bytes_down", "words", "commit", "success"]
 MAJORITY = "Majority"
 HOMOPHILY = "Homophily"
 
@@ -129,6 +130,8 @@ def one(job: tuple[str, str, int, list[str]]) -> dict[str, Any]:
     same = {name: summary[name] for name in FIELDS if name in summary and name not in row}
     if "attack" in summary:
         return {**row, **same, "headline": "the attack's accuracy", "value": summary["attack"]["accuracy"]}
+    if "adversary" in summary:
+        same["success"] = summary["adversary"]["success"]
     validation = summary["metrics"][choice][key.replace("test", "val", 1)]
     return {**row, **same, **at, "value": summary["test_accuracy"], "validation": validation}
 
@@ -159,7 +162,7 @@ def majority(words: Sequence[str]) -> float:
     scores: dict[str, list[float]] = {}
     for g in graphs:
         logits = F.one_hot(label, g.num_classes).float().expand(g.y.numel(), -1)
-        told = metrics.score(logits, g.y, {"test": g.test_mask}, metrics.wanted(cfg.evaluation))
+        told = metrics.score(logits, g.y, {"test": g.test_mask}, metrics.wanted(cfg.evaluation, g.num_classes))
         scores = {key: [*scores.get(key, []), *values] for key, values in told.items()}
     return metrics.averages(scores, [float(g.num_nodes) for g in graphs])[metrics.headline(cfg.evaluation, "test")]
 
@@ -175,7 +178,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def elsewhere(table: Table) -> dict[frozenset[str], dict[str, str]]:
     """Rows of the other tables by their words: the same run is not made twice."""
     paths = (path for path in sorted(RESULTS.glob("*.csv")) if path.stem != table.name)
-    return {frozenset(row["words"].split()): row for path in paths for row in read(path) if row["headline"]}
+    return {frozenset(row["words"].split()): row for path in paths for row in read(path) if row.get("headline")}
 
 
 def execute(table: Table, jobs: int, only: str = "") -> Path:
@@ -249,7 +252,7 @@ def chosen(table: Table) -> dict[tuple[str, str], str]:
 
 def summarise(table: Table) -> str:
     """The Markdown table: ours beside the paper's."""
-    values, taken = figures(table), chosen(table)
+    values, success, taken = figures(table), figures(table, "success"), chosen(table)
     lines = [f"# {table.title}", "", table.source, ""] if table.source else [f"# {table.title}", ""]
     known = {method for cells in table.paper.values() for method in cells}
     columns = [
@@ -263,6 +266,9 @@ def summarise(table: Table) -> str:
             str(theirs.get(m, "")) if paper else _cell(values.get((setting, taken[setting, m]), []))
             for m, paper in columns
         ]
+        for place, (m, paper) in enumerate(columns):
+            if not paper and (reached := success.get((setting, taken[setting, m]))):
+                cells[place] += f"; {statistics.mean(reached):.0f}"
         lines.append(f"| {setting} | " + " | ".join(cells) + " |")
     seeds = {len(v) for v in values.values()}
     span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(next(iter(seeds), 0))

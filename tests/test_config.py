@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+import re
 from dataclasses import MISSING
 
 import pytest
 
+from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.config import (
     RunConfig,
     TrainConfig,
@@ -19,7 +21,6 @@ from fedgraph_flwr.config import (
     typed,
 )
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.checks import check_method
 
 
 def test_later_layers_win():
@@ -52,8 +53,15 @@ def test_every_strategy_composes_and_knows_its_keys(strategy):
 @pytest.mark.parametrize("protocol", group_names("protocol"))
 @pytest.mark.parametrize("strategy", group_names("strategy"))
 def test_any_method_under_any_protocol(protocol, strategy):
+    """Each composes; one whose network the method does not serve is refused by a sentence that names both."""
     cfg = compose([f"protocol={protocol}", f"strategy={strategy}", "num_clients=5"])
-    check_method(cfg)
+    refused = ""
+    try:
+        check_method(cfg)
+    except FedGraphError as error:
+        refused = str(error)
+    assert not refused or re.match(rf"strategy={strategy} needs .*got model={cfg.model.name}", refused)
+    assert not refused or cfg.model.name != compose([f"strategy={strategy}"]).model.name
     assert (cfg.protocol, cfg.strategy.name, cfg.num_clients) == (protocol, strategy, 5)
 
 
@@ -160,8 +168,8 @@ WRONG_KEYS = {
     "strategy=fedstruct model.beta=[1,half]": "model.beta (model=fedstruct) must be a list of numbers, got [1, 'half']",
     "strategy=fedstruct model.beta=3": "model.beta must be last, uniform, learned or a list of numbers, got '3'",
     "model=gat model.heads=3": "model.heads must divide model.hidden (64), got 3",
-    "strategy.shared=[layer0]": "strategy.shared 'layer0' unknown (model=gcn)",
-    "strategy.private=[haed]": "strategy.private 'haed' unknown (model=gcn); did you mean 'head'?",
+    "strategy.shared=[layer0]": "strategy.shared: 'layer0' matches no parameter of model=gcn",
+    "strategy.private=[haed]": "strategy.private: 'haed' matches no parameter of model=gcn",
     "strategy=fedavgm strategy.server_lr=nan": "strategy.server_lr must be >= 0, got nan",
     "strategy=fedstruct strategy.prune=-1": "strategy.prune must be >= 0 (0 keeps every entry), got -1",
     "strategy=fedomd model.hidden=2000000000": "model=fedomd cannot be made as it is configured",

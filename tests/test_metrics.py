@@ -5,9 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    precision_recall_curve,
+    roc_auc_score,
+)
 
-from fedgraph_flwr.config import EvaluationConfig
+from fedgraph_flwr.config import METRICS, EvaluationConfig
 from fedgraph_flwr.evaluation import metrics
 
 
@@ -29,6 +37,69 @@ def test_scores_are_scikit_learns(classes, ties):
     chances = logits.double().softmax(1).numpy()
     theirs = roc_auc_score(y, chances[:, 1] if classes == 2 else chances, multi_class="ovr", average="macro")
     assert metrics.auc(logits, y) == pytest.approx(theirs)
+    assert metrics.balanced_accuracy(logits, y) == pytest.approx(balanced_accuracy_score(y, guess))
+    np.testing.assert_allclose(metrics.class_f1(logits, y), f1_score(y, guess, average=None))
+    hot = np.eye(classes)[y]
+    theirs = average_precision_score(*((y, chances[:, 1]) if classes == 2 else (hot, chances)), average="macro")
+    assert metrics.average_precision(logits, y) == pytest.approx(theirs)
+
+
+def test_confusion_by_hand():
+    table = metrics.confusion([0, 1, 1, 0], [0, 1, 0, 0], 3)
+    assert table.tolist() == [[2, 1, 0], [0, 1, 0], [0, 0, 0]]
+
+
+def test_classes_that_are_not_there():
+    logits, y = torch.eye(3)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 0])
+    np.testing.assert_allclose(metrics.class_f1(logits, y)[:2], [0.8, 2 / 3])
+    assert math.isnan(metrics.class_f1(logits, y)[2])
+    assert metrics.balanced_accuracy(logits, y) == pytest.approx((2 / 3 + 1) / 2)
+    assert math.isnan(metrics.average_precision(logits, torch.zeros_like(y)))
+
+
+def test_the_majority_of_training_labels_is_scored_beside():
+    """As scikit-learn's classifier that always says the most frequent class, by part where there are several."""
+    logits, y = drawn(3)
+    train, test = torch.arange(20), torch.arange(60) >= 20
+    told = metrics.score(logits, y, {"test": test}, ("majority",), train=train)
+    theirs = DummyClassifier(strategy="most_frequent").fit(np.zeros((20, 1)), y[:20]).score(np.zeros((40, 1)), y[20:])
+    assert told["test-majority"] == [pytest.approx(theirs)]
+    part = torch.arange(60) % 2
+    told = metrics.score(logits, y, {"test": test}, ("majority",), part, train)
+    for p in (0, 1):
+        mine = part == p
+        model = DummyClassifier(strategy="most_frequent").fit(np.zeros((10, 1)), y[:20][mine[:20]])
+        assert told["test-majority"][p] == pytest.approx(model.score(np.zeros((20, 1)), y[20:][mine[20:]]))
+    assert math.isnan(metrics.score(logits, y, {"test": test}, ("majority",))["test-majority"][0])
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_threshold_is_the_best_on_validation_nodes(ties):
+    logits, y = drawn(2, n=200, ties=ties)
+    y[y.bool() & (torch.arange(200) % 3 > 0)] = 0  # few positives
+    val, test = torch.arange(200) < 100, torch.arange(200) >= 100
+    told = metrics.score(logits, y, {"val": val, "test": test}, ("f1_at_threshold",))
+    chance = logits.double().softmax(1)[:, 1].numpy()
+    precision, recall, thresholds = precision_recall_curve(y[val], chance[val])
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    assert told["val-f1_at_threshold"] == [pytest.approx(f1.max())]
+    best = {float(t) for t, value in zip(thresholds, f1, strict=False) if value > f1.max() - 1e-12}
+    possible = [f1_score(y[test], chance[test] >= t) for t in best]
+    assert any(told["test-f1_at_threshold"][0] == pytest.approx(value) for value in possible)
+    assert math.isnan(metrics.score(logits, y * 0, {"val": val}, ("f1_at_threshold",))["val-f1_at_threshold"][0])
+
+
+def test_what_is_scored_follows_the_classes():
+    cfg = EvaluationConfig()
+    assert metrics.wanted(cfg, 7) == ("accuracy", "macro_f1", "balanced_accuracy", "majority")
+    assert "auc" in metrics.wanted(EvaluationConfig(metric="auc"), 7)
+    assert "f1_class_6" in metrics.wanted(EvaluationConfig(full=True), 7)
+    told = metrics.score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
+    keys = metrics.averages(told)
+    assert metrics.shown(keys, cfg)[:2] == ["test_accuracy", "test_majority"]
+    by_nodes = EvaluationConfig(average="test_nodes", metric="auc")
+    assert metrics.shown(keys, by_nodes)[:2] == ["test_auc_by_test_nodes", "test_majority_by_test_nodes"]
+    assert {"test_auc", "test_average_precision", "test_f1_class_1"} < set(metrics.shown(keys, cfg))
 
 
 def test_macro_f1_leaves_out_classes_that_occur_nowhere():
@@ -50,7 +121,7 @@ def test_auc_of_one_class_is_not_a_number_and_of_those_that_occur_else():
 def test_score_reads_the_nodes_of_each_split():
     logits, y = drawn(3)
     fold = torch.arange(60) % 3
-    told = metrics.score(logits, y, {"val": fold == 1, "test": fold == 2}, metrics.METRICS)
+    told = metrics.score(logits, y, {"val": fold == 1, "test": fold == 2}, METRICS)
     for split, number in (("val", 1), ("test", 2)):
         chosen = fold == number
         assert told[f"{split}-count"] == [20.0]
@@ -88,10 +159,10 @@ def test_means_of_nothing_are_not_a_number():
 @pytest.mark.parametrize(
     ("average", "suffix"), [("clients", ""), ("test_nodes", "_by_test_nodes"), ("nodes", "_by_nodes")]
 )
-@pytest.mark.parametrize("metric", metrics.METRICS)
+@pytest.mark.parametrize("metric", METRICS)
 def test_headline_is_among_the_means(average, suffix, metric):
     cfg = EvaluationConfig(metric=metric, average=average)
     logits, y = drawn(2)
-    told = metrics.score(logits, y, {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg))
+    told = metrics.score(logits, y, {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
     assert metrics.headline(cfg, "test") == f"test_{metric}{suffix}"
     assert metrics.headline(cfg, "test") in metrics.averages(told, [60.0])

@@ -32,10 +32,18 @@ def test_all_methods_and_commands_are_named():
 
 
 def test_all_keys_of_the_summary_are_named():
-    documented = set(re.findall(r"``(\w+)``", Recorder.finish.__doc__)) - {"privacy", "attack"}
+    documented = set(re.findall(r"``(\w+)``", Recorder.finish.__doc__)) - {"privacy", "attack", "adversary"}
     assert not [key for key in documented if f"`{key}`" not in TEXT]
 
 
 def test_the_test_command_is_what_ci_calls():
     assert ".venv/bin/pytest -n 2" in TEXT
     assert 'bin/pytest" -n 2' in (Path(__file__).parents[1] / ".ci" / "run").read_text()
+
+
+def test_the_worked_example_of_contributing_is_the_code():
+    root = Path(__file__).parents[1]
+    blocks = dict(re.findall(r"^```(python|yaml)\n(.*?)^```", (root / "CONTRIBUTING.md").read_text(), re.M | re.S))
+    code = re.sub(r'^ *""".*?"""\n+', "", (root / "fedgraph_flwr/strategies/fedavgm.py").read_text(), flags=re.M | re.S)
+    assert blocks["python"] in code
+    assert blocks["yaml"] in (root / "conf/strategy/fedavgm.yaml").read_text()

@@ -280,24 +280,26 @@ def test_a_node_started_anew_goes_on_with_its_state_folder(run, monkeypatch, tmp
 
 
 def test_a_node_that_failed_in_any_exchange_of_a_round_is_replaced(run, monkeypatch):
-    """Before training, say: the exchange after that says nothing of it."""
-    from flwr.app import Context, RecordDict
+    """Before training, say: the exchange after that says nothing of it. A node that is gone is one the SuperLink answers for."""
+    from flwr.app import Context, Error, Message, RecordDict
+    from flwr.common.constant import ErrorCode
 
     from fedgraph_flwr.strategies.base import GraphStrategy
 
     monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.ask("describe") and {})
-    describe = GraphClient.describe
+    call = InlineGrid._call
 
-    def hangs(self):
-        if (self.graph.client, self.server_round) == (1, 2):
-            raise FedGraphError("no answer")
-        return describe(self)
+    def hangs(self, message):
+        config = message.content["config"]
+        if (message.metadata.dst_node_id, config["round"], config["phase"]) == (2, 2, "describe"):
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        return call(self, message)
 
     def start_another(grid):
         config = dict(grid.contexts[2].node_config)
         grid.contexts[77] = Context(grid.run_id, 77, config, RecordDict(), grid.contexts[2].run_config)
 
-    monkeypatch.setattr(GraphClient, "describe", hangs)
+    monkeypatch.setattr(InlineGrid, "_call", hangs)
     _at_round(monkeypatch, 3, start_another)
     with recorded_messages(monkeypatch) as messages:
         run("rounds=3")
@@ -335,7 +337,8 @@ def test_state_of_another_run_is_not_taken(tmp_path):
 def test_summary_keys_are_those_documented(run):
     documented = set(re.findall(r"``(\w+)``", Recorder.finish.__doc__))
     summary = run("rounds=2").summary
-    assert documented - {"best_val", "own_best_val", "last", "last5", "attack", "privacy"} == set(summary)
+    when_asked = {"attack", "privacy", "adversary"}
+    assert documented - {"best_val", "own_best_val", "last", "last5"} - when_asked == set(summary)
     assert set(summary["metrics"]) == {"best_val", "own_best_val", "last", "last5"}
 
 

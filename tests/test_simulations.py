@@ -10,7 +10,9 @@ import torch
 import yaml
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.data.graph import read_tensors
+from simulations import budget
 from simulations import run as runner
 from simulations.run import Table, execute, main, summarise
 
@@ -290,3 +292,49 @@ def test_a_run_with_an_attack_counts_its_accuracy(toy):
     words = ["dataset=csbm", "dataset.clients=2", "dataset.nodes=60", "num_clients=2", "rounds=1", "strategy=local"]
     row = runner.one(("a", "Local", 0, [*words, "attack=link_inference"]))
     assert (row["value"], row["headline"]) == (0.5, "the attack's accuracy")
+
+
+def test_what_a_target_needs_by_hand():
+    curves = {
+        ("a", 0): [0.5, 0.7, 0.6],
+        ("a", 1): [0.7, 0.8, 0.9],
+        ("b", 0): [0.1, 0.2, 0.3],
+        ("b", 1): [0.1, 0.2, 0.65],
+    }
+    told = [
+        {"method": m, "seed": str(s), "round": str(r), "validation": str(value), "bytes": str(1_000_000 * r + 5)}
+        for (m, s), values in curves.items()
+        for r, value in enumerate(values, start=1)
+    ]
+    need = budget.needed(told[::-1], 0.65)
+    assert {name: set(found) for name, found in need.items()} == {
+        "a": {(2, 2_000_005), (1, 1_000_005)},
+        "b": {None, (3, 3_000_005)},
+    }
+    assert budget.ranked(need) == ["a", "b"]
+    text = budget.summarise({"fedavg": need["a"], "fedper": need["b"]}, 0.65)
+    assert "| fedavg | shared | 2 of 2 | 1.5 | 1.5 |" in text
+    assert "| fedper | clients' | 1 of 2 | 3.0 | 3 |" in text
+
+
+def test_a_curve_ends_with_the_bytes_of_the_run(toy, monkeypatch):
+    words = ["dataset=csbm", "dataset.clients=2", "dataset.nodes=60", "num_clients=2", "rounds=3", "checkpoint_every=0"]
+    monkeypatch.setattr(budget, "WORDS", words)
+    from fedgraph_flwr.run import run
+
+    own = run(compose([*words, "strategy=fedprox", "seed=1", f"out={toy.parent / 'own'}"]))
+    rows = budget.curve("fedprox", 1)
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert rows[-1]["bytes"] == own["bytes_up"] + own["bytes_down"]
+    assert max(row["validation"] for row in rows) == own["metrics"]["best_val"]["val_accuracy"]
+    parameters = sum(
+        tensor.numel() for tensor in read_tensors(toy.parent / "own" / "model_final.safetensors")[0].values()
+    )
+    steps = np.diff([0, *(row["bytes"] for row in rows)])
+    assert (steps >= 2 * 2 * 4 * parameters).all()  # both ways, two clients, four bytes a parameter
+
+
+def test_the_budget_leaves_out_pooled_data_and_typed_graphs():
+    taken = set(budget.methods())
+    assert {"fedavg", "local"} <= taken <= set(group_names("strategy"))
+    assert not {"central", "fedhgn"} & taken

@@ -11,31 +11,39 @@ or adds phases with `@phase`. What it keeps between messages stands in `memory`.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from flwr.client import NumPyClient
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.data.schema import fingerprint
+from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import MODEL, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.params import NoParams
+from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
+from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
-from fedgraph_flwr.trees import Tree, flatten, moved
+from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.secure.policy import simulated
+from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, SURVIVORS, Member
+from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
+
+_REPEATS = {DESCRIBE: 16, EVALUATE: 4}
+"""Who it is, a client says as often as a server loses track; models are scored before, after and instead of training."""
 
 PhaseMethod = TypeVar("PhaseMethod", bound=Callable[..., Answer])
 
@@ -75,14 +83,21 @@ class GraphClient(NumPyClient):
         model: the GNN; parameters whose names start with one of ``cfg.strategy.shared`` travel, the others stay.
         inputs: what the model needs of the graph, prepared once.
         batch: what the step at hand reads; between rounds, all training nodes.
+        member: its part in secure sums (``privacy.secagg``).
         memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
+        class_weights: of ``train.loss=weighted``, [C]: each class of its training nodes counts the same; else None.
         steps: optimiser steps of the last local training.
         server_round: the round of the message at hand.
         exchange: how many exchanges of the same phase came before it in this round.
         stage: of the run, where the method has several.
+        policy: what the node's owner lets a server ask.
+        repeats: phases that a round may bring more than one message of, and how many.
+        secrets: names in `memory` of what no checkpoint keeps: keys whose streams a resumed run would draw twice.
     """
 
     Params: ClassVar[type] = NoParams
+    repeats: ClassVar[Mapping[str, int]] = {}
+    secrets: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
@@ -94,6 +109,8 @@ class GraphClient(NumPyClient):
         self.server_round = self.exchange = self.steps = 0
         self.stage = ""
         self.memory: Tree = {}
+        self.policy = simulated()
+        self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
         torch.manual_seed(derive_seed(cfg.seed, "model"))
         self.model = self.build_model().to(self.device, self.dtype)
         self.inputs = self.prepare_inputs()
@@ -101,6 +118,8 @@ class GraphClient(NumPyClient):
         self.train_nodes = graph.train_mask.nonzero().view(-1).to(self.device)
         self.masks = {"val": graph.val_mask.to(self.device), "test": graph.test_mask.to(self.device)}
         self.batch = Batch(self.inputs, self.train_nodes, self.y[self.train_nodes])
+        weighted = cfg.train.loss == "weighted"
+        self.class_weights = class_weights(self.batch.y, graph.num_classes) if weighted else None
         self.optimizer: Optimizer | None = None
 
     # --- what a method may override ---------------------------------------------------------------------------------
@@ -116,6 +135,11 @@ class GraphClient(NumPyClient):
         Raises:
             FedGraphError: one sentence.
         """
+
+    @classmethod
+    def remark(cls, cfg: RunConfig) -> str:
+        """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
+        return ""
 
     def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
@@ -154,6 +178,8 @@ class GraphClient(NumPyClient):
         if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
             part = self.graph.part
             told["num_nodes"] = part.bincount().tolist() if part.numel() else self.graph.num_nodes
+        if (schema := fingerprint(self.graph)) != [0]:
+            told["schema"] = schema
         return told
 
     def receive(self, groups: dict[str, Arrays]) -> None:
@@ -164,8 +190,9 @@ class GraphClient(NumPyClient):
         return self.model(inputs)
 
     def task_loss(self, logits: Tensor) -> Tensor:
-        """Cross-entropy on the nodes of `batch`; logits [N, C] → a scalar."""
-        return F.cross_entropy(logits if self.batch.nodes is None else logits[self.batch.nodes], self.batch.y)
+        """``train.loss`` on the nodes of `batch`; logits [N, C] → a scalar."""
+        chosen = logits if self.batch.nodes is None else logits[self.batch.nodes]
+        return task_loss(chosen, self.batch.y, self.cfg.train, self.class_weights)
 
     def loss(self) -> Tensor:
         """The local objective on `batch`."""
@@ -178,9 +205,13 @@ class GraphClient(NumPyClient):
         loss.backward()
         return loss
 
+    def parameters(self) -> list[nn.Parameter]:
+        """What local training updates: the model's, in its order, and after them what the method trains beside it."""
+        return list(self.model.parameters())
+
     def batches(self) -> Iterator[Batch]:
-        """What each local step reads: all training nodes, ``train.local_steps`` times."""
-        yield from [Batch(self.inputs, self.train_nodes, self.batch.y)] * self.cfg.train.local_steps
+        """What each local step reads: all training nodes, `local_steps` times."""
+        yield from [Batch(self.inputs, self.train_nodes, self.batch.y)] * self.local_steps
 
     def train(self) -> float:
         """Local training: a step on each of `batches`. Returns the last loss."""
@@ -219,6 +250,11 @@ class GraphClient(NumPyClient):
         """Training nodes."""
         return int(self.train_nodes.numel())
 
+    @property
+    def local_steps(self) -> int:
+        """Steps of a local training, as configured for this client."""
+        return self.cfg.train.steps_of(self.graph.client)
+
     @cached_property
     def shared(self) -> dict[str, Tensor]:
         """The tensors that travel, by name, in the model's order; they alias the model."""
@@ -228,7 +264,7 @@ class GraphClient(NumPyClient):
         """The optimiser for this round, kept or fresh as configured; puts the model into training mode."""
         self.model.train()
         if self.optimizer is None or not self.cfg.train.keeps_optimizer:
-            self.optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
+            self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
         return self.optimizer
 
     def scores(self) -> dict[str, list[float]]:
@@ -245,7 +281,8 @@ class GraphClient(NumPyClient):
     def score(self, logits: Tensor) -> dict[str, list[float]]:
         """Scores of logits [N, C], by split and metric."""
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
-        return metrics.score(logits, self.y, self.masks, metrics.wanted(self.cfg.evaluation), part)
+        wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
+        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
@@ -265,7 +302,9 @@ class GraphClient(NumPyClient):
             self.set_parameters(parameters)
         told: dict[str, Any] = self.scores() if config.get("evaluate") else {}
         if self.num_train:
-            told["train-loss"] = self.train()
+            loss = self.train()
+            if self.cfg.privacy.scores == "told":
+                told["train-loss"] = loss
         if self.cfg.evaluation.trained:
             told |= {f"trained-{key}": value for key, value in self.score(self.predict()).items()}
         return self.get_parameters(config), self.num_train, told
@@ -299,27 +338,72 @@ class GraphClient(NumPyClient):
                 model = groups.pop(MODEL)
                 check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
                 parameters = [model[key] for key in self.shared]
+            secret = {group: groups.pop(group, {}) for group in (SECAGG, ENVELOPES)}
             self.receive(groups)
             if name == "evaluate":
                 return {}, self.evaluate(parameters, config)[2]
             trained, num_train, told = self.fit(parameters, config)
             sent, numbers = self.send()
-            answer = {} if config.get("keep_model") else {MODEL: dict(zip(self.shared, trained, strict=True))}
-            return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
-        method = getattr(self, name, None)
-        if not getattr(method, "is_phase", False):
-            known = [n for n in dir(type(self)) if getattr(getattr(type(self), n), "is_phase", False)]
-            raise unknown("phase", name, ["describe", "train", "evaluate", *known], f"asked of {type(self).__name__}")
-        return method(groups, config)  # type: ignore[misc]
+            answer = {} if config.get("keep_model") else {MODEL: self.bounded(trained, parameters)}
+            answer |= sent
+            if self.cfg.privacy.secagg and answer:
+                answer = self._masked(answer, secret)
+            return answer, {**told, **numbers, "num_train": num_train}
+        if self.cfg.privacy.secagg and name in (PUBLISH, DEAL, UNMASK):
+            return self._secure(name, groups), {}
+        self.messages_of(name)
+        return getattr(self, name)(groups, config)
+
+    @classmethod
+    def messages_of(cls, name: str) -> int:
+        """How many messages of a phase a round may bring.
+
+        Raises:
+            FedGraphError: no such phase.
+        """
+        own = [n for n in dir(cls) if getattr(getattr(cls, n), "is_phase", False)]
+        if name not in (known := [DESCRIBE, TRAIN, EVALUATE, PUBLISH, DEAL, UNMASK, *own]):
+            raise unknown("phase", plain(name, 60), known, f"asked of {cls.__name__}")
+        return {**_REPEATS, **cls.repeats}.get(name, 1)
+
+    def bounded(self, trained: list[np.ndarray], received: list[np.ndarray]) -> Arrays:
+        """The model to send: as trained, its update clipped where ``privacy.dp=client_fixed``."""
+        model = dict(zip(self.shared, trained, strict=True))
+        if self.cfg.privacy.dp != "client_fixed":
+            return model
+        return clipped_model(model, dict(zip(self.shared, received, strict=True)), self.cfg.privacy.clipping_norm)
+
+    def _masked(self, answer: dict[str, Arrays], told: dict[str, Arrays]) -> dict[str, Arrays]:
+        """All arrays of a training answer as this client's term of secure sums."""
+        if not told[SECAGG]:
+            raise RunFailed(
+                f"client {self.graph.client} was not asked for a masked answer in round {self.server_round}, and gives no other "
+                "under privacy.secagg=true"
+            )
+        return self.member.masked(answer, float(told[SECAGG]["ratio"][0]), told[ENVELOPES], self.server_round)
+
+    def _secure(self, name: str, groups: dict[str, Arrays]) -> dict[str, Arrays]:
+        """The exchanges of secure sums."""
+        told = groups.get(SECAGG, {})
+        if name == PUBLISH:
+            return {SECAGG: self.member.publish(self.server_round)}
+        if name == DEAL:
+            return {ENVELOPES: self.member.deal(told[CLIENTS], told[KEYS], self.server_round)}
+        return {SECAGG: self.member.reveal(told[SURVIVORS], self.server_round)}
 
     # --- private state between messages -------------------------------------------------------------------------------
 
     def snapshot(self) -> Tree:
-        """Everything private that must survive: unshared tensors, the optimiser's moments, the method's own."""
+        """Everything private that must survive: unshared tensors, the optimiser's moments, the method's own, keys of this round."""
         tree: Tree = {"model": {n: t for n, t in self.model.state_dict().items() if n not in self.shared}}
         if self.optimizer is not None and self.cfg.train.keeps_optimizer:
             tree["optimizer"] = self.optimizer.state()
-        return {**tree, "method": self.save()}
+        return {**tree, "method": self.save(), SECAGG: self.member.state}
+
+    def checkpoint(self) -> Tree:
+        """What of `snapshot` a resumed run takes up."""
+        tree = self.snapshot()
+        return {**tree, "method": {key: value for key, value in tree["method"].items() if key not in self.secrets}}
 
     def restore(self, tree: Tree) -> None:
         """Go on from what `snapshot` gave.
@@ -336,9 +420,10 @@ class GraphClient(NumPyClient):
                 raise FedGraphError(f"{name} is {given}, the model's is {mine}")
         self.model.load_state_dict(found, strict=False)
         if "optimizer" in tree:
-            self.optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
+            self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
             self.optimizer.load_state({name: t.to(self.device) for name, t in flatten(tree["optimizer"]).items()})
         self.load(tree.get("method", {}))
+        self.member.state = as_arrays(tree.get(SECAGG, {}))
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

@@ -14,7 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedgrad import FedGradParams
+from fedgraph_flwr.models import Model
 
 
 class FedGradClient(GraphClient):
@@ -22,6 +25,12 @@ class FedGradClient(GraphClient):
 
     Params: ClassVar[type] = FedGradParams
     gradients: dict[str, Tensor]
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Only the summed cross-entropy adds up over clients to the loss of all nodes."""
+        if cfg.train.loss != "cross_entropy":
+            raise FedGraphError(f"strategy={cfg.strategy.name} sums train.loss=cross_entropy, got {cfg.train.loss}")
 
     def leaves(self) -> dict[str, Tensor]:
         """The tensors whose gradients are sent."""

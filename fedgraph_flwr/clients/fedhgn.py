@@ -82,12 +82,12 @@ class FedHGNClient(GraphClient):
     def batches(self) -> Iterator[Batch]:
         """What each step reads: all training nodes, or ``batch_size`` of them with sampled neighbours."""
         if self.whole is not None:
-            yield from [Batch(self.whole, None, self.batch.y)] * self.cfg.train.local_steps
+            yield from [Batch(self.whole, None, self.batch.y)] * self.local_steps
             return
         rng = np.random.default_rng(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "batches"))
         nodes = self.train_nodes.cpu().numpy()
         size = self.params.batch_size or nodes.size
-        for _ in range(self.cfg.train.local_steps):
+        for _ in range(self.local_steps):
             order = rng.permutation(nodes)
             for start in range(0, nodes.size, size):
                 chosen = np.sort(order[start : start + size])

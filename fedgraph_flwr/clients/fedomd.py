@@ -14,6 +14,8 @@ and what is left must be the plain GCN. ``model.ortho_on=raw`` lets L_ortho judg
 Leaves the client: see `fedgraph_flwr.strategies.fedomd`.
 """
 
+import hashlib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +35,8 @@ class FedOMDClient(GraphClient):
     """FedAvg's client with the orthogonality and moment terms in its objective."""
 
     Params: ClassVar[type] = Params
+    repeats: ClassVar[Mapping[str, int]] = {"moments_about": 64}  # about another point for each client lost
+    secrets: ClassVar[tuple[str, ...]] = ("statistics",)
     model: OrthoGCN
     target: dict[str, Tensor] | None = None  # what `receive` took with the last model; None or empty: no moment term
     statistics_pass: tuple[list[Tensor], Tensor] | None = None  # the model whose statistics left last, and its logits
@@ -94,13 +98,35 @@ class FedOMDClient(GraphClient):
         return torch.sigmoid(z) if self.params.cmd_act == "sigmoid" else z
 
     def _features_of(self, model: Arrays) -> Tensor:
-        """The features of the received model without dropout; the pass also gives the logits that `predict` scores."""
+        """The features of the received model without dropout; the pass also gives the logits that `predict` scores.
+
+        Raises:
+            FedGraphError: they are of too few nodes, or statistics of another model left in this round: of models that a server
+                makes up, a few tell the features themselves.
+        """
+        self._once_a_round(model)
         self.set_parameters([model[name] for name in self.shared])
         self.model.eval()
         with torch.no_grad():
             out = self.model.propagate(self.inputs)
         self.statistics_pass = [tensor.clone() for tensor in self.model.state_dict().values()], out.logits
-        return self._features(out.hidden)
+        z, least = self._features(out.hidden), max(self.params.min_nodes, self.policy.min_nodes)
+        if len(z) < least:
+            raise FedGraphError(
+                f"client {self.graph.client} has {len(z)} nodes to tell moments of, at least {least} are needed"
+                " (strategy.min_nodes, and min_nodes of its node's policy)"
+            )
+        return z
+
+    def _once_a_round(self, model: Arrays) -> None:
+        digest = hashlib.blake2b(b"".join(model[name].tobytes() for name in self.shared), digest_size=7).digest()
+        asked = torch.tensor([self.server_round, int.from_bytes(digest, "little")])
+        last = self.memory.get("statistics", torch.tensor([-1, 0])).cpu()
+        if last[0] == asked[0] and last[1] != asked[1]:
+            raise FedGraphError(
+                f"client {self.graph.client} is asked for statistics of a second model in round {self.server_round}"
+            )
+        self.memory["statistics"] = asked
 
     def _statistics(self, z: Tensor, **statistics: Tensor) -> Answer:
         """An answer with statistics of features z [N', H, D], their number N', and with ``cmd_range=pooled`` their range."""

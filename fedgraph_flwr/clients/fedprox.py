@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import at_least
+from fedgraph_flwr.config import RunConfig, at_least
 
 
 @dataclass
@@ -36,6 +36,13 @@ class FedProxClient(GraphClient):
     """FedAvg's client with one more term in the local objective."""
 
     Params: ClassVar[type] = Params
+
+    @classmethod
+    def remark(cls, cfg: RunConfig) -> str:
+        """One step is FedAvg's."""
+        if max(cfg.train.steps_of(client) for client in range(cfg.num_clients)) > 1:
+            return ""
+        return f"strategy={cfg.strategy.name} with one local step a round is FedAvg; take train.local_steps=2 or more"
 
     def train(self) -> float:
         """Anchor the term at the received parameters θ^t, then train."""

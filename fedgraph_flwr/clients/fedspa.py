@@ -20,7 +20,8 @@ evaluates the Fisher diagonal on the server, with all labels; here no label outs
 """
 
 import dataclasses
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -109,12 +110,15 @@ class FedSPAClient(GraphClient):
     """FedAvg's client that also tells its high-frequency area and its Fisher diagonals, or how they deviate."""
 
     Params: ClassVar[type] = Params
+    repeats: ClassVar[Mapping[str, int]] = {"share_again": 64}  # over ever fewer clients
+    secrets: ClassVar[tuple[str, ...]] = ("key", "summed")
 
     def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
         super().__init__(cfg, graph, *args, **kwargs)
         self.fisher: Arrays = {}
         self.sealer: Sealer | None = None
         self.peers: Arrays = {}
+        self.summed: list[int] = []  # the round and the clients of the last sum
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -157,7 +161,7 @@ class FedSPAClient(GraphClient):
         if self.params.folds == 1:
             yield from super().batches()
             return
-        steps = self.cfg.train.local_steps
+        steps = self.local_steps
         for step in range((self.server_round - 1) * steps, self.server_round * steps):
             inputs, nodes = self.folds[step % len(self.folds)]
             yield Batch(inputs, nodes, self.y[nodes])
@@ -190,25 +194,44 @@ class FedSPAClient(GraphClient):
         return {}, {f"deviation_{c}": deviation(self.fisher, groups[FISHER], c) for c in ("hom", "het")}
 
     def share(self) -> Arrays:
-        """(N_i / Σ_j N_j) I_i under masks that cancel in the sum over ``peers``."""
+        """(N_i / Σ_j N_j) I_i under masks that cancel in the sum over ``peers``.
+
+        Raises:
+            RunFailed: without a key, for a sum over too few, or for a second sum of the round but over clients that are left of
+                the first: the same masks, or the difference of two sums, would show this client's values.
+        """
         if self.sealer is None:
             raise RunFailed(f"client {self.graph.client} is to mask its Fisher diagonals but never published a key")
         clients = [int(client) for client in self.peers["clients"]]
+        self._may_sum(clients)
         self.sealer.meet({c: key.tobytes() for c, key in zip(clients, self.peers["keys"], strict=True)})
         ratio = self.graph.num_nodes / float(self.peers["nodes"][0])
         weighted = {name: ratio * values.astype(np.float64) for name, values in self.fisher.items()}
-        return mask(weighted, self.sealer, clients, f"fisher {self.server_round} {clients}")
+        self.summed = [self.server_round, *clients]
+        keys = hashlib.sha256(self.peers["keys"].tobytes()).hexdigest()
+        return mask(weighted, self.sealer, clients, f"fisher {self.server_round} {clients} {self.peers['nodes']} {keys}")
+
+    def _may_sum(self, clients: list[int]) -> None:
+        who = f"client {self.graph.client} is asked to add up in round {self.server_round} with {clients}"
+        if len(set(clients)) < len(clients) or self.graph.client not in clients:
+            raise RunFailed(f"{who}: expected other clients and itself, each once")
+        if len(clients) < self.policy.min_clients:
+            raise RunFailed(f"{who}: its node's policy wants at least {self.policy.min_clients} (min_clients)")
+        if self.summed[:1] == [self.server_round] and not set(clients) < set(self.summed[1:]):
+            raise RunFailed(f"{who} after {self.summed[1:]}: expected some of those alone, after a loss")
 
     def save(self) -> Tree:
         """What `deviate` and `share_again` need of the round, and the key of the run."""
         if self.sealer is None:
             return {}
-        return {"key": np.frombuffer(self.sealer.private, np.uint8).copy(), "fisher": self.fisher}
+        key = np.frombuffer(self.sealer.private, np.uint8).copy()
+        return {"key": key, "fisher": self.fisher, "summed": torch.tensor(self.summed, dtype=torch.int64)}
 
     def load(self, tree: Tree) -> None:
         """Go on from what `save` gave; a resumed run has published a new key before."""
         if self.sealer is None and "key" in tree:
             self.sealer = Sealer(self.graph.client, tree["key"].numpy().tobytes())
+            self.summed = tree["summed"].tolist() if "summed" in tree else []
         self.fisher = as_arrays(tree.get("fisher", {}))
 
 

@@ -9,6 +9,7 @@ own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of `fedgr
 Never leaves it: X, Y, embeddings of X; an edge, but inside a sealed B.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.answers import LARGEST, ArrayField, check, up_to
 from fedgraph_flwr.clients.base import Answer, phase
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
@@ -44,6 +46,7 @@ class FedStructClient(FedGradClient):
     """
 
     Params: ClassVar[type] = FedStructParams
+    repeats: ClassVar[Mapping[str, int]] = {"acquire": 64}  # two a hop at most
     model: FedStruct
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -59,6 +62,7 @@ class FedStructClient(FedGradClient):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """The network must have a structure branch, and one that fits the features."""
+        super().check(cfg, model)
         if not isinstance(model, FedStruct):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedstruct, got {cfg.model.name}")
         features = method_params(cls, cfg).features
@@ -80,8 +84,9 @@ class FedStructClient(FedGradClient):
         if "keys" in groups:
             self.meet(groups)
         exchange = self.hop_exchange()
-        inbox = self.opened(groups, f"acquire {step - 1}")
         spectra = exchange.pruning.active("global")
+        fields = self.spectrum_fields if spectra and step % 2 == 0 else self.row_fields
+        inbox = self.opened(groups, f"acquire {step - 1}", lambda _: fields)
         if spectra and step % 2:  # every hop takes two exchanges: values, then rows
             if step > 1:
                 exchange.receive({k: RowMessage.of(a, self.graph.num_global_nodes) for k, a in inbox.items()})
@@ -162,9 +167,29 @@ class FedStructClient(FedGradClient):
         """A group of envelopes, by receiver."""
         return {ENVELOPES: {str(k): self.sealer.seal(k, step, arrays) for k, arrays in contents.items()}}
 
-    def opened(self, groups: dict[str, Arrays], step: str) -> dict[int, Arrays]:
-        """The contents of the envelopes, by sender."""
-        return {int(k): self.sealer.open(int(k), step, raw) for k, raw in groups.get(ENVELOPES, {}).items()}
+    def opened(
+        self, groups: dict[str, Arrays], step: str, fields: Callable[[int], Mapping[str, ArrayField]]
+    ) -> dict[int, Arrays]:
+        """The contents of the envelopes, by sender; ``fields`` says what those of a sender must be.
+
+        Raises:
+            FedGraphError: something else is inside, which names the sender, as nobody but this client could see it.
+        """
+        contents = {int(k): self.sealer.open(int(k), step, raw) for k, raw in groups.get(ENVELOPES, {}).items()}
+        for sender, arrays in contents.items():
+            check(arrays, fields(sender), f"client {sender} sealed a message for client {self.graph.client} for step '{step}'")
+        return contents
+
+    @property
+    def spectrum_fields(self) -> dict[str, ArrayField]:
+        """What a client tells of a hop that is pruned together with those of all."""
+        entries = (up_to(LARGEST),)
+        return {"values": ArrayField(entries, self.cfg.dtype), "counts": ArrayField(entries, "int64", 0, LARGEST)}
+
+    @property
+    def row_fields(self) -> dict[str, ArrayField]:
+        """What a message of Algorithm 3 holds."""
+        return RowMessage.fields(self.graph.num_global_nodes, self.cfg.dtype)
 
     # --- training -----------------------------------------------------------------------------------------------------
 

@@ -11,13 +11,15 @@ Leaves the client, for the server: what FedStruct-B's does, but no s_u and no gr
 ā_vu of v in V_i and u in V_j to j, s̄^(j) to i.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.answers import LARGEST, ArrayField, up_to
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.errors import FedGraphError
@@ -38,6 +40,8 @@ class PrivateFedStructClient(FedStructClient):
         parts: Σ_j s̄^(j) of its own nodes, [J·N, C]: ``train`` with dropout, ``scored`` without.
         embedding: number of the phase 1 that they are of.
     """
+
+    repeats: ClassVar[Mapping[str, int]] = {**FedStructClient.repeats, "embed": 4}  # once for each model that is scored apart
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -73,8 +77,15 @@ class PrivateFedStructClient(FedStructClient):
     @phase
     def take(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Take the other clients' columns."""
-        self.take_blocks(self.opened(groups, "blocks"))
+        self.take_blocks(self.opened(groups, "blocks", lambda _: self.block_fields))
         return {}, {}
+
+    @property
+    def block_fields(self) -> dict[str, ArrayField]:
+        """Rows of all combinations, of another client's nodes."""
+        rows = up_to(self.owner.size * len(self.model.structure_weights) + 1)
+        names = {"nodes": ArrayField((rows,), "int32", 0, LARGEST), "starts": ArrayField((rows,), "int32", 0, LARGEST)}
+        return {**RowMessage.fields(self.owner.size, self.cfg.dtype), **names}
 
     def take_blocks(self, contents: dict[int, Arrays]) -> None:
         """Keep blocks with this client's own node numbers as columns."""
@@ -111,10 +122,15 @@ class PrivateFedStructClient(FedStructClient):
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Phase 2 begins: the others' parts."""
-        inbox = self.opened(groups, f"embed {self.embedding}")
+        inbox = self.opened(groups, f"embed {self.embedding}", self.part_fields)
         for kind, own in self.parts.items():
             others = {j: arrays[kind] for j, arrays in inbox.items()}
             self.parts[kind] = (own + self.spread(others) if others else own).requires_grad_(kind == "train")
+
+    def part_fields(self, sender: int) -> dict[str, ArrayField]:
+        """What a client sends of each of its sums."""
+        rows = self.met_rows[sender].size if sender in self.met_rows else 0
+        return {kind: ArrayField((rows, self.model.num_classes), self.cfg.dtype) for kind in self.parts}
 
     def leaves(self) -> dict[str, Tensor]:
         """θ_f, and the sums s̄ as they came."""

@@ -20,15 +20,19 @@ from flwr.common.logger import log
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, derive_seed, from_record, groups_of, pack, to_record
+from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, derive_seed, from_record, groups_of, pack, to_record
+from fedgraph_flwr.methods.secagg import SECAGG
+from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.trees import flatten, unflatten
 
 STATE = "fedgraph-state"
 VERSION = "fedgraph-version"
 
-NODE_KEYS = ("graph", "state", "device", "threads")
+ASKED = "fedgraph-asked"
+
+NODE_KEYS = ("graph", "state", "policy", "device", "threads")
 """What a SuperNode may be told by ``--node-config``; docs/fleet.md says what each means."""
 
 _ENGINE_KEYS = ("partition-id", "num-partitions", "live")
@@ -46,7 +50,7 @@ def respond(message: Message, context: Context) -> Message:
         told = str(error)
         if not context.node_config.get("live"):
             log(ERROR, told)
-        for key in ("graph", "state"):
+        for key in ("graph", "state", "policy"):
             if path := context.node_config.get(key):
                 told = told.replace(str(path), f"<{key}>")
         return Message(Error(FAILED, told), reply_to=message)
@@ -58,21 +62,39 @@ def forget(run_id: int) -> None:
         del _live[key]
 
 
+def private_state(context: Context) -> dict[str, torch.Tensor]:
+    """A node's private state as it stands, for an engine that keeps clients alive and may have to build one anew."""
+    if live := _live.get((context.run_id, context.node_id)):
+        return flatten(live[0].snapshot())
+    if STATE not in context.state.array_records:
+        return {}
+    arrays = from_record(context.state.array_records[STATE])
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def give_state(context: Context, state: Mapping[str, torch.Tensor]) -> None:
+    """Let the node's next message meet a client that is built anew, with this private state."""
+    _live.pop((context.run_id, context.node_id), None)
+    if state:
+        context.state[STATE] = to_record({name: t.detach().cpu().numpy() for name, t in state.items()})
+
+
 def _answer(message: Message, context: Context) -> RecordDict:
-    config: dict[str, Any] = dict(message.content[CONFIG])
-    phase, server_round = str(config["phase"]), int(config.get("round", 0))
-    cfg = _run_config(tuple(sorted((str(k), str(v)) for k, v in context.run_config.items())))
+    config = _config(message)
+    phase, server_round, earlier = config["phase"], config["round"], config["exchange"]
+    own = tuple(sorted((str(k), str(v)) for k, v in context.run_config.items()))
+    cfg = _run_config(own, foreign=not _simulated(context))
     if torch.get_num_threads() != (threads := _threads(cfg, context)):
         torch.set_num_threads(threads)
     client, version = _find(cfg, context)
     checkpoints = _checkpoint_folder(cfg, context, client, str(config["run"])) if "run" in config else None
+    _permit(client, context, config)
     if "resume" in config:
-        _resume(client, checkpoints, int(config["resume"]))
+        _resume(client, checkpoints, config["resume"])
         version += 1
         _keep(client, version, context)
     # As torch.manual_seed, which beside this formats a stack trace for each accelerator that is not there: 0.2 ms a message.
     # The first exchange of a phase in a round keeps the stream that it had before exchanges were counted.
-    earlier = int(config.get("exchange", 0))
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
     torch.default_generator.manual_seed(seed)
     if client.device.type == "cuda":
@@ -83,15 +105,61 @@ def _answer(message: Message, context: Context) -> RecordDict:
         version += 1
         _keep(client, version, context)
     if config.get("checkpoint") and checkpoints:
-        checkpoints.write_checkpoint(flatten(client.snapshot()), server_round)
+        kept = {key: branch for key, branch in client.checkpoint().items() if key != SECAGG}  # keys live for a round
+        checkpoints.write_checkpoint(flatten(kept), server_round)
     reply = pack(groups)
     reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
     return reply
 
 
+def _config(message: Message) -> dict[str, Any]:
+    """The scalars of a message, those that every message has checked.
+
+    Raises:
+        FedGraphError: one is missing, or of another type.
+    """
+    config: dict[str, Any] = {"exchange": 0, **message.content.config_records.get(CONFIG, {})}
+    for key, kind in (("phase", str), ("round", int), ("exchange", int), ("resume", int)):
+        if (key in config or key != "resume") and type(config.get(key)) is not kind:
+            raise FedGraphError(f"the server's message has {key}={plain(config.get(key), 60)}, expected {kind.__name__}")
+    return config
+
+
+def _simulated(context: Context) -> bool:
+    """Whether this client belongs to whoever runs the server, as in a simulation."""
+    return "partition-id" in context.node_config
+
+
+def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) -> None:
+    """Take a question down, or refuse it: for the policy, for what was asked before, or for what privacy it lacks.
+
+    Raises:
+        FedGraphError: one sentence.
+    """
+    phase, server_round = config["phase"], config["round"]
+    most = client.policy.most(phase, client.messages_of(phase))
+    if not 0 <= server_round <= client.cfg.rounds:
+        raise FedGraphError(f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds")
+    privacy, clipped = client.cfg.privacy, config.get("clipping_norm")
+    if privacy.dp == "client_fixed" and phase == TRAIN and clipped != privacy.clipping_norm:
+        raise FedGraphError(
+            f"the server asks for an update clipped to {plain(clipped, 20)} in a run with"
+            f" privacy.clipping_norm={privacy.clipping_norm:g}"
+        )
+    folder = _last_folder(context, client)
+    record: Mapping[str, Any] | None = context.state.config_records.get(ASKED) or (folder.read_asked() if folder else None)
+    ledger = Ledger(record)
+    ledger.book(phase, server_round, config["exchange"], most)
+    if "resume" in config:
+        ledger.resume(config["resume"])
+    context.state[ASKED] = ConfigRecord(ledger.record())
+    if folder:
+        folder.write_asked(ledger.record())
+
+
 @functools.lru_cache(maxsize=8)
-def _run_config(items: tuple[tuple[str, str], ...]) -> RunConfig:
-    return from_run_config(dict(items))
+def _run_config(items: tuple[tuple[str, str], ...], foreign: bool) -> RunConfig:
+    return from_run_config(dict(items), foreign)
 
 
 def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
@@ -106,10 +174,22 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     _check(context.node_config)
     path = context.node_config.get("graph")
     file = Path(str(path)) if path else None
-    client: GraphClient = locate(cfg.strategy.client)(cfg, load_graph(cfg, context), device(cfg, context), file)
+    policy = _policy(context)
+    policy.check_run(cfg)
+    kind = locate(cfg.strategy.client)
+    if not (isinstance(kind, type) and issubclass(kind, GraphClient)):
+        raise FedGraphError(f"strategy.client={plain(cfg.strategy.client, 80)} is no client: expected a GraphClient")
+    graph = load_graph(cfg, context)
+    if graph.client in cfg.adversary.clients:
+        kind = _hostile(kind, cfg, context)
+    client = kind(cfg, graph, device(cfg, context), file)
+    client.policy = policy
+    policy.check_client(client)
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
         client.restore(unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
+        if context.node_config.get("live"):
+            del context.state[STATE]  # the client holds it now
     elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
         with folder.blamed("last"):
             client.restore(unflatten(kept[0]))
@@ -143,6 +223,22 @@ def _check(told: Mapping[str, Any]) -> None:
             raise FedGraphError(f"cannot write into the folder state={root} of --node-config")
 
 
+def _hostile(kind: type[GraphClient], cfg: RunConfig, context: Context) -> type[GraphClient]:
+    """The class of a client that lies; a party's own node does not, whatever it is told."""
+    if "partition-id" not in context.node_config:
+        raise FedGraphError(f"adversary.kind={cfg.adversary.kind} is a study in simulation, and this is a party's own node")
+    from fedgraph_flwr.clients.hostile import hostile
+
+    return hostile(kind)
+
+
+def _policy(context: Context) -> Policy:
+    """The party's own, where its node was given one."""
+    if path := context.node_config.get("policy"):
+        return read_policy(str(path))
+    return simulated() if _simulated(context) else Policy()
+
+
 def _threads(cfg: RunConfig, context: Context) -> int:
     """Torch's threads: the node's own ``threads``, else the run's."""
     threads = context.node_config.get("threads", cfg.threads)
@@ -162,12 +258,7 @@ def load_graph(cfg: RunConfig, context: Context) -> Any:
             "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', "
             "a file made by `fedgraph-flwr partition` or `fedgraph-flwr import`"
         )
-    index, clients = int(context.node_config["partition-id"]), partition.num_clients(cfg)
-    if index >= clients:
-        raise FedGraphError(
-            f"node {index} has no client: this run has {clients} (num_clients, or 1 for a pooled graph)"
-        )
-    return partition.load_client(cfg, index)
+    return partition.load_client(cfg, int(context.node_config["partition-id"]))
 
 
 def device(cfg: RunConfig, context: Context) -> torch.device:
@@ -196,7 +287,7 @@ def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) 
         state = folder.read_checkpoint(server_round)
         with folder.blamed(f"round_{server_round:06d}"):
             client.restore(unflatten(state))
-    elif flatten(client.snapshot()):
+    elif flatten(client.checkpoint()):
         raise FedGraphError(
             f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no folder for it; "
             "start the SuperNode with --node-config 'state=\"DIR\"'"

@@ -1,18 +1,21 @@
 """Private state on a node's own disk: what outlives its processes.
 
 ``ROOT/<strategy>-<run>/client_0000/`` holds ``last.safetensors``, written after each message that changed the state of a
-SuperNode with a state folder, or ``round_000010.safetensors`` for the last two checkpoints, from which a run is resumed.
+SuperNode with a state folder, ``asked.json``, what the server has asked in the run, and ``round_000010.safetensors`` for the last
+two checkpoints, from which a run is resumed.
 """
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fedgraph_flwr.data.graph import leftovers, read_tensors, write_tensors
+from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.secure.policy import file_name
 
 SCHEMA = 1
 """Of what a state file says beside its tensors."""
@@ -22,14 +25,15 @@ class StateFolder:
     """The folder of one client in one run of one method.
 
     Args:
-        root: the folder that the node, or the simulation, keeps for all its runs.
+        root: the folder that the node, or the simulation, keeps for all its runs; no name leads out of it.
         run: Flower's id of the run for the last state; for checkpoints the server's own name of it, which outlives a resumption.
         strategy: name of the method.
         client: index of the client.
     """
 
     def __init__(self, root: Path | str, run: str, strategy: str, client: int):
-        self.folder = Path(root) / f"{strategy}-{run}" / f"client_{client:04d}"
+        words = file_name(strategy, "strategy"), file_name(run, "the server's name of a run,")
+        self.folder = Path(root) / "-".join(words) / f"client_{client:04d}"
         self.owner = {"schema": SCHEMA, "run": run, "strategy": strategy, "client": client}
 
     def write_last(self, state: dict[str, Tensor], version: int) -> None:
@@ -45,6 +49,27 @@ class StateFolder:
         if type(version) is not int or version < 0:
             raise FedGraphError(f"{self._file('last')} has version {version!r}, expected a whole number")
         return state, version
+
+    def write_asked(self, record: dict[str, Any]) -> None:
+        """Keep what was asked, before it is answered."""
+        write_bytes(self.folder / "asked.json", json.dumps(self.owner | {"asked": record}).encode())
+
+    def read_asked(self) -> dict[str, Any] | None:
+        """What was asked in this run; None where nothing was.
+
+        Raises:
+            FedGraphError: the file cannot be read: what was asked is not known, so nothing is answered.
+        """
+        path = self.folder / "asked.json"
+        if not path.is_file():
+            return None
+        try:
+            values = json.loads(path.read_bytes())
+            if {key: values.get(key) for key in self.owner} != self.owner:
+                raise ValueError("it is of another run")
+            return dict(values["asked"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FedGraphError(f"{path} does not say what was asked of this node ({error}): remove it to begin anew") from error
 
     def write_checkpoint(self, state: dict[str, Tensor], server_round: int) -> None:
         """Write this checkpoint and drop all but the one before it, which an interrupted server may still need."""

@@ -1,7 +1,17 @@
 """The configuration of a run: its schema, and its composition from YAML and words of a command line."""
 
-from fedgraph_flwr.config.composition import compose, conf_dir, from_run_config, group_names, to_json, to_yaml
+from fedgraph_flwr.config.composition import (
+    compose,
+    conf_dir,
+    configuration,
+    from_run_config,
+    group_names,
+    to_json,
+    to_yaml,
+)
 from fedgraph_flwr.config.schema import (
+    ADVERSARIES,
+    AGGREGATORS,
     ANY,
     AVERAGES,
     DEVICES,
@@ -9,6 +19,7 @@ from fedgraph_flwr.config.schema import (
     MOST_CLIENTS,
     MOST_THREADS,
     SELECTIONS,
+    AdversaryConfig,
     AttackConfig,
     DatasetConfig,
     EvaluationConfig,
@@ -28,6 +39,8 @@ from fedgraph_flwr.config.schema import (
 )
 
 __all__ = [
+    "ADVERSARIES",
+    "AGGREGATORS",
     "ANY",
     "AVERAGES",
     "DEVICES",
@@ -35,6 +48,7 @@ __all__ = [
     "MOST_CLIENTS",
     "MOST_THREADS",
     "SELECTIONS",
+    "AdversaryConfig",
     "AttackConfig",
     "DatasetConfig",
     "EvaluationConfig",
@@ -50,6 +64,7 @@ __all__ = [
     "choice",
     "compose",
     "conf_dir",
+    "configuration",
     "from_run_config",
     "group_names",
     "number",

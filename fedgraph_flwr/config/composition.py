@@ -10,21 +10,16 @@ program sees dataclasses.
 import dataclasses
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedgraph_flwr.config.schema import (
-    AttackConfig,
-    DatasetConfig,
-    ModelConfig,
-    PartitionConfig,
-    RunConfig,
-    StrategyConfig,
-)
+from fedgraph_flwr.config import written
+from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig
+from fedgraph_flwr.config.written import CHOICES, Written, choices, laid_over, load
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
@@ -42,51 +37,78 @@ def group_names(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
 
 
-def compose(overrides: Sequence[str] = (), base: Path | str | None = None) -> RunConfig:
+def compose(overrides: Sequence[str] = (), base: Path | str | None = None, defaults: Sequence[str] = ()) -> RunConfig:
     """Compose a configuration.
 
     Args:
         overrides: ``key=value`` words, as on the command line.
-        base: a resolved configuration to start from instead of the group files: JSON, or a ``config.yaml``, whose run is
-            repeated, in a folder of its own.
+        base: a file of words as a person writes them (`written`), below the overrides; or a resolved configuration to start
+            from instead of the group files: a run's ``config.yaml``, or JSON.
+        defaults: words below both, unless there is a resolved configuration.
 
     Raises:
         FedGraphError: an unknown key or name, a wrong type or an impossible value.
     """
-    given = _parse(overrides)
-    if base:
-        inline = str(base).startswith("{")
-        layers: list[tuple[str, DictConfig]] = [
-            ("config", OmegaConf.create(json.loads(str(base)))) if inline else (str(base), _load(Path(base)))
-        ]
-        for key in () if inline else ("out", "resume"):
-            layers[0][1].pop(key, None)
-        selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
-        for group in ("dataset", "strategy"):
-            if group in selected:
-                selected = {**_wishes(group, selected[group]), **selected}
-        for group in ("dataset", "partition", "model", "strategy"):
-            if group in selected:
-                layers.append(_group(group, selected[group]))
-        if "protocol" in selected:
-            raise FedGraphError(
-                "protocol= cannot be combined with config=: a resolved config already holds its protocol"
-            )
-    else:
-        layers = _layers(given)
-    layers.append(("override", OmegaConf.create(_nest(given))))
-    return _build(layers)
+    given = choices(_parse(overrides), {})
+    if base and str(base).startswith("{"):
+        return _build(_upon(_from_json(str(base)), "config", given))
+    said = written.read(Path(base)) if base else Written()
+    places = {key: place for key, place in said.places.items() if key not in given}
+    given = laid_over(said.words, given)
+    if said.base:
+        resolved = load(said.base)
+        for key in ("out", "resume"):  # of the run that is repeated
+            resolved.pop(key, None)
+        return _build(_upon(resolved, str(said.base), given), places)
+    given = laid_over(_parse(defaults), given)
+    return _build([*_layers(given), ("override", OmegaConf.create(_nest(given)))], places)
 
 
-def from_run_config(run_config: Any) -> RunConfig:
+def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
+    """The layers of words upon a resolved configuration."""
+    layers = [(source, resolved)]
+    selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
+    for group in ("dataset", "strategy"):
+        if group in selected:
+            selected = {**_wishes(group, selected[group]), **selected}
+    for group in ("dataset", "partition", "model", "strategy"):
+        if group in selected:
+            layers.append(_group(group, selected[group]))
+    if "protocol" in selected:
+        raise FedGraphError("protocol= cannot be combined with config=: a resolved config already holds its protocol")
+    return [*layers, ("override", OmegaConf.create(_nest(given)))]
+
+
+def configuration(words: Sequence[str]) -> RunConfig:
+    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included."""
+    given = dict(word.partition("=")[::2] for word in words)
+    base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
+    cfg = compose([word for word in words if not word.startswith("config=")], base)
+    if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
+        raise FedGraphError(f"resume={cfg.resume} goes on in its own folder: leave out={cfg.out} away")
+    return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg
+
+
+def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
     """The configuration of a Flower run: ``config`` (a file or JSON), else the group files, then ``overrides``.
 
     ``num-clients`` is the number of clients unless a config or the overrides say otherwise.
+
+    Args:
+        run_config: of the run.
+        foreign: whether it came from elsewhere, as a server's does to a node: it names no file, and reads no variable, here.
     """
-    words, base = shlex.split(str(run_config.get("overrides", ""))), str(run_config.get("config", ""))
-    if "num-clients" in run_config and not base:
-        words.insert(0, f"num_clients={run_config['num-clients']}")
-    return compose(words, base or None)
+    told, base = str(run_config.get("overrides", "")), str(run_config.get("config", ""))
+    if foreign and base and not base.startswith("{"):
+        raise FedGraphError("the server's config= is no JSON: a node reads no file that a server names")
+    if foreign and ("${" in base or "${" in told):
+        raise FedGraphError("the server's configuration holds '${': a node resolves nothing for a server")
+    try:
+        words = shlex.split(told)
+    except ValueError as error:
+        raise FedGraphError(f"overrides cannot be read as words ({error})") from error
+    clients = [f"num_clients={run_config['num-clients']}"] if "num-clients" in run_config else []
+    return compose(words, base or None, clients)
 
 
 def to_yaml(cfg: RunConfig) -> str:
@@ -127,16 +149,11 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _load(path: Path) -> DictConfig:
+def _from_json(text: str) -> DictConfig:
     try:
-        loaded = OmegaConf.load(path)
-    except FileNotFoundError as error:
-        raise FedGraphError(f"no such config file: {path}") from error
-    except Exception as error:
-        raise FedGraphError(f"{path} is no valid YAML ({_first_line(error)})") from error
-    if not isinstance(loaded, DictConfig):
-        raise FedGraphError(f"{path} must hold keys and values")
-    return loaded
+        return OmegaConf.create(json.loads(text))
+    except (ValueError, RecursionError, OmegaConfBaseException) as error:
+        raise FedGraphError(f"config= is no valid JSON ({_first_line(error)})") from error
 
 
 def group_file(group: str, name: str) -> DictConfig:
@@ -145,20 +162,23 @@ def group_file(group: str, name: str) -> DictConfig:
     Raises:
         FedGraphError: there is none, or it is no YAML.
     """
-    if name not in group_names(group):  # a path is no name
+    path = conf_dir() / group / f"{name}.yaml"
+    if not (_is_name(name) and path.is_file()):
         raise unknown(group, name, group_names(group))
-    return _load(conf_dir() / group / f"{name}.yaml")
+    return load(path)
 
 
 def _group(group: str, name: str) -> tuple[str, DictConfig]:
     if group == "model" and ":" in name:
         return name, OmegaConf.create({group: {"name": name}})
+    if not _is_name(name):
+        raise unknown(group, name, group_names(group))
     path = conf_dir() / group / f"{name}.yaml"
     if name not in group_names(group):
         from fedgraph_flwr.data.root import imported_path
 
         if group == "dataset" and (own := imported_path(name)).is_file():
-            return str(own), OmegaConf.create({group: {"name": name}})
+            return str(own), OmegaConf.create({group: {"name": name}, **_own_split(own)})
     body = group_file(group, name)
     if group == "protocol":
         return str(path), body
@@ -167,19 +187,27 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
     return str(path), OmegaConf.create({group: body})
 
 
+def _own_split(path: Path) -> dict[str, Any]:
+    """A user's own graph is split by its own masks, where it has some, unless a protocol or the user says otherwise."""
+    from fedgraph_flwr.data.graph import has_split
+
+    return {"split": {"kind": "public"}} if has_split(path) else {}
+
+
 # A strategy may name the model it brings, a dataset the partition and the model that suit it.
 _WISHES = {"strategy": ("model",), "dataset": ("partition", "model")}
 
 
 def _wishes(group: str, name: str) -> dict[str, str]:
-    body = group_file(group, name) if name in group_names(group) else {}
+    path = conf_dir() / group / f"{name}.yaml"
+    body = load(path) if _is_name(name) and path.is_file() else {}
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
 
 
 def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     """The files that apply, in order; takes the group choices out of ``given``."""
     root = conf_dir() / "config.yaml"
-    config = _load(root)
+    config = load(root)
     defaults = config.pop("defaults")
     chosen = {group: given.pop(group) for group in GROUPS if isinstance(given.get(group), str)}
     layers = [(str(root), config)]
@@ -207,6 +235,8 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol)))
 
     layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model)]
+    if dataset == "file" and (file := Path(str(given.get("dataset.path", ""))).expanduser()).is_file():
+        layers.append((str(file), OmegaConf.create(_own_split(file))))
     layers.append(_group("strategy", strategy))
     if protocol_path:
         protocol["protocol"] = protocol_name
@@ -216,6 +246,11 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
         layers.append((f"{protocol_path} (datasets.{dataset}.models.{model})", own_size))
         layers.append((f"{protocol_path} (strategies.{strategy})", strategy_part))
     return layers
+
+
+def _is_name(name: str) -> bool:
+    """Whether this names a file of a folder, and leads nowhere else."""
+    return Path(name).name == name and not name.startswith(".")
 
 
 def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
@@ -232,16 +267,20 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
             body[key] = body["params"].pop(key)
 
 
-_LIFTED = {
-    "strategy": StrategyConfig,
-    "model": ModelConfig,
-    "dataset": DatasetConfig,
-    "partition": PartitionConfig,
-    "attack": AttackConfig,
+_LIFTED = {**CHOICES, "attack": AttackConfig}
+
+
+_SECTIONS = {
+    name: [key.name for key in dataclasses.fields(section)]
+    for name, section in vars(RunConfig()).items()
+    if dataclasses.is_dataclass(section)
 }
+"""The keys of each section of a configuration."""
 
 
-def _build(layers: list[tuple[str, DictConfig]]) -> RunConfig:
+def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | None = None) -> RunConfig:
+    """The configuration of layers, later ones over earlier ones; ``places`` says where the user's words stand."""
+    places, doubtful = places or {}, set()
     merged = OmegaConf.structured(RunConfig)
     accepted_params: dict[str, set[str]] = {group: set() for group in _LIFTED}
     for source, layer in layers:
@@ -250,30 +289,50 @@ def _build(layers: list[tuple[str, DictConfig]]) -> RunConfig:
             raise FedGraphError(f"{source} must hold keys and values")
         if isinstance(node.get("attack"), str):
             node["attack"] = {"name": node["attack"]}
+        for section, keys in _SECTIONS.items():
+            if not isinstance(node.get(section, {}), dict):
+                told = f"got {node[section]!r} ({places.get(section, source)})"
+                raise FedGraphError(f"{section} must hold keys with their values, such as {section}.{keys[0]}, {told}")
         for group, cls in _LIFTED.items():
             _lift(node, group, cls)  # type: ignore[arg-type]
             body = node[group] if isinstance(node.get(group), dict) else {}
             own, name = set(body.get("params") or {}), str(body.get("name", merged[group].name))
-            checked_elsewhere = group in ("strategy", "attack") or (group == "model" and ":" in name)
-            if source == "override" and not checked_elsewhere:
+            if source == "override" and group == "strategy":
+                doubtful = own - accepted_params[group]
+            elif source == "override" and group != "attack" and not (group == "model" and ":" in name):
                 for key in own - accepted_params[group]:
                     known = {f.name for f in dataclasses.fields(cls)} - {"params"}
-                    raise unknown(f"{group} key", key, known | accepted_params[group], f"override {group}.{key}")
+                    where = places.get(f"{group}.{key}", f"override {group}.{key}")
+                    raise unknown(f"{group} key", key, known | accepted_params[group], where)
             accepted_params[group] |= own
             if "name" in body and (source != "override" or (group == "model" and name != merged[group].name)):
                 merged[group].params = {}  # another choice of the group starts from its own keys
         try:
             merged = OmegaConf.merge(merged, node)
         except OmegaConfBaseException as error:
-            raise _explain(error, source) from error
+            raise _explain(error, source, places) from error
     try:
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+        cfg: RunConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise _explain(error, "the composed config") from error
+        raise _explain(error, "the composed config", places) from error
+    _check_places(cfg, doubtful, places)
+    return cfg
 
 
-def _explain(error: OmegaConfBaseException, source: str) -> FedGraphError:
+def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str]) -> None:
+    """Check a method's keys that no YAML of it names, where they stand in a file: its line is known only here."""
+    written_down = {key for key in doubtful if f"strategy.{key}" in places}
+    if written_down:
+        from fedgraph_flwr.lookup import own_keys  # the method's classes take a second to import
+
+        for key in sorted(written_down - (accepted := own_keys(cfg))):
+            shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"}
+            raise unknown(f"strategy {cfg.strategy.name}: key", key, accepted | shared, places[f"strategy.{key}"])
+
+
+def _explain(error: OmegaConfBaseException, source: str, places: Mapping[str, str]) -> FedGraphError:
     key = str(error.full_key or error.key or "?")
+    source = places.get(key, source) if source == "override" else source
     cls = error.object_type
     if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError") and dataclasses.is_dataclass(cls):
         parent = key.rpartition(".")[0]

@@ -7,6 +7,7 @@ and `choice` say it otherwise, and `check` asks every field, so that a new key i
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,18 +206,33 @@ class TrainConfig(Section, group="train"):
     weight_decay: float = 5e-4
     momentum: float = 0.0  # sgd
     local_steps: int = 3  # full-batch steps a round
-    optimizer_state: str = choice(
-        "auto", ("auto", "keep", "reset")
-    )  # reset: each round; auto: keep for adam, reset for sgd
+    # client i takes entry i modulo the length; empty: local_steps for all
+    local_steps_by_client: list[int] = field(default_factory=list)
+    # reset: each round; auto: keep for adam, reset for sgd
+    optimizer_state: str = choice("auto", ("auto", "keep", "reset"))
+    # weighted: classes count alike, by client; focal: what is predicted badly counts more
+    loss: str = choice("cross_entropy", ("cross_entropy", "weighted", "focal"))
+    focal_gamma: float = 2.0  # focal: 0 is cross_entropy
 
     @property
     def keeps_optimizer(self) -> bool:
         """Whether the optimiser's state survives a round."""
         return self.optimizer_state == "keep" or (self.optimizer_state == "auto" and self.optimizer == "adam")
 
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether a step is the gradient times the step size."""
+        return self.optimizer == "sgd" and not self.momentum
 
-METRICS = ("accuracy", "macro_f1", "auc")
+    def steps_of(self, client: int) -> int:
+        """Local steps a round of a client, by its index."""
+        steps = self.local_steps_by_client or [self.local_steps]
+        return steps[client % len(steps)]
+
+
+METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precision")
 AVERAGES = ("clients", "test_nodes", "nodes")
+AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound")
 SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 
 
@@ -236,6 +252,7 @@ class EvaluationConfig(Section, group="evaluation"):
     )
     min_delta: float = 0.0  # by how much a figure must be better
     trained: bool = False  # also score each client's model right after local training
+    full: bool = False  # auc, average_precision and the F1 of each class with more than two classes too
 
 
 @dataclass
@@ -256,22 +273,63 @@ class StrategyConfig(Section, group="strategy"):
     pooled: bool = False  # one client holds the whole graph, cut edges included
     private_schema: bool = False  # typed graphs: a client names the types that it holds, not those of all
     weighting: str = choice("train", ("train", "nodes", "uniform"))
+    aggregator: str = choice("mean", AGGREGATORS)  # mean, which is weighted, or a robust one
+    byzantine: int = 1  # f, liars a round that the aggregator is to stand
+    norm_bound: float = 0.0  # aggregator=norm_bound: largest L2 norm of a client's update; 0: the median of the round's
+    # largest share of one client in a weighted mean, whatever number of nodes it claims
+    max_share: float = number(1.0, high=1, without_low=True)
     fraction: float = number(1.0, high=1, without_low=True)  # share of the clients sampled each round
     min_clients: int = number(1, low=1)  # fewer valid replies than this fail the round
     on_failure: str = choice("continue", ("continue", "fail"))  # without a client that failed, or not at all
     timeout: float = number(3600.0, without_low=True)  # seconds to wait for an exchange
     params: dict[str, Any] = field(default_factory=dict)
 
+    def cohort_size(self, clients: int) -> int:
+        """How many of the ``clients`` a round samples."""
+        return min(max(round(self.fraction * clients), self.min_clients), clients)
+
 
 @dataclass
 class PrivacyConfig(Section, group="privacy"):
-    """Differential privacy by Flower's wrappers; ``noise_multiplier`` 0 is off."""
+    """Differential privacy of each client in the models that the server releases, and secure aggregation."""
 
     # server_fixed: the server clips updates; client_fixed: each client does
     dp: str = choice("none", ("none", "server_fixed", "client_fixed"))
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
     clipping_norm: float = number(1.0, without_low=True)  # largest L2 norm of a client's update
-    delta: float = number(1e-5, high=1, without_low=True, without_high=True)  # at which ε is told
+    # at which ε is told; at most 1 / num_clients
+    delta: float = number(1e-5, high=1, without_low=True, without_high=True)
+    epsilon_budget: float = 0.0  # the run ends before a release that would cost more; 0: none
+    # told: clients send scores and training losses, which no noise covers; none: they keep them
+    scores: str = choice("told", ("told", "none"))
+    secagg: bool = False  # the server learns the weighted sum of what clients trained, and no term of it
+    # share of the cohort that must answer, and that can unmask
+    secagg_threshold: float = number(2 / 3, low=0.5, high=1, without_low=True)
+    secagg_bits: int = number(
+        40, low=8, high=48
+    )  # of the fixed point after the point; values must stay below 2^(55 - bits)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise_multiplier and self.dp == "none":
+            raise FedGraphError(
+                f"privacy.noise_multiplier={self.noise_multiplier:g} adds no noise with privacy.dp=none: expected"
+                " privacy.dp=server_fixed or client_fixed"
+            )
+        if self.dp == "server_fixed" and not self.noise_multiplier:
+            raise FedGraphError(
+                "privacy.dp=server_fixed with privacy.noise_multiplier=0 protects nobody: expected a multiplier > 0"
+                " (to bound updates alone: strategy.aggregator=norm_bound)"
+            )
+        if self.epsilon_budget and not self.noise_multiplier:
+            raise FedGraphError(
+                f"privacy.epsilon_budget={self.epsilon_budget:g} without noise has no ε to bound: set"
+                " privacy.noise_multiplier"
+            )
+        if self.secagg and self.dp != "none":
+            raise FedGraphError(
+                f"privacy.secagg=true hides from the server what privacy.dp={self.dp} clips or books: set one of the two"
+            )
 
 
 @dataclass
@@ -287,6 +345,70 @@ class AttackConfig:
             raise unknown("attack key", key, ["name"])
 
 
+ADVERSARIES = {
+    "none": 0.0,
+    "sign_flip": 5.0,
+    "scaling": 10.0,
+    "gaussian": 1.0,
+    "free_rider": 1e-3,
+    "label_flip": 0.0,
+    "backdoor_central": 1.0,
+    "backdoor_distributed": 1.0,
+}
+"""How clients of a simulation may lie, and how much they do where nothing is said."""
+
+
+@dataclass
+class AdversaryConfig(Section, group="adversary"):
+    """Clients of a simulation that lie: ``adversary.kind=sign_flip adversary.clients=[1]``."""
+
+    kind: str = choice("none", tuple(ADVERSARIES))
+    clients: list[int] = field(
+        default_factory=list
+    )  # who they are; []: nobody (a backdoor's trigger is measured all the same)
+    # factor of the update (sign_flip 5, scaling 10), standard deviation of the noise (gaussian 1, free_rider 0.001),
+    # value of the trigger's features (backdoors 1)
+    strength: float | None = None
+    target: int = 0  # backdoors: the class that the trigger is to call up
+    rate: float = number(
+        0.5, high=1
+    )  # backdoors: share of a liar's training nodes of other classes that bear the trigger
+    trigger: int = number(4, low=1)  # backdoors: nodes of the whole trigger
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.clients, default=0) < 0 or len(set(self.clients)) < len(self.clients):
+            raise FedGraphError(f"adversary.clients must be different whole numbers from 0, got {self.clients}")
+        if self.kind == "backdoor_distributed" and len(self.clients) > self.trigger:
+            raise FedGraphError(
+                f"adversary.trigger={self.trigger} nodes cannot be dealt out to {len(self.clients)} clients: expected as many"
+            )
+
+    @property
+    def force(self) -> float:
+        """``strength``, or what is usual for the kind."""
+        return ADVERSARIES[self.kind] if self.strength is None else self.strength
+
+    @property
+    def backdoor(self) -> bool:
+        """Whether it plants a trigger."""
+        return self.kind.startswith("backdoor")
+
+
+@dataclass
+class RayConfig(Section, group="ray"):
+    """Where ``engine=ray`` finds processes for its clients."""
+
+    address: str = ""  # empty: a Ray instance of this run's own | auto | HOST:PORT of a cluster's head
+    actors: int = 0  # processes that hold the clients; 0: as many as client_cpus and client_gpus leave room for
+    live_clients: int = 0  # clients a process holds at once, the others are built from their state when asked; 0: all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.address not in ("", "auto") and not re.fullmatch(r"[^\s/:]+:\d+", self.address):
+            raise FedGraphError(f"ray.address must be auto, HOST:PORT or empty, got '{self.address}'")
+
+
 @dataclass
 class RunConfig(Section):
     """Everything a run is a function of."""
@@ -300,20 +422,29 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
     protocol: str = "none"  # which conf/protocol file was applied
     num_clients: int = number(10, low=1, high=MOST_CLIENTS)
     rounds: int = number(100, low=1)
     seed: int = number(0, high=2**63 - 1)
-    engine: str = "inline"  # inline | ray | the name of a SuperLink connection
+    engine: str = "inline"  # inline | ray | flower-simulation | the name of a SuperLink connection
     device: str = choice("auto", DEVICES)
     threads: int = number(1, low=1, high=MOST_THREADS)  # torch threads in a client
-    client_cpus: int = number(1, low=1)  # CPUs, and share of a GPU, that a virtual client takes (engine=ray)
+    # CPUs, and share of a GPU, that clients take which train at a time (ray, flower-simulation)
+    client_cpus: int = number(1, low=1)
     client_gpus: float = 0.0
     dtype: str = choice("float32", ("float32", "float64"))  # float64: for tests of exactness
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
     resume: str = ""  # result folder of a run to go on with
     checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run goes on; 0: none
     graph: str = ""  # folder of client files (`fedgraph-flwr partition`); empty: made from dataset and partition
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.privacy.scores == "none" and (self.evaluation.trained or self.evaluation.patience):
+            key = "trained=true" if self.evaluation.trained else f"patience={self.evaluation.patience}"
+            raise FedGraphError(f"evaluation.{key} needs scores, which privacy.scores=none keeps at the clients")
 
 
 _KINDS = {

@@ -46,6 +46,7 @@ class Graph:
         num_classes: C, over the whole dataset (a client may miss classes).
         name: the dataset's name.
         group: the client each node was planted in or listed under by its source, int64 [N]; empty where there is none.
+        schema: what an imported graph's features and classes mean (`schema.stored`); empty for others.
     """
 
     x: Tensor
@@ -57,6 +58,7 @@ class Graph:
     num_classes: int
     name: str = ""
     group: Tensor = field(default_factory=_no_ids)
+    schema: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -250,6 +252,16 @@ def read_header(path: Path | str) -> tuple[dict[str, tuple[int, ...]], dict[str,
             if role in ("", "shape"):
                 shapes[name] = tuple(file.get_tensor(key).tolist() if role else file.get_slice(key).get_shape())
         return shapes, _values(file.metadata())
+
+
+def has_split(path: Path | str) -> bool:
+    """Whether the graph of a file brings training and test nodes of its own.
+
+    Raises:
+        FedGraphError: as `read_tensors`.
+    """
+    with _opened(path) as file:
+        return all(bool(file.get_tensor(mask).any()) for mask in ("train_mask", "test_mask"))
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ class HeteroGraph:
         num_classes: C, over the whole dataset.
         x: features float32 [N_a, F_a] of the node types that have some.
         name: the dataset's name.
+        schema: what an imported graph's features and classes mean (`schema.stored`); empty for others.
     """
 
     counts: dict[str, int]
@@ -49,6 +50,7 @@ class HeteroGraph:
     num_classes: int
     x: dict[str, Tensor] = field(default_factory=dict)
     name: str = ""
+    schema: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.target not in self.counts:
@@ -147,7 +149,7 @@ class HeteroGraph:
         tensors |= {f"x.{i}": self.x[a] for i, a in enumerate(self.counts) if a in self.x}
         tensors |= {f"edges.{i}": index for i, index in enumerate(self.edges.values())}
         values = {"node_types": list(self.counts.items()), "edge_types": list(self.edges)}
-        values |= {key: getattr(self, key) for key in ("target", "num_classes", "name")}
+        values |= {key: getattr(self, key) for key in ("target", "num_classes", "name", "schema")}
         more_tensors, more_values = self._own_fields()
         write_tensors(path, tensors | more_tensors, values | more_values | {"kind": type(self).__name__})
 

@@ -5,11 +5,10 @@
 
 Typed nodes and edges: `importing_typed`.
 
-The pieces of `from_tables` (`read_table`, `Ids`, `feature_matrix`, `label_codes`, `split_masks`, `edge_ends`) each treat one
+The pieces of `from_tables` (`read_table`, `Ids`, `feature_columns`, `label_codes`, `split_masks`, `edge_ends`) each treat one
 table, so that typed graphs can be put together from several. Rows are counted from 1, after the header.
 """
 
-import argparse
 import fnmatch
 import re
 from collections.abc import Sequence
@@ -23,14 +22,22 @@ from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig, group_names
 from fedgraph_flwr.data.cleaning import check, to_undirected
+from fedgraph_flwr.data.columns import (
+    AS_FOUND,
+    SPLITS,
+    Features,
+    Treatment,
+    as_words,
+    features,
+    natural,
+    warn_unscaled,
+)
 from fedgraph_flwr.data.graph import ClientGraph, Graph
-from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.root import imported_path
+from fedgraph_flwr.data.schema import NODE, Column, Schema, stored
 from fedgraph_flwr.data.split import split_graph
-from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError, unknown
-
-SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,31 @@ class Columns:
     source: str = "source"
     target: str = "target"
 
+    @property
+    def others(self) -> list[str]:
+        """The columns of a node table that are no features."""
+        return [name for name in (self.id, self.label, self.split, self.client) if name]
+
+
+def agreed_classes(given: Sequence[str], treatment: Treatment) -> Sequence[str]:
+    """The classes in the order of their numbers: the schema's where there is one, else those given.
+
+    Raises:
+        FedGraphError: those given are not the schema's.
+    """
+    if treatment.schema is None:
+        return given
+    classes = treatment.schema.classes_in_order(given, treatment.where)
+    if given and tuple(given) != classes:
+        treatment.say(f"classes put in the order of {treatment.where}: {', '.join(classes)}")
+    return classes
+
+
+def say_dropped(links: Any, columns: Columns, where: str, treatment: Treatment) -> None:
+    """Name the columns of an edge table that nothing is made of."""
+    if dropped := [str(name) for name in links.columns if name not in (columns.source, columns.target)]:
+        treatment.say(f"{where}: ignored: {', '.join(dropped)} (edges carry no features)")
+
 
 def from_tables(
     nodes: Path | str,
@@ -57,6 +89,7 @@ def from_tables(
     *,
     classes: Sequence[str] = (),
     undirected: bool = False,
+    treatment: Treatment = AS_FOUND,
 ) -> Graph:
     """A graph from a node table and an edge table.
 
@@ -65,23 +98,30 @@ def from_tables(
         edges: CSV or Parquet with one row an edge.
         columns: which columns mean what. Ids and labels are of any type; an empty label is unknown (y = -1). The split
             column says train, val, test or nothing; the client column becomes `Graph.group`.
-        classes: the labels in the order of their numbers; empty: those that occur, sorted.
+        classes: the labels in the order of their numbers; empty: the schema's, else those that occur, sorted.
         undirected: whether each row stands for both directions.
+        treatment: how columns become features (`columns`), and the schema to obey.
 
     Raises:
-        FedGraphError: a file or column that lacks, ids twice or missing, edges to unknown ids, features that are no
-            finite numbers, labels outside ``classes``; the sentence names the first row.
+        FedGraphError: a file or column that lacks, ids twice or missing, edges to unknown ids, values that are not of their
+            column's kind, labels outside ``classes``; the sentence names the first row.
     """
     table, links = read_table(nodes), read_table(edges)
     where = str(nodes)
+    say_dropped(links, columns, str(edges), treatment)
     ids = Ids(table, columns.id, where)
-    own = [name for name in (columns.id, columns.label, columns.split, columns.client) if name]
-    y, names = label_codes(table, columns.label, where, classes)
+    y, names = label_codes(table, columns.label, where, agreed_classes(classes, treatment))
     masks = split_masks(table, columns.split, where)
     edge_index = edge_ends(links, columns, str(edges), ids, ids)
     edge_index = to_undirected(edge_index, len(table)) if undirected else edge_index.unique(dim=1)
+    usable = feature_columns(table, columns.features, columns.others, where)
+    treatment.check_names({NODE: usable})
+    made = features(NODE, table, usable, where, treatment)
+    if not made.x.size(1):
+        raise FedGraphError(f"{where} has no feature column: {', '.join(usable) or 'there are no other columns'}")
+    agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling())
     graph = Graph(
-        x=feature_matrix(table, columns.features, own, where),
+        x=made.x,
         edge_index=edge_index,
         y=y,
         train_mask=masks[0] & (y >= 0),
@@ -89,6 +129,7 @@ def from_tables(
         test_mask=masks[2] & (y >= 0),
         num_classes=len(names),
         group=group_codes(table, columns.client, where),
+        schema=stored(agreed, {NODE: made.fitted}),
     )
     return check(graph, where)
 
@@ -117,16 +158,6 @@ def _column(table: Any, name: str, where: str, what: str) -> Any:
     return table[name]
 
 
-def _words(column: Any) -> np.ndarray:
-    """A column's values as text, "" where missing; whole floats (integers with gaps) lose their ``.0``."""
-    missing = column.isna().to_numpy()
-    if column.dtype.kind == "f" and bool((column.dropna() % 1 == 0).all()):
-        column = column.fillna(0).astype("int64")
-    words = column.astype(str).to_numpy(dtype=object)
-    words[missing] = ""
-    return words.astype(str)
-
-
 class Ids:
     """The nodes of one table: id of any type → position 0..N-1."""
 
@@ -138,7 +169,7 @@ class Ids:
         """
         import pandas as pd
 
-        words = _words(_column(table, column, where, "id"))
+        words = as_words(_column(table, column, where, "id"))
         if (words == "").any():
             raise FedGraphError(f"{where}: row {int((words == '').argmax()) + 1} has no id in column '{column}'")
         self.index = pd.Index(words)
@@ -154,7 +185,7 @@ class Ids:
         Raises:
             FedGraphError: an id that the nodes do not have.
         """
-        words = _words(_column(table, column, where, "end of edges"))
+        words = as_words(_column(table, column, where, "end of edges"))
         found = self.index.get_indexer(words)
         if (found < 0).any():
             row = int((found < 0).argmax())
@@ -170,8 +201,8 @@ def edge_ends(table: Any, columns: Columns, where: str, sources: Ids, targets: I
     return torch.from_numpy(np.stack(ends))
 
 
-def feature_matrix(table: Any, wanted: Sequence[str], others: Sequence[str], where: str) -> Tensor:
-    """The features of one table, float32 [N, F].
+def feature_columns(table: Any, wanted: Sequence[str], others: Sequence[str], where: str) -> list[str]:
+    """The columns of a table that may be features, in order.
 
     Args:
         table: one row a node.
@@ -180,30 +211,16 @@ def feature_matrix(table: Any, wanted: Sequence[str], others: Sequence[str], whe
         where: the file, for errors.
 
     Raises:
-        FedGraphError: no column fits, or a value is not a finite number.
+        FedGraphError: no column fits a pattern, or a name stands twice.
     """
-    import pandas as pd
-
-    free = [name for name in table.columns if name not in others]
-    names: list[Any] = [] if wanted else free
+    free = [str(name) for name in table.columns if name not in others]
+    names: list[str] = [] if wanted else free
     for pattern in wanted:
-        fitting = [pattern] if pattern in table.columns else fnmatch.filter(map(str, free), pattern)
+        fitting = [pattern] if pattern in table.columns else fnmatch.filter(free, pattern)
         if not fitting:
-            raise unknown("feature column", pattern, map(str, free), where)
+            raise unknown("feature column", pattern, free, where)
         names += [name for name in fitting if name not in names]
-    if not names:
-        raise FedGraphError(f"{where} has no feature column beside {', '.join(others)}")
-    x = np.empty((len(table), len(names)), dtype=np.float32)
-    for position, name in enumerate(names):
-        values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise FedGraphError(
-                f"{where}: features must be finite numbers, column '{name}' has '{table[name].iloc[row]}' in row {row + 1}"
-            )
-        x[:, position] = values
-    return torch.from_numpy(x)
+    return names
 
 
 def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()) -> tuple[Tensor, list[str]]:
@@ -212,8 +229,8 @@ def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()
     Raises:
         FedGraphError: a label that ``classes`` does not list.
     """
-    words = _words(_column(table, column, where, "label"))
-    names = list(classes) or sorted(set(words) - {""}, key=_natural)
+    words = as_words(_column(table, column, where, "label"))
+    names = list(classes) or sorted(set(words) - {""}, key=natural)
     code = {"": -1} | {name: number for number, name in enumerate(names)}
     unlisted = sorted(set(words) - set(code))
     if unlisted:
@@ -221,11 +238,6 @@ def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()
         raise FedGraphError(f"{where}: row {row + 1} has label '{words[row]}', the classes are {', '.join(names)}")
     distinct, inverse = np.unique(words, return_inverse=True)
     return torch.from_numpy(np.array([code[str(word)] for word in distinct], dtype=np.int64)[inverse]), names
-
-
-def _natural(word: str) -> tuple[int, float, str]:
-    """Numbers by size, before words by alphabet."""
-    return (0, float(word), word) if re.fullmatch(r"-?\d+(\.\d+)?", word) else (1, 0.0, word)
 
 
 def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,7 +248,7 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
     """
     part = np.full(len(table), -1)
     if column:
-        words = np.char.lower(_words(_column(table, column, where, "split")))
+        words = np.char.lower(as_words(_column(table, column, where, "split")))
         wrong = ~np.isin(words, ["", *SPLITS])
         if wrong.any():
             row = int(wrong.argmax())
@@ -253,11 +265,11 @@ def group_codes(table: Any, column: str, where: str) -> Tensor:
     """The client each node is listed under, 0..M-1 in the sorted order of the column's values, int64 [N] or empty."""
     if not column:
         return torch.zeros(0, dtype=torch.int64)
-    words = _words(_column(table, column, where, "client"))
+    words = as_words(_column(table, column, where, "client"))
     if (words == "").any():
         raise FedGraphError(f"{where}: row {int((words == '').argmax()) + 1} has no client in column '{column}'")
     distinct, inverse = np.unique(words, return_inverse=True)
-    rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=_natural))}
+    rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=natural))}
     return torch.from_numpy(np.array([rank[str(name)] for name in distinct], dtype=np.int64)[inverse])
 
 
@@ -292,8 +304,20 @@ def read_saved(path: Path | str) -> Any:
     return saved
 
 
-def from_saved(path: Path | str, *, classes: Sequence[str] = (), undirected: bool = False) -> Graph:
+def from_saved(
+    path: Path | str,
+    *,
+    classes: Sequence[str] = (),
+    undirected: bool = False,
+    treatment: Treatment = AS_FOUND,
+) -> Graph:
     """A graph from a saved PyG ``Data`` with ``x``, ``edge_index`` and integer labels ``y``; its masks are kept.
+
+    Args:
+        path: what ``torch.save(data, path)`` wrote.
+        classes: names of the labels 0..C-1; empty: the schema's, else the numbers.
+        undirected: whether each edge stands for both directions.
+        treatment: with a ``scaling``, how the columns ``x_0``... become features; without, ``x`` is taken as it is.
 
     Raises:
         FedGraphError: what `read_saved` raises, a tensor that lacks, or an impossible graph.
@@ -306,13 +330,43 @@ def from_saved(path: Path | str, *, classes: Sequence[str] = (), undirected: boo
             raise FedGraphError(f"{path}: the Data has no tensor '{key}'; x, edge_index and y are needed")
     if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
         raise FedGraphError(f"{path}: y must be one integer a node, got {data.y.dtype} {list(data.y.shape)}")
-    x = data.x.to_dense() if data.x.is_sparse else data.x
-    data.x = x.view(-1, 1) if x.dim() == 1 else x
-    graph = Graph.from_pyg(data, num_classes=len(classes) or int(data.y.max()) + 1)
+    if dropped := sorted(
+        set(data.keys()) - {"x", "edge_index", "y", "train_mask", "val_mask", "test_mask", "num_nodes"}
+    ):
+        treatment.say(f"{path}: ignored: {', '.join(dropped)}")
+    made = saved_features(NODE, data.x, str(path), treatment)
+    data.x = made.x
+    names = agreed_classes(classes, treatment) or [str(label) for label in range(int(data.y.max()) + 1)]
+    graph = Graph.from_pyg(data, num_classes=len(names))
+    agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling("none"))
+    graph.schema = stored(agreed, {NODE: made.fitted})
     for key in ("train_mask", "val_mask", "test_mask"):
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
     check(graph, str(path))
     return replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes)) if undirected else graph
+
+
+def saved_features(kind: str, x: Tensor, where: str, treatment: Treatment) -> Features:
+    """The features of a saved graph's nodes of one type, ``x`` [N, F] or [N]: as they are, or by column where they are scaled.
+
+    Raises:
+        FedGraphError: other columns than the schema's, or what `features` raises.
+    """
+    x = x.to_dense() if x.is_sparse else x
+    x = (x.view(-1, 1) if x.dim() == 1 else x).to(torch.float32)
+    names = [f"x_{i}" for i in range(x.size(1))]
+    if treatment.settled_scaling("none") != "none":
+        import pandas as pd
+
+        kinds = dict.fromkeys(names, "number") | dict(treatment.kinds)
+        return features(kind, pd.DataFrame(x.numpy(), columns=names), names, where, replace(treatment, kinds=kinds))
+    columns = {"x": Column(width=x.size(1))}
+    agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else columns
+    if dict(agreed) != columns:
+        told = f"{agreed['x'].width} columns x" if "x" in agreed else f"columns {', '.join(agreed) or 'none'}"
+        raise FedGraphError(f"{where} has {x.size(1)} columns x, but {treatment.where} has {told}")
+    warn_unscaled(x, names, treatment.say)
+    return Features(columns, columns, x)
 
 
 def client_graph(
@@ -363,163 +417,3 @@ def save_dataset(graph: Graph | HeteroGraph, name: str, overwrite: bool = False)
         raise FedGraphError(f"--name '{name}' is taken ({path}): choose another, or add --overwrite")
     replace(graph, name=name).save(path)
     return path
-
-
-_EPILOG = """\
-tables: .csv, .csv.gz or .parquet with a header; ids and labels of any type, an empty label is unknown.
-examples:
-  fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
-  fedgraph-flwr import --data graph.pt --name mine
-  fedgraph-flwr import --node-table paper=p.csv --node-table author=a.csv --edge-table author:writes:paper=w.csv \\
-      --target paper --name papers
-  fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --client 0 --num-clients 3 --out a.safetensors
-"""
-
-
-def register(commands: Any) -> None:
-    """Add ``import`` to the subparsers."""
-    parser = commands.add_parser(
-        "import",
-        help="bring your own graph: tables or a saved PyG object",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
-    parser.set_defaults(func=main)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``import``."""
-    given = parser.add_argument_group("input")
-    given.add_argument("--nodes", type=Path, help="node table")
-    given.add_argument("--edges", type=Path, help="edge table")
-    given.add_argument("--data", type=Path, help="a PyG Data or HeteroData that torch.save wrote, instead of tables")
-    given.add_argument(
-        "--node-table",
-        action="append",
-        default=[],
-        metavar="TYPE=FILE",
-        help="typed nodes: one table a type, or TYPE= for a type of which there is nothing here",
-    )
-    given.add_argument(
-        "--edge-table",
-        action="append",
-        default=[],
-        metavar="A:RELATION:B=FILE",
-        help="typed edges, from nodes of type A to those of type B; reverse types are added later",
-    )
-    given.add_argument("--target", default="", metavar="TYPE", help="typed nodes: the type that has labels")
-    given.add_argument("--id-column", default="id", metavar="NAME", help="nodes' ids; default: id")
-    given.add_argument("--label-column", default="label", metavar="NAME", help="labels; default: label")
-    given.add_argument(
-        "--feature-columns", default="", metavar="NAMES", help="names or patterns (x_*), by commas; default: all others"
-    )
-    given.add_argument("--split-column", default="", metavar="NAME", help="column that says train, val or test")
-    given.add_argument(
-        "--client-column", default="", metavar="NAME", help="column that says whose the node is (partition=planted)"
-    )
-    given.add_argument("--source-column", default="source", metavar="NAME", help="where edges start; default: source")
-    given.add_argument("--target-column", default="target", metavar="NAME", help="where edges end; default: target")
-    given.add_argument(
-        "--classes", default="", metavar="A,B,C", help="the labels in the order of their numbers; default: sorted"
-    )
-    given.add_argument(
-        "--undirected", action="store_true", help="each row of the edge table stands for both directions"
-    )
-    made = parser.add_argument_group("output")
-    made.add_argument("--name", help="keep it as a dataset of this name, for dataset=NAME")
-    made.add_argument("--overwrite", action="store_true", help="replace the dataset of this name")
-    made.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="write a file: a dataset, for dataset=file dataset.path=FILE, or a client's",
-    )
-    made.add_argument(
-        "--client", type=int, metavar="I", help="write client I's file (0..M-1), for one SuperNode; needs --classes"
-    )
-    made.add_argument("--num-clients", type=int, metavar="M")
-    made.add_argument(
-        "--ratio", default="0.6,0.2,0.2", metavar="T,V,T", help="a client's split where there is no split column"
-    )
-    made.add_argument("--seed", type=int, default=0, help="for that split")
-
-
-def main(args: argparse.Namespace) -> int:
-    """Handle ``import``."""
-    as_client = args.client is not None
-    classes = [word.strip() for word in args.classes.split(",") if word.strip()]
-    if twice := [name for name in classes if classes.count(name) > 1]:
-        raise FedGraphError(f"--classes names '{twice[0]}' twice; each class has one number")
-    if bool(args.name) == bool(args.out):
-        raise FedGraphError("say where it goes: either --name NAME or --out FILE")
-    if as_client and (args.num_clients is None or args.out is None or not classes):
-        raise FedGraphError(
-            "--client needs --num-clients M, --out FILE, and --classes A,B,C so that all clients number the classes alike"
-        )
-    graph = _read(args, classes)
-    if args.name:
-        path = save_dataset(graph, args.name, args.overwrite)
-        use = f"dataset={args.name}"
-    elif as_client:
-        graph = _client(graph, args)
-        path, use = args.out, "a SuperNode with this file, or graph=FOLDER of client_0000.safetensors and so on"
-    else:
-        path, use = args.out, f"dataset=file dataset.path={args.out}"
-    if args.out:
-        graph.save(path)
-    found = describe(graph)
-    told = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
-    homophily = found["edge_homophily"]
-    print(f"{told}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}")
-    print(f"wrote {path}; use: {use}")
-    return 0
-
-
-def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
-    split = _ratio(args.ratio)
-    if isinstance(graph, Graph):
-        return client_graph(graph, args.client, args.num_clients, split, args.seed)
-    from fedgraph_flwr.data.importing_typed import typed_client
-
-    return typed_client(graph, args.client, args.num_clients, split, args.seed)
-
-
-def _read(args: argparse.Namespace, classes: Sequence[str]) -> Graph | HeteroGraph:
-    typed = bool(args.node_table or args.edge_table)
-    given = [bool(args.data), bool(args.nodes or args.edges), typed]
-    if sum(given) != 1 or (given[1] and not (args.nodes and args.edges)) or (typed and not args.node_table):
-        raise FedGraphError(
-            "say what to read: both --nodes FILE and --edges FILE, or --data FILE, or --node-table and --edge-table for each type"
-        )
-    if args.undirected and (typed or args.target):
-        raise FedGraphError(
-            "--undirected is for nodes of one type; every typed edge gets a reverse of its own type later"
-        )
-    if args.data and not args.target:
-        return from_saved(args.data, classes=classes, undirected=args.undirected)
-    columns = Columns(
-        id=args.id_column,
-        label=args.label_column,
-        features=[word.strip() for word in args.feature_columns.split(",") if word.strip()],
-        split=args.split_column,
-        client=args.client_column,
-        source=args.source_column,
-        target=args.target_column,
-    )
-    if args.nodes:
-        return from_tables(args.nodes, args.edges, columns, classes=classes, undirected=args.undirected)
-    from fedgraph_flwr.data.importing_typed import edge_types, from_saved_typed, from_typed_tables, named_files
-
-    if args.data:
-        return from_saved_typed(args.data, args.target, classes=classes)
-    nodes, edges = named_files(args.node_table, "--node-table"), named_files(args.edge_table, "--edge-table")
-    return from_typed_tables(nodes, edge_types(edges), args.target, columns, classes=classes)
-
-
-def _ratio(text: str) -> SplitConfig:
-    try:
-        train, val, test = (float(word) for word in text.split(","))
-    except ValueError as error:
-        raise FedGraphError(f"--ratio must be three numbers such as 0.6,0.2,0.2, got '{text}'") from error
-    return SplitConfig(train=train, val=val, test=test)

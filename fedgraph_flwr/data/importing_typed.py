@@ -5,24 +5,29 @@ table: the graph then holds nothing of it, as where a federation shares its sche
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
+from fedgraph_flwr.data.columns import AS_FOUND, Features, Treatment, feature_names, features
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph, check
 from fedgraph_flwr.data.importing import (
     Columns,
     Ids,
+    agreed_classes,
     edge_ends,
-    feature_matrix,
+    feature_columns,
     label_codes,
     read_saved,
     read_table,
+    saved_features,
+    say_dropped,
     split_masks,
 )
+from fedgraph_flwr.data.schema import Schema, stored
 from fedgraph_flwr.data.split import split_targets
 from fedgraph_flwr.data.typed import without_reverse
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -35,6 +40,7 @@ def from_typed_tables(
     columns: Columns,
     *,
     classes: Sequence[str] = (),
+    treatment: Treatment = AS_FOUND,
 ) -> HeteroGraph:
     """A typed graph from a table for each node type and each edge type; None: nothing of that type.
 
@@ -45,21 +51,28 @@ def from_typed_tables(
             reverse of another is left out: the partition adds reverse types, and so does `typed_client`.
         target: the node type with labels; its table has the label column, and the split column if there is one.
         columns: which columns mean what.
-        classes: the labels in the order of their numbers; empty: those that occur, sorted.
+        classes: the labels in the order of their numbers; empty: the schema's, else those that occur, sorted.
+        treatment: how columns become features (`columns`), and the schema to obey.
 
     Raises:
         FedGraphError: what is wrong with a table, as `importing.from_tables` says it, or a type without a node table.
     """
     if nodes.get(target) is None:
         raise unknown("target node type", target, [kind for kind, path in nodes.items() if path], "--target")
-    own = [name for name in (columns.id, columns.label, columns.split, columns.client) if name]
     tables = {kind: read_table(path) for kind, path in nodes.items() if path is not None}
     ids = {kind: Ids(table, columns.id, str(nodes[kind])) for kind, table in tables.items()}
-    x = {
-        kind: feature_matrix(table, (), own, str(nodes[kind]))
-        for kind, table in tables.items()
-        if any(name not in own for name in table.columns)
+    usable = {kind: feature_columns(t, (), columns.others, str(nodes[kind])) for kind, t in tables.items()}
+    treatment.check_names(usable)
+    made = {
+        kind: features(kind, tables[kind], names, str(nodes[kind]), treatment)
+        for kind, names in usable.items()
+        if names or (treatment.schema and treatment.schema.nodes.get(kind))
     }
+    for kind, agreed in (treatment.schema.nodes if treatment.schema else {}).items():
+        if (
+            kind in nodes and kind not in tables and agreed
+        ):  # nothing of it here, but the others' features have this width
+            made[kind] = Features(agreed, agreed, torch.zeros(0, len(feature_names(agreed))))
     found: dict[EdgeType, Tensor] = {}
     for (a, relation, b), path in edges.items():
         for end in (a, b):
@@ -68,11 +81,13 @@ def from_typed_tables(
         if path is None:
             found[a, relation, b] = torch.zeros(2, 0, dtype=torch.int64)
         elif a in ids and b in ids:
-            found[a, relation, b] = edge_ends(read_table(path), columns, str(path), ids[a], ids[b]).unique(dim=1)
+            links = read_table(path)
+            say_dropped(links, columns, str(path), treatment)
+            found[a, relation, b] = edge_ends(links, columns, str(path), ids[a], ids[b]).unique(dim=1)
         else:
             raise FedGraphError(f"{path} has edges of '{relation}', but {b if a in ids else a} has no table of nodes")
     where = str(nodes[target])
-    y, names = label_codes(tables[target], columns.label, where, classes)
+    y, names = label_codes(tables[target], columns.label, where, agreed_classes(classes, treatment))
     train, val, test = (mask & (y >= 0) for mask in split_masks(tables[target], columns.split, where))
     graph = HeteroGraph(
         counts={kind: len(tables[kind]) if kind in tables else 0 for kind in nodes},
@@ -83,12 +98,27 @@ def from_typed_tables(
         val_mask=val,
         test_mask=test,
         num_classes=len(names),
-        x=x,
+        x={kind: told.x for kind, told in made.items() if told.x.size(1)},
     )
-    return check(in_order(without_reverse(graph)), where)
+    return check(_with_schema(graph, names, made, treatment.settled_scaling()), where)
 
 
-def from_saved_typed(path: Path | str, target: str, *, classes: Sequence[str] = ()) -> HeteroGraph:
+def _with_schema(graph: HeteroGraph, classes: Sequence[str], made: Mapping[str, Features], scaling: str) -> HeteroGraph:
+    """The graph with its types in order, without reverse edge types, and with the schema of its features."""
+    graph = in_order(without_reverse(graph))
+    agreed = Schema(
+        classes=tuple(classes),
+        nodes={kind: made[kind].agreed if kind in made else {} for kind in graph.counts},
+        edges=tuple(":".join(edge) for edge in graph.edges),
+        scaling=scaling,
+    )
+    fitted = {kind: made[kind].fitted if kind in made else {} for kind in graph.counts}
+    return replace(graph, schema=stored(agreed, fitted))
+
+
+def from_saved_typed(
+    path: Path | str, target: str, *, classes: Sequence[str] = (), treatment: Treatment = AS_FOUND
+) -> HeteroGraph:
     """A typed graph from a saved PyG ``HeteroData`` whose target type has integer labels ``y``; its masks are kept.
 
     Raises:
@@ -102,10 +132,18 @@ def from_saved_typed(path: Path | str, target: str, *, classes: Sequence[str] = 
     y = getattr(data[target], "y", None)
     if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != data[target].num_nodes:
         raise FedGraphError(f"{path}: '{target}' must have one integer label y a node")
-    graph = HeteroGraph.from_pyg(data, target, num_classes=len(classes) or int(y.max()) + 1)
+    made = {
+        kind: saved_features(kind, data[kind].x, str(path), treatment)
+        for kind in data.node_types
+        if getattr(data[kind], "x", None) is not None
+    }
+    for kind, told in made.items():
+        data[kind].x = told.x
+    names = agreed_classes(classes, treatment) or [str(label) for label in range(int(y.max()) + 1)]
+    graph = HeteroGraph.from_pyg(data, target, num_classes=len(names))
     for key in ("train_mask", "val_mask", "test_mask"):
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
-    return check(in_order(without_reverse(graph)), str(path))
+    return check(_with_schema(graph, names, made, treatment.settled_scaling("none")), str(path))
 
 
 def in_order(graph: HeteroGraph) -> HeteroGraph:

@@ -29,7 +29,7 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
         FedGraphError: public masks are asked for and there are none, or a fold that does not exist.
     """
     if cfg.kind == "public":
-        masks = _public(graph)
+        masks = _public(graph, cfg)
     elif cfg.kind == "kfold":
         masks = _kfold(graph, cfg, seed)
     else:
@@ -44,22 +44,13 @@ def grouping_seed(cfg: SplitConfig, seed: int) -> int:
 
 
 def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:
-    """A typed graph with masks on its target nodes, before any partition, since its clients share nodes.
-
-    ``public`` without validation nodes takes the share ``split.val`` of the training nodes for them, once for all seeds.
-    """
+    """A typed graph with masks on its target nodes, before any partition, since its clients share nodes."""
     n = graph.y.numel()
     labels = {key: getattr(graph, key) for key in ("y", "train_mask", "val_mask", "test_mask", "num_classes", "name")}
     nodes = split_graph(
         Graph(x=torch.zeros(n, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64), **labels), cfg, seed
     )
-    train, val = nodes.train_mask.clone(), nodes.val_mask.clone()
-    if cfg.kind == "public" and not bool(val.any()):
-        known = train.nonzero().view(-1)
-        order = np.random.default_rng(VALIDATION_SEED).permutation(known.numel())
-        taken = known[torch.from_numpy(order[: round(cfg.val * known.numel())])]
-        train[taken], val[taken] = False, True
-    return replace(graph, train_mask=train, val_mask=val, test_mask=nodes.test_mask)
+    return replace(graph, train_mask=nodes.train_mask, val_mask=nodes.val_mask, test_mask=nodes.test_mask)
 
 
 def ensure_train(graph: AnyGraph, minimum: int, seed: int) -> AnyGraph:
@@ -126,9 +117,17 @@ def _kfold(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
     return _masks(graph, nodes[group > 1], nodes[group == 1], nodes[group == 0])
 
 
-def _public(graph: Graph) -> list[Tensor]:
+def _public(graph: Graph, cfg: SplitConfig) -> list[Tensor]:
+    """The graph's own; without validation nodes, the share ``val`` of its training nodes for them, once for all seeds."""
     labelled = graph.y >= 0
     masks = [mask & labelled for mask in (graph.train_mask, graph.val_mask, graph.test_mask)]
     if not isinstance(graph, ClientGraph) and not any(bool(mask.any()) for mask in masks):
         raise FedGraphError(f"dataset '{graph.name}' has no public masks: use split.kind=ratio or kfold")
-    return masks
+    train, val, test = masks
+    if not bool(val.any()):
+        known = train.nonzero().view(-1)
+        order = np.random.default_rng(VALIDATION_SEED).permutation(known.numel())
+        taken = known[torch.from_numpy(order[: round(cfg.val * known.numel())])]
+        train, val = train.clone(), val.clone()
+        train[taken], val[taken] = False, True
+    return [train, val, test]

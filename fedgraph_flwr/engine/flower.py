@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, to_json
-from fedgraph_flwr.errors import FedGraphError, RunFailed, unknown
-from fedgraph_flwr.run import OnRound
+from fedgraph_flwr.engine import SIMULATIONS
+from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.run_folder import FAILURE, ROUNDS, SUMMARY, read_rounds
+from fedgraph_flwr.serving import OnRound, make_folder
 
 _STUB = """\
 [project]
@@ -52,15 +53,12 @@ def run_flower(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any
         RunFailed: Flower ended without a summary.
     """
     out = Path(cfg.out)
-    if cfg.engine != "ray":
+    if cfg.engine not in SIMULATIONS:
         check_connection(cfg.engine)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedGraphError(f"cannot make the folder out={out}: {error.strerror or error}") from error
+    make_folder(cfg)
     for name in (SUMMARY, FAILURE):
         (out / name).unlink(missing_ok=True)
-    if cfg.engine != "ray":
+    if cfg.engine not in SIMULATIONS:
         _flwr_run(cfg, cfg.engine, _environment(), on_round)
         return _result(out)
     from fedgraph_flwr import partition
@@ -92,7 +90,7 @@ def check_connection(name: str) -> None:
         raise FedGraphError(f"{path} cannot be read ({error})") from error
     connections = {key for key, value in known.items() if isinstance(value, dict)}
     if name not in connections:
-        raise unknown("engine", name, {"inline", "ray"} | connections, f"connections of {path}")
+        raise unknown("engine", name, SIMULATIONS.keys() | connections, f"connections of {path}")
 
 
 @contextlib.contextmanager
@@ -168,8 +166,9 @@ def _flwr_run(
                 tail = [*tail[-20:], line.rstrip()]
                 if started := re.search(r"started run (\d+)", line):
                     run_id = started[1]
-                if cfg.engine != "ray" and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
-                    print(f"warning: {warning[1].rstrip()}", file=sys.stderr)  # somebody may have to look at a node
+                if cfg.engine not in SIMULATIONS and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
+                    told = plain(warning[1].rstrip(), 1000)
+                    print(f"warning: {told}", file=sys.stderr)  # somebody may have to look at a node
                 if on_round:
                     for record in read_rounds(rounds, skip=shown):
                         on_round(record)
@@ -181,7 +180,7 @@ def _flwr_run(
                 subprocess.run(stop, env=environment, stdout=log, stderr=log, timeout=60, check=False)
             raise
     if process.wait() != 0 and not (Path(cfg.out) / FAILURE).is_file():
-        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {_why(tail)}")
+        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {plain(_why(tail), 2000)}")
 
 
 def _why(tail: list[str]) -> str:

@@ -1,6 +1,5 @@
 """The in-process engine: the same ServerApp, Strategy and ClientApp, joined by a `Grid` that calls the client directly."""
 
-import itertools
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,20 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.run import OnRound, serve
-
-_run_ids = itertools.count(1)
-_CRASHED = 0
+from fedgraph_flwr.engine.grid import OwnGrid, answer, run_identity, virtual_context
+from fedgraph_flwr.serving import OnRound, serve
 
 
-class InlineGrid(Grid):
+class InlineGrid(OwnGrid):
     """A grid whose nodes are calls of a `ClientApp` in this process.
 
     Args:
@@ -31,79 +25,34 @@ class InlineGrid(Grid):
     """
 
     def __init__(self, app: ClientApp, num_nodes: int, run_config: dict[str, Any]):
+        super().__init__(num_nodes)
         self.app = app
-        self.run_id = next(_run_ids)
-        self.contexts = {
-            node: Context(
-                run_id=self.run_id,
-                node_id=node,
-                node_config={"partition-id": node - 1, "num-partitions": num_nodes, "live": True},
-                state=RecordDict(),
-                run_config=run_config,
-            )
-            for node in range(1, num_nodes + 1)
-        }
+        nodes = range(1, num_nodes + 1)
+        self.contexts = {node: virtual_context(self.run_id, node, num_nodes, run_config) for node in nodes}
         self._replies: dict[str, Message] = {}
-        self._message_ids = itertools.count(1)
-
-    def set_run(self, run: Run) -> None:
-        """Not needed: the run is this object's own."""
-
-    @property
-    def run(self) -> Run:
-        """Run information."""
-        return Run.create_empty(self.run_id)
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """A message to a node."""
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """1..M."""
+        """Those that have a context."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand each message to its client and keep the answer."""
         identifiers = []
         for message in messages:
-            identifier = str(next(self._message_ids))
-            message.metadata.__dict__["_message_id"] = identifier
-            self._replies[identifier] = self._call(message)
-            identifiers.append(identifier)
+            identifiers.append(self._name(message))
+            self._replies[identifiers[-1]] = self._call(message)
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The answers that are there: all of them."""
         return [self._replies.pop(identifier) for identifier in list(message_ids) if identifier in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push, then pull."""
-        return self.pull_messages(self.push_messages(messages))
-
     def _call(self, message: Message) -> Message:
-        try:
-            return self.app(message, self.contexts[message.metadata.dst_node_id])
-        except (MemoryError, KeyboardInterrupt):
-            raise
-        except Exception as error:  # as Flower does: a client's crash is a reply, not the server's end
-            return Message(Error(_CRASHED, f"{type(error).__name__}: {error}"), reply_to=message)
+        return answer(self.app, message, self.contexts[message.metadata.dst_node_id])
 
 
 @contextmanager
-def run_identity(run_id: int) -> Iterator[None]:
-    """Flower refuses to make a `Message` outside a run; this names one, and puts the former back."""
-    before = (TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id)
-    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, 1, 0
-    try:
-        yield
-    finally:
-        TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id = before
-
-
-@contextmanager
-def _same_process_state() -> Iterator[None]:
+def same_process_state() -> Iterator[None]:
     """Random streams and the thread count of the caller are as they were, afterwards."""
     streams, threads = (torch.get_rng_state(), np.random.get_state(), random.getstate()), torch.get_num_threads()
     try:
@@ -125,7 +74,7 @@ def run_inline(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any
     num_nodes = partition.num_clients(cfg)
     grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""})
     try:
-        with run_identity(grid.run_id), _same_process_state():
+        with run_identity(grid.run_id), same_process_state():
             return serve(grid, cfg, on_round)
     finally:
         session.forget(grid.run_id)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import locate
@@ -30,10 +31,9 @@ def check(cfg: RunConfig) -> None:
     """
     from fedgraph_flwr import partition
 
-    if cfg.engine not in ("inline", "ray"):
-        raise FedGraphError(
-            f"attack={cfg.attack.name} studies a simulation: use engine=inline or ray, not {cfg.engine}"
-        )
+    if cfg.engine not in SIMULATIONS:
+        known = ", ".join(SIMULATIONS)
+        raise FedGraphError(f"attack={cfg.attack.name} studies a simulation: use engine={known}, not {cfg.engine}")
     if not isinstance(partition.load_client(cfg, 0), ClientGraph):
         raise FedGraphError(
             f"attack={cfg.attack.name} ranks pairs of nodes of one type; those of '{cfg.dataset.name}' are typed"
@@ -113,12 +113,18 @@ def rank_pairs(z: Tensor, pairs: Tensor, linked: Tensor) -> tuple[float, float]:
 
 
 def _representations(cfg: RunConfig, graph: ClientGraph, arrays: Arrays) -> dict[str, Tensor]:
-    """What the client's network computes with parameters that all travel, by the name of its part."""
+    """What the client's network computes with parameters that all travel, by the name of its part.
+
+    Hidden features, where the head alone stays with the clients.
+    """
     client = locate(cfg.strategy.client)(cfg, graph)
     client.set_parameters([arrays[name] for name in client.shared])
     client.model.eval()
     with torch.no_grad():
         computed = client.model.representations(client.inputs)
+        body = {name for name, _ in client.model.named_parameters()} - set(client.model.head_names())
+        if body and body == client.shared.keys() & dict(client.model.named_parameters()).keys():
+            return {"hidden": client.model.encode(client.inputs)}
     names = [name for name, _ in client.model.named_parameters()]
     return {
         part.rstrip(".") or "prediction": z

@@ -1,29 +1,67 @@
 """Scores of a model on a client's nodes, and their means over clients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedgraph_flwr.config import AVERAGES, METRICS, EvaluationConfig
+from fedgraph_flwr.config import AVERAGES, EvaluationConfig
+
+DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
+"""Scores that any nodes have; of others there may be none (no AUC of one class, no majority without training nodes)."""
 
 SPLITS = ("val", "test")
 
 
+def confusion(guess: ArrayLike, y: ArrayLike, num_classes: int) -> np.ndarray:
+    """How many nodes of each class (row) are taken for which (column): [C, C] of labels and predictions [N]."""
+    pairs = np.asarray(y) * num_classes + np.asarray(guess)
+    return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
 def accuracy(logits: ArrayLike, y: ArrayLike) -> float:
     """Share of rows whose largest logit is the label; logits [N, C], y [N]."""
-    return float((np.asarray(logits).argmax(axis=1) == np.asarray(y)).mean())
+    return _accuracy(_confusion(logits, y))
 
 
 def macro_f1(logits: ArrayLike, y: ArrayLike) -> float:
-    """Unweighted mean over the classes that occur, in labels or predictions, of 2 TP / (2 TP + FP + FN)."""
-    labels, guess, c = np.asarray(y), np.asarray(logits).argmax(axis=1), np.shape(logits)[1]
-    hits = np.bincount(labels[guess == labels], minlength=c)
-    either = np.bincount(labels, minlength=c) + np.bincount(guess, minlength=c)
-    seen = either > 0
-    return float((2 * hits[seen] / either[seen]).mean())
+    """Unweighted mean of `class_f1` over the classes that occur, in labels or predictions."""
+    return _mean_known(_class_f1(_confusion(logits, y)))
+
+
+def balanced_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
+    """Unweighted mean over the classes that occur in the labels of the share that is found."""
+    return _balanced_accuracy(_confusion(logits, y))
+
+
+def class_f1(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
+    """2 TP / (2 TP + FP + FN) of each class [C]; NaN for one that occurs neither in labels nor in predictions."""
+    return _class_f1(_confusion(logits, y))
+
+
+def _confusion(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
+    return confusion(np.asarray(logits).argmax(axis=1), y, np.shape(logits)[1])
+
+
+def _accuracy(table: np.ndarray) -> float:
+    return float(table.trace() / table.sum())
+
+
+def _mean_known(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def _balanced_accuracy(table: np.ndarray) -> float:
+    held = table.sum(axis=1)
+    return float((table.diagonal()[held > 0] / held[held > 0]).mean())
+
+
+def _class_f1(table: np.ndarray) -> np.ndarray:
+    either = table.sum(axis=0) + table.sum(axis=1)
+    return np.divide(2 * table.diagonal(), either, out=np.full(len(table), np.nan), where=either > 0)
 
 
 def auc(logits: ArrayLike, y: ArrayLike) -> float:
@@ -31,21 +69,79 @@ def auc(logits: ArrayLike, y: ArrayLike) -> float:
 
     NaN where only one class occurs.
     """
-    from scipy.special import softmax
-    from scipy.stats import rankdata
-
-    scores, labels = softmax(np.asarray(logits, dtype=np.float64), axis=1), np.asarray(y)
-    columns = [1] if scores.shape[1] == 2 else range(scores.shape[1])
-    areas = [_area(rankdata(scores[:, c]), labels == c) for c in columns]
-    known = [a for a in areas if not np.isnan(a)]
-    return float(np.mean(known)) if known else float("nan")
+    return _ranked(_Curve.area, logits, y)
 
 
-def _area(rank: np.ndarray, positive: np.ndarray) -> float:
-    p, n = int(positive.sum()), int((~positive).sum())
-    if p == 0 or n == 0:
-        return float("nan")
-    return float((rank[positive].sum() - p * (p + 1) / 2) / (p * n))
+def average_precision(logits: ArrayLike, y: ArrayLike) -> float:
+    """Σ_k (R_k − R_{k−1}) P_k over the thresholds k; for C > 2 the mean over classes against the rest.
+
+    NaN where only one class occurs. A predictor that knows nothing has the share of class 1.
+    """
+    return _ranked(_Curve.precision, logits, y)
+
+
+def _ranked(measure: Callable[["_Curve"], float], logits: ArrayLike, y: ArrayLike) -> float:
+    """A measure of class 1 of two, else its mean over classes."""
+    outputs, labels = np.asarray(logits), np.asarray(y)
+    if outputs.shape[1] == 2:
+        return measure(_Curve(_margin(outputs), labels == 1))
+    shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
+    chances = shifted / shifted.sum(axis=1, keepdims=True)
+    return _mean_known(np.array([measure(_Curve(chances[:, c], labels == c)) for c in range(chances.shape[1])]))
+
+
+def _margin(logits: np.ndarray) -> np.ndarray:
+    """The log odds of class 1 of two, which rank as its chance does: [N, 2] → float64 [N]."""
+    return logits[:, 1].astype(np.float64) - logits[:, 0]
+
+
+class _Curve:
+    """What each threshold gives, from scores [N] and which nodes are positive, bool [N].
+
+    Attributes:
+        scores: the distinct scores, falling [K].
+        hits: positives at each or above [K].
+        taken: nodes at each or above [K].
+    """
+
+    def __init__(self, scores: np.ndarray, positive: np.ndarray):
+        order = np.argsort(-scores, kind="stable")
+        falling = scores[order]
+        last = np.flatnonzero(np.append(falling[1:] != falling[:-1], True))
+        self.scores, self.hits, self.taken = falling[last], positive[order].cumsum()[last], last + 1
+
+    @property
+    def one_class(self) -> bool:
+        """Whether nothing can be ranked."""
+        return not 0 < self.hits[-1] < self.taken[-1]
+
+    def area(self) -> float:
+        """Under the ROC curve, whose steps are trapezia where scores are tied."""
+        if self.one_class:
+            return float("nan")
+        false = self.taken - self.hits
+        steps, heights = np.diff(false, prepend=0), self.hits + np.append(0, self.hits[:-1])
+        return float((steps * heights).sum() / (2 * self.hits[-1] * false[-1]))
+
+    def precision(self) -> float:
+        """The mean of the precision over the positives, as they are found."""
+        if self.one_class:
+            return float("nan")
+        return float((np.diff(self.hits, prepend=0) * self.hits / self.taken).sum() / self.hits[-1])
+
+    def best(self) -> float:
+        """The score from which on F1 is best, the highest of equals; NaN without positives."""
+        f1 = 2 * self.hits / (self.taken + self.hits[-1])
+        return float(self.scores[f1.argmax()]) if self.hits[-1] else float("nan")
+
+    def f1(self, threshold: float) -> float:
+        """Where a node is taken for positive from this score on; NaN without a threshold."""
+        if np.isnan(threshold):
+            return float("nan")
+        above = int((self.scores >= threshold).sum())
+        hits, taken = (int(of[above - 1]) if above else 0 for of in (self.hits, self.taken))
+        either = taken + int(self.hits[-1])
+        return 2 * hits / either if either else float("nan")
 
 
 def _cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -54,11 +150,19 @@ def _cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(y.size), y]
 
 
-_FUNCTIONS = {"accuracy": accuracy, "macro_f1": macro_f1, "auc": auc}
+_OF_RANKS = {"auc": _Curve.area, "average_precision": _Curve.precision}
+AT_THRESHOLD = "f1_at_threshold"
+MAJORITY = "majority"
+_OF_CLASS = "f1_class_"
 
 
 def score(
-    logits: Tensor, y: Tensor, masks: dict[str, Tensor], metrics: Sequence[str], part: Tensor | None = None
+    logits: Tensor,
+    y: Tensor,
+    masks: dict[str, Tensor],
+    metrics: Sequence[str],
+    part: Tensor | None = None,
+    train: Tensor | None = None,
 ) -> dict[str, list[float]]:
     """Scores of one model on one client's nodes.
 
@@ -66,36 +170,74 @@ def score(
         logits: [N, C].
         y: labels [N].
         masks: bool [N] for each split, ``val`` and ``test``.
-        metrics: names out of `METRICS`.
+        metrics: names that `wanted` gives.
         part: the client each node belongs to [N], for the pooled graph of Central: one score a client.
+        train: the training nodes, int64 [n]: their most frequent class is what ``majority`` always says.
 
     Returns:
         ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each a list with one entry a part; NaN where a part
-        has no node of the split.
+        has no node of the split, or what the metric needs is not there.
     """
     # In NumPy: on a graph of a few hundred nodes, torch's calls would cost more than the prediction itself.
     outputs, labels = logits.detach().cpu().numpy(), y.cpu().numpy()
-    owner = part.cpu().numpy() if part is not None and part.numel() else None
+    owner = part.cpu().numpy() if part is not None and part.numel() else np.zeros(labels.size, dtype=np.int64)
+    known = train.cpu().numpy() if train is not None else np.zeros(0, dtype=np.int64)
     loss = _cross_entropy(outputs, labels)
-    scores: dict[str, list[float]] = {}
-    for split, mask in masks.items():
-        chosen = mask.cpu().numpy()
-        parts = [chosen] if owner is None else [chosen & (owner == p) for p in range(int(owner.max()) + 1)]
-        rows: list[list[float]] = []
-        for nodes in map(np.flatnonzero, parts):
-            if nodes.size == 0:
-                rows.append([0.0] + [float("nan")] * (1 + len(metrics)))
-                continue
-            told = [_FUNCTIONS[m](outputs[nodes], labels[nodes]) for m in metrics]
-            rows.append([float(nodes.size), float(loss[nodes].mean()), *told])
-        for key, column in zip(("count", "loss", *metrics), zip(*rows, strict=True), strict=True):
-            scores[f"{split}-{key}"] = list(column)
-    return scores
+    chosen = {split: mask.cpu().numpy() for split, mask in masks.items()}
+    told: dict[str, list[float]] = {f"{split}-{m}": [] for split in masks for m in ("count", "loss", *metrics)}
+    for p in range(int(owner.max()) + 1 if owner.size else 1):
+        mine = owner == p
+        nodes = {split: np.flatnonzero(mask & mine) for split, mask in chosen.items()}
+        of_training = labels[known[mine[known]]]
+        majority = int(np.bincount(of_training).argmax()) if of_training.size else -1
+        threshold = float("nan")
+        if AT_THRESHOLD in metrics and nodes.get("val", known[:0]).size:
+            threshold = _Curve(_margin(outputs[nodes["val"]]), labels[nodes["val"]] == 1).best()
+        for split, held in nodes.items():
+            values = {m: float("nan") for m in ("loss", *metrics)}
+            if held.size:
+                values = _values(outputs[held], labels[held], metrics, majority, threshold)
+                values["loss"] = float(loss[held].mean())
+            for m, value in {"count": float(held.size), **values}.items():
+                told[f"{split}-{m}"].append(value)
+    return told
 
 
-def wanted(cfg: EvaluationConfig) -> tuple[str, ...]:
-    """Accuracy and macro-F1 always; AUC, which sorts, where it is the headline."""
-    return METRICS if cfg.metric == "auc" else METRICS[:2]
+def _values(
+    logits: np.ndarray, y: np.ndarray, metrics: Sequence[str], majority: int, threshold: float
+) -> dict[str, float]:
+    """The metrics of one split's nodes."""
+    table = _confusion(logits, y)
+    of_class = _class_f1(table)
+    values = {
+        "accuracy": _accuracy(table),
+        "macro_f1": _mean_known(of_class),
+        "balanced_accuracy": _balanced_accuracy(table),
+        MAJORITY: float((y == majority).mean()) if majority >= 0 else float("nan"),
+    }
+    if len(table) == 2 and any(m in metrics for m in (*_OF_RANKS, AT_THRESHOLD)):
+        curve = _Curve(_margin(logits), y == 1)
+        values |= {m: measure(curve) for m, measure in _OF_RANKS.items()}
+        values[AT_THRESHOLD] = curve.f1(threshold)
+    for m in metrics:
+        if m in _OF_RANKS and m not in values:
+            values[m] = _ranked(_OF_RANKS[m], logits, y)
+        elif m.startswith(_OF_CLASS):
+            values[m] = float(of_class[int(m.removeprefix(_OF_CLASS))])
+    return {m: values[m] for m in metrics}
+
+
+def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
+    """What is scored: what one look at the predictions tells, always; what sorts them, and each class, where it costs little.
+
+    Of two classes everything; of more, AUC and average precision where they are the headline, and with ``evaluation.full``.
+    """
+    names = ["accuracy", "macro_f1", "balanced_accuracy", MAJORITY]
+    if cfg.full or num_classes == 2:
+        names += [*_OF_RANKS, *(f"{_OF_CLASS}{c}" for c in range(num_classes))]
+    elif cfg.metric in _OF_RANKS:
+        names.append(cfg.metric)
+    return (*names, AT_THRESHOLD) if num_classes == 2 else tuple(names)
 
 
 def averages(per_client: dict[str, list[float]], nodes: list[float] | None = None) -> dict[str, float]:
@@ -136,6 +278,19 @@ _SUFFIX = dict(zip(AVERAGES, ("", "_by_test_nodes", "_by_nodes"), strict=True))
 def headline(cfg: EvaluationConfig, split: str) -> str:
     """Key, among those of `averages`, of the protocol's figure."""
     return f"{split}_{cfg.metric}{_SUFFIX[cfg.average]}"
+
+
+_ORDER = ("accuracy", MAJORITY, "balanced_accuracy", "macro_f1", AT_THRESHOLD, "auc", "average_precision")
+
+
+def shown(averaged: Iterable[str], cfg: EvaluationConfig) -> list[str]:
+    """Keys of `averages` for a table of test scores, what belongs together side by side: plain means, and the protocol's."""
+    ranks = {f"test_{metric}": place for place, metric in enumerate(_ORDER)}
+    plain = [key for key in averaged if key.startswith("test_") and "loss" not in key and "_by_" not in key]
+    own = _SUFFIX[cfg.average]
+    also = [f"{key}{own}" for key in (headline(cfg, "test").removesuffix(own), f"test_{MAJORITY}") if own]
+    ordered = sorted(plain, key=lambda key: (ranks.get(key, len(ranks)), key))
+    return [*(key for key in also if key in set(averaged)), *ordered]
 
 
 class OwnRounds:

@@ -3,6 +3,7 @@
 declares:
   limits:                                     # the values at which it is another method, number for number
     - {words: [strategy.mu=0], equals: [strategy=fedavg]}
+  variants: [[strategy.exchange=two_phase]]   # words that bring other phases or groups of arrays
   sized: [up/identity, down/structure]        # groups of arrays with a row for each node or edge of a client
   features: [up/features]                     # groups of arrays that hold features of nodes
 """
@@ -40,6 +41,7 @@ class Declaration:
     """What a method says of itself."""
 
     limits: list[Limit] = field(default_factory=list)
+    variants: list[list[str]] = field(default_factory=list)
     sized: list[str] = field(default_factory=list)
     features: list[str] = field(default_factory=list)
 

@@ -22,10 +22,12 @@ class Params:
     cmd_range: str = "pooled"  # b − a of Eq. (11): pooled (largest minus smallest feature of each layer) | unit (1)
     cmd_nodes: str = "all"  # all (Algorithm 1) | train (Eq. 11): whose features count
     cmd_act: str = "none"  # none | sigmoid, which bounds the features before their moments are taken
+    min_nodes: int = 1  # a client tells no statistics of fewer; on a fleet its node's policy asks for more
 
     def __post_init__(self) -> None:
         at_least(self.alpha, 0, "strategy.alpha")
         at_least(self.beta, 0, "strategy.beta")
+        at_least(self.min_nodes, 1, "strategy.min_nodes")
         one_of(self.exchange, ("one_phase", "two_phase"), "strategy.exchange")
         one_of(self.cmd_range, ("unit", "pooled"), "strategy.cmd_range")
         one_of(self.cmd_nodes, ("all", "train"), "strategy.cmd_nodes")

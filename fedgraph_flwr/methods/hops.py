@@ -20,6 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fedgraph_flwr.answers import LARGEST, ArrayField, up_to
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 
@@ -213,10 +214,28 @@ class RowMessage:
         return {key: value.astype(np.int32) for key, value in ids.items()} | {"values": rows.data}
 
     @staticmethod
+    def fields(num_nodes: int, dtype: str) -> dict[str, ArrayField]:
+        """What `arrays` must be, whoever sent them; ``num_nodes`` is n, ``dtype`` the values'."""
+        rows, entries = up_to(num_nodes), up_to(LARGEST)
+        return {
+            "nodes": ArrayField((rows,), "int32", 0, num_nodes - 1),
+            "starts": ArrayField((up_to(num_nodes + 1),), "int32", 0, LARGEST),
+            "columns": ArrayField((entries,), "int32", 0, num_nodes - 1),
+            "values": ArrayField((entries,), dtype),
+        }
+
+    @staticmethod
     def of(arrays: Mapping[str, Array], num_nodes: int) -> "RowMessage":
-        """From `arrays`; ``num_nodes`` is n."""
-        nodes = arrays["nodes"]
-        parts = (arrays["values"], arrays["columns"], arrays["starts"])
+        """From `arrays`; ``num_nodes`` is n.
+
+        Raises:
+            FedGraphError: they are no rows of a sparse matrix.
+        """
+        nodes, starts = arrays["nodes"], arrays["starts"]
+        entries = {arrays["values"].size, arrays["columns"].size, int(starts[-1]) if starts.size else -1}
+        if starts.size != nodes.size + 1 or starts[0] or (np.diff(starts) < 0).any() or len(entries) > 1:
+            raise FedGraphError(f"{nodes.size} rows that came from another client are no rows of a sparse matrix")
+        parts = (arrays["values"], arrays["columns"], starts)
         return RowMessage(nodes, sp.csr_matrix(parts, shape=(nodes.size, num_nodes)))
 
 

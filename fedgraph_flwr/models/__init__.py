@@ -1,20 +1,20 @@
 """GNN modules and layers; no federation in them."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field, make_dataclass
 from typing import Any, get_args, get_origin
 
 import torch
 
-from fedgraph_flwr.config import ANY, ModelConfig, typed
+from fedgraph_flwr.config import ANY, ModelConfig, RunConfig, typed
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
-__all__ = ["MODELS", "Inputs", "Model", "Stack", "build", "keywords", "network", "probe"]
+__all__ = ["MODELS", "Inputs", "Model", "Stack", "build", "check_prefixes", "keywords", "network", "probe"]
 
 COMMON = ("hidden", "layers", "dropout")
 """What every network takes by keyword."""
@@ -89,6 +89,26 @@ def probe(cfg: ModelConfig) -> Model:
             return build(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
         except (MemoryError, RuntimeError) as error:
             raise FedGraphError(f"model={cfg.name} cannot be made as it is configured ({first_line(error)})") from error
+
+
+def check_prefixes(prefixes: Iterable[str], key: str, cfg: RunConfig, model: Model) -> None:
+    """Refuse prefixes of which one stands for no parameter: what it should select would silently not be.
+
+    Args:
+        prefixes: of names of parameters, or the word ``head``.
+        key: that holds them.
+        cfg: the run's configuration.
+        model: its network.
+
+    Raises:
+        FedGraphError: naming the prefix and what the names begin with.
+    """
+    for prefix in prefixes:
+        if not model.names(prefix):
+            starts = sorted({f"{name.partition('.')[0]}." for name in model.state_dict()})
+            raise FedGraphError(
+                f"{key}: '{prefix}' matches no parameter of model={cfg.model.name}, whose names begin with {', '.join(starts)}"
+            )
 
 
 def network(cfg: ModelConfig) -> Any:

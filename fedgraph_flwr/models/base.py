@@ -66,9 +66,13 @@ class Model(nn.Module):
         """Logits [N, C] of every node."""
         return self.classify(self.encode(inputs), inputs)
 
+    def names(self, prefix: str) -> list[str]:
+        """The names of the tensors that a prefix, or the word ``head``, stands for, in the model's order."""
+        return [name for name in self.state_dict() if name.startswith(self._prefixes([prefix]))]
+
     def head_names(self) -> list[str]:
         """The names of the head's tensors, in the model's order."""
-        return [name for name in self.state_dict() if name.startswith(self.head_prefixes)]
+        return self.names(HEAD)
 
     def shared(self, prefixes: Sequence[str], private: Sequence[str] = ()) -> dict[str, Tensor]:
         """The tensors that travel, by name, in the model's order; counters (whole numbers) never do.

@@ -35,6 +35,7 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
             raise FedGraphError(
                 f"client {client.client} has {client.num_nodes} nodes, none for training: lower num_clients"
                 f" ({len(clients)}), use another partition, or set split.min_train=1"
+                + (" or split.kind=ratio" if cfg.split.kind == "public" else "")
             )
     return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
 
@@ -127,6 +128,7 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
             test_mask=graph.test_mask[nodes],
             num_classes=graph.num_classes,
             name=graph.name,
+            schema=graph.schema,
             node_id=nodes,
             cut_out=torch.stack(leaving[i][:2]),
             cut_in=torch.stack(arriving[i][:2]),
@@ -179,6 +181,7 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         test_mask=whole("test_mask"),
         num_classes=clients[0].num_classes,
         name=clients[0].name,
+        schema=clients[0].schema,
         node_id=torch.from_numpy(node_id),
         part=part[index],
         num_global_nodes=clients[0].num_global_nodes,

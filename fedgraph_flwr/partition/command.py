@@ -47,7 +47,7 @@ def register(commands: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``partition``."""
-    from fedgraph_flwr.run_command import configuration
+    from fedgraph_flwr.config import configuration
 
     cfg = configuration(args.overrides)
     folder = store.prepare(cfg)

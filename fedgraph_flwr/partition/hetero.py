@@ -135,6 +135,7 @@ def _induced(graph: HeteroGraph, edges: list[torch.Tensor], client: int, num_cli
         num_classes=graph.num_classes,
         x={kind: x[ids[kind]] for kind, x in graph.x.items() if kind in ids},
         name=graph.name,
+        schema=graph.schema,
         node_id=ids,
         client=client,
         num_clients=num_clients,

@@ -28,6 +28,7 @@ from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.graph import FORMAT_VERSION, read_digest, read_header, write_bytes
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.root import cache_dir
+from fedgraph_flwr.data.schema import check_same
 from fedgraph_flwr.data.split import grouping_seed
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.prepared import SUFFIX
@@ -112,10 +113,15 @@ def load_client(cfg: RunConfig, index: int) -> Any:
         FedGraphError: there is no such client, or its file cannot be read.
     """
     given = cfg.graph and not _pooled(cfg)
-    folder = Path(cfg.graph).expanduser() if given else _cached(cfg)
-    if not given and not (folder / MANIFEST).is_file():
-        folder = prepare(cfg)
-    return load(folder / f"client_{index:04d}.safetensors")
+    path = (Path(cfg.graph).expanduser() if given else _cached(cfg)) / f"client_{index:04d}.safetensors"
+    # Looks at this one file: with all of them looked at for each client, a thousand clients would take 12 s to start.
+    if not path.is_file() or not (given or path.stat().st_size in _sizes(path.parent)[index : index + 1]):
+        clients = num_clients(cfg)
+        if index >= clients:
+            raise FedGraphError(
+                f"there is no client {index}: this run has {clients} (num_clients, or 1 for a pooled graph)"
+            )
+    return load(path)
 
 
 def load(path: Path | str) -> Any:
@@ -130,8 +136,8 @@ def load(path: Path | str) -> Any:
 
 
 def files(folder: Path) -> list[Path]:
-    """The client files of a folder, by number."""
-    return sorted(folder.glob("client_*.safetensors"))
+    """The client files of a folder, by number: names have four digits or, from client 10,000 on, more."""
+    return sorted(folder.glob("client_*.safetensors"), key=lambda path: (len(path.name), path.name))
 
 
 def check(folder: Path) -> None:
@@ -139,7 +145,7 @@ def check(folder: Path) -> None:
 
     Raises:
         FedGraphError: there is none, a number is missing, or a file is truncated, of another version, another client's, or
-            does not fit the others (kind, features, classes).
+            does not fit the others (kind, schema, features, classes).
     """
     paths = files(folder)
     if not paths:
@@ -150,8 +156,9 @@ def check(folder: Path) -> None:
         if path.name != f"client_{index:04d}.safetensors":
             raise FedGraphError(f"graph={folder} lacks client_{index:04d}.safetensors, but has {path.name}")
     first: dict[str, Any] = {}
-    for index, path in enumerate(paths):
-        shapes, values = read_header(path)
+    headers = [read_header(path) for path in paths]
+    check_same((str(path), values.get("schema", {})) for path, (_, values) in zip(paths, headers, strict=True))
+    for index, (path, (shapes, values)) in enumerate(zip(paths, headers, strict=True)):
         _client_kind(path, values.get("kind"))
         if values["client"] != index or values["num_clients"] != len(paths):
             raise FedGraphError(
@@ -264,11 +271,21 @@ def _cached(cfg: RunConfig) -> Path:
 
 def _whole(folder: Path) -> bool:
     """Whether a cached folder holds the files that were written, at their full length."""
+    sizes = _sizes(folder)
+    return bool(sizes) and sizes == [path.stat().st_size for path in files(folder)]
+
+
+def _sizes(folder: Path) -> list[int]:
+    """How long each client file of a cached folder was when it was written; empty where the folder does not tell."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        return manifest["bytes"] == [path.stat().st_size for path in files(folder)]
+        return _manifest(folder / MANIFEST, (folder / MANIFEST).stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return []
+
+
+@functools.lru_cache(maxsize=8)
+def _manifest(path: Path, modified: int) -> list[int]:
+    return list(json.loads(path.read_bytes())["bytes"])
 
 
 def _make(cfg: RunConfig) -> Sequence[Any]:

@@ -52,6 +52,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     """
     from fedgraph_flwr.report.figures import FIGURES, NEED_CLIENT_FILES
     from fedgraph_flwr.report.runs import load_run
+    from fedgraph_flwr.secure.accounting import told
 
     runs = [load_run(folder) for folder in folders]
     for run in runs:
@@ -71,6 +72,11 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         )
     notes = (
         f"<p>Not shown, because the client files are not on this machine: {', '.join(missing)}.</p>" if missing else ""
+    )
+    notes += "".join(
+        f"<p>{html.escape(run.label)}: {html.escape(told(run.summary['privacy'], run.cfg.privacy.scores))}.</p>"
+        for run in runs
+        if "privacy" in run.summary
     )
     configs = "".join(
         f"<details><summary>Configuration of {html.escape(run.label)}</summary>"
@@ -99,20 +105,32 @@ _ROWS = {
 }
 
 
+_SCORES = (
+    "test_accuracy",
+    "test_majority",
+    "test_accuracy_by_test_nodes",
+    "test_balanced_accuracy",
+    "test_macro_f1",
+    "test_auc",
+    "test_average_precision",
+)
+
+
 def _table(runs: Sequence[Any]) -> str:
     head = "".join(f"<th>{html.escape(run.label)}</th>" for run in runs)
     body = ""
     for key, text in _ROWS.items():
         cells = "".join(f"<td>{html.escape(_show(run.summary.get(key, '')))}</td>" for run in runs)
         body += f"<tr><td>{text}</td>{cells}</tr>"
-    for split in ("test_accuracy", "test_accuracy_by_test_nodes", "test_macro_f1"):
+    known = {key for run in runs for key in run.summary.get("metrics", {}).get("last", {})}
+    for split in [key for key in _SCORES if key in known or key == "test_accuracy"]:
         for at, words in (
             ("best_val", "best validation round"),
             ("last", "last round"),
             ("last5", "mean of the last five"),
         ):
             values = [run.summary.get("metrics", {}).get(at, {}).get(split, "") for run in runs]
-            cells = "".join(f"<td>{_show(value)}</td>" for value in values)
+            cells = "".join(f"<td>{html.escape(_show(value))}</td>" for value in values)
             body += f"<tr><td>{split.replace('_', ' ')}, {words}</td>{cells}</tr>"
     return f"<table><tr><th></th>{head}</tr>{body}</table>"
 

@@ -44,10 +44,17 @@ def mask(values: Arrays, sealer: Sealer, clients: Iterable[int], step: str) -> A
             f"client {sealer.client} has a value of {np.abs(flat).max():g} to add, expected below {LIMIT:g}"
         )
     total = np.rint(flat / RESOLUTION).astype(np.int64).view(np.uint64)
-    for peer in peers:
-        stream = sealer.stream(peer, step, total.size)
-        total = total + stream if sealer.client < peer else total - stream
-    return _shaped(total, values)
+    return _shaped(total + pairwise(sealer, peers, step, total.size), values)
+
+
+def pairwise(sealer: Sealer, clients: Iterable[int], step: str, count: int) -> NDArray[np.uint64]:
+    """The sum [count] of a client's masks with each peer among ``clients``, which cancel in the sum over all of these."""
+    total = np.zeros(count, np.uint64)
+    for peer in clients:
+        if peer != sealer.client:
+            stream = sealer.stream(peer, step, count)
+            total = total + stream if sealer.client < peer else total - stream
+    return total
 
 
 def unmask(shares: Sequence[Arrays]) -> Arrays:

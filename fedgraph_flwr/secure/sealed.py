@@ -97,10 +97,7 @@ class Sealer:
         """Pseudo-random numbers [count] that this client and ``peer`` draw alike and nobody else can: one draw a step."""
         names = b":".join(str(client).encode() for client in sorted((self.client, peer)))
         keys = b"".join(sorted((self.public, self._key_of(peer))))
-        cipher = Cipher(
-            ChaCha20(self._derive(peer, b"fedgraph stream" + keys + names + step.encode()), bytes(16)), None
-        )
-        return np.frombuffer(cipher.encryptor().update(bytes(8 * count)), np.uint64)
+        return key_stream(self._derive(peer, b"fedgraph stream" + keys + names + step.encode()), count)
 
     def _cipher(self, sender: int, receiver: int) -> ChaCha20Poly1305:
         peer = receiver if sender == self.client else sender
@@ -115,8 +112,26 @@ class Sealer:
 
     def _derive(self, peer: int, info: bytes) -> bytes:
         """A key of 32 bytes for one purpose, from the secret shared with a peer."""
-        secret = self._key.exchange(X25519PublicKey.from_public_bytes(self._key_of(peer)))
+        try:
+            secret = self._key.exchange(X25519PublicKey.from_public_bytes(self._key_of(peer)))
+        except ValueError as error:
+            raise RunFailed(f"client {self.client} was given a public key of client {peer} that is none") from error
         return HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
+
+
+def is_public_key(key: bytes) -> bool:
+    """Whether a shared secret can be made with it: with a few points of low order none can."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
+
+
+def key_stream(key: bytes, count: int) -> NDArray[np.uint64]:
+    """Pseudo-random numbers [count] of a key of 32 bytes that serves nothing else: ChaCha20 over zeros."""
+    cipher = Cipher(ChaCha20(key, bytes(16)), None)
+    return np.frombuffer(cipher.encryptor().update(bytes(8 * count)), np.uint64)
 
 
 def _bound(sender: int, receiver: int, step: str) -> bytes:

@@ -11,12 +11,13 @@ costs on a fleet: scores of round r travel with the training replies of round r 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from logging import INFO
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -43,10 +44,13 @@ from fedgraph_flwr.messages import (
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
-from fedgraph_flwr.strategies.scoring import as_list, score_fields
+from fedgraph_flwr.strategies.privacy import Privacy
+from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
+from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
 
 Groups = Mapping[str, Any]
@@ -71,24 +75,32 @@ class GraphStrategy(FlowerFedAvg):
 
     Attributes:
         Params: the method's own keys.
-        plain_average: whether all that leaves a client is its model, and all that the server does with it is to average.
+        plain_average: whether all that leaves a client is its model, and all that the server does follows from `average`.
+        averages: whether what the server does with the models that clients send is to put them together by `average`.
         sums: groups of the training answer of which the server needs weighted sums alone, never one client's arrays.
+        beyond_sums: what it needs of single clients beside sums by `sum_weights`, in words; empty: nothing.
         params: the keys' values.
         clients: what is known of each client, by its index.
         cohort: the clients of this round, ascending: the same in all its phases.
         failed: clients that failed since the round began, and why.
+        silent: those among them whose node said nothing at all.
         server_round: the round at hand; 0 during setup.
         arrays: the shared parameters at hand.
         models: clients' own shared parameters, by index; a client without any starts from `arrays`.
         sent: groups that go down with this round's model.
+        privacy: what clips, adds noise and keeps account, where ``privacy.dp`` asks for it.
+        counted: on how many nodes each client was first scored, by split.
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
+        secure: secure sums of the clients' answers, where ``privacy.secagg`` asks for them.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
     """
 
     Params: ClassVar[type] = NoParams
     plain_average: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
     sums: ClassVar[tuple[str, ...]] = (MODEL,)
+    beyond_sums: ClassVar[str] = ""
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(
@@ -104,12 +116,16 @@ class GraphStrategy(FlowerFedAvg):
         self.clients: dict[int, ClientInfo] = {}
         self.cohort: list[int] = []
         self.failed: dict[int, str] = {}
+        self.silent: set[int] = set()
         self.server_round = 0
         self.arrays: Arrays = {}
         self.models: dict[int, Arrays] = {}
         self.sent: GroupsFor = {}
+        self.counted: dict[int, dict[str, list[float]]] = {}
         self.memory: Tree = {}
+        self.secure: SecureSums | None = None
         self.scores_due = self.checkpoint_due = False
+        self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
         self.grid: Grid
         self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
 
@@ -126,6 +142,11 @@ class GraphStrategy(FlowerFedAvg):
         Raises:
             FedGraphError: one sentence.
         """
+
+    @classmethod
+    def remark(cls, cfg: RunConfig) -> str:
+        """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
+        return ""
 
     def initial_arrays(self) -> Arrays:
         """The shared parameters before round 1: those of the model that every client builds from the same seed."""
@@ -175,11 +196,13 @@ class GraphStrategy(FlowerFedAvg):
             return Schema(numbers=self._score_fields())
         if phase == TRAIN:
             trains = whole if client is None else _exactly(self.clients[client].told.get("num_train", 0))
-            numbers = {"num_train": trains, "train-loss": NumberField(optional=True)}
+            numbers = {"num_train": trains}
+            if self.cfg.privacy.scores == "told":
+                numbers["train-loss"] = NumberField(optional=True)
             if self.scores_due:
                 numbers |= self._score_fields()
             if self.cfg.evaluation.trained:
-                numbers |= score_fields(self.cfg.evaluation, "trained-", self._parts)
+                numbers |= self._score_fields_of("trained-")
             return Schema({MODEL: like(self.arrays)} if self.stage().up else {}, numbers)
         raise NotImplementedError(f"{type(self).__name__} declares no schema for its phase '{phase}'")
 
@@ -216,16 +239,43 @@ class GraphStrategy(FlowerFedAvg):
         return first[1]
 
     def weights(self, replies: list[Reply]) -> list[float]:
-        """Unnormalised aggregation weights by ``strategy.weighting``."""
+        """Unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum."""
         rule = self.cfg.strategy.weighting
         if rule == "uniform":
             return [1.0] * len(replies)
         key = {"train": "num_train", "nodes": "num_nodes"}[rule]
-        return [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
+        told = [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
+        return capped(told, self.cfg.strategy.max_share)
 
-    def average(self, values: list[Arrays], weights: Iterable[float]) -> Arrays:
-        """The weighted mean of clients' arrays: the one place where clients' models are averaged."""
-        return weighted_mean(values, weights)
+    def sum_weights(self, clients: list[int]) -> list[float]:
+        """How each client's arrays count in the `sums` that `aggregate` needs, unnormalised; by what was known before training."""
+        return self.weights([Reply(client) for client in clients])
+
+    def average(
+        self,
+        values: list[Arrays],
+        weights: Iterable[float] | Mapping[str, Iterable[float]],
+        origin: Arrays | None = None,
+    ) -> Arrays:
+        """The weighted mean of clients' arrays, or what ``strategy.aggregator`` or ``privacy.dp`` has in its place.
+
+        The one place where clients' models are averaged; all that is averaged of them goes through one call.
+
+        Args:
+            values: of each client.
+            weights: one a client, or for each named array one a client; no rule but the mean heeds them.
+            origin: what the values are updates of; default: the shared parameters at hand.
+        """
+        if self.privacy:
+            return self.privacy.release(self.arrays, values)
+        if self.cfg.strategy.aggregator != "mean":
+            return combine(values, self.arrays if origin is None else origin, self.cfg.strategy)
+        if not isinstance(weights, Mapping):
+            return weighted_mean(values, weights)
+        mean: Arrays = {}
+        for name, own in weights.items():
+            mean |= weighted_mean([{name: arrays[name]} for arrays in values], own)
+        return mean
 
     def ask(
         self,
@@ -260,6 +310,12 @@ class GraphStrategy(FlowerFedAvg):
             )
         return replies
 
+    def send_beside(self, groups: Mapping[int, Groups]) -> None:
+        """With this round's model, each client is also sent these groups of its own."""
+        own = _by_client(self.sent)
+        common = pack(self.sent if own is None else {})  # type: ignore[arg-type]
+        self.sent = {client: {**(common if own is None else own.get(client, {})), **g} for client, g in groups.items()}
+
     def drop(self, clients: Iterable[int]) -> None:
         """Take clients out of this round; they keep their place in the next."""
         out = set(clients)
@@ -269,6 +325,11 @@ class GraphStrategy(FlowerFedAvg):
         """The shared parameters that a client is sent: its own where it has some."""
         return self.models.get(client, self.arrays)
 
+    @cached_property
+    def buffers(self) -> set[str]:
+        """Names of the shared tensors that no gradient trains, such as running statistics: averaged, whatever the rest is."""
+        return {name for name, _ in models.probe(self.cfg.model).named_buffers()}
+
     @property
     def filing(self) -> dict[str, Any]:
         """Of a message that makes a client file its state once it has answered, where a checkpoint is due; else nothing."""
@@ -277,8 +338,7 @@ class GraphStrategy(FlowerFedAvg):
     @property
     def cohort_size(self) -> int:
         """How many clients a round samples."""
-        size = max(round(self.cfg.strategy.fraction * len(self.clients)), self.cfg.strategy.min_clients)
-        return min(size, len(self.clients))
+        return self.cfg.strategy.cohort_size(len(self.clients))
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
@@ -347,6 +407,7 @@ class GraphStrategy(FlowerFedAvg):
         outcome = exchange(self.grid, messages, nodes, read, self.cfg.strategy.timeout, name)
         self.recorder.exchanged(phase, outcome.down, outcome.up, outcome.seconds, outcome.failures)
         self.failed |= outcome.failures
+        self.silent |= outcome.silent
         return outcome
 
     def read(self, phase: str, message: Message, client: int | None) -> Reply:
@@ -357,15 +418,19 @@ class GraphStrategy(FlowerFedAvg):
         """
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else _exactly(client)
-        wanted = self.schema(phase, client) | Schema(numbers={"client": index})
-        groups, numbers = wanted.read(message.content, f"{who} answered phase '{phase}'")
+        wanted = (self.secure or self).schema(phase, client) | Schema(numbers={"client": index})
+        answered = f"{who} answered phase '{phase}'"
+        groups, numbers = wanted.read(message.content, answered)
+        check_scores(numbers, self.counted.get(client, {}) if client is not None else {}, answered)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         self.verify(phase, reply)
+        if self.privacy and phase == TRAIN:
+            self.privacy.verify(reply, self.model_of(reply.client))
         return reply
 
     def next_round(self, server_round: int) -> None:
         """Nothing has been asked, and nobody failed."""
-        self.server_round, self.failed = server_round, {}
+        self.server_round, self.failed, self.silent = server_round, {}, set()
         self._asked.clear()
 
     # --- Flower's Strategy ------------------------------------------------------------------------------------------
@@ -382,13 +447,6 @@ class GraphStrategy(FlowerFedAvg):
         stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **self.filing}
         told = {**config, **flags, **stage.config()}
         return self.messages(TRAIN, self.cohort, self.sent, told, arrays if stage.down else None)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """`aggregate` on the replies, in the order of the clients."""
-        valid = [self.read(TRAIN, message, int(message.content["metrics"]["client"])) for message in replies]  # type: ignore[arg-type]
-        return to_record(self.aggregate(self.arrays, sorted(valid, key=lambda reply: reply.client))), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -410,16 +468,17 @@ class GraphStrategy(FlowerFedAvg):
         return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
 
     def _score_fields(self) -> dict[str, NumberField]:
-        fields = score_fields(self.cfg.evaluation, "", self._parts)
-        if self.cfg.strategy.personal:
-            fields |= score_fields(self.cfg.evaluation, "global-", self._parts)
-        return fields
+        return self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
+
+    def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:
+        return score_fields(self.cfg.evaluation, self.agreed("num_classes"), prefix, self._parts)
 
     def _description(self) -> dict[str, NumberField]:
         whole = NumberField(0, LARGEST, whole=True)
         many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
         typed = models.network(self.cfg.model).heterogeneous
         fields = {"num_train": whole, "num_features": many if typed else whole, "num_classes": whole}
+        fields["schema"] = NumberField(0, 2**48 - 1, whole=True, length=up_to(2**16), optional=True)
         if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
             fields["num_nodes"] = many if self.cfg.strategy.pooled else whole
         return fields
@@ -429,6 +488,25 @@ class GraphStrategy(FlowerFedAvg):
         if self.cfg.evaluation.average != "nodes":
             return None
         return [float(v) for reply in replies for v in as_list(self.clients[reply.client].told["num_nodes"])]
+
+
+def capped(weights: list[float], most: float) -> list[float]:
+    """Weights of which none is more than a share ``most`` of their sum: what is above goes to the others, in their proportions.
+
+    Where even equal shares are above it, weights are equal; where none is above it, they are as they came.
+    """
+    values, total = np.array(weights), sum(weights)
+    if not total or (values <= most * total).all():
+        return weights
+    if most * len(weights) <= 1:
+        return [1.0] * len(weights)
+    full = np.zeros(len(weights), dtype=bool)
+    shares = values / total
+    while (shares[~full] > most).any():
+        full |= shares > most
+        left = values[~full].sum()
+        shares = np.where(full, most, values / left * (1 - most * full.sum()) if left else 0)
+    return [float(share) for share in shares]
 
 
 def _exactly(value: int) -> NumberField:

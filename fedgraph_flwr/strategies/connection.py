@@ -9,7 +9,7 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed, plain
 
 
 @dataclass(frozen=True)
@@ -38,49 +38,75 @@ class Connection:
         self._met: set[int] = set()
         self._newcomers: list[ClientInfo] = []  # came after the run began, and have no place as yet
 
-    def wait(self, wanted: int, timeout: float) -> dict[int, ClientInfo]:
+    def wait(self, wanted: int, timeout: float, bound: Mapping[int, int] | None = None) -> dict[int, ClientInfo]:
         """Wait for the nodes, and learn which client each of them is.
+
+        Args:
+            wanted: clients of the run.
+            timeout: in seconds.
+            bound: of a run that is resumed, the node that each client was.
 
         Returns:
             The first ``wanted`` clients, by their index.
 
         Raises:
             RunFailed: too few nodes came within ``timeout`` seconds, or too few of them told who they are.
-            FedGraphError: none of them told, or two told the same.
+            FedGraphError: none of them told, or two told the same: neither is believed, unless one was that client before.
         """
         nodes = self._wait_for_nodes(wanted, timeout)
         self._met = set(nodes)
-        answers, failures = self.describe(nodes)
-        clients: dict[int, ClientInfo] = {}
-        for info in answers:
-            if info.client in clients:
+        answers, told = self.describe(nodes)
+        failures, clients = dict(told), dict[int, ClientInfo]()
+        was = {node: client for client, node in (bound or {}).items()}
+        for info in sorted(answers, key=lambda info: info.node_id not in was):  # who was a client before comes first
+            if was.get(info.node_id, info.client) != info.client:
+                failures[info.node_id] = f"it was client {was[info.node_id]} of this run, and says it is {info.client}"
+            elif info.client in clients and clients[info.client].node_id in was:
+                log(WARNING, _refusal(info, f"which was and is node {clients[info.client].node_id}"))
+            elif info.client in clients:
                 raise FedGraphError(
                     f"nodes {clients[info.client].node_id} and {info.node_id} both say they are client {info.client}: give each"
                     " SuperNode its own graph file"
                 )
-            clients[info.client] = info
+            else:
+                clients[info.client] = info
         if len(clients) < wanted:
             reasons = "; ".join(f"node {node}: {reason}" for node, reason in failures.items())
             error = RunFailed if clients else FedGraphError
             raise error(f"{len(clients)} of {wanted} clients told who they are; {reasons}")
         return dict(sorted(clients.items())[:wanted])
 
-    def returned(self, clients: Mapping[int, ClientInfo], failed: set[int]) -> dict[int, ClientInfo]:
+    def returned(
+        self, clients: Mapping[int, ClientInfo], silent: set[int], answered: set[int]
+    ) -> dict[int, ClientInfo]:
         """Clients whose SuperNode was started anew under another id.
 
-        Each takes the place of the old node once that one is gone, or has failed.
+        Each takes the place of the old node once that one is gone, or has said nothing, and if it tells of itself what the old
+        one told. A node that claims a client whose own node goes on answering is refused for the rest of the run.
+
+        Args:
+            clients: of the run.
+            silent: those whose node said nothing in the round before.
+            answered: those that answered all that they were asked in it.
         """
         nodes = set(self.grid.get_node_ids())
+        waiting = list(self._newcomers)
         if new := sorted(nodes - self._met):
             self._met |= set(new)
             self._newcomers += self.describe(new)[0]
-        back = {}
+        back: dict[int, ClientInfo] = {}
         for info in list(self._newcomers):
             known = clients.get(info.client)
-            if known and (known.node_id not in nodes or info.client in failed):
+            if known and (known.node_id not in nodes or info.client in silent) and info.client not in back:
+                self._newcomers.remove(info)
+                if differs := _difference(known, info):
+                    log(WARNING, _refusal(info, differs))
+                    continue
                 log(WARNING, "client %d is back as node %d", info.client, info.node_id)
                 back[info.client] = info
+            elif known and info in waiting and info.client in answered:
                 self._newcomers.remove(info)
+                log(WARNING, _refusal(info, f"which is node {known.node_id} and answers"))
         return back
 
     def _wait_for_nodes(self, wanted: int, timeout: float) -> list[int]:
@@ -95,6 +121,19 @@ class Connection:
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
         return nodes
+
+
+def _refusal(info: ClientInfo, why: str) -> str:
+    return f"node {info.node_id} is refused: it says it is client {info.client}, {why}"
+
+
+def _difference(known: ClientInfo, info: ClientInfo) -> str:
+    """What a client tells of itself that it did not tell before; of its numbers those that no other machine rounds otherwise."""
+    for key in known.told.keys() | info.told.keys():
+        before, now = known.told.get(key), info.told.get(key)
+        if before != now and not (isinstance(before, float) and isinstance(now, float)):
+            return f"which told {key}={before}, not {plain(now, 60)}"
+    return ""
 
 
 def _too_few(here: int, wanted: int) -> str:

@@ -6,15 +6,18 @@ from dataclasses import dataclass, field
 from logging import WARNING
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.answers import plain
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.messages import Reply, payload_bytes
 
 SIMULATED = 128
 """Messages out at once in Flower's simulation, whose engine at each look goes through all of them for each of its nodes."""
+
+_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""Errors that the SuperLink answers in the place of a node."""
 
 Read = Callable[[Message, int | None], Reply]
 """The answer in a message of a client (None: of a node that has not said which); raises `FedGraphError` where it is none."""
@@ -27,6 +30,7 @@ class Outcome:
     Attributes:
         replies: the valid answers, in the order of the clients.
         failures: why each other client (or node that has not said which it is) gave none.
+        silent: those among them whose node said nothing at all: it may be gone.
         down: bytes sent.
         up: bytes received.
         seconds: from the first message to the last answer.
@@ -34,6 +38,7 @@ class Outcome:
 
     replies: list[Reply] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
     down: int = 0
     up: int = 0
     seconds: float = 0.0
@@ -67,13 +72,16 @@ def exchange(
         took = time.perf_counter() - asked
         for message in arrived:
             node = waiting.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
-            _take(message, node, clients.get(node), read, outcome)
+            take(message, node, clients.get(node), read, outcome)
         if not waiting:
             continue
         if time.perf_counter() - began > timeout:
             for node in [*waiting.values(), *(m.metadata.dst_node_id for m in unsent)]:
                 outcome.failures[clients.get(node, node)] = f"no answer within {timeout:g} s"
+                outcome.silent.add(clients.get(node, node))
             break
+        if getattr(grid, "blocks", False):  # looking was waiting
+            continue
         pause = 0.0 if arrived else min(1.5 * pause + 0.005, 1.0)
         # With a thousand nodes a look takes the grid a while; four times as long it may work undisturbed.
         time.sleep(max(pause, min(4 * took, 1.0)))
@@ -85,14 +93,17 @@ def exchange(
     return outcome
 
 
-def _take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:
+def take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:
     """Book one answer, or why it is none."""
     who = node if client is None else client
     if message.has_error():
         outcome.failures[who] = plain(message.error.reason or f"error {message.error.code}", 1000)
+        if message.error.code in _GONE:
+            outcome.silent.add(who)
         return
-    outcome.up += payload_bytes(message.content)
     try:
         outcome.replies.append(read(message, client))
+        outcome.up += payload_bytes(message.content)
     except FedGraphError as error:
-        outcome.failures[who] = str(error)
+        outcome.failures[who] = plain(error, 1000)
+        outcome.up += sum(len(array.data) for record in message.content.array_records.values() for array in record.values())

@@ -2,7 +2,7 @@
 
     Δ^t = Σ_i p_i θ_i^t − θ^t,   v^{t+1} = β v^t + Δ^t,   θ^{t+1} = θ^t + η v^{t+1}                  Section 4.3
 
-β = 0 with η = 1 is FedAvg.
+β = 0 with η = 1 is FedAvg. Running statistics of a network, which no gradient trains, are averaged.
 Leaves the client: what FedAvg sends.
 """
 
@@ -31,11 +31,12 @@ class FedAvgM(GraphStrategy):
     """Keeps the velocity v in `memory`."""
 
     Params: ClassVar[type] = Params
+    plain_average: ClassVar[bool] = True
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """One step along the velocity."""
         mean, former = super().aggregate(arrays, replies), self.memory.get("velocity", {})
         p = self.params
-        velocity = {n: p.beta * former.get(n, 0) + (mean[n] - arrays[n]) for n in arrays}
+        velocity = {n: p.beta * former.get(n, 0) + (mean[n] - arrays[n]) for n in arrays.keys() - self.buffers}
         self.memory["velocity"] = velocity
-        return {n: (arrays[n] + p.server_lr * velocity[n]).astype(arrays[n].dtype) for n in arrays}
+        return mean | {n: (arrays[n] + p.server_lr * v).astype(arrays[n].dtype) for n, v in velocity.items()}

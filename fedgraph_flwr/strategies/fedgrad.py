@@ -27,6 +27,7 @@ class FedGrad(GraphStrategy):
     """Eq. (8) on the server."""
 
     Params: ClassVar[type] = FedGradParams
+    averages: ClassVar[bool] = False  # the answers hold gradients
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
@@ -34,10 +35,10 @@ class FedGrad(GraphStrategy):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Gradients are no models that could be clipped."""
-        if cfg.privacy.dp != "none":
+        """The sum of gradients has no weights."""
+        if cfg.strategy.max_share < 1:
             raise FedGraphError(
-                f"privacy.dp={cfg.privacy.dp} clips models, {cfg.strategy.name} sends gradients; use dp=none"
+                f"strategy.max_share={cfg.strategy.max_share:g} bounds weights, and {cfg.strategy.name} sums gradients: use 1"
             )
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
@@ -48,6 +49,10 @@ class FedGrad(GraphStrategy):
         updated = self.optimizer.step(values, gradients)
         self.hold(updated)
         return {name: updated[name].numpy() for name in arrays}
+
+    def sum_weights(self, clients: list[int]) -> list[float]:
+        """Gradients are of summed losses: none counts more."""
+        return [1.0] * len(clients)
 
     def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
         """Σ_i g_i of every tensor that is stepped."""

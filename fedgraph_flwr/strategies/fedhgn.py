@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import ArrayField, Schema, up_to
+from fedgraph_flwr.answers import ArrayField, Axis, Schema, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply, derive_seed
@@ -50,6 +50,7 @@ class FedHGN(GraphStrategy):
     """
 
     Params: ClassVar[type] = Params
+    beyond_sums: ClassVar[str] = "each client's own coefficients"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -64,20 +65,37 @@ class FedHGN(GraphStrategy):
             raise FedGraphError(
                 f"strategy.shared holds '{averaged[0]}': averaging coefficients needs strategy.private_schema=false"
             )
+        if averaged and cfg.strategy.aggregator != "mean":
+            raise FedGraphError(
+                f"strategy.shared holds '{averaged[0]}': coefficients are averaged over the clients that hold a type, for"
+                f" which there is no strategy.aggregator={cfg.strategy.aggregator}; use mean"
+            )
 
     def schema(self, phase: str, client: int | None) -> Schema:
         """Coefficients β [T, B] under the names of the network's weights, of a client that has T types."""
         if phase == TELL:
             whole = {name: ArrayField((up_to(MOST_TYPES),), "int64", 0, MOST_TYPES) for name in self.names}
             rows = {} if self.cfg.strategy.private_schema else {ROWS: whole}
-            return Schema({COEFFICIENTS: self._vectors(), **rows})
+            return Schema({COEFFICIENTS: self._vectors(None), **rows})
         common = super().schema(phase, client)
         if phase == DESCRIBE and self.cfg.strategy.private_schema:
             return Schema(numbers={name: f for name, f in common.numbers.items() if name != "num_features"})
-        return common | Schema({COEFFICIENTS: self._vectors()}) if phase == TRAIN else common
+        return common | Schema({COEFFICIENTS: self._vectors(client)}) if phase == TRAIN else common
 
-    def _vectors(self) -> dict[str, ArrayField]:
-        return {name: ArrayField((up_to(MOST_TYPES), self.model.num_bases), self.cfg.dtype) for name in self.names}
+    def _vectors(self, client: int | None) -> dict[str, ArrayField]:
+        """A client has as many types as it told before."""
+        told = self.coefficients.get(-1 if client is None else client, {})
+        types: dict[str, Axis] = {name: len(told[name]) if name in told else up_to(MOST_TYPES) for name in self.names}
+        return {name: ArrayField((axis, self.model.num_bases), self.cfg.dtype) for name, axis in types.items()}
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """Where the schema is shared: each row is of another type, one that the schema has."""
+        for name, rows in reply.groups.get(ROWS, {}).items():
+            types = len(self.arrays[f"{COEFFICIENTS}.{name}"]) if f"{COEFFICIENTS}.{name}" in self.arrays else MOST_TYPES
+            if len(rows) != len(reply.groups[COEFFICIENTS][name]) or (np.diff(rows) <= 0).any() or (rows >= types).any():
+                raise FedGraphError(
+                    f"client {reply.client} answered phase '{phase}' with {ROWS}/{name} that are no {types} ascending types"
+                )
 
     @cached_property
     def model(self) -> HeteroModel:

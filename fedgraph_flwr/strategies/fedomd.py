@@ -34,9 +34,10 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import MODEL, Arrays, Reply
 from fedgraph_flwr.methods.fedomd import MOMENTS, TARGET, Params
-from fedgraph_flwr.methods.moments import mean_over_nodes, pool
+from fedgraph_flwr.methods.moments import ORDERS, mean_over_nodes, pool
 from fedgraph_flwr.strategies.base import GraphStrategy
 
 
@@ -58,7 +59,19 @@ class FedOMD(GraphStrategy):
         ranges = self.params.cmd_range == "pooled" and phase != "moments_about"
         expected = shapes[phase] | ({"range": (layers, 2)} if ranges else {})
         fields = {name: ArrayField(shape, self.cfg.dtype) for name, shape in expected.items()}
-        return Schema({MOMENTS: fields}, {"count": NumberField(1, LARGEST, whole=True)})
+        known = self.clients[client].told if client is not None else {}
+        nodes = known.get("num_nodes" if self.params.cmd_nodes == "all" else "num_train")
+        low, high = (1, LARGEST) if nodes is None else (nodes, nodes)
+        return Schema({MOMENTS: fields}, {"count": NumberField(low, high, whole=True)})
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """Moments must be of some features: even orders are no less than 0, and none leaves what the told range allows."""
+        group = reply.groups.get(MOMENTS, {})
+        for name, values in group.items():
+            if problem := impossible(name, values.astype(np.float64), group.get("range")):
+                raise FedGraphError(
+                    f"client {reply.client} answered phase '{phase}' with {MOMENTS}/{name} of no features: {problem}"
+                )
     def before_train(self, arrays: Arrays) -> dict[str, Arrays]:
         """Pool the moments of the cohort; the cohort shrinks to the clients that told theirs."""
         if not (self.params.cmd and self.params.beta):
@@ -94,6 +107,32 @@ class FedOMD(GraphStrategy):
 def _stacked(replies: list[Reply], key: str) -> np.ndarray:
     """One array of the replies' statistics, over clients: [M, ...]."""
     return np.stack([reply.groups[MOMENTS][key] for reply in replies])
+
+
+def impossible(name: str, values: np.ndarray, span: np.ndarray | None) -> str:
+    """Why no features of any nodes have these statistics; empty where some have.
+
+    Args:
+        name: ``mean`` [H, D], ``moments`` [H, 5, D], ``spread`` [H, 4, D] or ``range`` [H, 2].
+        values: the statistics.
+        span: smallest and largest feature of each layer [H, 2], where told.
+    """
+    if name == "range":
+        return "a smallest feature above the largest" if (values[:, 0] > values[:, 1]).any() else ""
+    orders = {"mean": (1,), "spread": ORDERS, "moments": (1, *ORDERS)}[name]
+    parts = dict(zip(orders, values.reshape(len(values), len(orders), -1).swapaxes(0, 1), strict=True))  # [H, D] each
+    if odd := [order for order in (2, 4) if order in parts and (parts[order] < 0).any()]:
+        return f"a moment of order {odd[0]} below 0"
+    if span is None or name == "spread":  # of which the point is not the client's own mean
+        return ""
+    low, high = span.astype(np.float64)[:, :1], span.astype(np.float64)[:, 1:]
+    rounding = 1e-4 * np.maximum(np.abs(low), np.abs(high))
+    if ((parts[1] < low - rounding) | (parts[1] > high + rounding)).any():
+        return "a mean outside the range of the features"
+    for order in parts.keys() - {1}:
+        if (np.abs(parts[order]) > 1.01 * (high - low + rounding) ** order).any():
+            return f"a moment of order {order} beyond the range of the features"
+    return ""
 
 
 def _counts(replies: list[Reply]) -> np.ndarray:

@@ -7,8 +7,11 @@ It gives up privacy on purpose: raw features cross clients, and pass the server 
 Leaves the client: ids of external neighbours, X of nodes with external neighbours, gradients, |V~_i|, scores.
 """
 
+import numpy as np
+
 from fedgraph_flwr.answers import LARGEST, ArrayField, Schema, up_to
-from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 
 
@@ -31,6 +34,11 @@ class FedSageTrue(FedGrad):
             asked = {str(other): len(ids) for other, ids in self.wishes.get(client or 0, {}).items()}
             return Schema({"features": {k: ArrayField((size, width)) for k, size in asked.items()}})
         return Schema() if phase == "mend" else super().schema(phase, client)
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """Nobody wants a node twice."""
+        if any((np.diff(ids) <= 0).any() for ids in reply.groups.get("wanted", {}).values()):
+            raise FedGraphError(f"client {reply.client} answered phase 'wanted' with ids that are not ascending")
 
     def setup(self) -> None:
         """Each client's wishes to the owners, their features back to the client."""

@@ -44,15 +44,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.answers import HUGE, LARGEST, ArrayField, NumberField, Schema
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
-from fedgraph_flwr.secure.masked import PEERS, RESOLUTION, unmask
+from fedgraph_flwr.secure.masked import LIMIT, PEERS, RESOLUTION, unmask
+from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
 
 EQUAL = 1e-12  # biases that differ by less, relative to what is compared, are equal
+ROUNDING = 1e-6  # of S_i, which is 0 where all neighbours are alike
 _BLOCK = 2**14  # parameters compared at once: what stays in a core's cache
 
 
@@ -103,9 +105,15 @@ class FedSPA(GraphStrategy):
             return fishers
         common = super().schema(phase, client)
         if phase == DESCRIBE:
-            area = {"high_frequency_area": NumberField(0)} if self.params.prior else {}
+            bound = 2 if self.params.laplacian == "sym" else HUGE
+            area = {"high_frequency_area": NumberField(-ROUNDING, bound + ROUNDING)} if self.params.prior else {}
             return common | Schema(numbers={"num_nodes": whole, **area})
         return common | fishers if phase == TRAIN else common
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """A public key must be one with which others can share a secret."""
+        if phase == "publish_key" and not is_public_key(reply.groups["key"]["key"].tobytes()):
+            raise FedGraphError(f"client {reply.client} answered phase 'publish_key' with a key that is none of X25519")
 
     def _fishers(self) -> dict[str, ArrayField]:
         """Of the two channels' parameters: squares, or sums of integers modulo 2^64."""
@@ -144,11 +152,7 @@ class FedSPA(GraphStrategy):
         rest = {"prior": prior, "uniform": np.ones_like(nodes), "nodes": nodes}[self.params.rest]
         weights = {"phi": prior, "hom": plain, "het": plain, "rest": rest}
         weights |= {channel: bias_weights(*biases) for channel, biases in channels.items()}
-        mean: Arrays = {}
-        for group, own in weights.items():
-            names = [name for name in arrays if parameter_group(name) == group]
-            mean |= self.average([{name: reply.arrays[name] for name in names} for reply in replies], own)
-        return {name: mean[name] for name in arrays}
+        return self.average([r.arrays for r in replies], {name: weights[parameter_group(name)] for name in arrays})
 
     def channel_biases(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
         """Δ of the two channels, as of `posterior_biases`, and the replies they are for; nothing where posterior is off."""
@@ -169,6 +173,12 @@ class FedSPA(GraphStrategy):
             named = [reply.client for reply in shares]
             shares = self.ask("share_again", {PEERS: self.peers(named)}, named)
         pooled = unmask([share.groups[FISHER] for share in shares])
+        low, high = min(a.min() for a in pooled.values()), max(a.max() for a in pooled.values())
+        if low < -len(named) * RESOLUTION or high > LIMIT:  # no mean of squares; whose share is wrong nobody can tell
+            raise RunFailed(
+                f"round {self.server_round}: the masked Fisher diagonals of clients {named} add up to values from {low:g} to"
+                f" {high:g}, expected 0 to {LIMIT:g}: one of them sent another share than it was asked for"
+            )
         told = {reply.client: reply.metrics for reply in self.ask("deviate", {FISHER: pooled}, named)}
         kept = [reply for reply in replies if reply.client in told]
         biases = {}

@@ -14,8 +14,8 @@ no edge. A server that hands out false keys could read the envelopes, which keys
 Clients learn their own rows of Ā and the B_i^k addressed to them; for few hops these reveal edges of the sender.
 """
 
-from dataclasses import replace
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from fedgraph_flwr.messages import TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams, S
 from fedgraph_flwr.models import keywords
 from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.trees import Tree
@@ -56,7 +57,9 @@ class FedStruct(FedGrad):
         if phase == "announce":
             return Schema({"identity": {"key": ArrayField((32,), "uint8"), "nodes": ids}})
         if phase == "acquire":
-            last = {"support": replace(ids, optional=True), "reached": ArrayField((up_to(LARGEST),), "bool", optional=True)}
+            n = self.num_nodes
+            support = ArrayField((range(1, n + 1),), "int32", 0, n - 1, optional=True)
+            last = {"support": support, "reached": ArrayField((range(1, n + 1),), "bool", optional=True)}
             done = {"done": NumberField(0, 1, whole=True)}
             return self.envelopes() | Schema({"rows": last}, done) | self.first_features(client)
         if phase == "place":
@@ -68,26 +71,34 @@ class FedStruct(FedGrad):
         return common
 
     def envelopes(self) -> Schema:
-        """Sealed bytes for any other client."""
-        sealed = ArrayField((up_to(LARGEST),), "uint8", optional=True)
-        return Schema({ENVELOPES: {str(other): sealed for other in self.clients}})
+        """Sealed bytes for any other client: at most dense rows of all combinations, from each of its nodes to all."""
+        hops, n = self.network["structure_hops"], self.num_nodes
+        most = {k: min(16 * (hops + 1) * len(ids) * (n + 2) + 2**16, LARGEST) for k, ids in self.nodes.items()}
+        fields = {str(k): ArrayField((up_to(size),), "uint8", optional=True) for k, size in most.items()}
+        return Schema({ENVELOPES: fields})
+
+    @cached_property
+    def network(self) -> dict[str, Any]:
+        """The network's own keys."""
+        return keywords(self.cfg.model)
 
     def first_features(self, client: int | None) -> Schema:
         """s_u of the client's own nodes, which come with the rows that end the acquisition."""
-        network = keywords(self.cfg.model)
-        width = network["structure_width"] if network["structure_mlp"] else self.agreed("num_classes")
+        width = self.network["structure_width"] if self.network["structure_mlp"] else self.agreed("num_classes")
         shape = (len(self.nodes.get(client or 0, ())), width)
         return Schema({STRUCTURE: {"s": ArrayField(shape, self.cfg.dtype, optional=True)}})
 
     def verify(self, phase: str, reply: Reply) -> None:
-        """The rows that end the acquisition must be there, of nodes that exist."""
+        """A public key must be one; the rows that end the acquisition must be there, each of another node."""
+        if phase == "announce" and not is_public_key(reply.groups["identity"]["key"].tobytes()):
+            raise FedGraphError(f"client {reply.client} answered phase 'announce' with a key that is none of X25519")
         if phase != "acquire" or not reply.metrics["done"]:
             return
         who, rows = f"client {reply.client} answered phase 'acquire'", reply.groups.get("rows", {})
         if missing := sorted({"support", "reached"} - rows.keys()):
             raise FedGraphError(f"{who} without rows/{missing[0]}")
         support = rows["support"]
-        if support.size != rows["reached"].size or support.max() >= self.num_nodes or (np.diff(support) <= 0).any():
+        if support.size != rows["reached"].size or (np.diff(support) <= 0).any():
             raise FedGraphError(f"{who} with rows/support that are no ascending ids of the {self.num_nodes} nodes")
         if self.wants_features and "s" not in reply.groups.get(STRUCTURE, {}):
             raise FedGraphError(f"{who} without {STRUCTURE}/s")
@@ -115,11 +126,13 @@ class FedStruct(FedGrad):
             raise RunFailed(f"the clients' nodes do not make up 0..{largest}, each once: node_id of their graphs")
         keys = np.stack([r.groups["identity"]["key"] for r in replies])
         inbox: dict[int, Groups] = {client: {"keys": {"keys": keys, "owner": owner}} for client in self.nodes}
-        done = False
-        while not done:
+        ended: set[int] = set()
+        while not ended:  # all clients take as many exchanges, two a hop at most
             replies = self.ask_all("acquire", inbox)
             inbox = relayed(replies, ENVELOPES)
-            done = all(reply.metrics["done"] for reply in replies)
+            ended = {reply.client for reply in replies if reply.metrics["done"]}
+            if ended and len(ended) < len(replies):
+                raise RunFailed(f"clients {sorted(ended)} ended phase 'acquire', {sorted(self.nodes.keys() - ended)} did not")
         self.support = {r.client: r.groups["rows"]["support"] for r in replies}
         self.reached = {r.client: r.groups["rows"]["reached"] for r in replies}
         return replies, inbox

@@ -21,7 +21,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.answers import LARGEST, ArrayField, Schema, up_to
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.methods import hops, structure_features
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams, S
@@ -54,8 +54,14 @@ class FedStructA(FedGrad):
         if phase != TRAIN or client is None:
             return common
         count, own = self.clients[client].told["num_train"], len(self.nodes[client])
-        residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype)
+        most = self.params.local_epochs * (1 + 1e-5)  # one difference of probabilities a local step
+        residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
         return common | Schema({STRUCTURE: {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}})
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """Residuals are of ascending nodes, each once."""
+        if phase == TRAIN and (np.diff(reply.groups[STRUCTURE]["places"]) <= 0).any():
+            raise FedGraphError(f"client {reply.client} answered phase 'train' with places that are not ascending")
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)

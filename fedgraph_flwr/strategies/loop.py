@@ -1,16 +1,20 @@
 """The loop of a run: connect, set up, rounds with their scores and checkpoints, and the end."""
 
+from logging import INFO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
-from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, from_record, to_record
+from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
-from fedgraph_flwr.strategies.scoring import scores_of, training_record
+from fedgraph_flwr.strategies.scoring import counts_of, scores_of, training_record
+from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
 
 if TYPE_CHECKING:
@@ -28,7 +32,6 @@ class Loop:
     def __init__(self, strategy: "GraphStrategy", grid: Grid):
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
-        self.outer: Any = strategy  # a privacy wrapper stands around the strategy
 
     def run(self) -> Result:
         """From the first node to the last score."""
@@ -39,6 +42,9 @@ class Loop:
         first = self._resume() + 1
         recorder.setup_done()
         for server_round in range(first, self.cfg.rounds + 1):
+            if method.privacy and not method.privacy.affordable(1):
+                log(INFO, "the run ends: one more release would exceed privacy.epsilon_budget")
+                break
             self._begin(server_round)
             self._score_apart()
             if recorder.should_stop:
@@ -53,27 +59,28 @@ class Loop:
             recorder.end_round(self._training(replies), method.arrays, **self._spent())
             if method.checkpoint_due:
                 self._checkpoint_with_absent(server_round)
-        if recorder.pending and not recorder.should_stop:
+        if recorder.pending and not recorder.should_stop and self._scores_told:
             self._evaluate()
+        recorder.extra |= self._spent()
         recorder.finish(method.models)
         return Result(arrays=to_record(recorder.final_arrays))
 
     # --- before the rounds --------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Wait for the clients; wrap the strategy where privacy is asked for."""
+        """Wait for the clients."""
         method, rules = self.strategy, self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
-        method.clients = self.connection.wait(wanted, rules.timeout)
+        method.clients = self.connection.wait(wanted, rules.timeout, self.recorder.nodes)
+        self._bind()
+        check_fingerprints({index: info.told.get("schema", [0]) for index, info in method.clients.items()})
         if rules.min_clients > wanted:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
             )
         self.recorder.check_clients({index: info.told for index, info in method.clients.items()})
-        if self.cfg.privacy.dp != "none":
-            from fedgraph_flwr.strategies.privacy import private  # the accountant takes a second to import
-
-            self.outer = private(method)
+        if self.cfg.privacy.secagg:
+            method.secure = SecureSums(method)
 
     def _describe(self, nodes: list[int]) -> tuple[list[ClientInfo], dict[int, str]]:
         """Ask nodes who they are."""
@@ -108,8 +115,8 @@ class Loop:
             raise FedGraphError(
                 f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)})"
             ) from error
-        if self.outer is not method:
-            self.outer.load_state(tree.get("privacy", {}))
+        if method.privacy:
+            method.privacy.load_state(tree.get("privacy", {}))
             self._checkpoint(done)  # books what this attempt may release, should it die as well
         told = {"resume": done, "run": recorder.run_name}
         everyone = sorted(method.clients)
@@ -119,6 +126,7 @@ class Loop:
             raise RunFailed(
                 f"{len(restored)} of {len(everyone)} clients took up their state of round {done}: {reasons}"
             )
+        method.next_round(done)  # where no round is left, its scores are asked for in it, as clients keep account
         return done
 
     def _fitting(self, arrays: Arrays, what: str) -> Arrays:
@@ -137,12 +145,19 @@ class Loop:
     def _begin(self, server_round: int) -> None:
         """Take back clients that were away, sample the cohort, and see what is due."""
         method, cfg = self.strategy, self.cfg
-        failed = set(method.failed)
+        answered = set(method.cohort) - method.failed.keys()
+        back = self.connection.returned(method.clients, method.silent, answered)
         method.next_round(server_round)
-        method.clients |= self.connection.returned(method.clients, failed)
+        method.clients |= back
+        self._bind()
         method.cohort = self._sample()
-        method.scores_due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
+        due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
+        method.scores_due = due and self._scores_told
         method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
+
+    def _bind(self) -> None:
+        """The record says which node each client is."""
+        self.recorder.nodes = {client: info.node_id for client, info in self.strategy.clients.items()}
 
     def _sample(self) -> list[int]:
         """The round's cohort, from its own random stream."""
@@ -156,30 +171,34 @@ class Loop:
         """The method's own exchanges, then training; the valid answers, in the order of the clients."""
         method = self.strategy
         method.sent = method.before_train(method.arrays)
+        if method.secure and method.stage().up:
+            method.secure.begin()
         self._score_apart()  # a client that fell out in those exchanges is not asked to train
         record = to_record(method.arrays)
-        messages = self.outer.configure_train(method.server_round, record, ConfigRecord(), self.grid)
+        messages = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
         return method.exchange(TRAIN, messages).replies
 
     def _next_arrays(self, replies: list[Reply]) -> Arrays:
-        """The aggregate; by way of Flower's messages only where a wrapper stands around and may change them."""
+        """The aggregate, of models that came up."""
         method = self.strategy
         if not method.stage().up:
             return method.arrays
-        if self.outer is method:
-            return method.aggregate(method.arrays, replies)
-        messages = [reply.message for reply in replies]
-        arrays, _ = self.outer.aggregate_train(method.server_round, messages)
-        return method.arrays if arrays is None else from_record(arrays)
+        if method.secure:
+            replies = method.secure.reveal(replies)
+        return method.aggregate(method.arrays, replies)
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """What the round's record says of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
-        return training_record(replies, prefixes, self.cfg.evaluation)
+        return training_record(replies, prefixes, self.cfg.evaluation, self.strategy.agreed("num_classes"))
 
     def _spent(self) -> dict[str, Any]:
-        """What the round's record says of privacy."""
-        return {} if self.outer is self.strategy else {"privacy": self.outer.spent()}
+        """What the records say of privacy."""
+        return {"privacy": self.strategy.privacy.spent()} if self.strategy.privacy else {}
+
+    @property
+    def _scores_told(self) -> bool:
+        return self.cfg.privacy.scores == "told"
 
     # --- scores -------------------------------------------------------------------------------------------------------
 
@@ -194,16 +213,18 @@ class Loop:
         """Scores of the model in an exchange of their own, from all clients."""
         method = self.strategy
         record = to_record(method.arrays)
-        messages = self.outer.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
+        messages = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
         self._scored(method.exchange(EVALUATE, messages).replies)
 
     def _scored(self, replies: list[Reply]) -> None:
         """The scores in these answers complete the record of the round before."""
         method, evaluation = self.strategy, self.cfg.evaluation
-        nodes = method.nodes_of(replies)
-        scores = scores_of(replies, evaluation, "", nodes)
+        for reply in replies:
+            method.counted.setdefault(reply.client, counts_of(reply.metrics))
+        nodes, classes = method.nodes_of(replies), method.agreed("num_classes")
+        scores = scores_of(replies, evaluation, classes, "", nodes)
         if self.cfg.strategy.personal:
-            shared = scores_of(replies, evaluation, "global-", nodes)["metrics"]
+            shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
         self.recorder.scored(scores, method.arrays, nodes)
 
@@ -220,9 +241,9 @@ class Loop:
         """Write what the server needs to go on after a round."""
         method = self.strategy
         tree: Tree = {"method": method.save(), "models": method.models}
-        if self.outer is not method:
+        if method.privacy:
             left = max(self.cfg.rounds - server_round, 0)
-            tree["privacy"] = self.outer.state(ahead=min(self.cfg.checkpoint_every or left, left))
+            tree["privacy"] = method.privacy.state(ahead=min(self.cfg.checkpoint_every or left, left))
         told = {index: info.told for index, info in method.clients.items()}
         self.recorder.checkpoint(server_round, method.arrays, tree, told)
 

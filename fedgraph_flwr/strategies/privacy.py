@@ -1,66 +1,91 @@
-"""Client-level differential privacy for FedAvg-like strategies: Flower's fixed-clipping wrappers, and an accountant beside them.
+"""Client-level differential privacy for methods whose server averages models and does nothing else with what clients send.
 
-    Δ̄_i = Δ_i · min(1, C / ‖Δ_i‖₂),   θ^{t+1} = θ^t + (1/n) Σ_i Δ̄_i + N(0, (z C / n)² I)       McMahan et al., ICLR 2018
+    Δ̄_i = Δ_i min(1, C / ‖Δ_i‖₂),   θ^{t+1} = θ^t + (1/n) Σ_i Δ̄_i + N(0, (z C / n)² I)       McMahan et al., ICLR 2018
 
-z is ``privacy.noise_multiplier``, C ``privacy.clipping_norm``, n the clients whose updates are averaged. The server clips
-(``server_fixed``) or each client does (``client_fixed``); the server draws the noise, afresh and never from the run's seed,
-from which anybody could subtract it. What is accounted is the sequence of released models, as Gaussian mechanisms composed by
-Rényi differential privacy, with no amplification by sampling. Scores and training losses are not covered.
+z is ``privacy.noise_multiplier``, C ``privacy.clipping_norm``, n the clients that a round samples. n is fixed before the round: were
+it the number of those that answered, one client more or less would change the divisor too, and count twice. The server clips
+(``server_fixed``, it sees updates as they are), or each client does and the server refuses what is longer (``client_fixed``). The
+server draws the noise, afresh and never from the run's seed, from which anybody could subtract it. NumPy's generator is no
+cryptographic one, and floats are no reals (Mironov, CCS 2012): neither is accounted for.
+
+What is accounted (`fedgraph_flwr.secure.accounting`) is the sequence of released models, with no amplification by sampling, for one
+client more or less. Scores and training losses are not covered; ``privacy.scores=none`` keeps them at the clients.
 
 A run that dies may have released models that no record tells of, and its resumption draws other noise for the same rounds. So
 a checkpoint books, ahead, every release that may come before the next one, and a resumption books its own before its first.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    Strategy,
-)
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import MODEL
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import Arrays, Reply, flat, shaped
+from fedgraph_flwr.secure.accounting import epsilon_at
+from fedgraph_flwr.secure.clipping import SLACK, clipped
 from fedgraph_flwr.trees import Tree
 
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
+class Privacy:
+    """What a run releases, and what that has cost.
 
-class Accounted(Strategy):
-    """A wrapper of Flower's whose noise is scaled to the replies at hand, with an accountant of its own.
+    Args:
+        cfg: the run's configuration.
 
-    Flower's accounting asks for its own FedAvg, unchanged; the strategies here average in a stable order.
+    Attributes:
+        size: n.
+        releases: models that left the server, or may have.
     """
 
-    noise_multiplier: float
-    num_sampled_clients: int
-    releases: int
-    ledger: RdpAccountant
+    def __init__(self, cfg: RunConfig):
+        self.cfg = cfg.privacy
+        self.size = cfg.strategy.cohort_size(cfg.num_clients)
+        self.releases = 0
 
-    def released(self, count: int) -> None:
-        """Book models that left the server."""
-        self.releases += count
-        if count and self.noise_multiplier:
-            population = self.ledger.config.population_size
-            self.ledger.compose(GaussianPrivacyEvent(self.noise_multiplier, population, population), count)
+    def verify(self, reply: Reply, origin: Arrays) -> None:
+        """Refuse an update that the client should have clipped.
+
+        Raises:
+            FedGraphError: it is longer than the norm.
+        """
+        norm = np.linalg.norm(flat(reply.arrays) - flat(origin))
+        if self.cfg.dp == "client_fixed" and not norm <= self.cfg.clipping_norm * (1 + SLACK):
+            raise FedGraphError(
+                f"client {reply.client} answered with an update of L2 norm {norm:g}, expected at most"
+                f" privacy.clipping_norm={self.cfg.clipping_norm:g}"
+            )
+
+    def release(self, origin: Arrays, models: list[Arrays]) -> Arrays:
+        """The next shared parameters from θ^t and the models of those that answered; books them."""
+        start, bound = flat(origin), self.cfg.clipping_norm
+        total = np.zeros(start.size)
+        for model in models:
+            total += clipped(flat(model) - start, bound)
+        if self.cfg.noise_multiplier:
+            total += np.random.default_rng().normal(scale=self.cfg.noise_multiplier * bound, size=total.size)
+        self.releases += 1
+        return shaped(start + total / self.size, origin)
 
     def spent(self) -> dict[str, Any]:
-        """Releases so far, and the ε they cost at the run's δ; null where there is no noise."""
-        delta, epsilon = self.ledger.config.target_delta, None
-        if self.noise_multiplier:
-            epsilon = self.ledger.get_epsilon(delta) if self.releases else 0.0
-        return {"epsilon": epsilon, "delta": delta, "releases": self.releases}
+        """Releases so far, and the ε they cost at the run's δ, null where there is no noise."""
+        noise = self.cfg.noise_multiplier
+        budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
+        epsilon = epsilon_at(self.cfg.delta, noise, self.releases) if noise else None
+        return {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases, **budget}
+
+    def affordable(self, count: int) -> int:
+        """How many of ``count`` further releases the budget allows."""
+        budget, noise = self.cfg.epsilon_budget, self.cfg.noise_multiplier
+        while budget and count and epsilon_at(self.cfg.delta, noise, self.releases + count) > budget:
+            count -= 1
+        return count
 
     def state(self, ahead: int) -> Tree:
         """What a checkpoint holds: the noise, and the releases so far with those that may come ``ahead`` of the next one."""
-        booked = {"releases": self.releases + ahead, "noise_multiplier": self.noise_multiplier}
+        booked = {"releases": self.releases + self.affordable(ahead), "noise_multiplier": self.cfg.noise_multiplier}
         return {key: torch.tensor(value, dtype=torch.float64) for key, value in booked.items()}
 
     def load_state(self, state: Tree) -> None:
@@ -70,66 +95,65 @@ class Accounted(Strategy):
             FedGraphError: the checkpoint's releases had other noise, or none.
         """
         noise = float(state.get("noise_multiplier", torch.tensor(0.0)))
-        if noise != self.noise_multiplier:
+        if noise != self.cfg.noise_multiplier:
             raise FedGraphError(
                 f"the run to resume released its models with privacy.noise_multiplier={noise:g}, this one would with"
-                f" {self.noise_multiplier:g}: one ε covers one noise, so keep it"
+                f" {self.cfg.noise_multiplier:g}: one ε covers one noise, so keep it"
             )
-        self.released(int(state.get("releases", 0)))
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Clip and average as the wrapper does, with the noise that as many clients need as are averaged."""
-        messages = list(replies)
-        if odd := [name for message in messages for name in message.content.array_records if name != MODEL]:
-            raise FedGraphError(f"privacy.dp covers shared parameters only, but clients also send '{odd[0]}'")
-        self.num_sampled_clients = len(messages)
-        np.random.seed()  # fresh entropy, whatever was seeded before
-        try:
-            answer = super().aggregate_train(server_round, messages)  # type: ignore[safe-super]
-        except ZeroDivisionError as error:
-            raise RunFailed(f"round {server_round}: a client's update is zero, which cannot be clipped") from error
-        self.released(1)
-        return answer
+        self.releases += int(state.get("releases", 0))
 
 
-class ServerClips(Accounted, DifferentialPrivacyServerSideFixedClipping):
-    """The server sees updates as they are, clips them, and adds noise to their mean."""
+def check(cfg: RunConfig, plain_average: bool) -> None:
+    """Refuse privacy that would not cover the method.
 
-
-class ClientsClip(Accounted, DifferentialPrivacyClientSideFixedClipping):
-    """Each client clips its update; the server adds noise to their mean."""
-
-
-_WRAPPERS: dict[str, type[Any]] = {"server_fixed": ServerClips, "client_fixed": ClientsClip}
-
-
-def private(strategy: "GraphStrategy") -> Accounted:
-    """The wrapper that ``privacy.dp`` names, in front of a connected strategy.
+    Args:
+        cfg: the run's configuration.
+        plain_average: what the method declares (`GraphStrategy.plain_average`).
 
     Raises:
-        FedGraphError: the method is not FedAvg but for its local objective, or its clients weigh differently.
+        FedGraphError: one sentence.
     """
-    cfg, privacy = strategy.cfg, strategy.cfg.privacy
-    if not (strategy.plain_average and cfg.strategy.shared):
-        what = "exchanges or averages more than that" if cfg.strategy.shared else "shares nothing"
+    rules, privacy = cfg.strategy, cfg.privacy
+    if privacy.dp == "none":
+        return
+    reasons = {
+        "has one client": rules.pooled,
+        "shares nothing": not rules.shared,
+        "exchanges more than that or does more with it": not plain_average,
+    }
+    if reason := next((text for text, holds in reasons.items() if holds), ""):
         raise FedGraphError(
-            f"privacy.dp={privacy.dp} covers the plain average of clipped models, and {cfg.strategy.name} {what};"
-            " use fedavg or fedprox, or privacy.dp=none"
+            f"privacy.dp={privacy.dp} covers an average of clipped models, and {rules.name} {reason}: use another method, or"
+            " privacy.dp=none"
         )
-    if cfg.strategy.weighting != "uniform":
+    if rules.weighting != "uniform":
         raise FedGraphError(
             f"privacy.dp={privacy.dp} bounds each client's share by 1/n: set strategy.weighting=uniform, not"
-            f" {cfg.strategy.weighting}"
+            f" {rules.weighting}"
         )
     if cfg.resume and Path(cfg.resume).resolve() != Path(cfg.out).resolve():
         raise FedGraphError(
             f"a run with privacy.dp goes on in its own folder, where its releases are booked: out={cfg.out} is not"
             f" resume={cfg.resume}"
         )
-    front: Accounted = _WRAPPERS[privacy.dp](strategy, privacy.noise_multiplier, privacy.clipping_norm, 1)
-    relation, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
-    front.ledger = RdpAccountant(PrivacyConfig(privacy.delta, len(strategy.clients), relation, sampling))
-    front.releases = 0
-    return front
+
+
+def check_clients(cfg: RunConfig) -> None:
+    """Refuse a δ that protects no client, and a budget that the first release would exceed.
+
+    Raises:
+        FedGraphError: one sentence.
+    """
+    privacy = cfg.privacy
+    if privacy.dp == "none":
+        return
+    if privacy.delta > 1 / cfg.num_clients:
+        raise FedGraphError(
+            f"privacy.delta={privacy.delta:g} would allow to publish one of {cfg.num_clients} clients whole: expected at most"
+            f" {1 / cfg.num_clients:g}"
+        )
+    if privacy.epsilon_budget and (first := epsilon_at(privacy.delta, privacy.noise_multiplier, 1)) > privacy.epsilon_budget:
+        raise FedGraphError(
+            f"privacy.epsilon_budget={privacy.epsilon_budget:g} does not allow one release, whose ε is {first:.3g} at"
+            f" privacy.noise_multiplier={privacy.noise_multiplier:g}"
+        )

@@ -1,12 +1,13 @@
 """Scores that clients send, and what the record of a round says of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.answers import LARGEST, Axis, NumberField
-from fedgraph_flwr.config import EvaluationConfig
+from fedgraph_flwr.config import METRICS, EvaluationConfig
+from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.messages import Reply
 
@@ -14,22 +15,56 @@ KEYS = ("count", "loss")
 """What is told of a split beside its metrics."""
 
 
-def score_fields(cfg: EvaluationConfig, prefix: str, parts: Axis) -> dict[str, NumberField]:
+def score_fields(cfg: EvaluationConfig, classes: int, prefix: str, parts: Axis) -> dict[str, NumberField]:
     """The numbers of an answer that holds scores: one entry a part of the client's graph, NaN for one without nodes."""
     fields = {"count": NumberField(0, LARGEST, length=parts), "loss": NumberField(0, length=parts, nan=True)}
     share = NumberField(0, 1, length=parts, nan=True)
-    named = {**fields, **dict.fromkeys(metrics.wanted(cfg), share)}
+    named = {**fields, **dict.fromkeys(metrics.wanted(cfg, classes), share)}
     return {f"{prefix}{split}-{key}": wanted for split in metrics.SPLITS for key, wanted in named.items()}
 
 
+def check_scores(told: Mapping[str, Any], counted: Mapping[str, list[float]], who: str) -> None:
+    """Refuse scores that belong to no nodes, or to other nodes than before: what no range of a single number says.
+
+    Args:
+        told: numbers of an answer.
+        counted: how many nodes each split had when the client was first scored.
+        who: answered what.
+
+    Raises:
+        FedGraphError: one sentence.
+    """
+    for name, counts in told.items():
+        prefix, _, key = name.rpartition("-")
+        if key != KEYS[0] or not isinstance(counts, list):
+            continue
+        split = prefix.rpartition("-")[2]
+        if counts != counted.get(split, counts) or any(count != int(count) for count in counts):
+            raise FedGraphError(f"{who} with {name}={plain(counts, 60)}, expected {counted.get(split, 'whole numbers')}")
+        for other, values in told.items():
+            if other.rpartition("-")[0] != prefix:
+                continue
+            if len(values) != len(counts):
+                raise FedGraphError(f"{who} with {len(values)} values of {other} for {len(counts)} of {name}")
+            for value, count in zip(values, counts, strict=True):
+                if value != value and count and other.rpartition("-")[2] in metrics.DEFINED:
+                    raise FedGraphError(f"{who} with {other}=nan of {count:g} nodes")
+
+
+def counts_of(told: Mapping[str, Any]) -> dict[str, list[float]]:
+    """How many nodes each split has."""
+    return {split: list(told[f"{split}-count"]) for split in metrics.SPLITS if f"{split}-count" in told}
+
+
 def scores_of(
-    replies: Iterable[Reply], cfg: EvaluationConfig, prefix: str = "", nodes: list[float] | None = None
+    replies: Iterable[Reply], cfg: EvaluationConfig, classes: int, prefix: str = "", nodes: list[float] | None = None
 ) -> dict[str, Any]:
     """Scores by client, and their means.
 
     Args:
         replies: that hold scores, in the order of the clients.
         cfg: which metrics.
+        classes: C, on which some metrics depend.
         prefix: of the names of the scores (``trained-``: of each client's model after local training).
         nodes: of each part, where means are weighted by them.
     """
@@ -37,18 +72,20 @@ def scores_of(
     per_client = {
         f"{split}-{key}": [v for r in answers for v in as_list(r.metrics.get(f"{prefix}{split}-{key}", []))]
         for split in metrics.SPLITS
-        for key in (*KEYS, *metrics.wanted(cfg))
+        for key in (*KEYS, *metrics.wanted(cfg, classes))
     }
     return {"metrics": metrics.averages(per_client, nodes), "clients": per_client}
 
 
-def training_record(replies: Iterable[Reply], prefixes: Iterable[str], cfg: EvaluationConfig) -> dict[str, Any]:
+def training_record(
+    replies: Iterable[Reply], prefixes: Iterable[str], cfg: EvaluationConfig, classes: int
+) -> dict[str, Any]:
     """The mean training loss, and the means of further scores under their prefix, ``trained_test_accuracy``."""
     answers = list(replies)
     losses = [float(reply.metrics["train-loss"]) for reply in answers if "train-loss" in reply.metrics]
     told: dict[str, Any] = {"train_loss": float(np.mean(losses))} if losses else {}
     for prefix in prefixes:
-        told |= {f"{prefix[:-1]}_{k}": v for k, v in scores_of(answers, cfg, prefix)["metrics"].items()}
+        told |= {f"{prefix[:-1]}_{k}": v for k, v in scores_of(answers, cfg, classes, prefix)["metrics"].items()}
     return told
 
 

@@ -10,6 +10,7 @@ import torch
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data import load
+from fedgraph_flwr.data.columns import Treatment
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.importing import Columns, client_graph, from_saved, from_tables, save_dataset
 from fedgraph_flwr.errors import FedGraphError
@@ -37,10 +38,11 @@ def tables(tmp_path):
 
 
 FULL = Columns(split="part", client="bank")
+AS_IT_IS = Treatment(scaling="none")
 
 
 def test_tables_by_hand(tables):
-    graph = from_tables(*tables(), FULL)
+    graph = from_tables(*tables(), FULL, treatment=AS_IT_IS)
     assert graph.x.tolist() == [[1, 0.5], [2, -1], [3, 4], [0, 1000]]
     assert graph.edge_index.t().tolist() == [[0, 1], [1, 2], [3, 0]]  # ann → bob counts once
     assert graph.y.tolist() == [1, 0, -1, 0]  # no, yes by alphabet; cat's is unknown
@@ -63,8 +65,8 @@ def test_classes_fix_the_order_on_every_client(tables):
 
 def test_feature_columns_by_name_and_pattern(tables):
     paths = tables()
-    assert from_tables(*paths, Columns(features=["x_b"])).x.tolist() == [[0.5], [-1], [4], [1000]]
-    assert from_tables(*paths, Columns(features=["x_b", "x_*"])).x[0].tolist() == [0.5, 1]
+    assert from_tables(*paths, Columns(features=["x_b"]), treatment=AS_IT_IS).x.tolist() == [[0.5], [-1], [4], [1000]]
+    assert from_tables(*paths, Columns(features=["x_b", "x_*"]), treatment=AS_IT_IS).x[0].tolist() == [0.5, 1]
 
 
 def test_parquet_with_other_types_and_names(tmp_path):
@@ -73,7 +75,7 @@ def test_parquet_with_other_types_and_names(tmp_path):
     frame.to_parquet(tmp_path / "n.parquet")
     pd.DataFrame({"u": [10.0, 30.0], "v": [30, 20]}).to_parquet(tmp_path / "e.parquet")
     columns = Columns(id="key", label="kind", source="u", target="v")
-    graph = from_tables(tmp_path / "n.parquet", tmp_path / "e.parquet", columns)
+    graph = from_tables(tmp_path / "n.parquet", tmp_path / "e.parquet", columns, treatment=AS_IT_IS)
     assert graph.x.tolist() == [[1, 1.5], [0, 2], [1, 3]]
     assert graph.y.tolist() == [0, -1, 1]
     assert graph.edge_index.t().tolist() == [[0, 2], [2, 1]]
@@ -92,17 +94,15 @@ def test_parquet_with_other_types_and_names(tmp_path):
             r"edges.csv: row 5 names 'eve' in column 'target', no id of .*nodes.csv",
         ),
         (NODES.replace("cat,3", "cat,three"), EDGES, FULL, (), "column 'x_a' has 'three' in row 3"),
-        (NODES.replace("cat,3", "cat,"), EDGES, FULL, (), "column 'x_a' has 'nan' in row 3"),
         (NODES.replace("1e3", "inf"), EDGES, FULL, (), "column 'x_b' has 'inf' in row 4"),
         (NODES.replace("1e3", "1e39"), EDGES, FULL, (), "column 'x_b' has '1e39' in row 4"),  # infinite in float32
         (NODES, EDGES, FULL, ("no",), "row 1 has label 'yes', the classes are no"),
-        (NODES, EDGES, Columns(), (), "column 'part' has 'train' in row 1"),
         (NODES, EDGES, Columns(label="lable"), (), "label column 'lable' unknown.*did you mean 'label'"),
         (NODES, EDGES, Columns(source="from"), (), "end of edges column 'from' unknown.*edges.csv"),
         (NODES, EDGES, Columns(features=["z_*"]), (), "feature column 'z_\\*' unknown"),
         (NODES.replace("val", "dev"), EDGES, FULL, (), "row 2 has 'dev' in column 'part'; train, val, test or empty"),
         (NODES.replace("no,,north", "no,,"), EDGES, FULL, (), "row 4 has no client in column 'bank'"),
-        ("id,label\na,1\n", "source,target\n", Columns(), (), "has no feature column beside id, label"),
+        ("id,label\na,1\n", "source,target\n", Columns(), (), "has no feature column: there are no other columns"),
         ("id,f,label\na,1,\n", "source,target\n", Columns(), (), "no labelled node"),
         ("id,f,label\n", "source,target\n", Columns(), (), "has no nodes"),
         ("", EDGES, FULL, (), "cannot be read as a table"),
@@ -304,3 +304,39 @@ def test_large_tables_are_quick(tables, tmp_path):
     graph = from_tables(tmp_path / "n.parquet", tmp_path / "e.parquet")
     names = frame["id"].to_numpy()
     assert set(map(tuple, names[graph.edge_index.numpy()].T)) == set(map(tuple, ends))
+
+
+def test_an_imported_split_is_kept_to(tables, tmp_path, capsys):
+    """By its name and by its path; not where the user or a protocol says otherwise, nor without test nodes."""
+    nodes, edges = tables(NODES.replace("dan,0,1e3,no,", "dan,0,1e3,no,test"))
+    words = ("--nodes", nodes, "--edges", edges, "--split-column", "part", "--client-column", "bank")
+    assert run(*words, "--name", "people") == 0
+    assert run(*words, "--out", tmp_path / "own.safetensors") == 0
+    assert "split: train 1, validation 1, test 1; runs keep to it" in capsys.readouterr().out
+    by_path = ["dataset=file", f"dataset.path={tmp_path / 'own.safetensors'}"]
+    for chosen in (["dataset=people"], by_path):
+        assert compose(chosen).split.kind == "public"
+        assert compose([*chosen, "split.kind=ratio"]).split.kind == "ratio"
+        assert compose([*chosen, "protocol=fedomd"]).split.kind == "ratio"
+    from fedgraph_flwr.partition import clients
+
+    cfg = compose(["dataset=people", "partition=random", "num_clients=1"])
+    made = clients.make(load(cfg.dataset), cfg)[0]
+    assert [mask.tolist() for mask in (made.train_mask, made.test_mask)] == [[1, 0, 0, 0], [0, 0, 0, 1]]
+    words = [*words[:4], *words[6:]]
+    assert run(*words, "--name", "drawn") == 0
+    assert compose(["dataset=drawn"]).split.kind == "ratio"
+    assert compose(["dataset=cora"]).split.kind == "ratio"
+
+
+def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
+    rows = "".join(f"n{i},{i % 3},{i % 2},{['train', 'test', 'val'][i % 3]}\n" for i in range(30))
+    nodes, edges = tables("id,x,label,part\n" + rows, "source,target\nn0,n1\n")
+    assert run("--nodes", nodes, "--edges", edges, "--split-column", "part", "--name", "mine") == 0
+    words = ["run", "dataset=mine", "partition=random", "num_clients=2", "rounds=1", f"out={tmp_path / 'r'}"]
+    capsys.readouterr()
+    assert cli.main([*words, "--no-report"]) == 0
+    told = capsys.readouterr().out
+    assert "split: the one that dataset=mine was imported with" in told
+    assert "majority" in told
+    assert told.index("accuracy") < told.index("majority") < told.index("test auc")

@@ -6,9 +6,11 @@ import torch
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data import load
+from fedgraph_flwr.data.columns import Treatment
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.importing import Columns
 from fedgraph_flwr.data.importing_typed import edge_types, from_saved_typed, from_typed_tables, named_files
+from fedgraph_flwr.data.schema import check_same
 from fedgraph_flwr.errors import FedGraphError
 
 PAPERS = "id,label,part,x\np1,ml,train,0.5\np2,db,val,1\np3,,test,2\np4,db,test,3\n"
@@ -47,7 +49,7 @@ def options(nodes, edges):
 
 
 def test_tables_by_hand(words):
-    graph = read(*words())
+    graph = read(*words(), treatment=Treatment(scaling="none"))
     assert graph.counts == {"author": 2, "paper": 4}
     assert list(graph.edges) == [("author", "writes", "paper")]  # `by` is its exact reverse
     assert graph.edges["author", "writes", "paper"].t().tolist() == [[0, 0], [0, 1], [1, 3]]
@@ -127,3 +129,21 @@ def test_wrong_words_are_one_sentence(words, capsys):
     assert cli.main(["import", *options(nodes, edges), "--target", "paper", "--undirected", "--name", "mine"]) == 2
     assert "--undirected is for nodes of one type" in capsys.readouterr().err
     assert cli.main(["import", "--edge-table", edges[0], "--target", "paper", "--name", "mine"]) == 2
+
+
+def test_types_share_a_schema_and_an_absent_one_keeps_its_width(words, tmp_path, capsys):
+    """A party without papers of its own has the others' features for none of them; columns of a type are compared."""
+    nodes, edges = words(authors="id,city\nann,rome\nbob,oslo\n")
+    schema = ["--schema", str(tmp_path / "s.yaml"), "--min-count", "1", "--target", "paper", "--split-column", "part"]
+    assert cli.main(["import", *options(nodes, edges), *schema, "--kind", "author.city=category", "--name", "one"]) == 0
+    assert "writes.csv: ignored" not in capsys.readouterr().out
+    out = ["--out", str(tmp_path / "two.safetensors")]
+    assert cli.main(["import", *options([nodes[0], "author="], ["author:writes:paper="]), *schema, *out]) == 0
+    one, two = load(compose(["dataset=one"]).dataset), load_graph(tmp_path / "two.safetensors")
+    assert one.schema["agreed"]["nodes"]["author"]["city"]["categories"] == ["oslo", "rome"]
+    assert one.num_features[2:] == two.num_features[2:] == [3, 1]  # oslo, rome, other; x
+    assert two.counts["author"] == 0
+    check_same([("one", one.schema), ("two", two.schema)])
+    assert cli.main(["import", *options([nodes[0], nodes[1]], edges), *schema[4:], "--kind", "city=ignored", *out]) == 0
+    with pytest.raises(FedGraphError, match="of 'author', column 'city' is there and not here"):
+        check_same([("one", one.schema), ("two", load_graph(tmp_path / "two.safetensors").schema)])

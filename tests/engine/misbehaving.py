@@ -1,5 +1,6 @@
 """A client that answers wrongly, in rounds of its own; it travels with the app to the nodes of a fleet."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -29,3 +30,23 @@ class Misbehaving(GraphClient):
         elif wrong == "names":
             sent[MODEL] = {f"x{key}": array for key, array in sent[MODEL].items()}
         return sent, told
+
+
+class Raising(GraphClient):
+    """Client 1 raises what is no sentence for a user."""
+
+    def train(self) -> float:
+        """Fails."""
+        if self.graph.client == 1:
+            raise ZeroDivisionError("on purpose")
+        return super().train()
+
+
+class Dying(GraphClient):
+    """Client 1 takes its process with it."""
+
+    def train(self) -> float:
+        """Dies."""
+        if self.graph.client == 1:
+            os._exit(1)
+        return super().train()

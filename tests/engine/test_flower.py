@@ -1,4 +1,4 @@
-"""Flower's simulation on Ray: the same parameters as in this process, and errors that come back as sentences."""
+"""Flower's own simulation: the same parameters as in this process, and errors that come back as sentences."""
 
 import io
 import os
@@ -24,51 +24,64 @@ pytestmark = pytest.mark.fleet
 
 
 @pytest.mark.parametrize("words", [["strategy=fedavg"], ["strategy=local", "evaluation.trained=true"]])
-def test_ray_gives_the_parameters_of_the_inline_engine(run, tmp_path, words, monkeypatch):
+def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path, words, monkeypatch):
     monkeypatch.setenv("PATH", os.defpath)  # no environment is active
     words = [*words, "rounds=3", "checkpoint_every=2"]
     inline = run(*words)
-    cfg = with_folder(compose([*words, f"graph={inline.cfg.graph}", "num_clients=3", "model.hidden=8", "engine=ray"]))
-    cfg.out = str(tmp_path / "ray")
-    ray = Finished(cfg, run_flower(cfg))
-    assert_same_arrays(ray.arrays, inline.arrays)
-    assert [r["clients"] for r in ray.rounds] == [r["clients"] for r in inline.rounds]
-    assert ray.summary["exchanges_per_round"] == 1
-    assert (tmp_path / "ray" / "checkpoint.safetensors").is_file()
+    cfg = with_folder(
+        compose([*words, f"graph={inline.cfg.graph}", "num_clients=3", "model.hidden=8", "engine=flower-simulation"])
+    )
+    cfg.out = str(tmp_path / "flower")
+    flower = Finished(cfg, run_flower(cfg))
+    assert_same_arrays(flower.arrays, inline.arrays)
+    assert [r["clients"] for r in flower.rounds] == [r["clients"] for r in inline.rounds]
+    assert flower.summary["exchanges_per_round"] == 1
+    assert (tmp_path / "flower" / "checkpoint.safetensors").is_file()
 
 
 def test_wrong_input_on_the_server_comes_back_as_its_sentence(run, tmp_path):
     inline = run("rounds=1")
-    cfg = with_folder(compose([f"graph={inline.cfg.graph}", "num_clients=3", "engine=ray", f"resume={tmp_path}"]))
-    cfg.out = str(tmp_path / "ray")
+    cfg = with_folder(
+        compose([f"graph={inline.cfg.graph}", "num_clients=3", "engine=flower-simulation", f"resume={tmp_path}"])
+    )
+    cfg.out = str(tmp_path / "flower")
     with pytest.raises(FedGraphError, match="holds no checkpoint"):
         run_flower(cfg)
 
 
 def test_an_interrupted_simulation_ends_with_all_its_processes_and_goes_on(run, tmp_path):
     words = ["rounds=400", "checkpoint_every=5", "strategy=local", "num_clients=3", "model.hidden=8"]
-    words += [f"graph={run('rounds=1').cfg.graph}", f"out={tmp_path / 'ray'}"]
-    command = [sys.executable, "-m", "fedgraph_flwr", "run", *words, "engine=ray", "--quiet", "--no-report"]
+    words += [f"graph={run('rounds=1').cfg.graph}", f"out={tmp_path / 'flower'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedgraph_flwr",
+        "run",
+        *words,
+        "engine=flower-simulation",
+        "--quiet",
+        "--no-report",
+    ]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
     everyone = psutil.Process(process.pid)
     deadline = time.monotonic() + 180
-    while not (tmp_path / "ray" / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
+    while not (tmp_path / "flower" / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
         time.sleep(0.05)
     started = everyone.children(recursive=True)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 130, err
-    assert f"resume={tmp_path / 'ray'}" in err
+    assert f"resume={tmp_path / 'flower'}" in err
     assert started
     assert psutil.wait_procs(started, timeout=10)[1] == []
     whole = run(*words[:-1])
-    resumed = compose([f"resume={tmp_path / 'ray'}", "engine=inline"], tmp_path / "ray" / "config.yaml")
+    resumed = compose([f"resume={tmp_path / 'flower'}", "engine=inline"], tmp_path / "flower" / "config.yaml")
     resumed.out = resumed.resume
     again = Finished(resumed, run_inline(resumed))
     assert [r["metrics"] for r in again.rounds] == [r["metrics"] for r in whole.rounds]
 
 
-@pytest.mark.parametrize("engine", ["fleet", "ray"])
+@pytest.mark.parametrize("engine", ["fleet", "flower-simulation"])
 def test_warnings_of_a_fleet_reach_whoever_waits(tmp_path, monkeypatch, capsys, engine):
     """A run that waits for nodes would else be silent for an hour; virtual nodes are nobody's to look after."""
     import fedgraph_flwr.engine.flower as flower

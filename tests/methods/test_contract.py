@@ -1,9 +1,10 @@
 """What every method keeps, whoever wrote it; a method joins by its file in conf/strategy."""
 
-import itertools
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,59 +14,25 @@ import torch
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import RunConfig, compose, group_names
+from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.data.graph import read_tensors
-from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import from_record
-from fedgraph_flwr.run import with_folder
-from tests.methods.test_fedhgn import typed_client
+from fedgraph_flwr.methods.declarations import declaration
+from tests.methods.small_runs import FEATURES, METHODS, Go, is_typed, small_runs
 from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
 
-METHODS = group_names("strategy")
-TYPED = {"fedhgn": ["model.layers=2", "dataset=aifb"]}
-"""Methods for graphs with typed nodes and edges."""
-
-FEATURES, CLASSES = 5, 3
-CUT_GRAPH = [
-    *("dataset=csbm", "dataset.nodes_per_client=[41,67]", f"dataset.features={FEATURES}", f"dataset.classes={CLASSES}"),
-    *("dataset.degree=4", "dataset.cut_degree=1", "dataset.gap=0.2", "dataset.seed=3", "partition=planted"),
-]
-"""Three clients joined by edges. No other size of a model or message equals a client's number of nodes or edges."""
-
-SIZED = {
-    "fedstruct": {("up", "identity"), ("up", "structure")},  # ids and s_u of its nodes
-    "fedstruct_private": {("up", "identity"), ("down", "structure")},  # ids; gradients of its nodes' own s_u
-    "fedstruct_a": {("up", "graph"), ("up", "structure"), ("down", "structure")},  # edges once; residuals; s_u
-}
-"""Groups of arrays, by method, with a row for each node or edge of a client, as the method's own docstring says."""
-
-OPEN = {"fedsage_true": {("up", "features"), ("down", "features")}}
-"""Groups of arrays, by method, that hold features: an upper bound that gives up privacy on purpose."""
-
-Go = Callable[..., Finished]
+SHARING = [m for m in METHODS if (s := compose([f"strategy={m}"]).strategy).shared and not s.pooled]
+"""Methods of several clients that share something."""
 
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """``go(method, "key=value", ...)``: three rounds on three small clients in this process."""
-    folder = tmp_path_factory.mktemp("contract")
-    count = itertools.count()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDGRAPH_DATA", str(folder / "root"))
-        for client in range(3):
-            typed_client(client, people=(11, 13, 17)[client], features=client == 1).save(
-                folder / "typed" / f"client_{client:04d}.safetensors"
-            )
-
-        def run(method: str, *words: str) -> Finished:
-            graph = [*TYPED[method], f"graph={folder / 'typed'}"] if method in TYPED else CUT_GRAPH
-            fixed = [f"strategy={method}", *graph, "num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
-            out = folder / f"run{next(count)}"
-            cfg = with_folder(compose([*fixed, f"out={out}", *words]))
-            return Finished(cfg, run_inline(cfg))
-
+    with small_runs(tmp_path_factory.mktemp("contract")) as run:
         yield run
 
 
@@ -128,27 +95,29 @@ def test_order_of_replies_does_not_matter(method, go, first, monkeypatch):
 
     monkeypatch.setattr(InlineGrid, "pull_messages", shuffled)
     same_result(go(method), first(method))
-    assert any(moved) or method == "central"
+    assert any(moved) or first(method).cfg.strategy.pooled
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_attacked(method, go, first):
     """`attack=link_inference` changes nothing of the run; graphs with typed nodes are refused before it."""
-    if method in TYPED:
+    if is_typed([f"strategy={method}"]):
         with pytest.raises(FedGraphError, match="ranks pairs of nodes of one type"):
             go(method, "attack=link_inference")
         return
     finished = go(method, "attack=link_inference")
     same_result(finished, first(method))
     told = finished.summary["attack"]
-    assert (told["representation"] == "none") == (not finished.arrays)
+    hidden = told["representation"] == "none"
+    assert hidden or finished.arrays
+    assert not hidden or not finished.arrays or finished.cfg.strategy.private
     assert 0.5 <= told["accuracy"] <= 1
-    assert (told["auc"] == 0.5) == (not finished.arrays)
+    assert (told["auc"] == 0.5) == hidden
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_meets_flipped_edges(method, go, first):
-    if method in TYPED:
+    if is_typed([f"strategy={method}"]):
         with pytest.raises(FedGraphError, match=r"dataset\.edge_flip=0\.3 does not reach"):
             go(method, "dataset.edge_flip=0.3")
         return
@@ -164,14 +133,50 @@ def test_a_client_survives_between_messages_only_in_its_state(method, go, first,
     same_result(go(method), first(method))
 
 
+@pytest.mark.parametrize("done", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_ends_like_one_that_was_never_interrupted(method, go, first):
-    half = go(method, "rounds=2", "checkpoint_every=1")
+def test_a_resumed_run_ends_like_one_that_was_never_interrupted(method, done, go, first):
+    half = go(method, f"rounds={done}", "checkpoint_every=1")
     tensors, values = read_tensors(half.out / "checkpoint.safetensors")
-    assert values["round"] == 2
+    assert values["round"] == done
     assert {name.removeprefix("arrays/") for name in tensors if name.startswith("arrays/")} == set(half.arrays)
     session.forget(0)
     same_result(go(method, f"resume={half.out}", f"out={half.out}"), first(method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_part_of_the_clients_trains_in_a_round(method, go):
+    """Under ``strategy.fraction`` cohorts change, absent clients keep what is theirs, and a resumption repeats all that."""
+    words = ["strategy.fraction=0.67", "rounds=4", "num_clients=3"]
+    whole = go(method, *words)
+    cohorts = [record["cohort"] for record in whole.rounds]
+    pooled = whole.cfg.strategy.pooled
+    assert {len(cohort) for cohort in cohorts} == {1 if pooled else 2}
+    assert pooled or len({tuple(cohort) for cohort in cohorts}) > 1
+    assert whole.summary["failures"] == {}
+    half = go(method, *words, "rounds=2", "checkpoint_every=1")
+    session.forget(0)
+    same_result(go(method, *words, f"resume={half.out}", f"out={half.out}"), whole)
+
+
+LIMITS = [
+    pytest.param(method, limit, id=f"{method}-{' '.join(limit.words) or 'as it is'}")
+    for method in METHODS
+    for limit in declaration(method).limits
+]
+
+
+@pytest.mark.parametrize(("method", "limit"), LIMITS)
+def test_a_method_is_another_at_the_limits_that_it_declares(method, limit, go):
+    """The same losses in every round, and the same values of the shared parameters that both have."""
+    (other,) = [word.partition("=")[2] for word in limit.equals if word.startswith("strategy=")]
+    one = go(method, *limit.words, *limit.also)
+    two = go(other, *[word for word in limit.equals if not word.startswith("strategy=")], *limit.also)
+    compare = partial(np.testing.assert_allclose, rtol=limit.within, atol=limit.within)
+    compare(*([r["train"]["train_loss"] for r in run.rounds] for run in (one, two)))
+    compare(*([r["metrics"]["val_loss"] for r in run.rounds] for run in (one, two)))
+    for name in one.arrays.keys() & two.arrays.keys():
+        compare(one.arrays[name], two.arrays[name], err_msg=name)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -193,8 +198,9 @@ def test_no_message_holds_features_labels_or_edges(method, go, monkeypatch):
                     open_.add((way, group))
         for record in content.metric_records.values():
             assert not any(isinstance(v, list) and len(v) in sizes for v in record.values())
-    assert tall == SIZED.get(method, set())
-    assert open_ == OPEN.get(method, set())
+    declared = declaration(method)
+    assert {"/".join(group) for group in tall} == set(declared.sized)
+    assert {"/".join(group) for group in open_} == set(declared.features)
 
 
 def _sizes(graph: Any) -> set[int]:
@@ -228,6 +234,20 @@ def test_a_method_says_what_leaves_a_client(method):
         assert any("eaves" in text for text in texts), target
 
 
+def test_every_method_gives_the_same_on_ray(first, tmp_path):
+    """One Ray instance for all of them, so one test."""
+    different = []
+    with ray_session():
+        for method in METHODS:
+            inline = first(method)
+            cfg = replace(inline.cfg, engine="ray", out=str(tmp_path / method))
+            try:
+                same_result(Finished(cfg, run_ray(cfg)), inline)
+            except AssertionError as error:
+                different.append(f"{method}: {error}")
+    assert different == []
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 @pytest.mark.parametrize("method", METHODS)
 def test_cpu_and_gpu_agree(method, go):
@@ -244,7 +264,7 @@ def test_cpu_and_gpu_agree(method, go):
     assert len(resumed.rounds) == 3  # the state on disk is the CPU's, and goes back to the GPU
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"central", "local"}))  # no other client, nothing shared
+@pytest.mark.parametrize("method", SHARING)
 def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, monkeypatch):
     """Client 1 answers one request of a phase as though it were asked to describe itself."""
     original = GraphClient.answer

@@ -6,7 +6,6 @@ import torch
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.optim import NamedOptimizer
 from tests.conftest import client_graph
 from tests.support import recorded_messages
@@ -89,8 +88,3 @@ def test_named_optimizer_is_torchs():
         theirs.step()
     for name, leaf in leaves.items():
         torch.testing.assert_close(values[name], leaf.detach())
-
-
-def test_clipping_models_is_refused(run):
-    with pytest.raises(FedGraphError, match="sends gradients"):
-        run("strategy=fedgrad", "privacy.dp=server_fixed", "privacy.noise_multiplier=1")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients import fedspa
 from fedgraph_flwr.clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import METRICS, MODEL
-from fedgraph_flwr.methods.checks import check_method
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedspa import FISHER, HET, HOM, UNK, edge_types, parameter_group, typed_operators
 from fedgraph_flwr.secure.masked import PEERS, RESOLUTION
@@ -757,6 +757,7 @@ def test_a_client_goes_on_from_its_private_state():
     first.receive(peers)
     first.train()
     share = first.send()[0][FISHER]
+    first.summed = []  # as though nothing had been shared: a second share over the same clients is refused
     fresh = FedSPAClient(cfg, client_graph(0))
     fresh.restore(unflatten(flatten(first.snapshot())))
     assert_same_arrays(fresh.share_again(peers, {})[0][FISHER], share)

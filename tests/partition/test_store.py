@@ -308,9 +308,34 @@ def client_graph_as_graph(path: Path) -> None:
     Graph(**{name: getattr(client, name) for name in Graph.__dataclass_fields__}).save(path)
 
 
-def test_unknown_client_of_a_folder(parts):
-    with pytest.raises(FedGraphError, match=r"no such file: .*client_0007"):
-        load_client(compose([f"graph={parts}"]), 7)
+def test_unknown_client(parts):
+    for cfg in (compose([f"graph={parts}"]), config()):
+        with pytest.raises(FedGraphError, match=f"there is no client 7: this run has {num_clients(cfg)} "):
+            load_client(cfg, 7)
+
+
+def test_a_truncated_file_of_a_cache_is_made_again_by_the_client_that_reads_it(made):
+    cfg = config()
+    path = prepare(cfg) / "client_0001.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-10])
+    assert load_client(cfg, 1).client == 1
+    assert path.read_bytes() == content
+    assert made() == 2
+
+
+def test_files_are_in_the_order_of_their_numbers(tmp_path):
+    for number in (10_000, 2, 9_999, 10_001):
+        (tmp_path / f"client_{number:04d}.safetensors").touch()
+    numbers = [int(path.stem.removeprefix("client_")) for path in store.files(tmp_path)]
+    assert numbers == [2, 9_999, 10_000, 10_001]
+
+
+def test_a_client_looks_at_no_other_file_of_a_whole_cache(monkeypatch):
+    cfg = config()
+    prepare(cfg)
+    monkeypatch.setattr(store, "files", None)  # else a thousand clients would list a thousand files each
+    assert load_client(cfg, 1).client == 1
 
 
 # --- the command -------------------------------------------------------------------------------------------------------

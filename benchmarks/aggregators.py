@@ -1,0 +1,65 @@
+"""What each rule of `strategy.aggregator` costs beside the weighted mean, in one process of one thread.
+
+    python benchmarks/aggregators.py
+
+Models are of 100,000 float32 parameters in four tensors; a figure is the least time over the repetitions.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fedgraph_flwr.config import AGGREGATORS, StrategyConfig
+from fedgraph_flwr.messages import Arrays, weighted_mean
+from fedgraph_flwr.strategies.aggregators import combine
+
+SHAPES = {"layers.0.weight": (1000, 64), "layers.0.bias": (64,), "head.weight": (64, 560), "head.bias": (96,)}
+REPETITIONS = 3
+
+
+def models(count: int) -> tuple[Arrays, list[Arrays]]:
+    """A model and as many others around it."""
+    rng = np.random.default_rng(0)
+
+    def draw(spread: float) -> Arrays:
+        return {name: rng.normal(scale=spread, size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+    theta = draw(1)
+    return theta, [{name: theta[name] + step for name, step in draw(0.01).items()} for _ in range(count)]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """CPU seconds, the least of some."""
+    taken = []
+    for _ in range(REPETITIONS):
+        began = time.process_time()
+        work()
+        taken.append(time.process_time() - began)
+    return min(taken)
+
+
+def main() -> None:
+    """Print the table."""
+    told: dict[str, list[str]] = {}
+    for count, byzantine in ((10, 1), (100, 10)):
+        theta, values = models(count)
+        mean = seconds(lambda values=values: weighted_mean(values, [1.0] * len(values)))
+        told.setdefault("mean", []).append(f"{1e3 * mean:.0f} | 1")
+        for name in AGGREGATORS[1:]:
+            cfg = StrategyConfig(aggregator=name, byzantine=byzantine)
+            took = seconds(lambda v=values, t=theta, c=cfg: combine(v, t, c))
+            told.setdefault(name, []).append(f"{1e3 * took:.0f} | {took / mean:.1f}")
+    parameters = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    print(f"{parameters} parameters; CPU ms, and the ratio to the mean")
+    print("| | 10 clients | ratio | 100 clients | ratio |\n|---|---|---|---|---|")
+    for name, cells in told.items():
+        print(f"| `{name}` | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

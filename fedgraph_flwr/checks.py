@@ -1,0 +1,85 @@
+"""What is asked of a method, its network and their keys before any client starts."""
+
+import dataclasses
+from typing import Any
+
+from fedgraph_flwr import models
+from fedgraph_flwr.config.schema import RunConfig, StrategyConfig
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.evaluation import adversaries
+from fedgraph_flwr.lookup import locate, method_params, own_keys
+from fedgraph_flwr.messages import MODEL
+from fedgraph_flwr.secure.secagg import FEWEST
+from fedgraph_flwr.strategies import aggregators, privacy
+
+
+def check_method(cfg: RunConfig) -> None:
+    """Check the method's own keys against its server and client ``Params``, then the network's, and that the two go together.
+
+    Raises:
+        FedGraphError: a key that nobody knows, a wrong type or value, or a network that the method cannot train.
+    """
+    sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
+    accepted = own_keys(cfg)
+    for key in cfg.strategy.params:
+        if key not in accepted:
+            raise unknown(
+                f"strategy {cfg.strategy.name}: key",
+                key,
+                accepted | {f.name for f in dataclasses.fields(StrategyConfig)},
+            )
+    for side in sides:
+        method_params(side, cfg)
+    aggregators.check(cfg, sides[0].averages)
+    privacy.check(cfg, sides[0].plain_average)
+    adversaries.check(cfg, sides[0].averages)
+    if cfg.privacy.secagg:
+        _check_secagg(cfg, sides[0])
+    model = models.probe(cfg.model)
+    for side in sides:
+        side.check(cfg, model)
+    if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # one may be of a part that is off
+        models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
+    models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
+
+
+def _check_secagg(cfg: RunConfig, server: Any) -> None:
+    """Refuse secure aggregation of what is no sum over several clients, by what the method declares."""
+    rules = cfg.strategy
+    needs = server.beyond_sums
+    if not rules.shared or rules.pooled:
+        needs = "no sum of clients' models, since none is shared"
+    elif MODEL not in server.sums:
+        needs = needs or "single clients' answers"
+    elif rules.aggregator != "mean":
+        needs = needs or f"single models for strategy.aggregator={rules.aggregator}"
+    elif cfg.privacy.dp != "none":
+        needs = needs or f"single models, which privacy.dp={cfg.privacy.dp} bounds"
+    if needs:
+        raise FedGraphError(
+            f"privacy.secagg=true shows the server weighted sums of what clients trained, and strategy={rules.name} needs "
+            f"{needs}; use privacy.secagg=false"
+        )
+    size = min(max(round(rules.fraction * cfg.num_clients), rules.min_clients), cfg.num_clients)
+    if size < FEWEST:
+        raise FedGraphError(
+            f"privacy.secagg=true adds up at least {FEWEST} clients, a round of this run has {size} "
+            f"(num_clients={cfg.num_clients}, strategy.fraction={rules.fraction:g})"
+        )
+
+
+def remarks(cfg: RunConfig) -> list[str]:
+    """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
+    sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
+    return [remark for side in sides if (remark := side.remark(cfg))]
+
+
+def check_clients(cfg: RunConfig) -> None:
+    """Check what depends on how many clients there are, once that is settled.
+
+    Raises:
+        FedGraphError: too few of them, one that is not there, or a δ or budget that does not suit them.
+    """
+    aggregators.check_cohort(cfg)
+    privacy.check_clients(cfg)
+    adversaries.check_clients(cfg)

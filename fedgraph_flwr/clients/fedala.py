@@ -1,0 +1,117 @@
+"""FedALA client (Zhang et al., AAAI 2023, arXiv:2212.01197).
+
+    Θ̂_i = Θ_i^{t−1} + (Θ^{t−1} − Θ_i^{t−1}) ⊙ W_i                                   adaptive local aggregation
+    W_i ← clip(W_i − η ∇_{Θ̂} L(Θ̂_i, D_i^s) ⊙ (Θ^{t−1} − Θ_i^{t−1}), 0, 1)           weight learning, W_i = 1 at first
+
+Θ^{t−1} is the model as received, Θ_i^{t−1} the client's own after its last training; both equations are of Algorithm 1, on the last p
+layers alone, all below take Θ^{t−1}. D_i^s are s of the client's training nodes, drawn anew each time. W_i is learned until the
+standard deviation of the last ten losses is below a threshold when there is a Θ_i^{t−1} to mix for the first time (and for at most
+`passes`: ours), and by one pass in each later round. Training then starts from Θ̂_i, and Θ̂_i is what the client is scored by. No layer to
+mix, or η = 0, is FedAvg.
+Leaves the client: what FedAvg sends. W_i never does.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.models import check_prefixes
+from fedgraph_flwr.clients.base import Batch
+from fedgraph_flwr.clients.personal import PersonalClient, assign, copied
+from fedgraph_flwr.config import RunConfig, at_least
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.lookup import method_params
+from fedgraph_flwr.models import Model
+
+LOSSES = 10  # over which learning must have come to rest
+
+
+@dataclass
+class Params:
+    """Keys of FedALA."""
+
+    mixed: list[str] = field(default_factory=lambda: ["head"])  # the last p layers, by prefix
+    sample: float = 0.8  # s
+    eta: float = 1.0  # η
+    threshold: float = 0.1
+    passes: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sample <= 1:
+            raise FedGraphError(f"strategy.sample must lie in (0, 1], got {self.sample}")
+        at_least(self.eta, 0, "strategy.eta")
+        at_least(self.threshold, 0, "strategy.threshold")
+        at_least(self.passes, 1, "strategy.passes")
+
+
+class FedALAClient(PersonalClient):
+    """FedAvg's client that starts from a mixture of its last model and the received one; keeps both parts in `memory`."""
+
+    Params: ClassVar[type] = Params
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Every prefix of `mixed` must stand for some parameter."""
+        check_prefixes(method_params(cls, cfg).mixed, "strategy.mixed", cfg, model)
+
+    def train(self) -> float:
+        """From Θ̂_i."""
+        start, weights = self.aggregated()
+        assign(self.upper(), start)
+        loss = super().train()
+        self.memory = {"local": copied(self.upper()), "weights": weights}
+        return loss
+
+    def predict(self) -> Tensor:
+        """Logits [N, C] of Θ̂_i."""
+        with self.instead(self.aggregated()[0]):
+            return super().predict()
+
+    def upper(self) -> dict[str, Tensor]:
+        """The parameters of the last p layers that travel; they alias the model."""
+        found = self.model.shared(self.params.mixed)
+        return {name: t for name, t in found.items() if name in self.shared and t.requires_grad}
+
+    def aggregated(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Θ̂_i of the last p layers, empty where it is Θ, and W_i; nothing of the client is changed."""
+        upper, local = self.upper(), self.memory.get("local", {})
+        weights: dict[str, Tensor] = self.memory.get("weights", {})
+        if all(torch.equal(upper[name], local[name]) for name in local):
+            return {}, weights
+        received, losses = copied(upper), list[float]()
+        limit = 1 if weights else self.params.passes
+        weights = weights or {name: torch.ones_like(t) for name, t in received.items()}
+        start = _mixed(local, received, weights)
+        whole = self.batch
+        with self.instead(start):
+            self.model.train()
+            self.batch = self.sampled()
+            while len(losses) < limit and not self.rests(losses):
+                loss = self.loss()
+                slopes = torch.autograd.grad(loss, list(upper.values()), materialize_grads=True)
+                for name, slope in zip(upper, slopes, strict=True):
+                    step = self.params.eta * slope * (received[name] - local[name])
+                    weights = {**weights, name: (weights[name] - step).clamp(0, 1)}
+                start = _mixed(local, received, weights)
+                assign(upper, start)
+                losses.append(float(loss.detach()))
+        self.batch = whole
+        return start, weights
+
+    def rests(self, losses: list[float]) -> bool:
+        """Whether learning has come to rest."""
+        return len(losses) > LOSSES and float(np.std(losses[-LOSSES:])) < self.params.threshold
+
+    def sampled(self) -> Batch:
+        """D_i^s."""
+        size = max(1, int(self.params.sample * self.num_train))
+        nodes = self.train_nodes[torch.randperm(self.num_train)[:size].to(self.device)]
+        return Batch(self.inputs, nodes, self.y[nodes])
+
+
+def _mixed(local: dict[str, Tensor], received: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Θ̂; exactly the received values where W = 1."""
+    return {name: torch.lerp(local[name], received[name], weights[name]) for name in local}

@@ -1,0 +1,41 @@
+"""FedAvg with local fine-tuning (Wang et al., 2019, arXiv:1910.10252; Yu, Bagdasaryan & Shmatikov, 2020, arXiv:2002.04758).
+
+    v_i ← w^t,   v_i ← v_i − η ∇F_i(v_i),  E times                                          fine-tuning, Section 2 of the former
+
+Whenever it is scored, the client tunes a copy of the received model on all its training nodes, with a fresh optimiser, is scored by
+it, and forgets it; training is FedAvg's bit for bit. E = 0 is FedAvg.
+Leaves the client: what FedAvg sends.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedgraph_flwr.clients.personal import PersonalClient
+from fedgraph_flwr.config import at_least
+
+
+@dataclass
+class Params:
+    """Keys of fine-tuning."""
+
+    steps: int = 3  # E
+
+    def __post_init__(self) -> None:
+        at_least(self.steps, 0, "strategy.steps")
+
+
+class FineTunedClient(PersonalClient):
+    """FedAvg's client, scored by a tuned copy."""
+
+    Params: ClassVar[type] = Params
+
+    def predict(self) -> Tensor:
+        """Logits [N, C] of v_i."""
+        with self.instead({}):
+            optimizer = self.begin_training()
+            for _ in range(self.params.steps if self.num_train else 0):
+                self.gradient(optimizer)
+                optimizer.step()
+            return super().predict()

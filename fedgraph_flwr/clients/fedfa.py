@@ -1,0 +1,100 @@
+"""FedFA client (Zhou & Konukoglu, ICLR 2023, arXiv:2301.12995), on graphs.
+
+With probability p, in a training pass, the features X of a hidden layer are taken as K instances with statistics of each
+channel, which are drawn anew from Gaussians around them (Section 3):
+
+    μ_k, σ_k = mean, √(variance + ε) of X over instance k                                             [K, H]
+    μ̄ ← α μ̄ + (1 − α) mean_k μ_k,   σ̄ ← α σ̄ + (1 − α) mean_k σ_k                                   running, [H]
+    v_μ = Var_k(μ_k) + ε,   v_σ = Var_k(σ_k) + ε                                                      the client's own, [H]
+    γ_j = H w_j / Σ_h w_h,   w_j = 1 / (1 + 1 / (S_j + ε)),   S the variance of μ̄ (of σ̄) over clients
+    β_k ~ N(μ_k, (1 + γ_μ) v_μ),   g_k ~ N(σ_k, (1 + γ_σ) v_σ),   X ← g_k (X − μ_k) / σ_k + β_k
+
+An image has its own statistics over its pixels; a node has one vector. Here (ours) an instance is a random group of the client's
+nodes, K groups of equal size up to one node, drawn anew each time and of at least two nodes each. Where a client has nodes for one
+group only, which varies around nothing, v is its squared distance to μ̄ (σ̄) before that step. Hidden features are those after the activation. Scoring
+changes nothing.
+Leaves the client: the model, and of each hidden layer the running mean and standard deviation [H] of features over all its nodes.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.methods.fedfa import RUNNING, SPREAD, STATISTICS, Params
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.stack import Stack
+
+
+class FedFAClient(GraphClient):
+    """FedAvg's client whose hidden features are shaken in training.
+
+    Attributes:
+        running: μ̄ and σ̄ of each hidden layer, [L-1, H], as received and moved since.
+        spread: S of each, [L-1, H].
+    """
+
+    Params: ClassVar[type] = Params
+    model: Stack
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.running: dict[str, Tensor] = {}
+        self.spread: dict[str, Tensor] = {}
+        if self.params.p:  # at 0 not a number is drawn, so that dropout is FedAvg's
+            self.model.after_hidden = self.augment
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """The network must have hidden layers whose features can be changed."""
+        if not isinstance(model, Stack) or not len(model.layers):
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs a network that is a stack of at least 2 layers, such as model=gcn,"
+                f" got model={cfg.model.name} with model.layers={cfg.model.layers}"
+            )
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """The running statistics and their spread; none come with a model that is only scored."""
+        if RUNNING in groups:
+            self.running, self.spread = (
+                {key: torch.from_numpy(groups[group][key]).to(self.device) for key in STATISTICS}
+                for group in (RUNNING, SPREAD)
+            )
+
+    def send(self) -> Answer:
+        """The running statistics."""
+        return ({RUNNING: {key: to_numpy(value) for key, value in self.running.items()}} if self.running else {}), {}
+
+    def augment(self, h: Tensor, layer: int) -> Tensor:
+        """Features [N, H] of a hidden layer, shaken in training with probability p."""
+        n, p = h.size(0), self.params
+        # Drawn on the CPU, so that a GPU's run sees the same numbers.
+        if not self.model.training or n < 2 or float(torch.rand(())) >= p.p:
+            return h
+        groups = max(min(p.groups, n // 2), 1)
+        member = (torch.randperm(n) % groups).to(h.device)
+        noise = torch.randn(2, groups, h.size(1), dtype=h.dtype).to(h.device)
+        size = member.bincount(minlength=groups).to(h.dtype)[:, None]
+        among = F.one_hot(member, groups).to(h.dtype).T  # [K, N]
+        mean = among @ h / size
+        centred = h - mean[member]
+        std = (among @ centred.square() / (size - 1) + p.eps).sqrt()
+        drawn = []
+        for key, statistic, draw in zip(STATISTICS, (mean, std), noise, strict=True):
+            running = self.running[key][layer]
+            own = p.eps + (statistic.var(0) if groups > 1 else (statistic[0] - running).square())
+            drawn.append(statistic + draw * ((1 + sharing(self.spread[key][layer], p.eps)) * own).sqrt())
+            with torch.no_grad():
+                running.mul_(p.momentum).add_(statistic.mean(0), alpha=1 - p.momentum)
+        return drawn[1][member] * centred / std[member] + drawn[0][member]
+
+
+def sharing(spread: Tensor, eps: float) -> Tensor:
+    """γ [H] of the variances over clients [H]: positive, with mean 1."""
+    w = 1 / (1 + 1 / (spread + eps))
+    return w.numel() * w / w.sum()

@@ -1,0 +1,83 @@
+"""FedGTA client (Li et al., VLDB 2024, arXiv:2401.11755): what the server compares and weighs it by.
+
+    Y^0_v = one-hot y_v at training nodes, softmax of the trained model's logits elsewhere
+    Y^{l+1} = α Y^0 + (1 − α) Â Y^l,   l < k                               non-parametric label propagation
+    M = (mean_v (Y^k_v)^p, mean_v (Y^k_v − mean Y^k)^p),   p = 1..K            mixed moments, by class
+    H = Σ_v d̃_v Σ_c (1/e + Y^k_vc log Y^k_vc)                               local smoothing confidence
+
+Â = D̃^{-1/2} (A + I) D̃^{-1/2}, d̃ its degrees. y log y >= −1/e, so H >= 0; it grows with a client's nodes and edges, and with how
+sure their labels are: uniform labels give a node d̃_v (C/e − log C).
+From memory of the paper (its numbers of equations are not given here for that reason) and by the authors' program, which
+``labels=program`` follows where it goes further: each step adds Y^0 once more at training nodes; M is of softmax(Y^k), H of
+softmax(Y^k / 20), both with the true labels at training nodes; d̃ is without the loop. (Its α is the neighbours' share, 1/2 too.) The
+program takes the true labels of nodes in neither the validation nor the test set; here no label but those of training nodes is read.
+Training is FedAvg's. The products are sparse, in float64: k E C of them.
+Leaves the client: what FedAvg sends, M [1 or 2, K, C], and H. Of a client with one node, M is that node's propagated label.
+"""
+
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
+from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
+from fedgraph_flwr.numerics.sparse import SparseMatrix
+
+TEMPERATURE = 20.0  # of the authors' program
+
+
+def moments(y: Tensor, orders: int, hybrid: bool) -> Tensor:
+    """Moments of each column over the rows of y [N, C]: raw ones of order 1..K, and central ones if ``hybrid``; [1 or 2, K, C]."""
+    kinds = [y, y - y.mean(0)] if hybrid else [y]
+    return torch.stack([torch.stack([z.pow(p).mean(0) for p in range(1, orders + 1)]) for z in kinds])
+
+
+def confidence(y: Tensor, degree: Tensor) -> float:
+    """H of labels [N, C] and degrees [N]."""
+    bracket = (torch.e**-1 + torch.xlogy(y, y)).sum(1)
+    return max(float(degree @ bracket), 0.0)
+
+
+class FedGTAClient(GraphClient):
+    """FedAvg's client, which tells how its labels are smoothed by its edges."""
+
+    Params: ClassVar[type] = Params
+
+    @cached_property
+    def smoother(self) -> SparseMatrix:
+        """Â [N, N]."""
+        adj = gcn_adjacency(self.graph.edge_index, self.graph.num_nodes)
+        return SparseMatrix(adj, torch.float64).to(self.device)
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """d̃ [N]; without the loop in the program's form."""
+        adj = adjacency(self.graph.edge_index, self.graph.num_nodes, self_loops=self.params.labels == "paper")
+        return torch.from_numpy(adj.sum(axis=1)).view(-1).to(self.device)
+
+    def send(self) -> Answer:
+        """M and H at the trained model."""
+        for_moments, for_confidence = self.smoothed()
+        told = moments(for_moments, self.params.orders, self.params.kinds == 2)
+        return {SMOOTHED: {"moments": to_numpy(told)}}, {CONFIDENCE: confidence(for_confidence, self.degree)}
+
+    def smoothed(self) -> tuple[Tensor, Tensor]:
+        """Y^k as M and as H read it, [N, C] each."""
+        first = self.predict().double().softmax(1)
+        first[self.train_nodes] = F.one_hot(self.batch.y, self.graph.num_classes).double()
+        alpha, program = self.params.alpha, self.params.labels == "program"
+        y = first
+        for _ in range(self.params.steps):
+            y = alpha * first + (1 - alpha) * (self.smoother @ y)
+            if program:
+                y[self.train_nodes] += first[self.train_nodes]
+        if not program:
+            return y, y
+        pair = y.softmax(1), (y / TEMPERATURE).softmax(1)
+        for labels in pair:
+            labels[self.train_nodes] = first[self.train_nodes]
+        return pair

@@ -1,0 +1,107 @@
+"""FedProto client (Tan et al., AAAI 2022, arXiv:2105.00243).
+
+    L_i = L_S + λ L_R                                                                                  Eq. (7)
+    L_R = Σ_j ‖C_i^j − C̄^j‖₂, over the client's classes                    ``distance=prototypes``     Eq. (8)
+    L_R = mean over training nodes v and channels of (f_i(v) − C̄^{y_v})²    ``distance=nodes``           the authors' program
+    ŷ_v = argmin_j ‖f_i(v) − C̄^j‖₂                                                                    Eq. (4)
+
+f_i are hidden features, on which the head works (`Model.encode`). C̄ are constants through a round's steps; a class that has
+none pulls nothing. A client keeps its own model and is scored by it; the global figures beside it are those of Eq. (4), and of
+its own model as long as there are no prototypes. λ = 0 is Local.
+Leaves the client: of each class the mean embedding of its training nodes, in the trained model without dropout, and their number.
+The prototype of a class with one training node is that node's embedding: ``min_nodes`` leaves out classes with fewer. Nothing of
+the model leaves.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params, class_means, distances
+from fedgraph_flwr.models import Model
+
+
+class FedProtoClient(GraphClient):
+    """Local's client, drawn towards the global prototypes.
+
+    Attributes:
+        prototypes: C̄ [C, D] as last received; None: none yet.
+        known: which classes have one, [C].
+    """
+
+    Params: ClassVar[type] = Params
+    prototypes: Tensor | None = None
+    known: Tensor
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Embeddings must be made by the network."""
+        if cfg.model.layers < 2:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} shares means of hidden features, and model={cfg.model.name} with"
+                f" model.layers={cfg.model.layers} may have none but the features themselves: take at least 2"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Also D, on which the shape of the prototypes depends."""
+        return super().describe() | {WIDTH: self.embeddings().size(1)}
+
+    def receive(self, groups: dict[str, Arrays]) -> None:
+        """The global prototypes, if there are any."""
+        told = groups.get(PROTOTYPES)
+        self.prototypes = None if told is None else torch.from_numpy(told["mean"]).to(self.device)
+        if told is not None:
+            self.known = torch.from_numpy(told["known"]).to(self.device)
+
+    def loss(self) -> Tensor:
+        """Eq. (7)."""
+        if not self.params.lam or self.prototypes is None:
+            return super().loss()
+        inputs, nodes = self.batch.inputs, self.batch.nodes
+        h = self.model.encode(inputs)
+        loss = self.task_loss(self.model.classify(h, inputs))
+        return loss + self.params.lam * self.pull(h if nodes is None else h[nodes], self.prototypes)
+
+    def pull(self, h: Tensor, goal: Tensor) -> Tensor:
+        """L_R of the batch's embeddings [V, D] towards prototypes [C, D]."""
+        y = self.batch.y
+        if self.params.distance == "nodes":
+            return F.mse_loss(h, torch.where(self.known[y, None], goal[y], h.detach()))
+        own, count = class_means(h, y, len(self.known))
+        return torch.linalg.vector_norm((own - goal)[self.known & (count > 0)], dim=1).sum()
+
+    def send(self) -> Answer:
+        """The client's prototypes, and of how many nodes they are."""
+        mean, count = class_means(self.embeddings()[self.train_nodes], self.y[self.train_nodes], self.graph.num_classes)
+        count = torch.where(count < self.params.min_nodes, 0, count)
+        mean = torch.where(count[:, None] > 0, mean, 0)
+        return {PROTOTYPES: {"mean": to_numpy(mean), "count": to_numpy(count)}}, {}
+
+    def predict_shared(self) -> Tensor:
+        """Distances [N, C] to the prototypes, negative; a class without one is farther than all."""
+        if self.prototypes is None:
+            return super().predict_shared()
+        distance = distances(self.embeddings(), self.prototypes)
+        return -distance.masked_fill(~self.known, 2 * float(distance.max()) + 1)
+
+    @torch.no_grad()
+    def embeddings(self) -> Tensor:
+        """f_i of every node without dropout, [N, D].
+
+        Raises:
+            FedGraphError: the network has no hidden features, so that means of X itself would leave.
+        """
+        self.model.eval()
+        h = self.model.encode(self.inputs)
+        if h is getattr(self.inputs, "x", None):
+            raise FedGraphError(
+                f"strategy={self.cfg.strategy.name} shares means of hidden features, and model={self.cfg.model.name} has"
+                " none but the features themselves: give it more layers"
+            )
+        return h

@@ -1,0 +1,117 @@
+"""FED-PUB client (Baek et al., ICML 2023, arXiv:2206.10206): a mask chooses what of the received weights serves its graph.
+
+    L_i(θ, μ) = F_i(θ ⊙ μ) + λ1 ‖μ‖₁ + λ2 ‖θ − θ̄_i‖²                        the local objective, from memory of Section 3
+    e_i = mean over the nodes of the random graph of the hidden features                    the functional embedding
+
+μ is as large as the weight matrices θ (vectors, such as biases, have no mask), begins as ones, is trained along with θ by the same
+optimiser, and stays at the client from round to round. θ̄_i is the model as received. Where nothing is trained, entries of μ
+below ``threshold`` count as 0. e_i is of the trained, masked model without dropout, after the last hidden activation; the authors'
+program takes it before that.
+The authors' program computes both regularisers of detached tensors, so they add a number to the loss and nothing to its gradient:
+``lam1=0``, ``lam2=0`` trains as it does. (It also takes the norm, not its square, and none in the first round.)
+Leaves the client: what FedAvg sends, θ without its mask, and e_i [D].
+Cost: a mask and its two moments of Adam kept, and a pass over 500 nodes with F dense features a round.
+"""
+
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedgraph_flwr.clients.base import Answer, to_numpy
+from fedgraph_flwr.clients.fedprox import proximal_term
+from fedgraph_flwr.clients.personal import PersonalClient, assign, copied
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.fedpub import EMBEDDING, Params, random_graph
+from fedgraph_flwr.methods.prototypes import WIDTH
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.trees import Tree
+
+class FedPUBClient(PersonalClient):
+    """A client with a network whose weight matrices are masked.
+
+    Attributes:
+        mu: μ by the weights' names; empty with ``masks=false``.
+        received: θ̄_i while it trains.
+    """
+
+    Params: ClassVar[type] = Params
+    received: dict[str, Tensor]
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Embeddings must be made by the network, of the random graph."""
+        if model.heterogeneous:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} probes the network with a random graph of one type of nodes; model={cfg.model.name}"
+                " is for typed ones"
+            )
+        if cfg.model.layers < 2:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} compares hidden features, and model={cfg.model.name} with"
+                f" model.layers={cfg.model.layers} may have none but the features themselves: take at least 2"
+            )
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        matrices = {name: p for name, p in self.model.named_parameters() if p.dim() > 1 and self.params.masks}
+        self.mu = {name: nn.Parameter(torch.ones_like(p)) for name, p in matrices.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """Also D."""
+        return super().describe() | {WIDTH: self.embedding().numel()}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """θ and μ."""
+        return [*super().parameters(), *self.mu.values()]
+
+    def masked(self) -> dict[str, Tensor]:
+        """θ ⊙ μ by the weights' names; with small entries of μ as 0 unless the model is in training mode."""
+        least, weights = 0 if self.model.training else self.params.threshold, dict(self.model.named_parameters())
+        return {name: weights[name] * torch.where(mask.abs() < least, 0, mask) for name, mask in self.mu.items()}
+
+    def logits(self, inputs: Any) -> Tensor:
+        """Logits [N, C] of θ ⊙ μ."""
+        return functional_call(self.model, self.masked(), (inputs,))
+
+    def train(self) -> float:
+        """Remember θ̄_i, then train θ and μ."""
+        self.received = copied(self.shared)
+        return super().train()
+
+    def loss(self) -> Tensor:
+        """L_i."""
+        loss = super().loss()
+        if self.params.lam1:
+            loss = loss + self.params.lam1 * sum(mask.abs().sum() for mask in self.mu.values())
+        if self.params.lam2:
+            loss = loss + proximal_term(self.shared, self.received, 2 * self.params.lam2)
+        return loss
+
+    def send(self) -> Answer:
+        """e_i."""
+        return {EMBEDDING: {"mean": to_numpy(self.embedding())}}, {}
+
+    @cached_property
+    def probe(self) -> Any:
+        """What the network needs of the random graph."""
+        graph = random_graph(self.cfg.seed, self.graph.num_features, self.graph.num_classes)
+        return self.model.prepare(graph, self.device, self.dtype)
+
+    @torch.no_grad()
+    def embedding(self) -> Tensor:
+        """e_i [D]."""
+        self.model.eval()
+        with self.instead(self.masked()):
+            return self.model.encode(self.probe).mean(0)
+
+    def save(self) -> Tree:
+        """μ."""
+        return {"masks": {name: mask.detach() for name, mask in self.mu.items()}}
+
+    def load(self, tree: Tree) -> None:
+        """Put μ in the place of the one at hand, which the optimiser knows."""
+        assign(self.mu, tree.get("masks", {}))

@@ -1,0 +1,82 @@
+"""Training data that lies: flipped labels, and trigger subgraphs on nodes that are given another label (a backdoor).
+
+Xu et al. (ACSAC 2022, "More is Better (Mostly): On the Backdoor Attacks in Federated Graph Neural Networks") classify graphs: a
+trigger, an Erdős-Rényi graph, replaces part of a graph. Adapted to nodes: each chosen node is given a copy of the trigger, whose
+nodes are new and all joined to it. As there, the edges of a trigger are drawn with probability 0.8; its features are ours.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import HeteroGraph
+
+DENSITY = 0.8  # Xu et al., Section 4
+SHARE = 0.05  # (ours) of the features that are not zero in a trigger's node
+
+AnyGraph = TypeVar("AnyGraph", Graph, HeteroGraph)
+
+
+def with_flipped_labels(graph: AnyGraph) -> AnyGraph:
+    """Training labels y as C − 1 − y (Tolpegin et al., ESORICS 2020, flip pairs of classes)."""
+    return replace(graph, y=torch.where(graph.train_mask, graph.num_classes - 1 - graph.y, graph.y))
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A subgraph that marks a node.
+
+    Attributes:
+        x: features [t, F].
+        edges: int64 [2, E], both directions of each.
+    """
+
+    x: Tensor
+    edges: Tensor
+
+    @classmethod
+    def draw(cls, nodes: int, features: int, value: float, seed: int) -> "Trigger":
+        """One of ``nodes`` nodes, each with a few of its ``features`` at ``value`` and the others 0."""
+        rng = np.random.default_rng(seed)
+        x = np.zeros((nodes, features), np.float32)
+        for row in x:
+            row[rng.choice(features, max(1, round(SHARE * features)), replace=False)] = value
+        pairs = np.stack(np.triu_indices(nodes, 1))
+        pairs = pairs[:, rng.random(pairs.shape[1]) < DENSITY]
+        return cls(torch.from_numpy(x), torch.from_numpy(np.concatenate([pairs, pairs[::-1]], axis=1)))
+
+    def part(self, index: int, parts: int) -> "Trigger":
+        """The nodes index, index + parts, ... with the edges among them: one of so many local triggers."""
+        kept = torch.arange(len(self.x))[index::parts]
+        place = torch.full((len(self.x),), -1)
+        place[kept] = torch.arange(len(kept))
+        edges = place[self.edges]
+        return Trigger(self.x[kept], edges[:, (edges >= 0).all(0)])
+
+    def attached(self, graph: ClientGraph, nodes: Tensor) -> ClientGraph:
+        """The graph with a copy of the trigger at each of ``nodes`` [K]: K t nodes more, without labels, in no split."""
+        n, t, k = graph.num_nodes, len(self.x), len(nodes)
+        first = n + t * torch.arange(k).view(-1, 1, 1)  # of each copy
+        inside = (first + self.edges).transpose(0, 1).reshape(2, -1)
+        ends = torch.stack([nodes.repeat_interleave(t), n + torch.arange(k * t)])
+        labels = [name for name in ("y", "node_id", "group", "part") if len(getattr(graph, name))]
+        more = dict.fromkeys(labels, torch.full((k * t,), -1))
+        more |= dict.fromkeys(("train_mask", "val_mask", "test_mask"), torch.zeros(k * t, dtype=torch.bool))
+        longer: dict[str, Any] = {name: torch.cat([getattr(graph, name), rows]) for name, rows in more.items()}
+        x, edges = (
+            torch.cat([graph.x, self.x.repeat(k, 1)]),
+            torch.cat([graph.edge_index, inside, ends, ends.flip(0)], 1),
+        )
+        return replace(graph, x=x, edge_index=edges, **longer)
+
+    def planted(self, graph: ClientGraph, target: int, rate: float, seed: int) -> ClientGraph:
+        """The graph with the trigger at a share ``rate`` of its training nodes of other classes, labelled ``target``."""
+        others = (graph.train_mask & (graph.y != target)).nonzero().view(-1)
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(others)))
+        chosen = others[order[: round(rate * len(others))]]
+        marked = self.attached(graph, chosen)
+        return replace(marked, y=marked.y.index_fill(0, chosen, target))

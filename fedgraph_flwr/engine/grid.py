@@ -1,0 +1,89 @@
+"""What our own grids share: nodes that stand for the clients of one run, and how one of them answers a message."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+_run_ids = itertools.count(1)
+_CRASHED = 0
+
+
+class OwnGrid(Grid):
+    """A grid over nodes 1..M of this run; node i holds partition i - 1.
+
+    Args:
+        num_nodes: M.
+    """
+
+    def __init__(self, num_nodes: int):
+        self.run_id = next(_run_ids)
+        self.num_nodes = num_nodes
+        self._message_ids = itertools.count(1)
+
+    def set_run(self, run: Run) -> None:
+        """Not needed: the run is this object's own."""
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return Run.create_empty(self.run_id)
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message to a node."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """1..M."""
+        return range(1, self.num_nodes + 1)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Push, then pull until all have answered."""
+        waiting = set(self.push_messages(messages))
+        replies: list[Message] = []
+        while waiting:
+            arrived = list(self.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
+        return replies
+
+    def _name(self, message: Message) -> str:
+        """Gives the message its identifier, which its reply names."""
+        identifier = str(next(self._message_ids))
+        message.metadata.__dict__["_message_id"] = identifier
+        return identifier
+
+
+def virtual_context(run_id: int, node: int, num_nodes: int, run_config: dict[str, Any]) -> Context:
+    """The context of a node whose client lives in this process for the whole run."""
+    node_config: dict[str, Any] = {"partition-id": node - 1, "num-partitions": num_nodes, "live": True}
+    return Context(run_id=run_id, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config)
+
+
+def answer(app: ClientApp, message: Message, context: Context) -> Message:
+    """The client's reply; as Flower does, its crash is a reply too, not the server's end."""
+    try:
+        return app(message, context)
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        return Message(Error(_CRASHED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+@contextmanager
+def run_identity(run_id: int) -> Iterator[None]:
+    """Flower refuses to make a `Message` outside a run; this names one, and puts the former back."""
+    before = (TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id)
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, 1, 0
+    try:
+        yield
+    finally:
+        TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id = before

@@ -1,0 +1,99 @@
+"""Clients that lie (`fedgraph_flwr.clients.hostile`): where that means something, and what a backdoor has come to."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedgraph_flwr import models
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.poisoning import Trigger
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.lookup import locate
+from fedgraph_flwr.messages import Arrays, derive_seed
+
+
+def check(cfg: RunConfig, averages: bool) -> None:
+    """Refuse a lie that the method gives no occasion for.
+
+    Args:
+        cfg: the run's configuration.
+        averages: whether the method puts clients' models together (`GraphStrategy.averages`).
+
+    Raises:
+        FedGraphError: one sentence.
+    """
+    lie, rules = cfg.adversary, cfg.strategy
+    if lie.kind == "none":
+        return
+    if cfg.engine not in ("inline", "ray"):
+        raise FedGraphError(
+            f"adversary.kind={lie.kind} is a study in simulation: use engine=inline or ray, not {cfg.engine}"
+        )
+    if rules.pooled or (lie.kind != "label_flip" and not (averages and rules.shared)):
+        raise FedGraphError(
+            f"adversary.kind={lie.kind} is told to a server that puts clients' models together, which that of {rules.name}"
+            " does not; use another method"
+        )
+    if lie.backdoor:
+        model = models.probe(cfg.model)
+        shared = model.shared(rules.shared, rules.private)
+        if kept := [name for name, _ in model.named_parameters() if name not in shared]:
+            raise FedGraphError(
+                f"adversary.kind={lie.kind} is measured on the model that all share, and clients of {rules.name} keep {kept[0]}"
+                " to themselves"
+            )
+
+
+def check_clients(cfg: RunConfig) -> None:
+    """Refuse a liar who is not there, and a backdoor into what is no class.
+
+    Raises:
+        FedGraphError: one sentence.
+    """
+    from fedgraph_flwr import partition
+
+    lie = cfg.adversary
+    if odd := [client for client in lie.clients if client >= cfg.num_clients]:
+        raise FedGraphError(f"adversary.clients names {odd[0]}, and clients are 0 to {cfg.num_clients - 1}")
+    if not lie.backdoor:
+        return
+    graph = partition.load_client(cfg, 0)
+    if not isinstance(graph, ClientGraph):
+        raise FedGraphError(
+            f"adversary.kind={lie.kind} marks nodes of one type; those of '{cfg.dataset.name}' are typed"
+        )
+    if lie.target >= graph.num_classes:
+        raise FedGraphError(f"adversary.target={lie.target}, and classes are 0 to {graph.num_classes - 1}")
+
+
+def success(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
+    """What a backdoor has come to in the shared parameters of a finished run.
+
+    Returns:
+        ``success``: of the honest clients' test nodes of other classes, the share that is taken for ``adversary.target`` when
+        each bears the whole trigger, all at once; ``without_trigger``: the same when none does.
+    """
+    from fedgraph_flwr import partition
+
+    lie = cfg.adversary
+    marked, plain, count = 0, 0, 0
+    for index in sorted(set(range(cfg.num_clients)) - set(lie.clients)):
+        graph = partition.load_client(cfg, index)
+        nodes = (graph.test_mask & (graph.y != lie.target)).nonzero().view(-1)
+        trigger = Trigger.draw(lie.trigger, graph.num_features, lie.force, derive_seed(cfg.seed, "trigger"))
+        plain += _taken(cfg, graph, arrays, nodes)
+        marked += _taken(cfg, trigger.attached(graph, nodes), arrays, nodes)
+        count += len(nodes)
+    share = {"success": marked, "without_trigger": plain}
+    return {"kind": lie.kind, "clients": lie.clients} | {
+        k: n / count if count else float("nan") for k, n in share.items()
+    }
+
+
+def _taken(cfg: RunConfig, graph: ClientGraph, arrays: Arrays, nodes: torch.Tensor) -> int:
+    """How many of ``nodes`` the shared parameters take for the target."""
+    client = locate(cfg.strategy.client)(replace(cfg, device="cpu"), graph)
+    client.set_parameters([arrays[name] for name in client.shared])
+    return int((client.predict_shared()[nodes].argmax(1) == cfg.adversary.target).sum())

@@ -1,0 +1,54 @@
+"""FedNova: its keys, and how many steps' worth a client's way is."""
+
+from dataclasses import dataclass
+
+from fedgraph_flwr.config import RunConfig, TrainConfig, at_least
+from fedgraph_flwr.errors import FedGraphError
+
+WORK = "work"
+"""Number that a client sends: ‖a_i‖₁."""
+
+STEPS = "steps"
+"""Number that a client sends: K_i."""
+
+
+@dataclass
+class Params:
+    """Keys of FedNova."""
+
+    mu: float = 0.0  # μ of the proximal variant; 0: none
+
+    def __post_init__(self) -> None:
+        at_least(self.mu, 0, "strategy.mu")
+
+    def check(self, cfg: RunConfig) -> None:
+        """The steps must be ones whose a_i is known.
+
+        Raises:
+            FedGraphError: it is not.
+        """
+        train = cfg.train
+        if self.mu and not train.plain_sgd:
+            raise FedGraphError(
+                f"strategy.mu={self.mu:g} of FedNova needs train.optimizer=sgd and train.momentum=0, "
+                f"got {train.optimizer} and {train.momentum:g}"
+            )
+        if not self.mu * train.lr < 1:
+            raise FedGraphError(
+                f"strategy.mu times train.lr must be < 1, got {self.mu * train.lr:g}: lower one of them"
+            )
+        if train.optimizer == "sgd" and train.momentum and train.keeps_optimizer:
+            raise FedGraphError(
+                "FedNova's momentum begins anew each round: take train.optimizer_state=reset, got keep with"
+                f" train.momentum={train.momentum:g}"
+            )
+
+
+def work(steps: int, train: TrainConfig, mu: float) -> float:
+    """‖a‖₁ of K steps: K; with momentum ρ, [K − ρ(1 − ρ^K)/(1 − ρ)]/(1 − ρ); proximal, [1 − (1 − ημ)^K]/(ημ)."""
+    if mu:
+        pull = train.lr * mu
+        return (1 - (1 - pull) ** steps) / pull
+    if train.optimizer == "sgd" and (rho := train.momentum):
+        return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    return float(steps)

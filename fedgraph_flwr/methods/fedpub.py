@@ -1,0 +1,52 @@
+"""FED-PUB: its keys, the random graph that all clients are probed with, and the name of what travels beside the model.
+
+The graph is 5 communities of 100 nodes, each pair within one joined with probability 0.1 and no other, with features from
+N(0, 1): the numbers of the authors' program. Their server sends it; here every client draws it from the run's seed.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedgraph_flwr.config import at_least
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.messages import derive_seed
+
+EMBEDDING = "embedding"
+"""Group, up: ``mean`` [D], the functional embedding."""
+
+COMMUNITIES, SIZE, DENSITY = 5, 100, 0.1
+
+
+@dataclass
+class Params:
+    """Keys of FED-PUB."""
+
+    tau: float = 3.0  # τ; 0 mixes all alike
+    masks: bool = True  # false: the weights as they are
+    lam1: float = 1e-3  # λ1, of the masks' L1 norm
+    lam2: float = 1e-3  # λ2, of the distance from the received model
+    threshold: float = 1e-3  # entries of a mask below it count as 0 where nothing is trained
+
+    def __post_init__(self) -> None:
+        for key in ("tau", "lam1", "lam2", "threshold"):
+            at_least(getattr(self, key), 0, f"strategy.{key}")
+
+
+def random_graph(seed: int, num_features: int, num_classes: int) -> Graph:
+    """The graph of a run: 500 nodes, undirected edges listed twice, x [500, F]."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "random graph"))
+    pairs = torch.rand(COMMUNITIES, SIZE, SIZE, generator=generator) < DENSITY
+    community, a, b = pairs.triu(1).nonzero().T
+    ends = torch.stack([a, b]) + SIZE * community
+    nodes = COMMUNITIES * SIZE
+    nothing = torch.zeros(nodes, dtype=torch.bool)
+    return Graph(
+        x=torch.randn(nodes, num_features, generator=generator),
+        edge_index=torch.cat([ends, ends.flip(0)], dim=1),
+        y=torch.full((nodes,), -1),
+        train_mask=nothing,
+        val_mask=nothing,
+        test_mask=nothing,
+        num_classes=num_classes,
+    )

@@ -1,0 +1,7 @@
+"""Secure aggregation in messages: names of its phases and of its group of arrays."""
+
+PUBLISH = "secagg_keys"
+DEAL = "secagg_shares"
+UNMASK = "unmask"
+SECAGG = "secagg"
+"""With `PUBLISH`, the keys; with ``train``, the client's share of the weights; with `UNMASK`, who survived, and shares."""

@@ -1,0 +1,40 @@
+"""The loss of a client's task, for labels in balance and out of it (``train.loss``).
+
+    cross_entropy   (1/n) Σ_v −ln p_v,                       p_v the softmax at v's label
+    weighted        Σ_v w_v (−ln p_v) / Σ_v w_v,             w_v = n / (C' n_c) for the n_c nodes of v's class c
+    focal           (1/n) Σ_v (1 − p_v)^γ (−ln p_v)          (Lin et al., ICCV 2017, eq. 4; arXiv:1708.02002)
+
+C' is the number of classes that occur. γ = 0, and classes in balance, give cross_entropy.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.config import TrainConfig
+
+
+def class_weights(y: Tensor, num_classes: int) -> Tensor:
+    """Weights [C] by which every class that occurs in ``y`` [n] counts the same; 0 for others."""
+    count = torch.bincount(y, minlength=num_classes).to(torch.get_default_dtype())
+    return torch.where(count > 0, y.numel() / (count.clamp(min=1) * (count > 0).sum().clamp(min=1)), 0.0)
+
+
+def task_loss(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | None = None) -> Tensor:
+    """The loss of predictions on training nodes.
+
+    Args:
+        logits: [n, C].
+        y: labels [n].
+        cfg: names the loss.
+        weights: of the classes [C], for ``weighted``; None: those of `class_weights` over ``y``.
+    """
+    if cfg.loss == "weighted":
+        weights = class_weights(y, logits.size(1)) if weights is None else weights
+        return F.cross_entropy(logits, y, weights.to(logits))
+    if cfg.loss == "focal":
+        log_p = F.log_softmax(logits, dim=1).gather(1, y.unsqueeze(1)).squeeze(1)  # [n]
+        # 1 − p as −expm1(ln p), clamped: its power's gradient is finite where p rounds to 1, for γ < 1 too.
+        miss = (-torch.expm1(log_p)).clamp(min=torch.finfo(logits.dtype).tiny)
+        return -(miss**cfg.focal_gamma * log_p).mean()
+    return F.cross_entropy(logits, y)

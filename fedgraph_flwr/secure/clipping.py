@@ -1,0 +1,24 @@
+"""Updates of a bounded L2 norm, on either side."""
+
+import numpy as np
+
+from fedgraph_flwr.messages import Arrays, flat, shaped
+
+SLACK = 1e-6  # relative; by so much more a norm may come out elsewhere, where sums run in another order
+
+
+def clipped(update: np.ndarray, bound: float) -> np.ndarray:
+    """Δ min(1, C / ‖Δ‖₂); [P] → [P]. A zero update stays zero."""
+    norm = np.linalg.norm(update)
+    return update * (bound / norm) if norm > bound else update
+
+
+def clipped_model(model: Arrays, origin: Arrays, bound: float) -> Arrays:
+    """A model whose update of ``origin`` is clipped, also once it is rounded to the model's types."""
+    start, update = flat(origin), clipped(flat(model) - flat(origin), bound)
+    while True:
+        sent = shaped(start + update, model)
+        norm = np.linalg.norm(flat(sent) - start)
+        if norm <= bound:
+            return sent
+        update *= bound / norm * (1 - SLACK / 10)  # rounding to float32 made it longer

@@ -1,0 +1,207 @@
+"""What a party lets a server ask of its node: a YAML file of its own (``policy="FILE"`` in ``--node-config``), or defaults.
+
+strategies: [fedavg, fedprox]     # by name, with the client that our YAML gives it, or clients as module:Class; empty: all
+networks: [gcn, sage]             # empty: all
+phases: [describe, train]         # empty: all of the method
+messages: {acquire: 8}            # of a phase and round: fewer than the method allows itself
+rounds: 1000                      # of a run
+min_clients: 3                    # of a run, and of an exchange that goes on (`strategy.min_clients`), and behind a sum
+min_nodes: 20                     # of this node's graph behind a statistic
+max_parameters: 1000000           # of the network
+demands: {privacy.dp: [server_fixed, client_fixed]}     # keys of a run's configuration, and the values accepted
+
+With or without a file: a phase is answered once a round, as often as the method declares at most, never again for an earlier
+round (`Ledger`), and what a server sends is no path (`file_name`).
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedgraph_flwr.config import RunConfig, at_least, group_names, typed
+from fedgraph_flwr.config.composition import group_file
+from fedgraph_flwr.errors import FedGraphError, plain, unknown
+from fedgraph_flwr.messages import DESCRIBE
+
+LARGEST = 2**63 - 1
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def file_name(text: object, what: str) -> str:
+    """A word from elsewhere that becomes part of a path.
+
+    Raises:
+        FedGraphError: it has other characters than letters, digits, ``_`` and ``-``, more than 64 of them, or none.
+    """
+    if not _NAME.fullmatch(str(text)):
+        raise FedGraphError(f"{what} '{plain(text, 80)}' is no name: expected 1 to 64 letters, digits, _ or -")
+    return str(text)
+
+
+@dataclass
+class Policy:
+    """What is answered; see the head of this file."""
+
+    strategies: list[str] = field(default_factory=list)
+    networks: list[str] = field(default_factory=list)
+    phases: list[str] = field(default_factory=list)
+    messages: dict[str, int] = field(default_factory=dict)
+    rounds: int = 10_000
+    min_clients: int = 1
+    min_nodes: int = 5
+    max_parameters: int = 100_000_000
+    demands: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "min_clients", "max_parameters"):
+            at_least(getattr(self, name), 1, f"policy.{name}")
+        at_least(self.min_nodes, 0, "policy.min_nodes")
+        for phase, most in self.messages.items():
+            at_least(most, 0, f"policy.messages.{phase}")
+
+    def check_run(self, cfg: RunConfig) -> None:
+        """Refuse a run for its configuration.
+
+        Raises:
+            FedGraphError: one sentence with the value and what is accepted.
+        """
+        name, client = cfg.strategy.name, cfg.strategy.client
+        ours = name in group_names("strategy") and group_file("strategy", name).get("client") == client
+        if self.strategies and not (client in self.strategies or (name in self.strategies and ours)):
+            raise _refused(f"strategy={name} (client {client})", f"strategies {', '.join(self.strategies)}")
+        if self.networks and cfg.model.name not in self.networks:
+            raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
+        if cfg.rounds > self.rounds:
+            raise _refused(f"rounds={cfg.rounds}", f"at most {self.rounds} rounds")
+        for key, clients in (("num_clients", cfg.num_clients), ("strategy.min_clients", cfg.strategy.min_clients)):
+            if clients < self.min_clients:
+                raise _refused(f"{key}={clients}", f"at least {self.min_clients} clients (min_clients)")
+
+    def check_client(self, client: Any) -> None:
+        """Refuse a run for what its client, once built, is: its keys with their defaults, and the size of its network.
+
+        Raises:
+            FedGraphError: one sentence with the value and what is accepted.
+        """
+        size = sum(p.numel() for p in client.model.parameters())
+        if size > self.max_parameters:
+            raise _refused(f"a network of {size} parameters", f"at most {self.max_parameters} (max_parameters)")
+        for key, wanted in self.demands.items():
+            value = _value(client, key)
+            if value not in (wanted if isinstance(wanted, list) else [wanted]):
+                raise _refused(f"{key}={plain(value, 60)}", f"{key}={plain(wanted, 60)} (demands)")
+
+    def most(self, phase: str, declared: int) -> int:
+        """How many messages of a phase and round are answered.
+
+        Raises:
+            FedGraphError: none.
+        """
+        if self.phases and phase not in (DESCRIBE, *self.phases):
+            raise _refused(f"phase '{phase}'", f"phases {', '.join(self.phases)}")
+        return min(self.messages.get(phase, declared), declared)
+
+
+def simulated() -> Policy:
+    """The policy of clients that belong to whoever runs them: no bound."""
+    return Policy(rounds=LARGEST, min_nodes=0, max_parameters=LARGEST)
+
+
+def read_policy(path: str) -> Policy:
+    """The policy in a file.
+
+    Raises:
+        FedGraphError: there is no such file, it is no YAML, or it has an unknown key or a wrong value.
+    """
+    try:
+        body = OmegaConf.to_container(OmegaConf.load(Path(path).expanduser()))
+    except OSError as error:
+        raise FedGraphError(f"policy={path} of --node-config cannot be read: {error.strerror}") from error
+    except Exception as error:  # of the YAML parser, which has many
+        raise FedGraphError(f"policy={path} of --node-config is no valid YAML") from error
+    if not isinstance(body, dict):
+        raise FedGraphError(f"policy={path} of --node-config must hold keys and values")
+    for key in body:
+        if key not in (names := [f.name for f in dataclasses.fields(Policy)]):
+            raise unknown("policy key", key, names, path)
+    return typed(Policy, {str(key): value for key, value in body.items()}, f"policy={path}")
+
+
+def _refused(what: str, accepted: str) -> FedGraphError:
+    return FedGraphError(f"this node's policy refuses {what}: it accepts {accepted}")
+
+
+def _value(client: Any, key: str) -> Any:
+    """A key of the run as the client reads it, with the method's own keys and their defaults."""
+    node: Any = client.cfg
+    *groups, name = key.split(".")
+    for group in groups:
+        node = getattr(node, group, None)
+    found = getattr(node, name, None)
+    if found is None:
+        found = (getattr(node, "params", None) or {}).get(name)
+    if found is None and groups == ["strategy"]:
+        found = getattr(client.params, name, None)
+    if found is None:
+        raise FedGraphError(f"this node's policy demands {key}, which this run does not know")
+    return found
+
+
+class Ledger:
+    """What was asked of a node in a run, so that nothing is answered twice: rounds never go back, nor do a phase's exchanges.
+
+    Attributes:
+        round: the latest that was asked of.
+        asked: of each phase in it, how many messages came, and the number of the last one's exchange.
+    """
+
+    def __init__(self, record: Mapping[str, Any] | None = None):
+        told = record or {}
+        self.round = int(told.get("round", 0))
+        columns = (told.get(key, []) for key in ("phases", "counts", "exchanges"))
+        self.asked = {str(phase): (int(n), int(last)) for phase, n, last in zip(*columns, strict=True)}
+
+    def record(self) -> dict[str, Any]:
+        """As numbers and lists, from which a ledger is made again."""
+        counts, exchanges = ([entry[i] for entry in self.asked.values()] for i in (0, 1))
+        return {"round": self.round, "phases": list(self.asked), "counts": counts, "exchanges": exchanges}
+
+    def book(self, phase: str, server_round: int, exchange: int, most: int) -> None:
+        """Take a question down before it is answered.
+
+        Args:
+            phase: its name; `DESCRIBE`, whose answer is always the same, may come in any order.
+            server_round: of the message.
+            exchange: how many exchanges of the phase the server says were before it in the round.
+            most: messages of the phase that a round may bring.
+
+        Raises:
+            FedGraphError: it was asked before, or too often.
+        """
+        asks = f"the server asks phase '{phase}' of round {server_round}"
+        if server_round < self.round:
+            raise FedGraphError(f"{asks} after round {self.round}: what is past is not answered again")
+        if server_round > self.round:
+            self.round, self.asked = server_round, {}
+        count, last = self.asked.get(phase, (0, -1))
+        if count >= most:
+            raise FedGraphError(f"{asks} {count + 1} times, accepted are {most}")
+        if exchange <= last and phase != DESCRIBE:
+            raise FedGraphError(f"{asks} again (exchange {exchange} after {last}): it was answered")
+        self.asked[phase] = (count + 1, max(exchange, last))
+
+    def resume(self, server_round: int) -> None:
+        """Go on after a round.
+
+        Raises:
+            FedGraphError: a round was asked of before, in which case this is no run that is taken up.
+        """
+        if self.round:
+            raise FedGraphError(f"the server resumes after round {server_round} in a run that is in round {self.round}")
+        self.round, self.asked = server_round, {}

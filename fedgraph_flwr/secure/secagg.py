@@ -1,0 +1,276 @@
+"""Secure aggregation with dropouts (Bonawitz et al., CCS 2017, Figure 4): the server learns a weighted sum and no term of it.
+
+In every round client i of the n that take part draws two key pairs and a seed b_i, all anew, and with x_i its values and p_i its
+public share of the weights:
+
+    keys      up: two public keys (envelopes, masks) and a commitment to b_i
+    shares    up: for every peer an envelope with Shamir shares of b_i and of the mask key's seed, any t of n
+    train     up: y_i = round(2^bits p_i x_i) + PRG(b_i) + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)   mod 2^64
+    unmask    up: for every peer whose y_j came a share of b_j, for every other a share of its mask key: one or the other
+
+The server rebuilds b_i of those that answered ``train``, and the mask keys of those that fell, subtracts, and has Σ p_i x_i.
+No stream serves twice: keys and seeds live for one attempt at one round, a client deletes its own as it masks, and a round
+that is run again begins with others. No checkpoint keeps them. A rebuilt secret is held against what its owner published: a
+wrong share ends the round. Secrets are 128 bits, of which the mask's X25519 key is derived, so that a share is one block.
+Not seen: a client that adds other values than it trained, within the range; a server that hands out keys of its own.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.hazmat.primitives.hashes import SHA256, Hash
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.secure.masked import pairwise
+from fedgraph_flwr.secure.sealed import Sealer, key_stream
+
+SECRET = 16  # bytes of a seed, and of a Shamir share of it
+HEADROOM = (
+    8  # bits: a sum of random integers, as wrong masks leave it, passes for one of values with chance 2^-8 a value
+)
+FEWEST = 3  # clients: of a sum of two, each knows the other's term
+CLIENTS, KEYS, ENVELOPES, SHARES, SURVIVORS = "clients", "keys", "secagg_envelopes", "shares", "survivors"
+
+
+def limit(bits: int) -> float:
+    """No value that is summed reaches it: sums of them, weighted by shares of 1, leave the `HEADROOM`."""
+    return 2.0 ** (63 - HEADROOM - bits)
+
+
+def threshold(share: float, clients: int) -> int:
+    """How many clients must answer, of those that published keys."""
+    return math.ceil(share * clients - 1e-9)
+
+
+def commitment(secret: bytes) -> bytes:
+    """SHA-256 of a seed: binds its owner, and tells nobody what it is."""
+    digest = Hash(SHA256())
+    digest.update(b"fedgraph self-mask" + secret)
+    return digest.finalize()
+
+
+def mask_sealer(client: int, secret: bytes) -> Sealer:
+    """The end of a client's mask streams, whose key pair follows from 16 secret bytes."""
+    return Sealer(client, HKDF(SHA256(), 32, salt=None, info=b"fedgraph mask key").derive(secret))
+
+
+def self_stream(secret: bytes, step: str, count: int) -> NDArray[np.uint64]:
+    """PRG(b) [count]."""
+    return key_stream(HKDF(SHA256(), 32, salt=None, info=b"fedgraph self-mask" + step.encode()).derive(secret), count)
+
+
+def _step(server_round: int) -> str:
+    return f"secagg {server_round}"
+
+
+class Member:
+    """One client's part in the sum of a round.
+
+    Args:
+        client: its index.
+        share: of the clients that must answer (``privacy.secagg_threshold``).
+        bits: of the fixed point after the point (``privacy.secagg_bits``).
+
+    Attributes:
+        state: all it must keep between the messages of a round, arrays by name; secret.
+    """
+
+    def __init__(self, client: int, share: float, bits: int):
+        self.client, self.share, self.bits = client, share, bits
+        self.state: Arrays = {}
+
+    def publish(self, server_round: int) -> Arrays:
+        """New keys for a round; those of any other are forgotten. Public keys [32] each, and the commitment [32]."""
+        mask, own = os.urandom(SECRET), os.urandom(SECRET)
+        envelopes = Sealer(self.client)
+        self.state = {
+            "round": np.array([server_round]),
+            "envelope": _bytes(envelopes.private),
+            "mask": _bytes(mask),
+            "self": _bytes(own),
+        }
+        public = envelopes.public, mask_sealer(self.client, mask).public, commitment(own)
+        return {KEYS: np.stack([_bytes(key) for key in public])}
+
+    def deal(self, clients: NDArray[np.int64], keys: NDArray[np.uint8], server_round: int) -> Arrays:
+        """Envelopes with shares of both secrets, by receiver.
+
+        Args:
+            clients: who published keys, ascending [n].
+            keys: theirs, [n, 3, 32].
+            server_round: the round.
+
+        Raises:
+            RunFailed: the keys are of another round, were dealt before, are too few, or the own ones are not as published.
+        """
+        self._expect("self", CLIENTS, server_round)
+        if len(clients) < FEWEST:
+            raise RunFailed(
+                f"client {self.client} is to add up with {len(clients) - 1} others, expected at least {FEWEST - 1}"
+            )
+        places = {int(client): place for place, client in enumerate(clients)}
+        secrets = self.state["mask"].tobytes(), self.state["self"].tobytes()
+        if commitment(secrets[1]) != keys[places.get(self.client, 0)][2].tobytes() or len(places) < len(clients):
+            raise RunFailed(
+                f"client {self.client} was sent a list of keys in which its own are not as it published them"
+            )
+        self.state |= {CLIENTS: clients, KEYS: keys}
+        needed = threshold(self.share, len(clients))
+        dealt = [[part for _, part in Shamir.split(needed, len(clients), secret, ssss=False)] for secret in secrets]
+        shares = np.stack([np.stack([_bytes(part) for part in parts]) for parts in dealt], axis=1)  # [n, 2, SECRET]
+        self.state["kept"] = shares[places[self.client]]
+        sealer, step = self._sealer(0), _step(server_round)
+        others = [client for client in places if client != self.client]
+        return {str(client): sealer.seal(client, step, {SHARES: shares[places[client]]}) for client in others}
+
+    def masked(
+        self, values: Mapping[str, Arrays], ratio: float, envelopes: Arrays, server_round: int
+    ) -> dict[str, Arrays]:
+        """y_i, uint64 groups of the same names and shapes; the own secrets are deleted.
+
+        Args:
+            values: groups of float arrays.
+            ratio: p_i.
+            envelopes: of the peers that take part, by sender.
+            server_round: the round.
+
+        Raises:
+            RunFailed: as `deal`, too few peers, a ratio beyond 0 to 1, or values that do not fit the fixed point.
+        """
+        self._expect("kept", "members", server_round)
+        members = np.array(sorted([self.client, *map(int, envelopes)]), np.int64)
+        if len(members) < max(FEWEST, threshold(self.share, len(self.state[CLIENTS]))) or not 0 <= ratio <= 1:
+            raise RunFailed(
+                f"client {self.client} is to add {ratio:g} of its values to those of {len(members) - 1} others, "
+                f"where {len(self.state[CLIENTS])} clients published keys"
+            )
+        sealer, step = self._sealer(0), _step(server_round)
+        held = [
+            self.state["kept"] if c == self.client else sealer.open(c, step, envelopes[str(c)])[SHARES] for c in members
+        ]
+        flat = np.concatenate([np.ravel(a) for group in values.values() for a in group.values()]).astype(np.float64)
+        if not np.abs(flat).max(initial=0.0) < limit(self.bits):
+            raise RunFailed(
+                f"client {self.client} has a value of {np.abs(flat).max():g} to add, expected below {limit(self.bits):g}: "
+                f"lower privacy.secagg_bits={self.bits}"
+            )
+        total = np.rint(flat * (ratio * 2.0**self.bits)).astype(np.int64).view(np.uint64)
+        total = total + self_stream(self.state["self"].tobytes(), step, total.size)
+        total = total + pairwise(self._sealer(1), members.tolist(), step, total.size)
+        self.state = {
+            "round": self.state["round"],
+            CLIENTS: self.state[CLIENTS],
+            "members": members,
+            SHARES: np.stack(held),
+        }
+        return shaped(total, values)
+
+    def reveal(self, survivors: NDArray[np.int64], server_round: int) -> Arrays:
+        """For each member in turn the share of b of a survivor, else of the mask key, [m, SECRET]; then all is forgotten.
+
+        Raises:
+            RunFailed: nothing was masked in this round or it was answered before, or those are not survivors of it.
+        """
+        self._expect(SHARES, "", server_round)
+        members, alive = self.state["members"], set(survivors.tolist())
+        needed = threshold(self.share, len(self.state[CLIENTS]))
+        if not {self.client} <= alive <= set(members.tolist()) or len(alive) < needed:
+            raise RunFailed(
+                f"client {self.client} is to unmask a sum over clients {sorted(alive)} of {members.tolist()}, "
+                f"expected {needed} at least, and itself among them"
+            )
+        shares = np.stack([held[int(c in alive)] for c, held in zip(members.tolist(), self.state[SHARES], strict=True)])
+        self.state = {}
+        return {SHARES: shares}
+
+    def _expect(self, present: str, absent: str, server_round: int) -> None:
+        if present not in self.state or absent in self.state or int(self.state["round"][0]) != server_round:
+            raise RunFailed(
+                f"client {self.client} takes each step of a secure sum once and in turn: it holds no keys for this one of "
+                f"round {server_round}"
+            )
+
+    def _sealer(self, which: int) -> Sealer:
+        """The end of the envelopes (0) or of the masks (1), which has met the peers."""
+        secret = self.state["mask" if which else "envelope"].tobytes()
+        sealer = mask_sealer(self.client, secret) if which else Sealer(self.client, secret)
+        sealer.meet(
+            {int(c): key.tobytes() for c, key in zip(self.state[CLIENTS], self.state[KEYS][:, which], strict=True)}
+        )
+        return sealer
+
+
+def unmasked(
+    answers: Mapping[int, Mapping[str, Arrays]],
+    shares: Mapping[int, NDArray[np.uint8]],
+    members: Sequence[int],
+    keys: Mapping[int, NDArray[np.uint8]],
+    needed: int,
+    bits: int,
+    server_round: int,
+) -> dict[str, Arrays]:
+    """Σ p_i x_i over the clients whose masked values came, float64.
+
+    Args:
+        answers: y_i by client.
+        shares: what each that answered ``unmask`` revealed, [m, SECRET].
+        members: the m clients that made masks for each other, ascending.
+        keys: [3, 32] by client, of all that published some.
+        needed: t.
+        bits: of the fixed point.
+        server_round: the round.
+
+    Raises:
+        RunFailed: a secret is not what its owner published, or the sum is beyond what values can add up to.
+    """
+    step, places = _step(server_round), {client: place for place, client in enumerate(sorted(keys), start=1)}
+    like = next(iter(answers.values()))
+    total = np.zeros(sum(array.size for group in like.values() for array in group.values()), np.uint64)
+    for answer in answers.values():
+        total += np.concatenate([array.ravel() for group in answer.values() for array in group.values()])
+    used = sorted(shares)[:needed]
+    for row, client in enumerate(members):
+        secret = Shamir.combine([(places[helper], shares[helper][row].tobytes()) for helper in used], ssss=False)
+        if client in answers:
+            true = commitment(secret) == keys[client][2].tobytes()
+            mask = self_stream(secret, step, total.size)
+        else:
+            sealer = mask_sealer(client, secret)
+            true = sealer.public == keys[client][1].tobytes()
+            sealer.meet({peer: keys[peer][1].tobytes() for peer in answers})
+            mask = -pairwise(sealer, list(answers), step, total.size)  # what the survivors added for it
+        if not true:
+            raise RunFailed(
+                f"round {server_round}, unmask: the shares of clients {used} do not give the secret that client {client} "
+                "published: one of them revealed a wrong share, or it dealt wrong ones; no sum can be told"
+            )
+        total = total - mask
+    found = total.view(np.int64) * 2.0**-bits
+    if not np.abs(found).max(initial=0.0) < limit(bits):
+        raise RunFailed(
+            f"round {server_round}, unmask: the sum reaches {np.abs(found).max():g}, beyond the {limit(bits):g} that values "
+            "can add up to: a client did not mask as the protocol says"
+        )
+    return shaped(found, like)
+
+
+def shaped(flat: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str, Arrays]:
+    """A flat array [P] cut to groups of these names and shapes."""
+    cut: dict[str, Arrays] = {}
+    start = 0
+    for group, arrays in like.items():
+        cut[group] = {}
+        for name, array in arrays.items():
+            cut[group][name] = flat[start : start + array.size].reshape(array.shape)
+            start += array.size
+    return cut
+
+
+def _bytes(raw: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(raw, np.uint8).copy()

@@ -1,0 +1,46 @@
+"""FedGTA (Li et al., VLDB 2024, arXiv:2401.11755), server side.
+
+    S_ij = cos(M_i, M_j)                                    M_i the moments, H_i the confidence that client i tells
+    A_i = {j : S_ij > ε} ∪ {i}
+    θ̄_i = Σ_{j ∈ A_i} H_j θ_j / Σ_{j ∈ A_i} H_j
+
+over the cohort, from memory of the paper and by the authors' program. Client i goes on from θ̄_i and is scored by it; one that was
+absent keeps its last. ε = 1 is Local; ε < −1 gives everybody the same model. ``confidence=false`` (ours, for ablation) weighs by
+``strategy.weighting`` in the place of H. Where all of A_i have H = 0, they weigh the same (ours).
+Leaves a client: what FedAvg sends, 2 K C numbers (K C of ``raw``) and H: see `fedgraph_flwr.clients.fedgta`.
+Cost on the server: n² |θ| products for n clients, and their n models kept.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from fedgraph_flwr.answers import ArrayField, NumberField, Schema
+from fedgraph_flwr.messages import TRAIN, Reply
+from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
+from fedgraph_flwr.methods.similarity import cosines
+from fedgraph_flwr.strategies.personal import PersonalStrategy
+
+
+class FedGTA(PersonalStrategy):
+    """Mixes the models of clients whose propagated labels are distributed alike."""
+
+    Params: ClassVar[type] = Params
+
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """M and H."""
+        wanted = super().schema(phase, client)
+        if phase != TRAIN:
+            return wanted
+        shape = self.params.kinds, self.params.orders, self.agreed("num_classes")
+        moments = ArrayField(shape, "float64")
+        return wanted | Schema({SMOOTHED: {"moments": moments}}, {CONFIDENCE: NumberField(0)})
+
+    def mixing(self, replies: list[Reply]) -> np.ndarray:
+        """H over A_i, in rows that sum to 1, [n, n]."""
+        moments = np.stack([reply.groups[SMOOTHED]["moments"].reshape(-1) for reply in replies])
+        accepted = (cosines(moments) > self.params.epsilon) | np.eye(len(replies), dtype=bool)
+        told = [reply.metrics[CONFIDENCE] for reply in replies] if self.params.confidence else self.weights(replies)
+        weight = accepted * np.asarray(told, dtype=np.float64)
+        weight = np.where(weight.any(axis=1, keepdims=True), weight, accepted)
+        return weight / weight.sum(axis=1, keepdims=True)

@@ -1,0 +1,63 @@
+"""FedNova: averages what clients do in a step, not how far they get (Wang et al., NeurIPS 2020, arXiv:2007.07481, Section 5).
+
+    d_i = (x − y_i) / (η ‖a_i‖₁),   x ← x − τ_eff Σ_i p_i η d_i                                           (1)
+    τ_eff = Σ_i p_i ‖a_i‖₁,   or Σ_i p_i K_i in the proximal variant                                      (2)
+
+p_i by ``strategy.weighting`` over the cohort. With S = Σ_i p_i/‖a_i‖₁ it is one average with other weights, ȳ = Σ_i (p_i/‖a_i‖₁) y_i / S:
+
+    x ← x + τ_eff S (ȳ − x)                                                                               (1')
+
+Running statistics are ȳ. Clients of equal ‖a_i‖₁ make it FedAvg (τ_eff S = 1, but for the proximal variant). One without steps counts in τ_eff alone.
+The authors' momentum on the server is not here: their runs leave it out.
+Leaves the client: beside what FedAvg sends, K_i and ‖a_i‖₁.
+"""
+
+from typing import ClassVar
+
+from fedgraph_flwr.answers import LARGEST, NumberField, Schema
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.lookup import method_params
+from fedgraph_flwr.messages import TRAIN, Arrays, Reply
+from fedgraph_flwr.methods.fednova import STEPS, WORK, Params
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.strategies.base import GraphStrategy
+
+
+class FedNova(GraphStrategy):
+    """Weighs clients by what a step of theirs is worth."""
+
+    Params: ClassVar[type] = Params
+    beyond_sums: ClassVar[str] = "weights that the training answers tell"
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """‖a_i‖₁ must be known."""
+        method_params(cls, cfg).check(cfg)
+
+    @classmethod
+    def remark(cls, cfg: RunConfig) -> str:
+        """Equal steps of all clients are FedAvg's."""
+        if method_params(cls, cfg).mu or len({cfg.train.steps_of(client) for client in range(cfg.num_clients)}) > 1:
+            return ""
+        return (
+            f"strategy={cfg.strategy.name} with as many local steps for every client is FedAvg; "
+            "take train.local_steps_by_client=[2,5], say"
+        )
+
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """Training also answers with K_i and ‖a_i‖₁."""
+        told = {STEPS: NumberField(0, LARGEST, whole=True), WORK: NumberField(0, LARGEST)}
+        common = super().schema(phase, client)
+        return common | Schema(numbers=told) if phase == TRAIN else common
+
+    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+        """Eq. (1')."""
+        weights, work = self.weights(replies), [reply.metrics[WORK] for reply in replies]
+        total, steps = sum(weights), [reply.metrics[STEPS] for reply in replies] if self.params.mu else work
+        worth = [p / a / total if a else 0.0 for p, a in zip(weights, work, strict=True)]
+        if not sum(worth):
+            return super().aggregate(arrays, replies)
+        stretch = sum(worth) * sum(p * t / total for p, t in zip(weights, steps, strict=True))
+        mean = self.average([reply.arrays for reply in replies], worth)
+        way = {n: arrays[n] + stretch * (mean[n] - arrays[n]) for n in arrays.keys() - self.buffers}
+        return {n: way.get(n, mean[n]).astype(x.dtype) for n, x in arrays.items()}

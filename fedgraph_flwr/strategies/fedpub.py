@@ -1,0 +1,45 @@
+"""FED-PUB (Baek et al., ICML 2023, arXiv:2206.10206), server side.
+
+    S_ij = cos(e_i, e_j)                                          e_i the functional embedding that client i tells
+    α_ij = exp(τ S_ij) / Σ_k exp(τ S_ik)
+    θ̄_i = Σ_j α_ij θ_j
+
+over the cohort (Section 3 of the paper, from memory, so without its numbers of equations). Client i goes on from θ̄_i; one that was
+absent keeps its last, and one that has not trained yet is sent the mean. τ = 0 gives everybody the uniform mean; as τ grows, each
+client keeps its own model.
+Leaves a client: what FedAvg sends, and e_i [D]: see `fedgraph_flwr.clients.fedpub`. Masks never do; the authors' program uploads and
+averages them, and then no client takes them.
+Cost on the server: n² |θ| products for n clients, and their n models kept.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
+from fedgraph_flwr.messages import DESCRIBE, TRAIN, Reply
+from fedgraph_flwr.methods.fedpub import EMBEDDING, Params
+from fedgraph_flwr.methods.prototypes import WIDTH
+from fedgraph_flwr.methods.similarity import cosines
+from fedgraph_flwr.strategies.personal import PersonalStrategy
+
+
+class FedPUB(PersonalStrategy):
+    """Mixes the models of clients that say alike of the same random graph."""
+
+    Params: ClassVar[type] = Params
+
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """The width D of embeddings, and e_i."""
+        wanted = super().schema(phase, client)
+        if phase == DESCRIBE:
+            return wanted | Schema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
+        if phase != TRAIN:
+            return wanted
+        return wanted | Schema({EMBEDDING: {"mean": ArrayField((self.agreed(WIDTH),), self.cfg.dtype)}})
+
+    def mixing(self, replies: list[Reply]) -> np.ndarray:
+        """α [n, n]."""
+        similarity = cosines(np.stack([reply.groups[EMBEDDING]["mean"] for reply in replies]))
+        weight = np.exp(self.params.tau * (similarity - 1))  # 1 is the largest of each row
+        return weight / weight.sum(axis=1, keepdims=True)

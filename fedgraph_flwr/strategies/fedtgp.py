@@ -1,0 +1,104 @@
+"""FedTGP (Zhang et al., AAAI 2024, arXiv:2401.03230), server side.
+
+    P̂^c = F(P̊^c; θ_F),   F two linear layers with ReLU between                                       trainable: P̊ [C, D], θ_F
+    L = Σ_c Σ_i −log ( e^{−(φ(P_i^c, P̂^c) + δ)} / (e^{−(φ(P_i^c, P̂^c) + δ)} + Σ_{c' ≠ c} e^{−φ(P_i^c, P̂^{c'})}) )    Eq. (10)
+    δ(t) = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ),   Q^c the plain mean of the cohort's P_i^c                  Eq. (9)
+
+P_i^c is client i's prototype of class c, φ the Euclidean distance. Eq. (10) is minimised for S epochs of SGD over the cohort's
+prototypes, in shuffled batches and by the mean of a batch, as the authors' program does; that takes the largest of each class's
+smallest distance for the maximum of Eq. (9). Of a single class, δ is 0 (ours). P̂ covers all classes, those of nobody too.
+Leaves a client: see `fedgraph_flwr.clients.fedtgp`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedgraph_flwr.config import at_least
+from fedgraph_flwr.messages import derive_seed
+from fedgraph_flwr.methods import prototypes
+from fedgraph_flwr.methods.prototypes import PROTOTYPES, distances
+from fedgraph_flwr.numerics.optim import SGD
+from fedgraph_flwr.strategies.fedproto import FedProto
+from fedgraph_flwr.trees import as_arrays
+
+GENERATOR = "generator"
+"""Where `memory` keeps P̊ and θ_F."""
+
+
+@dataclass
+class Params(prototypes.Params):
+    """Keys of FedTGP."""
+
+    lam: float = 0.1  # λ
+    threshold: float = 100.0  # τ
+    server_epochs: int = 100  # S
+    server_lr: float = 0.01
+    server_batch: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self.threshold, 0, "strategy.threshold")
+        at_least(self.server_epochs, 0, "strategy.server_epochs")
+        at_least(self.server_lr, 0, "strategy.server_lr")
+        at_least(self.server_batch, 1, "strategy.server_batch")
+
+
+class Generator(nn.Module):
+    """P̊ and F; its answer is P̂ [C, D]."""
+
+    def __init__(self, num_classes: int, width: int):
+        super().__init__()
+        self.vectors = nn.Parameter(torch.randn(num_classes, width))
+        self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self) -> Tensor:
+        """P̂ [C, D]."""
+        return self.outer(torch.relu(self.inner(self.vectors)))
+
+
+class FedTGP(FedProto):
+    """FedProto whose prototypes are trained apart from each other."""
+
+    Params: ClassVar[type] = Params
+
+    def setup(self) -> None:
+        """P̊ ~ N(0, 1) and θ_F, from a stream of the server's own."""
+        super().setup()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.cfg.seed, GENERATOR))
+            self.generator = Generator(*self.shape).to(getattr(torch, self.cfg.dtype))
+        self.memory[GENERATOR] = as_arrays(self.generator.state_dict())
+
+    def most(self, client: int) -> int:
+        """Clients say only whether they have a class."""
+        return 1
+
+    def learn(self, means: np.ndarray, count: np.ndarray) -> None:
+        """Eqs. (9) and (10): prototypes [M, C, D] and whether they are there [M, C], into `memory`."""
+        p, (rows, classes) = self.params, np.nonzero(count)
+        told, y = torch.from_numpy(means[rows, classes]), torch.from_numpy(classes)
+        delta = F.one_hot(y, self.shape[0]).to(told.dtype) * margin(told, y, p.threshold)
+        generator = self.generator
+        generator.load_state_dict({name: torch.from_numpy(value) for name, value in self.memory[GENERATOR].items()})
+        optimizer = SGD(generator.parameters(), p.server_lr)
+        stream = torch.Generator().manual_seed(derive_seed(self.cfg.seed, GENERATOR, self.server_round))
+        for _ in range(p.server_epochs):
+            for batch in torch.randperm(len(y), generator=stream).split(p.server_batch):
+                optimizer.zero_grad()
+                F.cross_entropy(-distances(told[batch], generator()) - delta[batch], y[batch]).backward()
+                optimizer.step()
+        with torch.no_grad():
+            found = {"mean": generator().numpy(), "known": np.ones(self.shape[0], bool)}
+        state = {name: value.copy() for name, value in as_arrays(generator.state_dict()).items()}
+        self.memory = {PROTOTYPES: found, GENERATOR: state}
+
+
+def margin(told: Tensor, y: Tensor, threshold: float) -> float:
+    """δ of prototypes [R, D] of classes [R], Eq. (9)."""
+    centres = torch.stack([told[y == c].mean(0) for c in y.unique()])
+    return min(float(distances(centres, centres).max()), threshold)

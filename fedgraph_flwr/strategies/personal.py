@@ -1,0 +1,54 @@
+"""Base of methods whose server keeps one model a client and mixes them.
+
+    θ̄_i = Σ_j A_ij θ_j   over the clients j that answered, with Σ_j A_ij = 1;   θ = Σ_j p_j θ_j
+
+θ_j is what client j trained, p_j FedAvg's weights. A method says what A is. Client i starts its next round from θ̄_i; one that has not
+trained yet, from θ.
+Leaves a client: what FedAvg sends, and what the method's A is made of.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import Arrays, Reply
+from fedgraph_flwr.strategies.base import GraphStrategy
+
+
+class PersonalStrategy(GraphStrategy):
+    """Mixes clients' models by a matrix; clients that did not answer keep theirs in `models`."""
+
+    sums: ClassVar[tuple[str, ...]] = ()  # every client's mixture is another
+
+    def mixing(self, replies: list[Reply]) -> np.ndarray:
+        """A [n, n] of the n clients that answered, in their order; each row sums to 1."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it mixes")
+
+    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+        """θ; every θ̄_i goes to `models`, by one product a tensor."""
+        matrix = self._checked(self.mixing(replies), replies)
+        mixed: dict[int, Arrays] = {reply.client: {} for reply in replies}
+        for name, array in arrays.items():
+            stacked = np.stack([reply.arrays[name].reshape(-1) for reply in replies]).astype(np.float64)  # [n, size]
+            for reply, row in zip(replies, matrix @ stacked, strict=True):
+                mixed[reply.client][name] = row.reshape(array.shape).astype(array.dtype)
+        self.models |= mixed
+        return super().aggregate(arrays, replies)
+
+    def _checked(self, matrix: np.ndarray, replies: list[Reply]) -> np.ndarray:
+        """A in float64.
+
+        Raises:
+            FedGraphError: it has another shape, or a row does not sum to 1.
+        """
+        size = (len(replies), len(replies))
+        if matrix.shape != size:
+            raise FedGraphError(f"{self.cfg.strategy.name}: the mixing matrix has shape {matrix.shape}, expected {size}")
+        matrix = matrix.astype(np.float64)
+        for reply, total in zip(replies, matrix.sum(axis=1), strict=True):
+            if not abs(total - 1) < 1e-6:
+                raise FedGraphError(
+                    f"{self.cfg.strategy.name}: the mixing weights of client {reply.client} sum to {total:g}, expected 1"
+                )
+        return matrix

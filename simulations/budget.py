@@ -1,0 +1,141 @@
+"""Rounds and bytes that every method needs to a validation accuracy: ``python -m simulations.budget``.
+
+CSBM clients whose homophily differs (`WORDS`); methods are the files of ``conf/strategy`` that train on plain graphs without
+pooling them, each as its YAML has it, with its own network where it names one. ``results/budget.csv`` holds the curves, a row a
+round; runs that are there are left (delete it where `WORDS` change). ``results/budget.md`` and the plot tell what `needed` makes
+of them at one target.
+"""
+
+import argparse
+import csv
+import statistics
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from fedgraph_flwr import models
+from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.data.graph import write_bytes
+from fedgraph_flwr.run import run
+from simulations.run import RESULTS, read
+
+WORDS = ["dataset=csbm", "num_clients=10", "rounds=40", "evaluation.metric=accuracy", "checkpoint_every=0"]
+WORDS += ["dataset.nodes_per_client=[200,600]", "dataset.homophily=0.5", "dataset.gap=0.8", "dataset.mu=3"]
+PATH = RESULTS / "budget.csv"
+FIELDS = ["method", "seed", "round", "validation", "bytes"]
+
+
+def methods() -> list[str]:
+    """Those that serve plain graphs, and whose data stay with the clients."""
+    chosen = [(name, compose([f"strategy={name}"])) for name in group_names("strategy")]
+    return [n for n, cfg in chosen if not (cfg.strategy.pooled or models.network(cfg.model).heterogeneous)]
+
+
+def keeps(method: str) -> str:
+    """Which parameters a method is scored by."""
+    told = compose([f"strategy={method}"]).strategy
+    return "clients'" if told.personal or told.private or told.shared != [""] else "shared"
+
+
+def curve(method: str, seed: int) -> list[dict[str, Any]]:
+    """Validation accuracy after each round, and the bytes sent by then in both directions, those of the setup included."""
+    rounds: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as out:
+        told = run(compose([*WORDS, f"strategy={method}", f"seed={seed}", f"out={out}"]), rounds.append)
+    sent = [sum(p["bytes_up"] + p["bytes_down"] for p in r["phases"].values()) for r in rounds]
+    rows, total = [], told["bytes_up"] + told["bytes_down"] - sum(sent)
+    for record, more in zip(rounds, sent, strict=True):
+        total += more
+        if "metrics" in record:
+            score = record["metrics"]["val_accuracy"]
+            rows.append({"method": method, "seed": seed, "round": record["round"], "validation": score, "bytes": total})
+    return rows
+
+
+def needed(rows: Sequence[dict[str, str]], target: float) -> dict[str, list[tuple[int, int] | None]]:
+    """Round and bytes at which each method's validation accuracy first reaches the target, by seed; None: it never does."""
+    found: dict[tuple[str, str], tuple[int, int] | None] = {}
+    for row in sorted(rows, key=lambda row: int(row["round"])):
+        key = row["method"], row["seed"]
+        if found.setdefault(key, None) is None and float(row["validation"]) >= target:
+            found[key] = int(row["round"]), int(row["bytes"])
+    return {name: [at for (method, _), at in found.items() if method == name] for name, _ in found}
+
+
+def ranked(need: dict[str, list[tuple[int, int] | None]]) -> list[str]:
+    """Methods by the mean of their bytes; last those that miss the target with a seed."""
+
+    def mean(name: str) -> float:
+        return statistics.mean(at[1] if at else float("inf") for at in need[name])
+
+    return sorted(need, key=lambda name: (mean(name), name))
+
+
+def summarise(need: dict[str, list[tuple[int, int] | None]], target: float) -> str:
+    """The Markdown table: means over the seeds that reach the target."""
+    lines = [f"# Rounds and bytes to {100 * target:g} % validation accuracy on CSBM with heterogeneous clients", ""]
+    lines += [f"`{' '.join(WORDS)}`", "", "| method | scored by | seeds that reach it | rounds | MB |"]
+    lines.append("|---" * 5 + "|")
+    for name in ranked(need):
+        there = [at for at in need[name] if at]
+        means = [statistics.mean(column) for column in zip(*there, strict=True)]
+        cells = f"{means[0]:.1f} | {means[1] / 1e6:.3g}" if means else " | "
+        lines.append(f"| {name} | {keeps(name)} | {len(there)} of {len(need[name])} | {cells} |")
+    lines += [
+        "",
+        "Means over the seeds that reach it. Validation accuracy is the plain mean over clients, of one shared model or, where "
+        "some or all parameters stay with the clients, of each one's own. Bytes are those of all clients, in both directions, "
+        "from the setup on, scores included; Local's are scores alone. Every method runs with the defaults of its YAML and on "
+        "its own network where it has one, so this says what they cost as they come, not which is best. "
+        "Made by `python -m simulations.budget`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(need: dict[str, list[tuple[int, int] | None]], target: float) -> None:
+    """One plot: rounds at the left, bytes at the right, a point a seed and a bar for their mean."""
+    from matplotlib.figure import Figure
+
+    names = ranked(need)[::-1]
+    figure = Figure(figsize=(8, 1 + 0.24 * len(names)), layout="constrained")
+    for index, (axes, label) in enumerate(zip(figure.subplots(1, 2, sharey=True), ("rounds", "MB"), strict=True)):
+        for y, name in enumerate(names):
+            values = [at[index] / (1, 1e6)[index] for at in need[name] if at]
+            axes.plot(values, [y] * len(values), "o", color="C0", alpha=0.5)
+            if values:
+                axes.plot(statistics.mean(values), y, "|", color="C1", markersize=12)
+            if None in need[name]:
+                missed = f"{need[name].count(None)} of {len(need[name])} never"
+                axes.annotate(missed, (1, y), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=7)
+        axes.set_xlabel(label)
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.grid(alpha=0.3)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_xscale("log")
+    figure.suptitle(f"To {100 * target:g} % validation accuracy, CSBM, 10 clients of unlike homophily", fontsize=9)
+    figure.savefig(PATH.with_suffix(".png"), dpi=130)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what is missing, then write table and plot."""
+    parser = argparse.ArgumentParser(prog="python -m simulations.budget", description="Rounds and bytes to a target.")
+    parser.add_argument("--target", type=float, default=0.88, help="validation accuracy")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    args = parser.parse_args(argv)
+    done = {(row["method"], row["seed"]) for row in read(PATH)}
+    with PATH.open("a", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        if not done:
+            writer.writeheader()
+        for seed in args.seeds:
+            for method in methods():
+                if (method, str(seed)) not in done:
+                    writer.writerows(curve(method, seed))
+                    file.flush()
+    need = needed(read(PATH), args.target)
+    write_bytes(PATH.with_suffix(".md"), summarise(need, args.target).encode())
+    draw(need, args.target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Clients in Ray actors: the parameters of the in-process engine, whatever dies, and nothing left behind."""
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine import ray as engine
+from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.run import with_folder
+from tests.support import Finished, assert_same_arrays
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["num_clients=5", "dataset.nodes_per_client=[30,50]", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+WIDE = ["strategy=local", "dataset.features=2000", "model.hidden=64", "rounds=5"]
+"""Private state of more than a megabyte a client, which is not copied after every exchange."""
+
+Go = Callable[..., tuple[Finished, Finished]]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One data root for the tests and the actors."""
+    folder = tmp_path_factory.mktemp("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDGRAPH_DATA", str(folder / "root"))
+        patch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where nobody is: an instance of our own does not look
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def pool(data: Path) -> Iterator[Any]:
+    """One Ray instance for all tests of this file."""
+    with ray_session() as pool:
+        yield pool
+
+
+@pytest.fixture
+def both(pool: Any, tmp_path: Path) -> Go:
+    """``both("key=value", ...)``: the same configuration on Ray and in this process; ``on_round`` is told of Ray's rounds."""
+
+    def go(*words: str, on_round: Any = None) -> tuple[Finished, Finished]:
+        done = []
+        for name, run in (("ray", lambda cfg: run_ray(cfg, on_round)), ("inline", run_inline)):
+            cfg = with_folder(compose([*WORDS, *words, f"engine={name}", f"out={tmp_path / name}"]))
+            done.append(Finished(cfg, run(cfg)))
+        return done[0], done[1]
+
+    return go
+
+
+def assert_same(ray: Finished, inline: Finished) -> None:
+    """The same parameters, scores, losses and private state; nobody failed."""
+    assert_same_arrays(ray.arrays, inline.arrays)
+    for key in ("cohort", "failed", "train", "clients"):
+        assert [r[key] for r in ray.rounds] == [r[key] for r in inline.rounds], key
+    assert ray.summary["failures"] == {}
+    assert ray.summary["bytes_by_phase"] == inline.summary["bytes_by_phase"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=fedavg", "strategy.fraction=0.6"],
+        ["strategy=fedomd", "strategy.exchange=two_phase"],
+        ["strategy=fedspa"],
+        ["strategy=local", "evaluation.trained=true"],
+        ["strategy=fedstruct_private", "partition=planted"],
+        ["strategy=central"],
+        ["strategy=local", "ray.live_clients=1"],
+        ["strategy=fedspa", "ray.live_clients=2", "ray.actors=1"],
+    ],
+    ids=lambda words: "-".join(word.partition("=")[2] for word in words),
+)
+def test_ray_gives_the_parameters_of_the_inline_engine(both, words):
+    assert_same(*both(*words))
+
+
+def actors() -> list[psutil.Process]:
+    """The processes that hold clients."""
+    return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::ClientA")]
+
+
+@pytest.mark.parametrize("words", [["strategy=fedspa", "rounds=5"], WIDE])
+def test_a_killed_actor_loses_nothing(both, words, caplog):
+    """With phases and little private state, and with so much that exchanges since its last copy are done again."""
+
+    def kill(record):
+        if record["round"] in (1, 3):
+            actors()[0].kill()
+
+    assert_same(*both(*words, on_round=kill))
+    assert caplog.text.count("died, it is made anew") == 2
+
+
+def test_large_private_state_is_copied_only_now_and_then(both, monkeypatch):
+    kept = []
+    receive = RayGrid._receive
+    monkeypatch.setattr(
+        RayGrid, "_receive", lambda self: (receive(self), kept.append([len(s.since) for s in self.shares]))
+    )
+    both(*WIDE, "rounds=12", "num_clients=1", "evaluation.every=12")
+    largest = max(since for shares in kept for since in shares)
+    assert largest == engine.KEEP_EVERY - 1  # after which a copy is taken
+
+
+def test_an_interrupted_run_goes_on_on_another_engine(both, tmp_path):
+    whole = both("strategy=local", "rounds=6", "checkpoint_every=2")[1]
+    for name in ("ray", "inline"):
+        (tmp_path / name / "rounds.jsonl").write_text("")
+    words = [*WORDS, "strategy=local", "rounds=6", f"resume={tmp_path / 'ray'}"]
+    cfg = compose([*words, "rounds=8", f"out={tmp_path / 'ray'}", "engine=ray"])
+    longer = compose([*words, "rounds=8", f"resume={tmp_path / 'inline'}", f"out={tmp_path / 'inline'}"])
+    assert_same_arrays(Finished(cfg, run_ray(cfg)).arrays, Finished(longer, run_inline(longer)).arrays)
+    assert whole.summary["rounds"] == 6
+
+
+def test_an_exchange_is_one_call_an_actor_and_the_model_goes_once(both, monkeypatch):
+    calls, puts = [], []
+    send, put = RayGrid._send, engine.ray.put
+    monkeypatch.setattr(RayGrid, "_send", lambda self, share, call: (calls.append(call), send(self, share, call)))
+    monkeypatch.setattr(engine.ray, "put", lambda shared: puts.append(len(pickle.dumps(shared))) or put(shared))
+    both("strategy=fedavg", "rounds=2", "model.hidden=500")
+    model = 500 * (64 + 1) * 4
+    assert len(calls) == 2 * len(puts) == 2 * 4  # describe, two rounds, the last scores; two actors
+    assert [size > model for size in puts] == [False, True, True, True]
+    assert max(len(pickle.dumps(call.letters)) for call in calls) < 2000
+
+
+def test_a_client_that_raises_fails_alone(both):
+    ray, inline = both("strategy.client=tests.engine.misbehaving:Raising", "strategy.min_clients=1")
+    assert ray.summary["failures"] == inline.summary["failures"]
+    assert len(ray.summary["failures"]) == 1
+
+
+def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, tmp_path):
+    cfg = with_folder(
+        compose([*WORDS, "strategy.client=tests.engine.misbehaving:Dying", f"out={tmp_path}", "engine=ray"])
+    )
+    with pytest.raises(RunFailed, match=r"Ray actor of clients 1, 3, \.\.\. of 5 died 3 times of the same exchange: "):
+        run_ray(cfg)
+    assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "sentence"),
+    [
+        (["client_cpus=1000"], RunFailed, "no machine has room for client_cpus=1000 and client_gpus=0; Ray sees"),
+        (["device=cuda"], FedGraphError, "device=cuda, but this node sees no GPU"),
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence(pool, tmp_path, words, error, sentence):
+    with pytest.raises(error, match=sentence):
+        run_ray(with_folder(compose([*WORDS, *words, f"out={tmp_path}", "engine=ray"])))
+
+
+@pytest.mark.parametrize("address", ["http://here", "here", "here:there"])
+def test_an_address_is_a_host_and_a_port(address):
+    with pytest.raises(FedGraphError, match=f"ray.address must be auto, HOST:PORT or empty, got '{address}'"):
+        compose([f"ray.address={address}"])
+
+
+def command(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """``fedgraph-flwr run`` on Ray, in a process of its own."""
+    line = [
+        sys.executable,
+        "-m",
+        "fedgraph_flwr",
+        "run",
+        *WORDS,
+        "engine=ray",
+        f"out={out}",
+        *words,
+        "--quiet",
+        "--no-report",
+    ]
+    return subprocess.Popen(line, cwd=ROOT, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.faults)])
+def test_a_run_that_is_told_to_stop_ends_with_all_that_it_started(data, tmp_path, stop):
+    process = command(tmp_path, "strategy=local", "rounds=4000", "checkpoint_every=5")
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert {"raylet", "gcs_server"} <= {p.name() for p in started}
+    process.send_signal(stop)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"resume={tmp_path}" in err
+    assert psutil.wait_procs(started, timeout=5)[1] == []
+
+
+@pytest.mark.faults
+def test_a_killed_run_leaves_no_clients_behind(data, tmp_path):
+    process = command(tmp_path, "rounds=4000", "checkpoint_every=5")
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    large = [p for p in started if p.memory_info().rss > 150e6]  # Ray's small helpers take half a minute to notice
+    assert len(large) >= 2
+    assert psutil.wait_procs(large, timeout=20)[1] == []
+
+
+def test_a_cluster_of_two_machines_gives_the_same_parameters(data, tmp_path):
+    from ray.cluster_utils import Cluster
+
+    machine: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=machine)
+    try:
+        cluster.add_node(**machine)
+        process = command(tmp_path / "ray", "strategy=local", f"ray.address={cluster.address}", "client_cpus=1")
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert len(cluster.list_all_nodes()) == 2  # as it was found
+    finally:
+        cluster.shutdown()
+    cfg = with_folder(compose([*WORDS, "strategy=local", f"out={tmp_path / 'inline'}"]))
+    inline = Finished(cfg, run_inline(cfg))
+    ray = [json.loads(line) for line in (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()]
+    assert [r["clients"] for r in ray] == [r["clients"] for r in inline.rounds]
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(data, tmp_path):
+    process = command(tmp_path, "ray.address=127.0.0.1:1")
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert err == "error: ray.address=127.0.0.1:1 could not be had: [Errno 111] Connection refused\n"
+
+
+@pytest.mark.faults
+def test_a_cluster_that_never_answers_is_one_sentence(data, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"ray.address=127.0.0.1:{silent.getsockname()[1]}"
+        script = "import sys; from fedgraph_flwr import cli; from fedgraph_flwr.engine import ray"
+        script += "; ray.PATIENCE = 3.0; sys.exit(cli.main())"
+        line = [sys.executable, "-c", script, "run", *WORDS, "engine=ray", f"out={tmp_path}", address]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"error: {address} did not answer within 3 s"

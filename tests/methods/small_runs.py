@@ -1,0 +1,54 @@
+"""Short runs of any method on three small clients in this process: what the tests that take all methods from YAML are made on."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedgraph_flwr import models
+from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.run import with_folder
+from tests.methods.test_fedhgn import typed_client
+from tests.support import Finished
+
+METHODS = group_names("strategy")
+TYPED_WORDS = ["model.layers=2", "dataset=aifb"]
+
+FEATURES, CLASSES = 5, 3
+CUT_GRAPH = [
+    *("dataset=csbm", "dataset.nodes_per_client=[41,67]", f"dataset.features={FEATURES}", f"dataset.classes={CLASSES}"),
+    *("dataset.degree=4", "dataset.cut_degree=1", "dataset.gap=0.2", "dataset.seed=3", "partition=planted"),
+]
+"""Three clients joined by edges. No other size of a model or message equals a client's number of nodes or edges."""
+
+Go = Callable[..., Finished]
+
+
+def is_typed(words: list[str]) -> bool:
+    """Whether the network that these words choose is for graphs with typed nodes and edges."""
+    return bool(models.network(compose(words).model).heterogeneous)
+
+
+@contextmanager
+def small_runs(folder: Path) -> Iterator[Go]:
+    """``go(method, "key=value", ...)``: three rounds on three small clients in this process."""
+    count = itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDGRAPH_DATA", str(folder / "root"))
+        for client in range(3):
+            typed_client(client, people=(11, 13, 17)[client], features=client == 1).save(
+                folder / "typed" / f"client_{client:04d}.safetensors"
+            )
+
+        def run(method: str, *words: str) -> Finished:
+            fixed = [f"strategy={method}", "num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+            typed = is_typed(fixed + [word for word in words if word.startswith("model=")])
+            fixed += [*TYPED_WORDS, f"graph={folder / 'typed'}"] if typed else CUT_GRAPH
+            out = folder / f"run{next(count)}"
+            cfg = with_folder(compose([*fixed, f"out={out}", *words]))
+            return Finished(cfg, run_inline(cfg))
+
+        yield run

@@ -1,0 +1,230 @@
+"""Ditto, APFL, FedALA and fine-tuning against NumPy: a two-layer GCN, its gradient and each method's rounds by hand."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.errors import FedGraphError
+from tests.conftest import client_graph
+from tests.methods.test_personal import made, scores_by_client
+from tests.support import dense_gcn_adjacency
+
+SIZES, TRAINS = (12, 16, 20), (6, 8, 10)
+LR, DECAY, STEPS, ROUNDS = 0.4, 0.01, 2, 4
+EXACT = ["dtype=float64", "model.dropout=0", "train.optimizer=sgd", f"train.lr={LR}", f"train.weight_decay={DECAY}"]
+WORDS = [*EXACT, f"train.local_steps={STEPS}", f"rounds={ROUNDS}"]
+
+Theta = dict[str, np.ndarray]
+
+
+class Party:
+    """One client: its normalised adjacency [N, N], X [N, F], one-hot Y [N, C], and who trains and validates."""
+
+    def __init__(self, client: int):
+        graph = client_graph(client, SIZES[client])
+        self.a = dense_gcn_adjacency(graph.edge_index, graph.num_nodes).numpy()
+        self.x, self.y = graph.x.double().numpy(), np.eye(graph.num_classes)[graph.y.numpy()]
+        self.train, self.val = graph.train_mask.numpy(), graph.val_mask.numpy()
+
+    def forward(self, theta: Theta) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Z^1 [N, H], H^1 [N, H] and log-probabilities [N, C]."""
+        z = self.a @ self.x @ theta["layers.0.weight"] + theta["layers.0.bias"]
+        h = np.maximum(z, 0)
+        out = self.a @ h @ theta["head.weight"] + theta["head.bias"]
+        return z, h, out - np.log(np.exp(out).sum(1, keepdims=True))
+
+    def loss(self, theta: Theta, mask: np.ndarray) -> float:
+        return float(-(self.forward(theta)[2] * self.y).sum(1)[mask].mean())
+
+    def gradient(self, theta: Theta) -> Theta:
+        z, h, logs = self.forward(theta)
+        d = (np.exp(logs) - self.y) * self.train[:, None] / self.train.sum()
+        dz = (self.a.T @ d @ theta["head.weight"].T) * (z > 0)
+        return {
+            "layers.0.weight": (self.a @ self.x).T @ dz,
+            "layers.0.bias": dz.sum(0),
+            "head.weight": (self.a @ h).T @ d,
+            "head.bias": d.sum(0),
+        }
+
+
+def step(theta: Theta, gradient: Theta) -> Theta:
+    return {n: t - LR * (gradient[n] + DECAY * t) for n, t in theta.items()}
+
+
+def trained(party: Party, theta: Theta, steps: int = STEPS) -> Theta:
+    for _ in range(steps):
+        theta = step(theta, party.gradient(theta))
+    return theta
+
+
+def mean(thetas: list[Theta]) -> Theta:
+    return {n: sum(w * t[n] for w, t in zip(TRAINS, thetas, strict=True)) / sum(TRAINS) for n in thetas[0]}
+
+
+def mix(v: Theta, w: Theta, share: float) -> Theta:
+    return {n: share * v[n] + (1 - share) * w[n] for n in w}
+
+
+Scored = Iterator[list[Theta]]
+"""The models that the clients are scored by, after each round."""
+
+
+def ditto(parties: list[Party], w: Theta, lam: float) -> Scored:
+    own = [w] * 3
+    for _ in range(ROUNDS):
+        for i, party in enumerate(parties):
+            for _ in range(STEPS):
+                slope = party.gradient(own[i])
+                own[i] = step(own[i], {n: slope[n] + lam * (own[i][n] - w[n]) for n in w})
+        w = mean([trained(party, w) for party in parties])
+        yield own
+
+
+def apfl(parties: list[Party], w: Theta, adaptive: bool) -> Scored:
+    own, alpha = [w] * 3, [0.5] * 3
+    for _ in range(ROUNDS):
+        local = [w] * 3
+        for i, party in enumerate(parties):
+            for k in range(STEPS):
+                slope, share = party.gradient(mix(own[i], local[i], alpha[i])), alpha[i]
+                if k == 0 and adaptive:
+                    along = sum(float(((own[i][n] - local[i][n]) * slope[n]).sum()) for n in w)
+                    alpha[i] = min(max(share - LR * along, 0.0), 1.0)
+                own[i] = step(own[i], {n: share * slope[n] for n in w})
+                local[i] = trained(party, local[i], 1)
+        w = mean(local)
+        yield [mix(v, w, share) for v, share in zip(own, alpha, strict=True)]
+    assert adaptive == (alpha != [0.5] * 3)
+
+
+def fedala(parties: list[Party], w: Theta, eta: float, passes: int) -> Scored:
+    head, weights = ("head.weight", "head.bias"), [None] * 3
+    local = [trained(party, w) for party in parties]
+    for _ in range(ROUNDS):
+        w, start = mean(local), []
+        for i, party in enumerate(parties):
+            own = weights[i] or {n: np.ones_like(w[n]) for n in head}
+            apart = {n: w[n] - local[i][n] for n in head}
+            theta = w | {n: local[i][n] + own[n] * apart[n] for n in head}
+            for _ in range(1 if weights[i] else passes):
+                slope = party.gradient(theta)
+                own = {n: np.clip(own[n] - eta * slope[n] * apart[n], 0, 1) for n in head}
+                theta = w | {n: local[i][n] + own[n] * apart[n] for n in head}
+            weights[i] = own
+            start.append(theta)
+        yield start
+        local = [trained(party, theta) for party, theta in zip(parties, start, strict=True)]
+    assert all(((own[n] > 0) & (own[n] < 1)).any() for own in weights for n in head)
+
+
+def tuned(parties: list[Party], w: Theta, steps: int) -> Scored:
+    for _ in range(ROUNDS):
+        w = mean([trained(party, w) for party in parties])
+        yield [trained(party, w, steps) for party in parties]
+
+
+@pytest.mark.parametrize(
+    ("words", "by_hand"),
+    [
+        (["strategy=ditto", "strategy.lam=0.7"], lambda *a: ditto(*a, lam=0.7)),
+        (["strategy=apfl"], lambda *a: apfl(*a, adaptive=True)),
+        (["strategy=apfl", "strategy.adaptive=false"], lambda *a: apfl(*a, adaptive=False)),
+        (
+            ["strategy=fedala", "strategy.sample=1", "strategy.eta=40", "strategy.threshold=0", "strategy.passes=3"],
+            lambda *a: fedala(*a, eta=40, passes=3),
+        ),
+        (["strategy=fedavg_ft", "strategy.steps=4"], lambda *a: tuned(*a, steps=4)),
+    ],
+    ids=["ditto", "apfl", "apfl fixed", "fedala", "fedavg_ft"],
+)
+def test_rounds_are_those_done_by_hand(words: list[str], by_hand: Callable[..., Scored], run):
+    finished = run(*words, *WORDS)
+    first = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
+    parties = [Party(client) for client in range(3)]
+    for key, split in (("val-loss", "val"), ("test-loss", "test")):
+        wanted = [
+            [p.loss(t, p.val if split == "val" else ~(p.train | p.val)) for p, t in zip(parties, thetas, strict=True)]
+            for thetas in by_hand(parties, first)
+        ]
+        np.testing.assert_allclose(scores_by_client(finished, key), wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("words", [[], ["train.optimizer=sgd", "train.momentum=0.9"]])
+@pytest.mark.parametrize("own", [["strategy=ditto", "strategy.lam=0"], ["strategy=apfl", "strategy.alpha=1"]])
+def test_a_model_that_nothing_pulls_is_locals(own, words, run):
+    """Bit for bit, with dropout and normalisation: the own model meets the same draws, and keeps moments and statistics."""
+    fixed = ["strategy.adaptive=false"] if "strategy=apfl" in own else []
+    words = [*words, "rounds=4", "model.norm=batch"]
+    assert scores_by_client(run(*own, *fixed, *words)) == scores_by_client(run("strategy=local", *words))
+
+
+def test_ditto_is_held_the_nearer_the_larger_lambda():
+    apart = []
+    for lam in (0, 1, 5):
+        client = made("ditto", f"strategy.lam={lam}", "train.optimizer=sgd", "train.lr=0.1", "train.local_steps=20")
+        received = client.get_parameters({})
+        client.train()
+        own = client.memory["model"]
+        apart.append(
+            sum(float(((own[n].numpy() - w) ** 2).sum()) for n, w in zip(client.shared, received, strict=True))
+        )
+    assert apart[0] > 2 * apart[1] > 4 * apart[2] > 0
+
+
+def test_tuning_as_long_as_a_round_gives_the_model_of_the_round(run):
+    """With a fresh optimiser a round, what a client is tuned to is what it sends next."""
+    words = ["train.optimizer_state=reset", "rounds=3"]
+    tuned, fedavg = run("strategy=fedavg_ft", *words), run("evaluation.trained=true", *words)
+    after = [record["train"]["trained_test_loss"] for record in fedavg.rounds]
+    assert [record["metrics"]["test_loss"] for record in tuned.rounds[:-1]] == after[1:]
+
+
+def test_fedala_takes_lower_layers_as_they_come_and_keeps_weights_in_range():
+    client = made("fedala", "strategy.eta=1000")
+    client.train()
+    for _ in range(3):
+        received = [array + np.float32(0.2) for array in client.get_parameters({})]
+        client.set_parameters(received)
+        start, weights = client.aggregated()
+        assert set(start) == set(weights) == {"head.weight", "head.bias"}
+        assert all(((w >= 0) & (w <= 1)).all() for w in weights.values())
+        assert any((w < 1).any() for w in weights.values())
+        for name, array in zip(client.shared, received, strict=True):
+            np.testing.assert_array_equal(client.shared[name].detach().numpy(), array)
+        client.train()
+
+
+def test_fedala_learns_until_losses_rest_and_draws_anew():
+    client = made("fedala", "strategy.sample=0.5")
+    assert not client.rests([1.0] * 10)
+    assert client.rests([9.0] + [1.0] * 10)
+    assert not client.rests([1.0, 1.3] * 6)
+    draws = [client.sampled().nodes.tolist() for _ in range(5)]
+    trains = set(client.train_nodes.tolist())
+    assert all(len(nodes) == len(set(nodes)) == len(trains) // 2 and set(nodes) < trains for nodes in draws)
+    assert len({tuple(sorted(nodes)) for nodes in draws}) > 1
+
+
+def test_apfls_share_moves_once_a_round_and_stays_in_range():
+    client, seen = made("apfl", "train.lr=0.3", "train.optimizer=sgd", "train.local_steps=3"), []
+    for _ in range(4):
+        client.set_parameters([array + np.float32(0.3) for array in client.get_parameters({})])
+        client.train()
+        seen.append(float(client.memory["alpha"]))
+    assert seen[0] == 0.5  # v is w in the first round
+    assert len(set(seen)) > 1
+    assert all(0 <= share <= 1 for share in seen)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("strategy=ditto strategy.lam=-1", "strategy=apfl strategy.alpha=1.5", "strategy=fedavg_ft strategy.steps=-1"),
+        *("strategy=fedala strategy.sample=0", "strategy=fedala strategy.eta=-1", "strategy=fedala strategy.passes=0"),
+    ],
+)
+def test_values_out_of_range_are_refused(word):
+    with pytest.raises(FedGraphError, match=rf"strategy\.{word.split('.')[1].split('=')[0]} must"):
+        made(*(w.removeprefix("strategy=") for w in word.split()))

@@ -1,0 +1,208 @@
+"""Who speaks is who it says: a client's index belongs to the node that first answered with it."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import read_header
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.strategies.base import capped
+from fedgraph_flwr.strategies.connection import Connection
+from tests.support import recorded_messages
+
+
+@pytest.fixture
+def before_round(monkeypatch):
+    """``before_round(r, act)``: ``act(grid)`` before round r."""
+    returned = Connection.returned
+
+    def at(server_round, act):
+        looks = iter(range(1, 1000))
+
+        def acting(self, *args):
+            if next(looks) == server_round:
+                act(self.grid)
+            return returned(self, *args)
+
+        monkeypatch.setattr(Connection, "returned", acting)
+
+    return at
+
+
+def twin(node, new=77):
+    """Another node with the graph of ``node``."""
+
+    def add(grid):
+        old = grid.contexts[node]
+        grid.contexts[new] = Context(grid.run_id, new, dict(old.node_config), RecordDict(), old.run_config)
+
+    return add
+
+
+@pytest.fixture
+def gone(monkeypatch):
+    """``gone(node, r)``: from round r on, the SuperLink answers for that node."""
+    call = InlineGrid._call
+
+    def off(node, server_round):
+        def answer(self, message):
+            if message.metadata.dst_node_id == node and message.content["config"]["round"] >= server_round:
+                return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+            return call(self, message)
+
+        monkeypatch.setattr(InlineGrid, "_call", answer)
+
+    return off
+
+
+def trained(messages):
+    return [node for way, node, c in messages if way == "down" and c["config"]["phase"] == "train"]
+
+
+def test_the_record_says_which_node_each_client_was(run):
+    finished = run("rounds=2", "checkpoint_every=1")
+    assert finished.summary["nodes"] == {0: 1, 1: 2, 2: 3}
+    assert read_header(finished.out / "checkpoint.safetensors")[1]["nodes"] == {"0": 1, "1": 2, "2": 3}
+
+
+def test_a_late_node_is_refused_once_the_client_has_answered_again(run, before_round, gone, monkeypatch, caplog):
+    """It is refused for good: when the client's own node falls silent later, the other one is not taken for it."""
+    before_round(2, twin(2))
+    gone(2, 4)
+    with recorded_messages(monkeypatch) as messages, caplog.at_level(logging.WARNING):
+        finished = run("rounds=6")
+    assert 77 not in trained(messages)
+    assert finished.summary["nodes"] == {0: 1, 1: 2, 2: 3}
+    assert "node 77 is refused: it says it is client 1, which is node 2 and answers" in caplog.text
+
+
+def test_a_client_whose_answer_was_refused_is_not_replaced(run, before_round, monkeypatch):
+    """It is there; that it answers wrongly gives no other node a right to its index."""
+    train = GraphClient.train
+
+    def wrong(self):
+        train(self)
+        return float("nan") if self.graph.client == 1 and self.server_round > 1 else 0.5
+
+    monkeypatch.setattr(GraphClient, "train", wrong)
+    before_round(2, twin(2))
+    with recorded_messages(monkeypatch) as messages:
+        run("rounds=5")
+    assert 77 not in trained(messages)
+
+
+@pytest.mark.parametrize("key", ["num_train", "num_features", "num_classes"])
+def test_a_client_that_comes_back_must_be_what_it_was(run, before_round, gone, monkeypatch, caplog, key):
+    describe = GraphClient.describe
+
+    def grown(self):
+        told = describe(self)
+        return told | ({key: told[key] + 1} if self.server_round else {})
+
+    monkeypatch.setattr(GraphClient, "describe", grown)
+    before_round(3, twin(2))
+    gone(2, 2)
+    with recorded_messages(monkeypatch) as messages, caplog.at_level(logging.WARNING):
+        run("rounds=5")
+    assert 77 not in trained(messages)
+    assert f"node 77 is refused: it says it is client 1, which told {key}=" in caplog.text
+
+
+def test_a_client_that_comes_back_is_taken(run, before_round, gone, monkeypatch):
+    before_round(3, twin(2))
+    gone(2, 2)
+    with recorded_messages(monkeypatch) as messages:
+        finished = run("rounds=4")
+    assert trained(messages)[6:] == [1, 77, 3, 1, 77, 3]
+    assert finished.summary["nodes"] == {0: 1, 1: 77, 2: 3}
+
+
+def resumed_with(monkeypatch, change):
+    start = InlineGrid.__init__
+
+    def changed(self, *args, **kwargs):
+        start(self, *args, **kwargs)
+        change(self)
+
+    monkeypatch.setattr(InlineGrid, "__init__", changed)
+
+
+def test_a_resumed_run_knows_its_nodes(run, monkeypatch):
+    """Of two that claim an index, the one that was that client is believed; without a record neither is."""
+    half = run("rounds=2", "checkpoint_every=1")
+    resumed_with(monkeypatch, twin(1))
+    finished = run("rounds=3", f"resume={half.out}", f"out={half.out}")
+    assert finished.summary["nodes"] == {0: 1, 1: 2, 2: 3}
+    with pytest.raises(FedGraphError, match="nodes 1 and 77 both say they are client 0"):
+        run("rounds=1")
+
+
+def test_a_node_cannot_be_another_client_of_the_run_it_was_in(run, monkeypatch):
+    half = run("rounds=2", "checkpoint_every=1")
+
+    def swap(grid):
+        a, b = grid.contexts[1].node_config, grid.contexts[2].node_config
+        a["partition-id"], b["partition-id"] = b["partition-id"], a["partition-id"]
+
+    resumed_with(monkeypatch, swap)
+    with pytest.raises(FedGraphError, match="node 1: it was client 0 of this run, and says it is 1"):
+        run("rounds=3", f"resume={half.out}", f"out={half.out}")
+
+
+@given(st.lists(st.floats(0, 2**31, allow_nan=False), min_size=1, max_size=12), st.floats(0.001, 1, exclude_min=True))
+def test_no_share_is_above_the_cap(weights, most):
+    found = np.array(capped(weights, most))
+    assert found.shape == (len(weights),)
+    assert (found >= 0).all()
+    if sum(weights):
+        shares, before = found / found.sum(), np.array(weights) / sum(weights)
+        assert shares.max() <= max(most, 1 / len(weights)) + 1e-9
+        assert (np.diff(shares[np.argsort(before, kind="stable")]) >= -1e-9).all()  # the order stays
+
+
+def test_the_cap_by_hand():
+    assert capped([1.0, 1, 8], 1.0) == [1.0, 1, 8]
+    assert capped([1.0, 1, 8], 0.5) == pytest.approx([0.25, 0.25, 0.5])
+    assert capped([1.0, 2, 97], 0.4) == pytest.approx(
+        [0.2, 0.4, 0.4]
+    )  # 2 of 3 of what is left would be 0.4: just right
+    assert capped([1.0, 3, 96], 0.4) == pytest.approx([0.2, 0.4, 0.4])  # 3 of 4 of it would be 0.45: capped in turn
+    assert capped([1.0, 3, 96], 0.1) == [1.0, 1, 1]
+
+
+def test_a_client_that_claims_many_nodes_has_its_share_and_no_more(run, monkeypatch):
+    describe = GraphClient.describe
+
+    def boast(self):
+        told = describe(self)
+        return told | ({"num_nodes": 2**31 - 1} if self.graph.client == 1 and "num_nodes" in told else {})
+
+    monkeypatch.setattr(GraphClient, "describe", boast)
+    words = ["rounds=1", "strategy.weighting=nodes"]
+    alone, shared, fair = (
+        run(*words),
+        run(*words, "strategy.max_share=0.4"),
+        run("rounds=1", "strategy.weighting=uniform"),
+    )
+    name = next(iter(fair.arrays))
+    assert (
+        np.abs(shared.arrays[name] - fair.arrays[name]).max()
+        < 0.2 * np.abs(alone.arrays[name] - fair.arrays[name]).max()
+    )
+
+
+def test_a_cap_that_would_cap_nothing_is_refused(run):
+    with pytest.raises(FedGraphError, match=r"strategy.max_share must lie in \(0, 1\], got 0"):
+        compose(["strategy.max_share=0"])
+    with pytest.raises(
+        FedGraphError, match=r"strategy.max_share=0.5 bounds weights, and fedgrad sums gradients: use 1"
+    ):
+        run("strategy=fedgrad", "strategy.max_share=0.5")

@@ -1,0 +1,409 @@
+"""What a party lets a server ask: its policy, what was asked before, and that nothing a server names is a path here."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.config import RunConfig, compose, from_run_config, to_json
+from fedgraph_flwr.engine.inline import InlineGrid, run_identity
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.messages import from_record, pack
+from fedgraph_flwr.secure.policy import Ledger, Policy, file_name, read_policy
+
+
+class Node:
+    """One node of a fleet, which a server may ask whatever it likes; its processes live for one message."""
+
+    def __init__(self, cfg: RunConfig, **config: str):
+        from fedgraph_flwr.client_app import app
+
+        self.grid = InlineGrid(app, 1, {"config": to_json(cfg), "overrides": ""})
+        self.context = self.grid.contexts[1]
+        self.context.node_config = config
+        self.exchanges: dict[tuple[str, int], itertools.count] = {}
+
+    def ask(self, phase, server_round=0, groups=None, **config):
+        """The answer, or the sentence of a refusal. The exchange is counted, as an honest server does."""
+        counted = next(self.exchanges.setdefault((phase, server_round), itertools.count()))
+        told = {"phase": phase, "round": server_round, "exchange": counted, **config}
+        content = pack(groups or {})
+        content["config"] = ConfigRecord({k: v for k, v in told.items() if v is not None})
+        kind = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}.get(phase, MessageType.QUERY)
+        with run_identity(self.grid.run_id):
+            session.forget(self.grid.run_id)  # another process
+            reply = self.grid._call(Message(content, dst_node_id=1, message_type=kind))
+        return reply.error.reason if reply.has_error() else reply.content
+
+    def restart(self):
+        """The SuperNode's process is gone, with what it kept in memory."""
+        self.context.state = RecordDict()
+
+
+@pytest.fixture
+def node(client_files, tmp_path):
+    """``node("strategy=fedavg", ..., policy={...})``: a node with a graph of 12 nodes."""
+
+    def make(*words, policy=None, size=12, state=False, **config):
+        folder = Path(client_files((size, 16, 20)).partition("=")[2])
+        cfg = compose(["num_clients=3", "rounds=5", "model.hidden=8", *words])
+        told = {"graph": str(folder / "client_0000.safetensors"), **config}
+        if policy is not None:
+            (tmp_path / "policy.yaml").write_text(policy if isinstance(policy, str) else json.dumps(policy))
+            told["policy"] = str(tmp_path / "policy.yaml")
+        return Node(cfg, **told, **({"state": str(tmp_path / "state")} if state else {}))
+
+    return make
+
+
+def model_of(node, scale=1.0):
+    """Shared parameters for a node, as a server makes them up."""
+    client, _ = session._find(from_run_config(node.context.run_config), node.context)
+    return {name: scale * tensor.detach().numpy() for name, tensor in client.shared.items()}
+
+
+# --- a policy file ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "words", "told"),
+    [
+        ({"strategies": ["fedprox"]}, [], "refuses strategy=fedavg (client fedgraph_flwr.clients.base:GraphClient)"),
+        (
+            {"strategies": ["fedavg"]},
+            ["strategy.client=fedgraph_flwr.clients.fedstruct_a:FedStructAClient"],
+            "refuses strat",
+        ),
+        ({"networks": ["sage", "mlp"]}, [], "refuses model=gcn: it accepts networks sage, mlp"),
+        ({"phases": ["evaluate"]}, [], "refuses phase 'train': it accepts phases evaluate"),
+        ({"rounds": 4}, [], "refuses rounds=5: it accepts at most 4 rounds"),
+        ({"min_clients": 4}, [], "refuses num_clients=3: it accepts at least 4 clients"),
+        ({"min_clients": 2}, [], "refuses strategy.min_clients=1: it accepts at least 2 clients"),
+        ({"max_parameters": 20}, [], "refuses a network of 75 parameters: it accepts at most 20"),
+        (
+            {"demands": {"privacy.dp": ["server_fixed", "client_fixed"]}},
+            [],
+            "refuses privacy.dp=none: it accepts privacy.dp=[",
+        ),
+        (
+            {"demands": {"strategy.fisher_exchange": "scalar"}},
+            [],
+            "demands strategy.fisher_exchange, which this run does not",
+        ),
+        (
+            {"demands": {"strategy.mu": 0.5}},
+            ["strategy=fedprox"],
+            "refuses strategy.mu=0.01: it accepts strategy.mu=0.5",
+        ),
+        ({"messages": {"train": 0}}, [], "the server asks phase 'train' of round 1 1 times, accepted are 0"),
+    ],
+)
+def test_what_a_policy_refuses(node, caplog, policy, words, told):
+    asked = node(*words, policy=policy)
+    assert told in asked.ask("train", 1, {"model": model_of(node(*words))})
+    assert told in caplog.text, "the node's own log has it"
+
+
+def test_what_a_policy_accepts(node):
+    policy = {
+        **{"strategies": ["fedprox"], "networks": ["gcn"], "phases": ["train"], "rounds": 5, "min_clients": 3},
+        **{"demands": {"strategy.mu": [0.5, 1.0], "privacy.dp": "none"}, "max_parameters": 75},
+    }
+    asked = node("strategy=fedprox", "strategy.mu=0.5", "strategy.min_clients=3", policy=policy)
+    assert not isinstance(asked.ask("describe"), str)
+    assert not isinstance(asked.ask("train", 1, {"model": model_of(asked)}), str)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("strategis: [fedavg]", "policy key 'strategis' unknown (<policy>); did you mean 'strategies'?"),
+        ("rounds: many", "policy.rounds (policy=<policy>) must be a whole number, got 'many'"),
+        ("rounds: 0", "policy.rounds must be >= 1, got 0"),
+        ("strategies: fedavg", "policy.strategies (policy=<policy>) must be"),
+        ("- fedavg", "policy=<policy> of --node-config must hold keys and values"),
+        ("a: [", "policy=<policy> of --node-config is no valid YAML"),
+        ("messages: {train: -1}", "policy.messages.train must be >= 0, got -1"),
+    ],
+)
+def test_a_wrong_policy_is_one_sentence(node, text, told):
+    assert node(policy=text).ask("describe").startswith(told)
+
+
+def test_a_policy_that_is_not_there(node, tmp_path):
+    asked = node(policy={})
+    asked.context.node_config["policy"] = str(tmp_path / "nothing.yaml")
+    assert asked.ask("describe") == "policy=<policy> of --node-config cannot be read: No such file or directory"
+
+
+def test_every_key_of_a_policy_is_described():
+    import dataclasses
+
+    from fedgraph_flwr.secure import policy
+
+    assert all(f"{f.name}: " in policy.__doc__ for f in dataclasses.fields(Policy))
+    assert read_policy.__doc__
+
+
+# --- nothing twice ----------------------------------------------------------------------------------------------------
+
+
+def test_a_round_asks_once(node):
+    asked = node()
+    model = {"model": model_of(asked)}
+    assert not isinstance(asked.ask("train", 1, model), str)
+    assert asked.ask("train", 1, model) == "the server asks phase 'train' of round 1 2 times, accepted are 1"
+    assert not isinstance(asked.ask("train", 2, model), str)
+    assert "of round 1 after round 2: what is past is not answered again" in asked.ask("train", 1, model)
+    assert "of round 6 in a run of 5 rounds" in asked.ask("train", 6, model)
+    assert "of round -1 in a run" in asked.ask("train", -1, model)
+
+
+def test_a_restarted_node_remembers_what_was_asked(node):
+    asked = node(state=True)
+    model = {"model": model_of(asked)}
+    assert not isinstance(asked.ask("train", 2, model), str)
+    asked.restart()
+    assert "2 times, accepted are 1" in asked.ask("train", 2, model)
+    assert "after round 2" in asked.ask("train", 1, model)
+    file = next(Path(asked.context.node_config["state"]).rglob("asked.json"))
+    file.write_text("{")
+    asked.restart()
+    assert "does not say what was asked of this node" in asked.ask("train", 3, model)
+
+
+def test_an_exchange_is_not_answered_again(node):
+    """Phases that may be asked more than once are so in the order of their exchanges."""
+    asked = node()
+    model = {"model": model_of(asked)}
+    assert not isinstance(asked.ask("evaluate", 1, model, exchange=1), str)
+    assert "again (exchange 1 after 1): it was answered" in asked.ask("evaluate", 1, model, exchange=1)
+    assert not isinstance(asked.ask("evaluate", 1, model, exchange=2), str)
+    assert not isinstance(asked.ask("evaluate", 1, model, exchange=7), str)
+    assert not isinstance(asked.ask("evaluate", 1, model, exchange=8), str)
+    assert "5 times, accepted are 4" in asked.ask("evaluate", 1, model, exchange=9)
+
+
+def test_a_round_goes_back_in_no_run(node):
+    asked = node("train.optimizer=sgd", "train.optimizer_state=reset")
+    model = {"model": model_of(asked)}
+    assert not isinstance(asked.ask("describe", resume=3, run="a"), str)
+    assert "of round 3" not in str(asked.ask("train", 4, model))
+    assert "of round 2 after round 4" in asked.ask("train", 2, model)
+    assert "after round 4" in asked.ask("describe", 0, resume=1, run="a")
+    assert "resumes after round 1 in a run that is in round 5" in asked.ask("describe", 5, resume=1, run="a")
+
+
+def test_a_ledger_survives_as_numbers():
+    ledger = Ledger()
+    ledger.book("train", 2, 0, 1)
+    ledger.book("evaluate", 2, 3, 4)
+    again = Ledger(json.loads(json.dumps(ledger.record())))
+    assert (again.round, again.asked) == (2, {"train": (1, 0), "evaluate": (1, 3)})
+
+
+@pytest.mark.parametrize("config", [{"round": "one"}, {"round": 1.5}, {"exchange": "x"}, {"resume": "x"}])
+def test_a_message_of_wrong_types_is_a_sentence(node, config):
+    assert node().ask("describe", **config).startswith(f"the server's message has {next(iter(config))}=")
+
+
+def test_an_unknown_phase_is_not_taken_down(node):
+    asked = node()
+    assert "phase 'mine [' unknown (asked of GraphClient)" in asked.ask("mine [")
+    assert session.ASKED not in asked.context.state
+
+
+# --- what statistics and sums may show ----------------------------------------------------------------------------------
+
+
+def test_moments_of_one_model_a_round(node):
+    """Ten models of a server's choice told the features of a node to three decimals."""
+    asked = node("strategy=fedomd", "strategy.exchange=two_phase")
+    model = model_of(asked)
+    about = {name: np.zeros_like(a) for name, a in {"mean": np.zeros((1, 8), np.float32)}.items()}
+    assert not isinstance(asked.ask("means", 1, {"model": model}), str)
+    assert "2 times, accepted are 1" in asked.ask("means", 1, {"model": model})
+    assert not isinstance(asked.ask("moments_about", 1, {"model": model, "point": about}), str)
+    other = {"model": {name: 2 * a for name, a in model.items()}, "point": about}
+    assert asked.ask("moments_about", 1, other) == "client 0 is asked for statistics of a second model in round 1"
+    assert "of a second model in round 1" in asked.ask("moments", 1, other)
+    assert not isinstance(asked.ask("moments_about", 1, {"model": model, "point": about}), str)
+
+
+@pytest.mark.parametrize(
+    ("words", "policy", "least"),
+    [
+        ([], {"min_nodes": 13}, 13),
+        (["strategy.min_nodes=14"], {}, 14),
+        (["strategy.min_nodes=1"], {"min_nodes": 20}, 20),
+    ],
+)
+def test_moments_of_few_nodes_stay(node, words, policy, least):
+    asked = node("strategy=fedomd", *words, policy=policy)
+    told = asked.ask("moments", 1, {"model": model_of(asked)})
+    assert told.startswith(f"client 0 has 12 nodes to tell moments of, at least {least} are needed")
+
+
+def test_the_floor_holds_without_a_policy_whatever_the_server_says(node):
+    asked = node("strategy=fedomd", "strategy.min_nodes=1", size=4)
+    assert "client 0 has 4 nodes to tell moments of, at least 5" in asked.ask("moments", 1, {"model": model_of(asked)})
+
+
+@pytest.fixture
+def adding(node):
+    """A node of FedSPA that was asked to train in round 1, its peers' keys and what it answered."""
+    from fedgraph_flwr.secure.sealed import Sealer
+
+    def make(*words, **kwargs):
+        asked = node("strategy=fedspa", "strategy.fisher_exchange=scalar", *words, **kwargs)
+        keys = [asked.ask("publish_key")["key"]["key"].numpy()]
+        keys += [np.frombuffer(Sealer(i).public, np.uint8) for i in (1, 2)]
+
+        def peers(clients, nodes=48):
+            return {
+                "clients": np.array(clients),
+                "keys": np.stack([keys[c] for c in clients]),
+                "nodes": np.array([nodes]),
+            }
+
+        return asked, peers, asked.ask("train", 1, {"model": model_of(asked), "peers": peers([0, 1, 2])})
+
+    return make
+
+
+def test_no_second_sum_of_a_round_but_over_those_left(adding):
+    """With other Σ N and the same peers the masks were the same, and the difference of two shares told the diagonal."""
+    asked, peers, first = adding(state=True)
+    assert not isinstance(first, str)
+    for clients, nodes in (([0, 1, 2], 48), ([0, 1, 2], 96), ([2, 1, 0], 48), ([0, 1, 1], 48), ([1, 2], 48), ([0], 12)):
+        told = asked.ask("share_again", 1, {"peers": peers(clients, nodes)})
+        assert isinstance(told, str), clients
+    again = asked.ask("share_again", 1, {"peers": peers([0, 1], 28)})
+    asked.restart()
+    assert "after [0, 1]: expected some of those alone" in asked.ask("share_again", 1, {"peers": peers([0, 2], 32)})
+    for name, share in from_record(again["fisher"]).items():  # fresh masks: what differs is as random as a share
+        difference = share - from_record(first["fisher"])[name]
+        assert difference.dtype == np.uint64
+        assert (difference > 2**60).mean() > 0.5
+
+
+def test_the_masks_name_all_that_changes_what_is_masked(monkeypatch, adding):
+    from fedgraph_flwr.secure.sealed import Sealer
+
+    drawn = []
+    stream = Sealer.stream
+    monkeypatch.setattr(
+        Sealer, "stream", lambda self, peer, step, n: drawn.append((peer, step)) or stream(self, peer, step, n)
+    )
+    for _ in range(2):
+        asked, peers, _ = adding()
+        asked.ask("share_again", 1, {"peers": peers([0, 1], 28)})
+    assert len(drawn) == len(set(drawn)) == 6
+    assert all("48" in step for _, step in drawn[:2])
+
+
+def test_a_party_says_with_how_many_it_adds_up(adding):
+    asked, peers, first = adding("strategy.min_clients=3", policy={"min_clients": 3})
+    assert not isinstance(first, str)
+    told = asked.ask("share_again", 1, {"peers": peers([0, 1], 28)})
+    assert "with [0, 1]: its node's policy wants at least 3 (min_clients)" in told
+
+
+def test_no_checkpoint_brings_a_key_back(node, adding, tmp_path):
+    """A resumed run publishes new keys; with the old ones its masks would be drawn twice."""
+    from fedgraph_flwr.data.graph import read_tensors
+
+    asked, peers, _ = adding(state=True)
+    told = asked.ask("train", 2, {"model": model_of(asked), "peers": peers([0, 1, 2])}, checkpoint=True, run="a")
+    assert not isinstance(told, str)
+    kept, _ = read_tensors(next((tmp_path / "state").rglob("round_000002.safetensors")))
+    assert not [name for name in kept if "key" in name or "summed" in name]
+    assert [name for name in kept if "fisher" in name]
+
+
+# --- what a server names ----------------------------------------------------------------------------------------------
+
+NASTY = ["x/../../../../ESCAPED", "..", ".", "/tmp/x", "", "a" * 65, "a b", "a\x00", "x\n", "ü"]
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_no_name_leads_out_of_a_folder(tmp_path, name):
+    with pytest.raises(FedGraphError, match="is no name: expected 1 to 64 letters, digits, _ or -"):
+        file_name(name, "run")
+    for names in ((name, "local"), ("run", name)):
+        with pytest.raises(FedGraphError):
+            StateFolder(tmp_path, *names, 0)
+
+
+@pytest.mark.parametrize("name", NASTY[:4])
+def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
+    asked = node(state=True)
+    model = {"model": model_of(asked)}
+    before = set(tmp_path.rglob("*"))
+    assert "is no name: expected" in asked.ask("train", 1, model, checkpoint=True, run=name)
+    assert set(tmp_path.rglob("*")) == before
+    assert not list(tmp_path.parent.rglob("ESCAPED*"))
+
+
+@pytest.mark.parametrize(
+    ("run_config", "told"),
+    [
+        ({"config": "/etc/passwd"}, "the server's config= is no JSON: a node reads no file that a server names"),
+        ({"config": "conf/config.yaml"}, "the server's config= is no JSON"),
+        ({"config": "{"}, "config= is no valid JSON"),
+        ({"overrides": "dataset.name=${oc.env:HOME}"}, "holds '${': a node resolves nothing for a server"),
+        ({"config": '{"dataset": {"name": "${oc.env:HOME}"}}'}, "holds '${'"),
+        ({"overrides": "strategy=../../../../etc/passwd"}, "strategy '../../../../etc/passwd' unknown"),
+        ({"overrides": "dataset=../secrets"}, "dataset '../secrets' unknown"),
+        ({"overrides": "'"}, "overrides cannot be read as words"),
+        ({"overrides": "strategy.client=subprocess:Popen"}, "strategy.client=subprocess:Popen is no client"),
+    ],
+)
+def test_a_servers_configuration_names_nothing_here(node, monkeypatch, run_config, told):
+    monkeypatch.setenv("HOME", "/home/secret")
+    asked = node()
+    asked.context.run_config = {"num-clients": 3, "overrides": "", "config": "", **run_config}
+    reason = asked.ask("describe")
+    assert told in reason
+    assert "root:" not in reason
+    assert "secret" not in reason.replace("../secrets", "")
+
+
+def test_an_operator_may_name_a_file(tmp_path):
+    (tmp_path / "c.yaml").write_text("rounds: 7\n")
+    assert from_run_config({"config": str(tmp_path / "c.yaml")}).rounds == 7
+
+
+def test_a_clipped_update_is_asked_for_with_the_runs_bound(node):
+    """Who says privacy.dp=client_fixed and asks for updates as they are, or clips them at 1e30, gets none."""
+    asked = node("privacy.dp=client_fixed", "strategy.weighting=uniform", "privacy.clipping_norm=2")
+    model = {"model": model_of(asked)}
+    for norm in (None, 1e30):
+        assert "in a run with privacy.clipping_norm=2" in asked.ask("train", 1, model, clipping_norm=norm)
+    assert not isinstance(asked.ask("train", 1, model, clipping_norm=2.0), str)
+
+
+def test_a_fleet_under_policies_runs(run, monkeypatch, tmp_path):
+    """All clients with a policy that fits, to the same parameters; with one that does not, without that client."""
+    from tests.support import assert_same_arrays
+
+    words = ["rounds=2", "strategy.min_clients=2"]
+    whole = run(*words)
+    files = [Path(whole.cfg.graph) / f"client_{i:04d}.safetensors" for i in range(3)]
+    (tmp_path / "policy.yaml").write_text("strategies: [fedavg]\nmin_clients: 2\nphases: [train, evaluate]\n")
+    start = InlineGrid.__init__
+
+    def told(self, *args, **kwargs):
+        start(self, *args, **kwargs)
+        for context, file in zip(self.contexts.values(), files, strict=True):
+            context.node_config = {"graph": str(file), "policy": str(tmp_path / "policy.yaml")}
+
+    monkeypatch.setattr(InlineGrid, "__init__", told)
+    assert_same_arrays(run(*words).arrays, whole.arrays)
+    with pytest.raises((FedGraphError, RunFailed), match="policy refuses strategy=fedprox"):
+        run(*words, "strategy=fedprox")

@@ -1,0 +1,118 @@
+"""Where things are: one import name, imports that point one way, and no reaching into another's privates."""
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import grimp
+import networkx as nx
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fedgraph_flwr"
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    """Which module imports which, also inside functions, but not for type checkers alone."""
+    return grimp.build_graph("fedgraph_flwr", exclude_type_checking_imports=True, cache_dir=None)
+
+
+def test_no_import_circle(imports):
+    graph = nx.DiGraph()
+    graph.add_edges_from((m, other) for m in imports.modules for other in imports.find_modules_directly_imported_by(m))
+    assert [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("below", "above"),
+    [
+        (
+            ("config", "errors", "messages", "trees", "numerics", "data", "partition", "models"),
+            ("strategies", "clients"),
+        ),
+        (("strategies",), ("clients",)),
+        (("clients",), ("strategies",)),
+        (("methods", "secure"), ("strategies", "clients", "engine")),
+        (("config", "messages", "numerics", "data"), ("models", "methods", "engine")),
+        (("strategies", "clients"), ("engine", "report", "cli")),
+    ],
+)
+def test_imports_point_one_way(imports, below, above):
+    for low in below:
+        for high in above:
+            name, other = f"fedgraph_flwr.{low}", f"fedgraph_flwr.{high}"
+            wrong = imports.find_shortest_chains(importer=name, imported=other)
+            assert not wrong, f"{low} must not import {high}: {wrong}"
+
+
+def test_no_method_reaches_into_the_privates_of_its_base():
+    """A name with an underscore belongs to the class that wrote it."""
+    wrong, found = [], set()
+    for folder in ("strategies", "clients"):
+        own = {"base", "loop", "exchange", "session", "connection", "privacy", "scoring", "state", "__init__"}
+        base = {
+            node.name if isinstance(node, ast.FunctionDef) else node.attr
+            for node in ast.walk(ast.parse((PACKAGE / folder / "base.py").read_text()))
+            if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.Attribute) and is_self(node))
+        }
+        private = {name for name in base if name.startswith("_") and not name.startswith("__")}
+        found |= private
+        for path in sorted((PACKAGE / folder).glob("*.py")):
+            if path.stem not in own:
+                for node in ast.walk(ast.parse(path.read_text())):
+                    name = getattr(node, "attr", None) or getattr(node, "name", None)
+                    if isinstance(node, ast.Attribute | ast.FunctionDef) and name in private:
+                        wrong.append(f"{folder}/{path.name}: {name}")
+    assert found
+    assert wrong == []
+
+
+def is_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def test_the_wheel_brings_one_import_name():
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert built["packages"] == ["fedgraph_flwr"]
+    assert all(target.startswith("fedgraph_flwr/") for target in built["force-include"].values())
+
+
+def test_folders_of_other_people_do_not_matter(tmp_path):
+    """In a folder with its own ``clients/`` and ``strategies/``, ours are found all the same."""
+    for name in ("clients", "strategies"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not ours')\n")
+    words = ["strategy=fedomd", "rounds=1", "num_clients=2", "out=run", "--quiet", "--no-report"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedgraph_flwr", "run", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FEDGRAPH_DATA": str(tmp_path / "data")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_the_links_at_the_top_lead_into_the_package():
+    for name in ("strategies", "clients"):
+        assert (ROOT / name).resolve() == (PACKAGE / name).resolve()
+
+
+def test_a_stored_configuration_of_before_the_move_still_loads(tmp_path):
+    from fedgraph_flwr.config import compose
+    from fedgraph_flwr.lookup import locate
+    from fedgraph_flwr.strategies.fedomd import FedOMD
+
+    assert locate("strategies.fedomd:FedOMD") is FedOMD
+    old = tmp_path / "config.yaml"
+    old.write_text(
+        "strategy: {name: central, server: 'strategies.fedavg:FedAvg', client: 'clients.base:GraphClient',"
+        " params: {pooled: true}}\n"
+    )
+    assert compose([], old).strategy.pooled
