@@ -45,7 +45,7 @@ def main() -> None:
     for what, line in IMPORTS.items():
         print(f"{what:40} {least(_WATCH + line + chr(10) + 'print(used())'):6.2f} s")
     cfg = compose(sys.argv[1:])
-    graph = store.files(store.prepare(cfg))[0]
+    graph = store.files(store.client_files(cfg))[0]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, graph.name)
         file.write_bytes(graph.read_bytes())

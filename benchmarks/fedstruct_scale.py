@@ -37,7 +37,7 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as out:
         cfg = compose([*WORDS, *words, f"out={out}"])
         began = time.perf_counter()
-        folder = partition.prepare(cfg)
+        folder = partition.client_files(cfg)
         size = sum(file.stat().st_size for file in folder.glob("client_*"))
         print(
             f"data: {time.perf_counter() - began:.1f} s, {size / 1e6:.0f} MB of client files, {_peak():.2f} GB resident"

@@ -74,7 +74,7 @@ def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
     cfg = compose(["dataset=cora", *sys.argv[1:]])
-    files = store.files(store.prepare(cfg))
+    files = store.files(store.client_files(cfg))
     graphs = [ClientGraph.load(path) for path in files]
     ours = [GraphClient(cfg, graph).train for graph in graphs]
     bare = [bare_loop(cfg, graph) for graph in graphs]

@@ -75,7 +75,7 @@ def remarks(cfg: RunConfig) -> list[str]:
 
 
 def check_clients(cfg: RunConfig) -> None:
-    """Check what depends on how many clients there are, once that is settled.
+    """Check what depends on how many clients there are, once that is resolved.
 
     Raises:
         FedGraphError: too few of them, one that is not there, or a δ or budget that does not suit them.

@@ -7,7 +7,7 @@ from fedgraph_flwr.checks import check_clients, check_method
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.partition import settled
+from fedgraph_flwr.partition import resolved
 from fedgraph_flwr.run_folder import LAUNCHER, owned
 from fedgraph_flwr.serving import OnRound, check_resume, fingerprint_of_data, here, with_folder
 
@@ -22,7 +22,7 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     cfg = with_folder(cfg)
     check_method(cfg)
     if here(cfg):
-        cfg = settled(cfg)
+        cfg = resolved(cfg)
         check_clients(cfg)
     check_resume(cfg, fingerprint_of_data(cfg))
     out = Path(cfg.out)

@@ -20,7 +20,7 @@ from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.partition import content, settled
+from fedgraph_flwr.partition import content, resolved
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.run_folder import FAILURE, InUse, check_resumable, owned, read_checkpoint
 
@@ -81,7 +81,7 @@ def check_resume(cfg: RunConfig, data: list[str] | None) -> None:
 def with_folder(cfg: RunConfig) -> RunConfig:
     """The configuration with its result folder named, as an absolute path."""
     if not cfg.out:
-        cfg = settled(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
+        cfg = resolved(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{cfg.dataset.name}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
     return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))

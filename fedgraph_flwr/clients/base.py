@@ -113,7 +113,7 @@ class GraphClient(NumPyClient):
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
         torch.manual_seed(derive_seed(cfg.seed, "model"))
         self.model = self.build_model().to(self.device, self.dtype)
-        self.inputs = self.prepare_inputs()
+        self.inputs = self.build_inputs()
         self.y = graph.y.to(self.device)
         self.train_nodes = graph.train_mask.nonzero().view(-1).to(self.device)
         self.masks = {"val": graph.val_mask.to(self.device), "test": graph.test_mask.to(self.device)}
@@ -145,11 +145,11 @@ class GraphClient(NumPyClient):
         """The network; every client and the server build it from the same seed."""
         return models.build(self.cfg.model, self.graph.num_features, self.graph.num_classes)
 
-    def prepare_inputs(self) -> Any:
+    def build_inputs(self) -> Any:
         """What the network needs of the graph, computed once."""
-        return self.prepared(self.graph)
+        return self.inputs_of(self.graph)
 
-    def prepared(self, graph: Any, **variant: Any) -> Any:
+    def inputs_of(self, graph: Any, **variant: Any) -> Any:
         """What the network needs of a graph, kept beside this client's file where it has one.
 
         Args:

@@ -151,7 +151,7 @@ class FedSPAClient(GraphClient):
             visible = self.graph.train_mask.index_fill(0, part, False)
             hidden = dataclasses.replace(self.graph, train_mask=visible)
             inputs = dataclasses.replace(
-                self.prepared(hidden, fold=index), x=self.inputs.x
+                self.inputs_of(hidden, fold=index), x=self.inputs.x
             )  # features are in memory once
             made.append((inputs, part.to(self.device)))
         return made

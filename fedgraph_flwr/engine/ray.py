@@ -204,10 +204,10 @@ class RayGrid(OwnGrid):
         away = replace(cfg, graph=str(Path(cfg.graph).expanduser().absolute())) if cfg.graph else cfg
         environment = {key: os.environ[key] for key in ("FEDGRAPH_DATA", "XDG_CACHE_HOME") if key in os.environ}
         run_config = {"config": to_json(away), "overrides": ""}
-        self.told = _Run(self.run_id, num_nodes, run_config, environment, cfg.ray.live_clients)
+        self.description = _Run(self.run_id, num_nodes, run_config, environment, cfg.ray.live_clients)
         actors = pool.take(cfg, num_nodes)
         try:
-            pool.wait([actor.begin.remote(self.told, None) for actor in actors], cfg)
+            pool.wait([actor.begin.remote(self.description, None) for actor in actors], cfg)
         except RunFailed:
             for actor in actors:
                 ray.kill(actor)
@@ -285,7 +285,7 @@ class RayGrid(OwnGrid):
         calls, share.flying = list(share.flying.values()), {}
         ray.kill(share.actor)
         share.actor = self.pool.new(self.cfg)
-        self.pool.wait([share.actor.begin.remote(self.told, share.kept)], self.cfg)
+        self.pool.wait([share.actor.begin.remote(self.description, share.kept)], self.cfg)
         for call in share.since:
             share.actor.answer.options(num_returns=2).remote(call.shared, call.letters, False)
         for call in calls:

@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.config import configuration
 
     cfg = configuration(args.overrides)
-    folder = store.prepare(cfg)
+    folder = store.client_files(cfg)
     if args.out:
         export(folder, args.out)
         print(f"{len(store.files(folder))} client files: {args.out}")

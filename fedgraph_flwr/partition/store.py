@@ -47,7 +47,7 @@ MODULES = {
 MANIFEST = "partition.json"
 
 
-def prepare(cfg: RunConfig) -> Path:
+def client_files(cfg: RunConfig) -> Path:
     """The folder of client files of a configuration: checked if the user names one, else computed once.
 
     A pooled configuration (``strategy.pooled``, Central) has one file with the whole graph.
@@ -81,10 +81,10 @@ def _given(cfg: RunConfig) -> Path:
 
 def num_clients(cfg: RunConfig) -> int:
     """How many client files there are: M, or 1 for the pooled graph."""
-    return len(files(prepare(cfg)))
+    return len(files(client_files(cfg)))
 
 
-def settled(cfg: RunConfig) -> RunConfig:
+def resolved(cfg: RunConfig) -> RunConfig:
     """The configuration with ``num_clients`` as it results, where a folder or the partition decides it.
 
     It names the same client files. A generated graph keeps the number of clients it was asked for; of a folder, the

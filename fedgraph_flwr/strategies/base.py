@@ -195,7 +195,7 @@ class GraphStrategy(FlowerFedAvg):
         if phase == EVALUATE:
             return Schema(numbers=self._score_fields())
         if phase == TRAIN:
-            trains = whole if client is None else _exactly(self.clients[client].told.get("num_train", 0))
+            trains = whole if client is None else _exactly(self.clients[client].description.get("num_train", 0))
             numbers = {"num_train": trains}
             if self.cfg.privacy.scores == "told":
                 numbers["train-loss"] = NumberField(optional=True)
@@ -229,7 +229,7 @@ class GraphStrategy(FlowerFedAvg):
         Raises:
             FedGraphError: two clients differ.
         """
-        values = {index: info.told.get(key) for index, info in self.clients.items()}
+        values = {index: info.description.get(key) for index, info in self.clients.items()}
         first, *_ = values.items()
         for index, value in values.items():
             if value != first[1]:
@@ -244,7 +244,7 @@ class GraphStrategy(FlowerFedAvg):
         if rule == "uniform":
             return [1.0] * len(replies)
         key = {"train": "num_train", "nodes": "num_nodes"}[rule]
-        told = [float(np.sum(self.clients[reply.client].told[key])) for reply in replies]
+        told = [float(np.sum(self.clients[reply.client].description[key])) for reply in replies]
         return capped(told, self.cfg.strategy.max_share)
 
     def sum_weights(self, clients: list[int]) -> list[float]:
@@ -487,7 +487,7 @@ class GraphStrategy(FlowerFedAvg):
         """Nodes of the clients that answered, where means of scores are weighted by them."""
         if self.cfg.evaluation.average != "nodes":
             return None
-        return [float(v) for reply in replies for v in as_list(self.clients[reply.client].told["num_nodes"])]
+        return [float(v) for reply in replies for v in as_list(self.clients[reply.client].description["num_nodes"])]
 
 
 def capped(weights: list[float], most: float) -> list[float]:

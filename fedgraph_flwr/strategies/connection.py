@@ -18,7 +18,7 @@ class ClientInfo:
 
     client: int
     node_id: int
-    told: dict[str, Any] = field(default_factory=dict)
+    description: dict[str, Any] = field(default_factory=dict)
 
 
 Describe = Callable[[list[int]], tuple[list[ClientInfo], Mapping[int, str]]]
@@ -129,8 +129,8 @@ def _refusal(info: ClientInfo, why: str) -> str:
 
 def _difference(known: ClientInfo, info: ClientInfo) -> str:
     """What a client tells of itself that it did not tell before; of its numbers those that no other machine rounds otherwise."""
-    for key in known.told.keys() | info.told.keys():
-        before, now = known.told.get(key), info.told.get(key)
+    for key in known.description.keys() | info.description.keys():
+        before, now = known.description.get(key), info.description.get(key)
         if before != now and not (isinstance(before, float) and isinstance(now, float)):
             return f"which told {key}={before}, not {plain(now, 60)}"
     return ""

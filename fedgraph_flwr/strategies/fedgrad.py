@@ -71,7 +71,7 @@ class FedGrad(GraphStrategy):
         Raises:
             RunFailed: none has a training node.
         """
-        total = sum(float(self.clients[reply.client].told["num_train"]) for reply in replies)
+        total = sum(float(self.clients[reply.client].description["num_train"]) for reply in replies)
         if not total:
             raise RunFailed(f"round {self.server_round}: none of the clients that answered has a training node")
         return total

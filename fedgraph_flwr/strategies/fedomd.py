@@ -59,7 +59,7 @@ class FedOMD(GraphStrategy):
         ranges = self.params.cmd_range == "pooled" and phase != "moments_about"
         expected = shapes[phase] | ({"range": (layers, 2)} if ranges else {})
         fields = {name: ArrayField(shape, self.cfg.dtype) for name, shape in expected.items()}
-        known = self.clients[client].told if client is not None else {}
+        known = self.clients[client].description if client is not None else {}
         nodes = known.get("num_nodes" if self.params.cmd_nodes == "all" else "num_train")
         low, high = (1, LARGEST) if nodes is None else (nodes, nodes)
         return Schema({MOMENTS: fields}, {"count": NumberField(low, high, whole=True)})

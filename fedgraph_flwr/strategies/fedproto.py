@@ -49,7 +49,7 @@ class FedProto(GraphStrategy):
 
     def most(self, client: int) -> int:
         """The largest count that a client may tell of a class."""
-        return int(self.clients[client].told["num_train"])
+        return int(self.clients[client].description["num_train"])
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """Take in the cohort's prototypes; the shared parameters, of which there are none, stay."""

@@ -143,7 +143,7 @@ class FedSPA(GraphStrategy):
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """Each group of parameters by its own weights, over the clients that answered to the end."""
         replies, channels = self.channel_biases(replies)
-        told = [self.clients[reply.client].told for reply in replies]
+        told = [self.clients[reply.client].description for reply in replies]
         nodes = np.array([float(t["num_nodes"]) for t in told])
         plain = np.array(self.weights(replies))
         prior = plain
@@ -160,7 +160,7 @@ class FedSPA(GraphStrategy):
             return replies, {}
         if self.params.masked:
             return self.ask_deviations(replies)
-        nodes = np.array([float(self.clients[reply.client].told["num_nodes"]) for reply in replies])
+        nodes = np.array([float(self.clients[reply.client].description["num_nodes"]) for reply in replies])
         return replies, {
             channel: posterior_biases([_of(reply.groups[FISHER], channel) for reply in replies], nodes)
             for channel in ("hom", "het")
@@ -190,7 +190,7 @@ class FedSPA(GraphStrategy):
 
     def peers(self, clients: list[int]) -> Arrays:
         """Who adds up with whom: their indices, their public keys [n, 32], and Σ_j N_j."""
-        nodes = sum(int(self.clients[client].told["num_nodes"]) for client in clients)
+        nodes = sum(int(self.clients[client].description["num_nodes"]) for client in clients)
         keys = np.stack([self.keys[client] for client in clients])
         return {"clients": np.array(clients), "keys": keys, "nodes": np.array([nodes])}
 

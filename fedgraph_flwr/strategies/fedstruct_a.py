@@ -53,7 +53,7 @@ class FedStructA(FedGrad):
         common = super().schema(phase, client)
         if phase != TRAIN or client is None:
             return common
-        count, own = self.clients[client].told["num_train"], len(self.nodes[client])
+        count, own = self.clients[client].description["num_train"], len(self.nodes[client])
         most = self.params.local_epochs * (1 + 1e-5)  # one difference of probabilities a local step
         residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
         return common | Schema({STRUCTURE: {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}})

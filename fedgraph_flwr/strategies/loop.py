@@ -73,12 +73,12 @@ class Loop:
         wanted = 1 if rules.pooled else self.cfg.num_clients
         method.clients = self.connection.wait(wanted, rules.timeout, self.recorder.nodes)
         self._bind()
-        check_fingerprints({index: info.told.get("schema", [0]) for index, info in method.clients.items()})
+        check_fingerprints({index: info.description.get("schema", [0]) for index, info in method.clients.items()})
         if rules.min_clients > wanted:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
             )
-        self.recorder.check_clients({index: info.told for index, info in method.clients.items()})
+        self.recorder.check_clients({index: info.description for index, info in method.clients.items()})
         if self.cfg.privacy.secagg:
             method.secure = SecureSums(method)
 
@@ -244,7 +244,7 @@ class Loop:
         if method.privacy:
             left = max(self.cfg.rounds - server_round, 0)
             tree["privacy"] = method.privacy.state(ahead=min(self.cfg.checkpoint_every or left, left))
-        told = {index: info.told for index, info in method.clients.items()}
+        told = {index: info.description for index, info in method.clients.items()}
         self.recorder.checkpoint(server_round, method.arrays, tree, told)
 
 

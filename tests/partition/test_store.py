@@ -16,7 +16,7 @@ from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.partition import assign, cut, load_client, num_clients, prepare, store
+from fedgraph_flwr.partition import assign, client_files, cut, load_client, num_clients, store
 from fedgraph_flwr.partition.command import rows
 from fedgraph_flwr.run import run
 from tests.conftest import client_graph
@@ -68,7 +68,7 @@ def same(a: ClientGraph, b: ClientGraph) -> bool:
 
 def test_prepare_is_load_assign_cut_split(root):
     cfg = config("seed=5")
-    folder = prepare(cfg)
+    folder = client_files(cfg)
     assert folder.parent == root / "fedgraph" / "partitions"
     graph = datasets.load(cfg.dataset, seed=5, num_clients=3)
     cuts = cut(graph, assign(graph, cfg.partition, 3, 5))
@@ -94,16 +94,16 @@ def test_global_split_is_drawn_before_the_cut():
 
 def test_computed_once(made, monkeypatch):
     cfg = config()
-    folder = prepare(cfg)
+    folder = client_files(cfg)
     monkeypatch.setattr(datasets, "load", None)  # the dataset is not needed again
-    assert prepare(cfg) == folder
+    assert client_files(cfg) == folder
     assert load_client(cfg, 2).client == 2
     assert made() == 1
 
 
 def test_client_reads_only_its_own_file():
     cfg = config()
-    folder = prepare(cfg)
+    folder = client_files(cfg)
     for index in (0, 2):
         (folder / f"client_{index:04d}.safetensors").write_bytes(b"")
     assert load_client(cfg, 1).client == 1
@@ -140,7 +140,7 @@ def test_key_covers_what_is_in_an_own_file(tmp_path):
         graph.save(tmp_path / "mine.safetensors")
         keys.append(store.key(cfg))
     assert keys[0] != keys[1]
-    prepare(cfg)
+    client_files(cfg)
 
 
 def test_folds_rotate_over_one_partition():
@@ -178,7 +178,7 @@ def test_many_processes_compute_once(made):
 
     def ask(index):
         start.wait()
-        answers.put((str(prepare(cfg)), load_client(cfg, index % 3).num_nodes))
+        answers.put((str(client_files(cfg)), load_client(cfg, index % 3).num_nodes))
 
     processes = [fork.Process(target=ask, args=(i,)) for i in range(4)]
     for process in processes:
@@ -186,14 +186,14 @@ def test_many_processes_compute_once(made):
     for process in processes:
         process.join(30)
     assert [process.exitcode for process in processes] == [0] * 4
-    assert {answers.get()[0] for _ in processes} == {str(prepare(cfg))}
+    assert {answers.get()[0] for _ in processes} == {str(client_files(cfg))}
     assert made() == 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "manifest", "half"])
 def test_damaged_cache_is_made_again(made, damage):
     cfg = config()
-    folder = prepare(cfg)
+    folder = client_files(cfg)
     before = load_client(cfg, 1)
     path = folder / "client_0001.safetensors"
     match damage:
@@ -208,7 +208,7 @@ def test_damaged_cache_is_made_again(made, damage):
         case "half":  # what an older program that died in between may have left
             shutil.rmtree(folder)
             folder.mkdir()
-    prepare(cfg)
+    client_files(cfg)
     assert made() == 2
     assert same(load_client(cfg, 1), before)
 
@@ -216,7 +216,7 @@ def test_damaged_cache_is_made_again(made, damage):
 def test_nothing_is_left_when_it_fails(root):
     cfg = config("split.train=0", "split.val=0.5", "split.test=0.5")
     with pytest.raises(FedGraphError, match=r"client 0 has \d+ nodes, none for training: lower num_clients \(3\)"):
-        prepare(cfg)
+        client_files(cfg)
     left = [path for path in (root / "fedgraph" / "partitions").iterdir() if path.suffix != ".lock"]
     assert left == []
 
@@ -238,19 +238,19 @@ def test_edges_flip_within_clients():
 def test_the_number_of_clients_that_results_names_the_same_files(clients):
     words = ["partition=louvain-fedhero", "partition.min_size=10", "num_clients=2", *clients.split()]
     cfg = config(*words)
-    settled = store.settled(cfg)
-    assert settled.num_clients == num_clients(cfg) > 2
-    assert num_clients(settled) == settled.num_clients
-    for index in range(settled.num_clients):
-        assert same(load_client(settled, index), load_client(cfg, index))
-    assert store.settled(settled) == settled
-    assert store.key(settled) == store.key(replace(settled, num_clients=2))
-    assert store.settled(config()) == config()
+    resolved = store.resolved(cfg)
+    assert resolved.num_clients == num_clients(cfg) > 2
+    assert num_clients(resolved) == resolved.num_clients
+    for index in range(resolved.num_clients):
+        assert same(load_client(resolved, index), load_client(cfg, index))
+    assert store.resolved(resolved) == resolved
+    assert store.key(resolved) == store.key(replace(resolved, num_clients=2))
+    assert store.resolved(config()) == config()
 
 
 def test_random_merge_needs_groups_that_do_not_follow_num_clients():
     with pytest.raises(FedGraphError, match="those of metis follow num_clients: use it with louvain or planted"):
-        prepare(config("partition.merge=random_merge"))
+        client_files(config("partition.merge=random_merge"))
 
 
 def test_a_run_takes_all_clients_of_a_folder(parts, tmp_path):
@@ -272,7 +272,7 @@ def test_folder_goes_before_dataset(parts, monkeypatch):
     expected = load_client(config(), 1)
     monkeypatch.setattr(datasets, "load", None)
     cfg = compose([f"graph={parts}", "dataset=cora"])
-    assert prepare(cfg) == parts
+    assert client_files(cfg) == parts
     assert num_clients(cfg) == 3
     assert same(load_client(cfg, 1), expected)
 
@@ -300,7 +300,7 @@ def resave(path: Path, **changes) -> None:
 def test_wrong_folder_is_one_sentence(parts, damage, sentence):
     damage(parts / "client_0001.safetensors")
     with pytest.raises(FedGraphError, match=sentence):
-        prepare(compose([f"graph={parts}"]))
+        client_files(compose([f"graph={parts}"]))
 
 
 def client_graph_as_graph(path: Path) -> None:
@@ -316,7 +316,7 @@ def test_unknown_client(parts):
 
 def test_a_truncated_file_of_a_cache_is_made_again_by_the_client_that_reads_it(made):
     cfg = config()
-    path = prepare(cfg) / "client_0001.safetensors"
+    path = client_files(cfg) / "client_0001.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-10])
     assert load_client(cfg, 1).client == 1
@@ -333,7 +333,7 @@ def test_files_are_in_the_order_of_their_numbers(tmp_path):
 
 def test_a_client_looks_at_no_other_file_of_a_whole_cache(monkeypatch):
     cfg = config()
-    prepare(cfg)
+    client_files(cfg)
     monkeypatch.setattr(store, "files", None)  # else a thousand clients would list a thousand files each
     assert load_client(cfg, 1).client == 1
 
