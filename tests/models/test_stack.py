@@ -74,8 +74,8 @@ def test_a_federation_averages_running_statistics(run):
     assert np.abs(arrays["norms.0.running_mean"]).max() > 0
     assert "norms.0.num_batches_tracked" not in arrays
     assert set(arrays) == set(GraphClient(finished.cfg, client_graph(0)).shared)
-    private = GraphClient(compose(["model.norm=batch"]), client_graph(0)).state()
-    assert list(private) == ["model/norms.0.num_batches_tracked"]
+    private = GraphClient(compose(["model.norm=batch"]), client_graph(0)).snapshot()
+    assert list(private["model"]) == ["norms.0.num_batches_tracked"]
 
 
 def test_one_node_has_no_variance():
@@ -157,5 +157,7 @@ def test_it_is_checked_like_ours(own, words, says):
 
 
 def test_choosing_another_network_by_name_drops_the_keys_of_the_one_before():
-    assert compose(["model=sage", "model.name=gat"]).model.params == {}
+    with pytest.raises(FedGraphError, match=r"model=sage and model\.name=gat choose two"):
+        compose(["model=sage", "model.name=gat"])
+    assert "norm" not in compose(["model.name=gat"]).model.params
     assert compose(["model=sage", "model.name=sage"]).model.params["norm"] == "none"
