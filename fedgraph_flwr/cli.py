@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgraph_flwr import __version__
-from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.errors import FedGraphError, first_line, plain
 
 # Command → the module that registers it and its one-line help. Imported on demand, so that --help is quick.
 COMMANDS = {
@@ -42,6 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
         return 0
+    except OSError as error:  # a disk that is full, a folder that may not be read: anywhere, at any time
+        about = f" ({error.filename})" if error.filename else ""
+        print(f"error: {error.strerror or first_line(error)}{about}", file=sys.stderr)
+        return 1
+    except MemoryError as error:
+        print(f"error: this machine has too little memory for it ({first_line(error)})", file=sys.stderr)
+        return 1
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:

@@ -38,6 +38,12 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") 
     return FedGraphError(f"{kind} '{value}' unknown{source}{hint}{'' if hint else ';'} one of: {', '.join(names)}")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, as one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def plain(text: object, most: int = 300) -> str:
     """Foreign text as one line of printable characters, so that it can neither steer a terminal nor fill it."""
     line = "".join(c if c.isprintable() else "?" for c in str(text).replace("\n", " "))

@@ -1,14 +1,7 @@
-"""The record of a run: its folder, one line a round, the summary, the global parameters, and checkpoints.
-
-config.yaml        the resolved configuration, from which the run is repeated (`run config=DIR/config.yaml`)
-rounds.jsonl       one JSON object a round (see `Recorder.end_round`)
-summary.json       see `Recorder.finish`
-model_final.safetensors, model_best.safetensors     shared parameters after the last and the best validation round
-models_final.safetensors                            clients' own shared parameters, of methods that give them some
-checkpoint.safetensors, state/                      what `resume=DIR` goes on from
-"""
+"""The record of a run: one line a round, the summary, the global parameters, and checkpoints, in the run's folder."""
 
 import json
+import os
 import platform
 import secrets
 import subprocess
@@ -22,16 +15,24 @@ import numpy as np
 import psutil
 
 from fedgraph_flwr.config import RunConfig, to_yaml
-from fedgraph_flwr.data.graph import read_header, read_tensors, write_bytes, write_tensors
+from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.messages import Arrays
-from fedgraph_flwr.trees import Tree, as_arrays, flatten, unflatten
-
-CHECKPOINT = "checkpoint.safetensors"
-ROUNDS = "rounds.jsonl"
-SUMMARY = "summary.json"
-FAILURE = "failure.json"
+from fedgraph_flwr.run_folder import (
+    CHECKPOINT,
+    CONFIG,
+    FAILURE,
+    ROUNDS,
+    SUMMARY,
+    Checkpoint,
+    check_resumable,
+    check_told,
+    clear,
+    fingerprint,
+    read_checkpoint,
+)
+from fedgraph_flwr.trees import Tree, as_arrays, flatten
 
 
 class Recorder:
@@ -40,13 +41,27 @@ class Recorder:
     Args:
         cfg: the run's configuration; ``cfg.out`` is the folder, empty: nothing is written.
         on_round: called with each finished round's record (a progress bar, say).
+        data: hashes of the files that the clients' graphs are made of, where they are at hand.
+
+    Raises:
+        FedGraphError: ``cfg.resume`` names no run that this configuration goes on with; nothing is written then.
 
     Attributes:
         nodes: the node that each client is; of a run to be resumed, was.
     """
 
-    def __init__(self, cfg: RunConfig, on_round: Callable[[dict[str, Any]], None] | None = None):
+    def __init__(
+        self,
+        cfg: RunConfig,
+        on_round: Callable[[dict[str, Any]], None] | None = None,
+        data: list[str] | None = None,
+    ):
         self.cfg = cfg
+        self.fingerprint = fingerprint(cfg, data)
+        self.restored: Checkpoint | None = None
+        if cfg.resume:
+            self.restored = read_checkpoint(Path(cfg.resume))
+            check_resumable(cfg, self.restored, data)
         self.folder = Path(cfg.out) if cfg.out else None
         self.on_round = on_round
         self.rounds: list[dict[str, Any]] = []
@@ -59,21 +74,15 @@ class Recorder:
         self.setup_record: dict[str, Any] = _blank(0, [])
         self._open: dict[str, Any] = self.setup_record
         self._pending: dict[str, Any] | None = None
-        self.nodes: dict[int, int] = {}
-        self.run_name = self._name()
+        self.nodes: dict[int, int] = self.restored.of_clients() if self.restored else {}
+        # Random, and kept when the run is resumed: clients file their private state under it.
+        self.run_name = self.restored.run if self.restored else secrets.token_hex(8)
         self._began = time.perf_counter()
         self._round_began = self._began
         if self.folder:
-            write_bytes(self.folder / "config.yaml", to_yaml(cfg).encode())
-
-    def _name(self) -> str:
-        """Random, and kept when the run is resumed: clients file their private state under it."""
-        checkpoint = Path(self.cfg.resume) / CHECKPOINT
-        if self.cfg.resume and checkpoint.is_file():
-            values = read_header(checkpoint)[1]
-            self.nodes = {int(client): int(node) for client, node in values.get("nodes", {}).items()}
-            return str(values["run"])
-        return secrets.token_hex(8)
+            if not self.restored:
+                clear(self.folder)
+            write_bytes(self.folder / CONFIG, to_yaml(cfg).encode())
 
     # --- called by the strategy, in the order of a run --------------------------------------------------------------
 
@@ -141,46 +150,51 @@ class Recorder:
             return self.own.all_stopped(last)
         return bool(last - self.best_round >= patience)
 
-    def checkpoint(self, server_round: int, arrays: Arrays, server: Tree) -> None:
-        """Write everything the server needs to go on after this round."""
+    def checkpoint(self, server_round: int, arrays: Arrays, server: Tree, told: Mapping[int, Any]) -> None:
+        """Write everything the server needs to go on after this round; ``told``: what clients told, by index."""
         if not self.folder:
             return
-        done = {"run": self.run_name, "nodes": self.nodes, "best_round": self.best_round, "best_score": self.best_score}
-        tree = {"arrays": arrays, "best": self.best_arrays, "server": server}
-        write_tensors(
-            self.folder / CHECKPOINT, flatten(tree), {"round": server_round, **done, "pending": self._pending}
+        done = Checkpoint(
+            round=server_round,
+            run=self.run_name,
+            best_round=self.best_round,
+            best_score=self.best_score,
+            pending=self._pending or {},
+            fingerprint=self.fingerprint,
+            nodes={str(client): node for client, node in self.nodes.items()},
+            told={str(client): dict(what) for client, what in told.items()},
         )
+        tree = {"arrays": arrays, "best": self.best_arrays, "server": server}
+        self._settle()
+        write_tensors(self.folder / CHECKPOINT, flatten(tree), done.values())
 
-    def resume(self) -> tuple[int, Arrays, Tree] | None:
-        """Take up the run of ``cfg.resume``: the round of its checkpoint, the shared parameters, the server's state.
+    def check_clients(self, told: Mapping[int, Any]) -> None:
+        """Check that the clients of a resumed run are those that it began with.
 
         Raises:
-            FedGraphError: the folder holds no whole checkpoint.
+            FedGraphError: one of them has another graph.
         """
-        if not self.cfg.resume:
-            if self.folder:
-                (self.folder / ROUNDS).unlink(missing_ok=True)
+        if self.restored:
+            check_told({str(client): dict(what) for client, what in told.items()}, self.restored, self.cfg.resume)
+
+    def resume(self) -> tuple[int, Arrays, Tree] | None:
+        """Take up the run of ``cfg.resume``: the round of its checkpoint, the shared parameters, the server's state."""
+        if self.restored is None:
             return None
-        folder = Path(self.cfg.resume)
-        if not (folder / CHECKPOINT).is_file():
-            raise FedGraphError(
-                f"resume={folder} holds no {CHECKPOINT}; set checkpoint_every to write one every n rounds"
-            )
-        tensors, values = read_tensors(folder / CHECKPOINT)
-        tree = unflatten(tensors)
-        self.best_round, self.best_score = values["best_round"], values["best_score"]
-        self.best_arrays = as_arrays(tree.get("best", {}))
-        self._pending = values["pending"]
-        done = int(values["round"])
-        lines = (folder / ROUNDS).read_text().splitlines() if (folder / ROUNDS).is_file() else []
-        self.rounds = [record for record in map(json.loads, lines) if record["round"] < done]
+        found, self.restored = self.restored, None
+        self.best_round, self.best_score = found.best_round, found.best_score
+        self.best_arrays = as_arrays(found.tree.get("best", {}))
+        self._pending = found.pending
+        self.rounds = found.rounds
         for record in self.rounds:
             if "clients" in record:
                 self.own.take(record["round"], record["clients"])
         if self.folder:
             write_bytes(self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode())
-        self.final_arrays = as_arrays(tree.get("arrays", {}))
-        return done, self.final_arrays, tree.get("server", {})
+            for path in (self.folder / SUMMARY, self.folder / FAILURE, *leftovers(self.folder)):
+                path.unlink(missing_ok=True)
+        self.final_arrays = as_arrays(found.tree.get("arrays", {}))
+        return found.round, self.final_arrays, found.tree.get("server", {})
 
     def finish(self, models: Mapping[int, Arrays] | None = None) -> dict[str, Any]:
         """Write summary and parameters; returns the summary.
@@ -244,11 +258,20 @@ class Recorder:
         }
         self.summary = summary
         if self.folder:
-            write_bytes(self.folder / SUMMARY, json.dumps(summary, indent=2).encode())
             kept: dict[str, Any] = {"model_final": self.final_arrays, "model_best": self.best_arrays}
             for name, tree in (kept | ({"models_final": models} if models else {})).items():
                 write_tensors(self.folder / f"{name}.safetensors", flatten(tree), {"strategy": self.cfg.strategy.name})
+            write_bytes(self.folder / SUMMARY, json.dumps(summary, indent=2).encode())
         return summary
+
+    def _settle(self) -> None:
+        """Let the records reach the disk, before a checkpoint that stands on them."""
+        if self.folder and (self.folder / ROUNDS).is_file():
+            try:
+                with (self.folder / ROUNDS).open("a") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise FedGraphError(f"cannot write {self.folder / ROUNDS}: {error.strerror or error}") from error
 
     def _write(self, record: dict[str, Any]) -> None:
         self.rounds.append(record)

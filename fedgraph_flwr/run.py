@@ -1,5 +1,6 @@
 """A run from its configuration to its results, on the engine that it names."""
 
+from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.checks import check_clients, check_method
@@ -7,7 +8,8 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.partition import resolved
-from fedgraph_flwr.serving import OnRound, here, with_folder
+from fedgraph_flwr.run_folder import LAUNCHER, owned
+from fedgraph_flwr.serving import OnRound, check_resume, fingerprint_of_data, here, with_folder
 
 
 def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
@@ -22,5 +24,10 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     if here(cfg):
         cfg = resolved(cfg)
         check_clients(cfg)
-    summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(cfg, on_round)
+    check_resume(cfg, fingerprint_of_data(cfg))
+    out = Path(cfg.out)
+    with owned(out, LAUNCHER):
+        with owned(out):  # nobody serves a run there, such as one whose launcher has died
+            pass
+        summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(cfg, on_round)
     return summary

@@ -46,6 +46,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     from fedgraph_flwr.data import datasets
     from fedgraph_flwr.run import run, with_folder
+    from fedgraph_flwr.run_folder import CHECKPOINT
 
     cfg = with_folder(cfg)
     if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
@@ -54,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
         with _Progress(cfg, shown=not args.quiet) as progress:
             summary = run(cfg, progress.round)
     except KeyboardInterrupt:
-        checkpoint = Path(cfg.out) / "checkpoint.safetensors"
+        checkpoint = Path(cfg.out) / CHECKPOINT
         remedy = (
             f"go on with: fedgraph-flwr run resume={cfg.out}" if checkpoint.is_file() else "no checkpoint was due yet"
         )

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from itertools import chain, count
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from fedgraph_flwr.checks import check_clients, check_method, remarks
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.engine import SIMULATIONS
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.partition import resolved
-from fedgraph_flwr.records import FAILURE, Recorder
+from fedgraph_flwr.partition import content, resolved
+from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.run_folder import FAILURE, InUse, check_resumable, owned, read_checkpoint
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -28,6 +30,7 @@ OnRound = Callable[[dict[str, Any]], None]
 def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     """The server's part of a run: the strategy on a grid. Returns the summary."""
     cfg = with_folder(cfg)
+    out = Path(cfg.out)
     try:
         check_method(cfg)
         check_clients(cfg)
@@ -37,22 +40,42 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
             attacks.check(cfg)
         for remark in remarks(cfg):
             log(WARNING, remark)
-        recorder = Recorder(cfg, on_round)
-        locate(cfg.strategy.server)(cfg, recorder).start(grid)
-        studies = {}
-        if cfg.attack.name != "none":
-            studies["attack"] = attacks.attack(cfg, recorder.final_arrays)
-        if cfg.adversary.backdoor:
-            studies["adversary"] = adversaries.success(cfg, recorder.final_arrays)
-        if studies:
-            recorder.extra |= studies
-            recorder.finish()  # once more: a failing study loses no result
-    except FedGraphError as error:  # whoever started the run may sit in another process
-        failure = {"error": str(error), "exit_code": error.exit_code}
-        with contextlib.suppress(FedGraphError):
-            write_bytes(Path(cfg.out) / FAILURE, json.dumps(failure).encode())
+        data = fingerprint_of_data(cfg)
+        check_resume(cfg, data)
+        with owned(out):
+            recorder = Recorder(cfg, on_round, data)
+            locate(cfg.strategy.server)(cfg, recorder).start(grid)
+            studies = {}
+            if cfg.attack.name != "none":
+                studies["attack"] = attacks.attack(cfg, recorder.final_arrays)
+            if cfg.adversary.backdoor:
+                studies["adversary"] = adversaries.success(cfg, recorder.final_arrays)
+            if studies:
+                recorder.extra |= studies
+                recorder.finish()  # once more: a failing study loses no result
+    except InUse:  # the folder is another's
         raise
+    except (FedGraphError, OSError) as error:  # whoever started the run may sit in another process
+        told = error if isinstance(error, FedGraphError) else RunFailed(f"the run could not go on: {first_line(error)}")
+        with contextlib.suppress(FedGraphError):
+            write_bytes(out / FAILURE, json.dumps({"error": str(told), "exit_code": told.exit_code}).encode())
+        raise told from error
     return recorder.summary
+
+
+def fingerprint_of_data(cfg: RunConfig) -> list[str] | None:
+    """Hashes of the files behind the clients' graphs; None where the clients are elsewhere."""
+    return content(cfg) if here(cfg) else None
+
+
+def check_resume(cfg: RunConfig, data: list[str] | None) -> None:
+    """Refuse to go on with a run that this configuration does not fit, before anything is written.
+
+    Raises:
+        FedGraphError: one sentence with what differs.
+    """
+    if cfg.resume:
+        check_resumable(cfg, read_checkpoint(Path(cfg.resume)), data)
 
 
 def with_folder(cfg: RunConfig) -> RunConfig:
@@ -60,8 +83,14 @@ def with_folder(cfg: RunConfig) -> RunConfig:
     if not cfg.out:
         cfg = resolved(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{cfg.dataset.name}-{cfg.seed}"
-        cfg = dataclasses.replace(cfg, out=cfg.resume or str(Path("runs") / name))
+        cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
     return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, with a number behind its name where there is one of this name already."""
+    others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in chain([folder], others) if not path.exists())
 
 
 def make_folder(cfg: RunConfig) -> None:

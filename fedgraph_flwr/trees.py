@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.errors import FedGraphError
+
 Tree = dict[str, Any]
 """Nested dict whose leaves are tensors."""
 
@@ -28,13 +30,21 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """The tree of which `flatten` gave the leaves."""
+    """The tree of which `flatten` gave the leaves.
+
+    Raises:
+        FedGraphError: a path goes through a leaf, or ends where another goes on.
+    """
     tree: Tree = {}
     for path, leaf in flat.items():
         *branches, name = path.split("/")
         node = tree
         for branch in branches:
             node = node.setdefault(branch, {})
+            if not isinstance(node, dict):
+                raise FedGraphError(f"no tree of tensors: '{path}' goes below a tensor")
+        if name in node:
+            raise FedGraphError(f"no tree of tensors: '{path}' is a branch as well")
         node[name] = leaf
     return tree
 

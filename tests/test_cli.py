@@ -228,3 +228,19 @@ def test_a_full_disk_is_a_sentence_and_the_old_file_stays(tmp_path, monkeypatch)
         write_bytes(path, b"half")
     assert path.read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(28, "No space left on device", "/tmp/x"), "error: No space left on device (/tmp/x)"),
+        (MemoryError("Unable to allocate 71 GiB"), "error: this machine has too little memory for it (Unable to"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_a_sentence_wherever_it_happens(error, told, capsys, monkeypatch):
+    def fails(cfg):
+        raise error
+
+    monkeypatch.setattr("fedgraph_flwr.run.with_folder", fails)
+    assert main(["run"]) == 1
+    assert capsys.readouterr().err.startswith(told)

@@ -1,11 +1,25 @@
 """Composition of the configuration: precedence, sources, and the sentences that wrong input gets."""
 
+import dataclasses
+import math
 import re
+from dataclasses import MISSING
 
 import pytest
 
 from fedgraph_flwr.checks import check_method
-from fedgraph_flwr.config import TrainConfig, compose, from_run_config, group_names, to_json, to_yaml
+from fedgraph_flwr.config import (
+    RunConfig,
+    TrainConfig,
+    choice,
+    compose,
+    from_run_config,
+    group_names,
+    number,
+    to_json,
+    to_yaml,
+    typed,
+)
 from fedgraph_flwr.errors import FedGraphError
 
 
@@ -93,13 +107,25 @@ WRONG = {
     "evaluation.metric=f1": "evaluation.metric 'f1' unknown",
     "word": "not of the form key=value",
     "seed.deep=1": "seed",
+    "seed=-1": "seed must lie in [0, 9223372036854775807], got -1",
+    "num_clients=10000000": "num_clients must lie in [1, 1000000], got 10000000",
+    "threads=100000": "threads must lie in [1, 256], got 100000",
+    "client_gpus=-1": "client_gpus must be >= 0, got -1",
+    "rounds=99999999999999999999": "rounds must be <= 2147483647, got 99999999999999999999",
+    "strategy.timeout=nan": "strategy.timeout must be > 0 and finite, got nan",
+    "strategy.params=-1": "strategy.params must hold keys and values, got -1",
+    "train.momentum=nan": "train.momentum must be >= 0, got nan",
+    "partition.resolution=0": "partition.resolution must be > 0 and finite, got 0",
+    "protocol=../config": "protocol '../config' unknown",
+    "dataset=../dataset/cora": "dataset '../dataset/cora' unknown",
+    "strategy=./fedavg": "strategy './fedavg' unknown",
 }
 
 
 @pytest.mark.parametrize("word", WRONG)
 def test_wrong_input_is_one_sentence_with_value_and_remedy(word):
     with pytest.raises(FedGraphError) as caught:
-        compose([word])
+        compose(word.split())
     message = str(caught.value)
     assert WRONG[word] in message
     assert "\n" not in message
@@ -142,6 +168,11 @@ WRONG_KEYS = {
     "strategy=fedstruct model.beta=[1,half]": "model.beta (model=fedstruct) must be a list of numbers, got [1, 'half']",
     "strategy=fedstruct model.beta=3": "model.beta must be last, uniform, learned or a list of numbers, got '3'",
     "model=gat model.heads=3": "model.heads must divide model.hidden (64), got 3",
+    "strategy.shared=[layer0]": "strategy.shared: 'layer0' matches no parameter of model=gcn",
+    "strategy.private=[haed]": "strategy.private: 'haed' matches no parameter of model=gcn",
+    "strategy=fedavgm strategy.server_lr=nan": "strategy.server_lr must be >= 0, got nan",
+    "strategy=fedstruct strategy.prune=-1": "strategy.prune must be >= 0 (0 keeps every entry), got -1",
+    "strategy=fedomd model.hidden=2000000000": "model=fedomd cannot be made as it is configured",
     "strategy=fedomd model=gcn": "strategy=fedomd needs model=fedomd, got gcn",
     "strategy=fedhero model=gcn": "strategy=fedhero needs model=fedhero, got gcn",
     "strategy=fedstruct model=gcn": "strategy=fedstruct needs model=fedstruct, got gcn",
@@ -165,3 +196,31 @@ def test_a_wrong_key_of_a_method_or_network_is_one_sentence(words):
 def test_a_bound_is_only_met_by_finite_values(value):
     with pytest.raises(FedGraphError, match=r"train\.weight_decay must be >= 0"):
         TrainConfig(weight_decay=value)
+
+
+SECTIONS = [RunConfig, *(f.default_factory for f in dataclasses.fields(RunConfig) if f.default_factory is not MISSING)]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "kind"),
+    [(section, f.name, f.type) for section in SECTIONS for f in dataclasses.fields(section) if f.type in (int, float)],
+)
+def test_every_number_has_a_range(section, key, kind):
+    """Also of a key that is added tomorrow: nothing infinite, nothing that cannot be counted to."""
+    wrong = [math.nan, math.inf, -math.inf] if kind is float else [-(10**30), 10**30]
+    for value in wrong:
+        with pytest.raises(FedGraphError, match=rf"{key} must "):
+            section(**{key: value})
+
+
+def test_a_methods_key_that_says_nothing_of_its_range_is_checked_all_the_same():
+    @dataclasses.dataclass
+    class Params:
+        weight: float = 1.0
+        sign: float = number(-1.0, low=-1, high=1)
+        kind: str = choice("a", ("a", "b"))
+
+    assert typed(Params, {"sign": -0.5}, "strategy=new").sign == -0.5
+    for key, value in {"weight": -1.0, "sign": 2.0, "kind": "c"}.items():
+        with pytest.raises(FedGraphError, match=rf"strategy\.{key} .*{value}"):
+            typed(Params, {key: value}, "strategy=new")

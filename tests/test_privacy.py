@@ -254,8 +254,12 @@ def test_a_run_that_ended_and_is_made_longer_books_each_round_once(run):
 @pytest.mark.parametrize("before", [[UNIFORM], [*NOISY[:2], "privacy.noise_multiplier=1"]])
 def test_a_run_is_not_resumed_with_other_noise(run, before):
     whole = run(*before, "rounds=2", "checkpoint_every=2")
-    with pytest.raises(FedGraphError, match="keep it"):
+    with pytest.raises(FedGraphError, match=r"privacy\.noise_multiplier=4\.0 \(it has"):
         run(*NOISY, "rounds=4", f"resume={whole.out}", f"out={whole.out}")
+
+
+def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
+    whole = run(*NOISY, "rounds=2", "checkpoint_every=2")
     with pytest.raises(FedGraphError, match="in its own folder"):
         run(*NOISY, "rounds=4", f"resume={whole.out}")
 

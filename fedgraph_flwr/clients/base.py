@@ -25,7 +25,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
-from fedgraph_flwr.errors import RunFailed, plain, unknown
+from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
@@ -406,8 +406,19 @@ class GraphClient(NumPyClient):
         return {**tree, "method": {key: value for key, value in tree["method"].items() if key not in self.secrets}}
 
     def restore(self, tree: Tree) -> None:
-        """Go on from what `snapshot` gave."""
-        self.model.load_state_dict(tree.get("model", {}), strict=False)
+        """Go on from what `snapshot` gave.
+
+        Raises:
+            FedGraphError: it is another model's, or in another precision.
+        """
+        own, found = self.snapshot()["model"], tree.get("model", {})
+        for name in sorted(own.keys() | found.keys()):
+            mine, given = (
+                f"{t.dtype} {list(t.shape)}" if (t := of.get(name)) is not None else "missing" for of in (own, found)
+            )
+            if mine != given:
+                raise FedGraphError(f"{name} is {given}, the model's is {mine}")
+        self.model.load_state_dict(found, strict=False)
         if "optimizer" in tree:
             self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
             self.optimizer.load_state({name: t.to(self.device) for name, t in flatten(tree["optimizer"]).items()})

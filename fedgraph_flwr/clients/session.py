@@ -19,7 +19,7 @@ from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.state import StateFolder
-from fedgraph_flwr.config import DEVICES, RunConfig, from_run_config, one_of
+from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, derive_seed, from_record, groups_of, pack, to_record
@@ -185,7 +185,8 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         if context.node_config.get("live"):
             del context.state[STATE]  # the client holds it now
     elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
-        client.restore(unflatten(kept[0]))
+        with folder.blamed("last"):
+            client.restore(unflatten(kept[0]))
         stored = kept[1]
     _live[key] = (client, stored)
     return _live[key]
@@ -235,8 +236,8 @@ def _policy(context: Context) -> Policy:
 def _threads(cfg: RunConfig, context: Context) -> int:
     """Torch's threads: the node's own ``threads``, else the run's."""
     threads = context.node_config.get("threads", cfg.threads)
-    if not isinstance(threads, int) or threads < 1:
-        raise FedGraphError(f"threads={threads} of --node-config must be a whole number, at least 1")
+    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise FedGraphError(f"threads={threads} of --node-config must be a whole number, 1 to {MOST_THREADS}")
     return threads
 
 
@@ -277,7 +278,9 @@ def _checkpoint_folder(cfg: RunConfig, context: Context, client: GraphClient, ru
 
 def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) -> None:
     if folder is not None:
-        client.restore(unflatten(folder.read_checkpoint(server_round)))
+        state = folder.read_checkpoint(server_round)
+        with folder.blamed(f"round_{server_round:06d}"):
+            client.restore(unflatten(state))
     elif flatten(client.checkpoint()):
         raise FedGraphError(
             f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no folder for it; "

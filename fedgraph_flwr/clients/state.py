@@ -5,14 +5,16 @@ SuperNode with a state folder, ``asked.json``, what the server has asked in the 
 two checkpoints, from which a run is resumed.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fedgraph_flwr.data.graph import read_tensors, write_bytes, write_tensors
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
+from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.secure.policy import file_name
 
 SCHEMA = 1
@@ -43,7 +45,10 @@ class StateFolder:
         if not self._file("last").is_file():
             return None
         state, values = self._read("last")
-        return state, int(values["version"])
+        version = values.get("version")
+        if type(version) is not int or version < 0:
+            raise FedGraphError(f"{self._file('last')} has version {version!r}, expected a whole number")
+        return state, version
 
     def write_asked(self, record: dict[str, Any]) -> None:
         """Keep what was asked, before it is answered."""
@@ -68,6 +73,8 @@ class StateFolder:
 
     def write_checkpoint(self, state: dict[str, Tensor], server_round: int) -> None:
         """Write this checkpoint and drop all but the one before it, which an interrupted server may still need."""
+        for killed in leftovers(self.folder):
+            killed.unlink(missing_ok=True)
         self._write(f"round_{server_round:06d}", state, {"round": server_round})
         for old in sorted(self.folder.glob("round_*.safetensors"))[:-2]:
             old.unlink(missing_ok=True)
@@ -79,6 +86,14 @@ class StateFolder:
             FedGraphError: there is none.
         """
         return self._read(f"round_{server_round:06d}")[0]
+
+    @contextlib.contextmanager
+    def blamed(self, name: str) -> Iterator[None]:
+        """Whatever is wrong with the state ``name`` while a client takes it up becomes one sentence with its file."""
+        try:
+            yield
+        except (FedGraphError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise FedGraphError(f"{self._file(name)} holds no state of this client: {first_line(error)}") from error
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"

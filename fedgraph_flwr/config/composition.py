@@ -56,7 +56,10 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None, defau
     places = {key: place for key, place in said.places.items() if key not in given}
     given = laid_over(said.words, given)
     if said.base:
-        return _build(_upon(load(said.base), str(said.base), given), places)
+        resolved = load(said.base)
+        for key in ("out", "resume"):  # of the run that is repeated
+            resolved.pop(key, None)
+        return _build(_upon(resolved, str(said.base), given), places)
     given = laid_over(_parse(defaults), given)
     return _build([*_layers(given), ("override", OmegaConf.create(_nest(given)))], places)
 
@@ -81,7 +84,9 @@ def configuration(words: Sequence[str]) -> RunConfig:
     given = dict(word.partition("=")[::2] for word in words)
     base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
     cfg = compose([word for word in words if not word.startswith("config=")], base)
-    return dataclasses.replace(cfg, out=cfg.resume or cfg.out) if cfg.resume else cfg
+    if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
+        raise FedGraphError(f"resume={cfg.resume} goes on in its own folder: leave out={cfg.out} away")
+    return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg
 
 
 def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
@@ -169,7 +174,7 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
     if not _is_name(name):
         raise unknown(group, name, group_names(group))
     path = conf_dir() / group / f"{name}.yaml"
-    if not path.is_file():
+    if name not in group_names(group):
         from fedgraph_flwr.data.root import imported_path
 
         if group == "dataset" and (own := imported_path(name)).is_file():
@@ -252,6 +257,8 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
     """Move a group's keys that its dataclass does not know into its ``params``."""
     body = node.get(group)
     if isinstance(body, dict):
+        if not isinstance(body.get("params") or {}, dict):
+            raise FedGraphError(f"{group}.params must hold keys and values, got {body['params']!r}")
         known = {f.name for f in dataclasses.fields(cls)}
         own = {key: body.pop(key) for key in list(body) if key not in known}
         if own:

@@ -12,26 +12,28 @@ so that a pair of one class is linked with 2dh/N and a pair of two classes with 
 C·d·h/N and C·d·(1−h)/((C−1)N), and ±ξ become C centred centroids of the same law; C = 2 is the paper's model.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 import torch
 
-from fedgraph_flwr.config import DatasetConfig, at_least
+from fedgraph_flwr.config import MOST_CLIENTS, DatasetConfig, at_least, number, typed
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 
-@dataclass(frozen=True)
+@dataclass
 class Csbm:
     """The keys of ``conf/dataset/csbm.yaml``."""
 
-    clients: int | None = None  # planted clients; null: the run's num_clients
+    clients: int | None = number(None, low=1, high=MOST_CLIENTS)  # planted clients; null: the run's num_clients
     nodes: int | None = None  # N over all clients; null: whatever nodes_per_client draws
-    nodes_per_client: tuple[int, int] = (1000, 5000)  # drawn uniformly; scaled to `nodes` when that is given
-    features: int = 64  # F
-    classes: int = 2  # C
+    nodes_per_client: list[int] = field(
+        default_factory=lambda: [1000, 5000]
+    )  # drawn uniformly; scaled to `nodes`, if given
+    features: int = number(64, low=1)  # F
+    classes: int = number(2, low=2)  # C
     degree: float = 10.0  # d, within a client
     mu: float = 50.0  # μ, weight of the features
     homophily: float = 0.75  # mean over clients
@@ -40,15 +42,11 @@ class Csbm:
     seed: int | None = None  # null: the run's seed
 
     def __post_init__(self) -> None:
+        if len(self.nodes_per_client) != 2:
+            raise FedGraphError(f"dataset.nodes_per_client must be two whole numbers, got {self.nodes_per_client}")
         low, high = self.nodes_per_client
         at_least(low, 1, "dataset.nodes_per_client")
         at_least(high, low, "dataset.nodes_per_client (its upper end)")
-        at_least(self.features, 1, "dataset.features")
-        at_least(self.classes, 2, "dataset.classes")
-        at_least(self.degree, 0, "dataset.degree")
-        at_least(self.mu, 0, "dataset.mu")
-        at_least(self.gap, 0, "dataset.gap")
-        at_least(self.cut_degree, 0, "dataset.cut_degree")
         if not (self.homophily - self.gap / 2 >= -1e-9 and self.homophily + self.gap / 2 <= 1 + 1e-9):
             raise FedGraphError(
                 f"dataset.homophily {self.homophily} ± dataset.gap {self.gap} / 2 must stay within [0, 1]"
@@ -65,13 +63,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
     for key in cfg.params:
         if key not in fields:
             raise unknown("dataset key", key, fields, f"dataset={cfg.name}")
-    values: dict[str, Any] = dict(cfg.params)
-    if "nodes_per_client" in values:
-        values["nodes_per_client"] = tuple(values["nodes_per_client"])
-    try:
-        spec = Csbm(**values)
-    except (TypeError, ValueError) as error:
-        raise FedGraphError(f"dataset={cfg.name}: a key has a value of the wrong type, got {cfg.params}") from error
+    spec: Csbm = typed(Csbm, cfg.params, f"dataset={cfg.name}")
     return generate(
         spec, seed=seed if spec.seed is None else spec.seed, num_clients=spec.clients or num_clients, name=cfg.name
     )
@@ -89,6 +81,7 @@ def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> 
     centroid = (centroid - centroid.mean(0)) * np.sqrt(spec.classes / (spec.classes - 1))  # [C, F]; C = 2: ±ξ
 
     total = int(sizes.sum())
+    _check_memory(total, spec, num_clients)
     x = np.empty((total, spec.features), dtype=np.float32)
     y = np.empty(total, dtype=np.int64)
     edges = []
@@ -119,6 +112,18 @@ def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> 
         name=name,
         group=torch.from_numpy(group),
     )
+
+
+def _check_memory(total: int, spec: Csbm, num_clients: int) -> None:
+    """Raise where N nodes with their features and edges are more than this machine's memory."""
+    wanted = total * (
+        4 * spec.features + 64 * (spec.degree + spec.cut_degree)
+    )  # an edge: both directions, and their order
+    if wanted > (there := psutil.virtual_memory().total):
+        raise FedGraphError(
+            f"dataset=csbm with {num_clients} clients has {total} nodes, about {wanted / 2**30:.0f} GiB, and this machine has"
+            f" {there / 2**30:.0f} GiB: lower num_clients, dataset.nodes_per_client or dataset.nodes"
+        )
 
 
 def client_homophily(spec: Csbm, num_clients: int, rng: np.random.Generator) -> np.ndarray:

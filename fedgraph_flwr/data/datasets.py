@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data import csbm, hetero, raw, typed
+from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, write_bytes
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
@@ -253,7 +254,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
 
 
 def _own(path: Path) -> Graph | HeteroGraph:
-    return _checked(load_graph(path), str(path))
+    return _checked(check_file(load_graph(path), str(path)), str(path))
 
 
 def _checked(graph: Graph | HeteroGraph, where: str) -> Graph | HeteroGraph:

@@ -7,14 +7,17 @@ client process; `Graph.from_pyg` and `Graph.to_pyg` convert.
 """
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -165,7 +168,8 @@ def write_tensors(path: Path | str, tensors: dict[str, Tensor], values: dict[str
                 packed[f"{key}#shape"] = torch.tensor(tensor.shape)
                 continue
         packed[key] = tensor
-    header = {"format": str(FORMAT_VERSION), "values": json.dumps(values)}
+    told = json.dumps(values)
+    header = {"format": str(FORMAT_VERSION), "values": told, "digest": _digest(packed, told)}
     write_bytes(path, save(packed, metadata=header))
 
 
@@ -178,16 +182,61 @@ def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with _opened(path) as file:
         packed = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         header = file.metadata()
-    tensors: dict[str, Tensor] = {}
-    for key, tensor in packed.items():
-        name, _, role = key.partition("#")
-        if role == "shape":
-            dense = torch.zeros(tuple(tensor.tolist()), dtype=packed[f"{name}#value"].dtype)
-            dense[packed[f"{name}#row"].long(), packed[f"{name}#col"].long()] = packed[f"{name}#value"]
-            tensors[name] = dense
-        elif not role:
-            tensors[name] = tensor
-    return tensors, json.loads(header["values"])
+        values = _values(header)
+        if "digest" in header and header["digest"] != _digest(packed, header["values"]):
+            raise FedGraphError(f"{path} is damaged: its content is not what was written")
+        tensors: dict[str, Tensor] = {}
+        for key, tensor in packed.items():
+            name, _, role = key.partition("#")
+            if role == "shape":
+                tensors[name] = _dense(*(packed[f"{name}#{part}"] for part in ("shape", "row", "col", "value")))
+            elif not role:
+                tensors[name] = tensor
+    return tensors, values
+
+
+def read_digest(path: Path | str) -> str:
+    """The hash of its content that a file tells, and that `read_tensors` checks; empty where it tells none.
+
+    Two files of one content have the same, though safetensors may write them differently.
+
+    Raises:
+        FedGraphError: as `read_tensors`.
+    """
+    with _opened(path) as file:
+        return str(file.metadata().get("digest", ""))
+
+
+def _digest(packed: dict[str, Tensor], values: str) -> str:
+    """Of everything that a file holds."""
+    found = hashlib.sha256(values.encode())
+    for key in sorted(packed):
+        tensor = packed[key]
+        found.update(f"\0{key}\0{tensor.dtype}{list(tensor.shape)}".encode())
+        if tensor.numel():
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _dense(shape: Tensor, row: Tensor, col: Tensor, value: Tensor) -> Tensor:
+    """A matrix [shape] from its entries."""
+    sizes = tuple(shape.tolist())
+    if len(sizes) != 2 or min(sizes) < 0 or not value.is_floating_point() or not row.shape == col.shape == value.shape:
+        raise ValueError(f"entries of a matrix {list(sizes)} do not fit together")
+    if sizes[0] * sizes[1] * value.element_size() > psutil.virtual_memory().total:
+        raise ValueError(f"a matrix {list(sizes)} is larger than this machine's memory")
+    if row.numel() and (row.min() < 0 or col.min() < 0):
+        raise ValueError("an entry of a matrix lies outside of it")
+    dense = torch.zeros(sizes, dtype=value.dtype)
+    dense[row.long(), col.long()] = value
+    return dense
+
+
+def _values(header: dict[str, str]) -> dict[str, Any]:
+    values = json.loads(header["values"])
+    if not isinstance(values, dict):
+        raise ValueError("its header holds no keys and values")
+    return values
 
 
 def read_header(path: Path | str) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
@@ -202,7 +251,7 @@ def read_header(path: Path | str) -> tuple[dict[str, tuple[int, ...]], dict[str,
             name, _, role = key.partition("#")
             if role in ("", "shape"):
                 shapes[name] = tuple(file.get_tensor(key).tolist() if role else file.get_slice(key).get_shape())
-        return shapes, json.loads(file.metadata()["values"])
+        return shapes, _values(file.metadata())
 
 
 def has_split(path: Path | str) -> bool:
@@ -230,7 +279,7 @@ def _opened(path: Path | str) -> Iterator[Any]:
                     f"{path} has format version {version!r}, expected '{FORMAT_VERSION}': write it again"
                 )
             yield file
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, IndexError, KeyError, RuntimeError, TypeError) as error:
         raise FedGraphError(f"{path} cannot be read, it is truncated or no safetensors file ({error})") from error
 
 
@@ -254,3 +303,11 @@ def write_bytes(path: Path | str, content: bytes) -> None:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
         raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Temporary files of `write_bytes` that a process left when it was killed; only where nobody else writes."""
+    return [path for path in folder.glob(".*.????????") if _TEMPORARY.fullmatch(path.name) and path.is_file()]
+
+
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")

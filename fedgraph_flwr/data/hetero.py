@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_tensors
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 
 EdgeType = tuple[str, str, str]
 REVERSE = "rev_"
@@ -254,6 +254,11 @@ _KINDS: dict[str, type[Graph] | type[HeteroGraph]] = {
 def load_graph(path: Path | str) -> Graph | HeteroGraph:
     """The graph of a file, of whichever kind it is."""
     tensors, values = read_tensors(path)
-    if values.get("kind") not in _KINDS:
+    if not isinstance(values.get("kind"), str) or values["kind"] not in _KINDS:
         raise FedGraphError(f"{path} holds a {values.get('kind')}, expected one of: {', '.join(_KINDS)}")
-    return _KINDS[values["kind"]].unpack(path, tensors, values)
+    try:
+        return _KINDS[values["kind"]].unpack(path, tensors, values)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FedGraphError(
+            f"{path} holds no {values.get('kind', 'graph')} as this version writes it: {first_line(error)}"
+        ) from error

@@ -160,6 +160,8 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``import``."""
     as_client = args.client is not None
     classes = [word.strip() for word in args.classes.split(",") if word.strip()]
+    if twice := [name for name in classes if classes.count(name) > 1]:
+        raise FedGraphError(f"--classes names '{twice[0]}' twice; each class has one number")
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("say where it goes: either --name NAME or --out FILE (or --statistics FILE alone)")
     known = args.schema is not None and args.schema.is_file()

@@ -291,6 +291,8 @@ def read_saved(path: Path | str) -> Any:
     try:
         with safe_globals(allowed):
             saved = torch.load(path, weights_only=True, map_location="cpu")
+        if isinstance(saved, Data | HeteroData):
+            saved.to_dict()  # a damaged one fails when it is looked at
     except Exception as error:  # a damaged pickle can fail in any way
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"it names {named.group(1)}" if named else type(error).__name__

@@ -20,7 +20,7 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
-from fedgraph_flwr.records import FAILURE, SUMMARY
+from fedgraph_flwr.run_folder import FAILURE, ROUNDS, SUMMARY, read_rounds
 from fedgraph_flwr.serving import OnRound, make_folder
 
 _STUB = """\
@@ -156,7 +156,7 @@ def _flwr_run(
     process = subprocess.Popen(
         [*command, *(options or [])], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    rounds, shown, run_id = Path(cfg.out) / "rounds.jsonl", 0, ""
+    rounds, shown, run_id = Path(cfg.out) / ROUNDS, 0, ""
     tail: list[str] = []
     with (Path(cfg.out) / "flower.log").open("w") as log:
         try:
@@ -167,14 +167,12 @@ def _flwr_run(
                 if started := re.search(r"started run (\d+)", line):
                     run_id = started[1]
                 if cfg.engine not in SIMULATIONS and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
-                    print(
-                        f"warning: {plain(warning[1].rstrip(), 1000)}", file=sys.stderr
-                    )  # somebody may have to look at a node
-                if on_round and rounds.is_file():
-                    lines = rounds.read_text().splitlines()
-                    for record in lines[shown:]:
-                        on_round(json.loads(record))
-                    shown = len(lines)
+                    told = plain(warning[1].rstrip(), 1000)
+                    print(f"warning: {told}", file=sys.stderr)  # somebody may have to look at a node
+                if on_round:
+                    for record in read_rounds(rounds, skip=shown):
+                        on_round(record)
+                        shown += 1
         except BaseException:
             process.terminate()
             if run_id:  # else the run would go on without us

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import make_dataclass
+from dataclasses import field, make_dataclass
 from typing import Any, get_args, get_origin
 
 import torch
 
-from fedgraph_flwr.config import ModelConfig, RunConfig, typed
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.config import ANY, ModelConfig, RunConfig, typed
+from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.stack import Stack
@@ -70,7 +70,11 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
     for key in cfg.params:
         if key not in accepted:
             raise unknown(f"model {cfg.name}: key", key, accepted)
-    schema = make_dataclass("Keywords", [(key, _checkable(accepted[key], value)) for key, value in cfg.params.items()])
+    finite = {"range": ANY}
+    schema = make_dataclass(
+        "Keywords",
+        [(key, _checkable(accepted[key], value), field(metadata=finite)) for key, value in cfg.params.items()],
+    )
     own = vars(typed(schema, cfg.params, f"model={cfg.name}"))
     return {key: getattr(cfg, key) for key in COMMON} | own
 
@@ -81,7 +85,10 @@ def probe(cfg: ModelConfig) -> Model:
     torch's generator stays as it is.
     """
     with torch.random.fork_rng(devices=[]):
-        return build(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
+        try:
+            return build(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
+        except (MemoryError, RuntimeError) as error:
+            raise FedGraphError(f"model={cfg.name} cannot be made as it is configured ({first_line(error)})") from error
 
 
 def check_prefixes(prefixes: Iterable[str], key: str, cfg: RunConfig, model: Model) -> None:

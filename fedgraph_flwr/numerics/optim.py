@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.config import TrainConfig
+from fedgraph_flwr.errors import FedGraphError
 
 
 class Optimizer(Protocol):
@@ -67,6 +68,7 @@ class SGD:
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `state` gave."""
+        _check_fit(tensors, self.parameters)
         self.velocity = {int(name.rpartition("/")[2]): tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -133,6 +135,7 @@ class Adam:
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `state` gave."""
+        _check_fit(tensors, self.parameters)
         self.slots = {}
         for name in tensors:
             slot, _, index = name.rpartition("/")
@@ -140,6 +143,15 @@ class Adam:
                 i, device = int(index), self.parameters[int(index)].device
                 mean, square, count = (tensors[f"{n}/{i}"].to(device, copy=True) for n in ("mean", "square", "count"))
                 self.slots[i] = mean, square, count
+
+
+def _check_fit(tensors: Mapping[str, Tensor], parameters: list[nn.Parameter]) -> None:
+    """Raise unless every tensor is that of a parameter, by the number behind its slot: as large, or one number."""
+    for name, tensor in tensors.items():
+        number = name.rpartition("/")[2]
+        of = parameters[int(number)] if number.isdecimal() and int(number) < len(parameters) else None
+        if of is None or (tensor.shape != of.shape and tensor.numel() != 1) or not tensor.is_floating_point():
+            raise FedGraphError(f"'{name}' of the optimiser's state fits no parameter")
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainConfig) -> Optimizer:

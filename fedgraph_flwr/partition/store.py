@@ -8,20 +8,24 @@ find it whole read neither the dataset nor anybody else's file.
 import contextlib
 import dataclasses
 import functools
+import glob
 import hashlib
 import importlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig, RunConfig
 from fedgraph_flwr.data import datasets
-from fedgraph_flwr.data.graph import FORMAT_VERSION, read_header, write_bytes
+from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.graph import FORMAT_VERSION, read_digest, read_header, write_bytes
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.schema import check_same
@@ -124,11 +128,11 @@ def load(path: Path | str) -> Any:
     """One client file, of whichever kind.
 
     Raises:
-        FedGraphError: it is missing, truncated, of another version or no client's graph.
+        FedGraphError: it is missing, truncated, of another version, no client's graph, or its tensors do not fit together.
     """
     graph = load_graph(path)
     _client_kind(path, type(graph).__name__)
-    return graph
+    return check_file(graph, str(path))
 
 
 def files(folder: Path) -> list[Path]:
@@ -190,9 +194,16 @@ def write(folder: Path, clients: Sequence[Any], cfg: RunConfig) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A path beside ``folder`` to write to; what is there at the end takes the folder's place, and an error leaves it."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    """A path beside ``folder`` to write to; what is there at the end takes the folder's place, and an error leaves it.
+
+    What processes of this machine that were killed left there goes.
+    """
+    name = f".{folder.name}.{platform.node()}."
+    temporary = folder.with_name(f"{name}{os.getpid()}")
+    for old in folder.absolute().parent.glob(f"{glob.escape(name)}*"):
+        pid = old.name[len(name) :]
+        if pid.isdecimal() and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid))):
+            shutil.rmtree(old, ignore_errors=True)
     try:
         yield temporary
         shutil.rmtree(folder, ignore_errors=True)
@@ -211,7 +222,7 @@ def belongs(path: Path) -> bool:
 def key(cfg: RunConfig) -> str:
     """Names a partition: a hash of everything its files are a function of."""
     versions = {"version": VERSION, "format": FORMAT_VERSION, "datasets": datasets.CACHE_VERSION}
-    text = json.dumps(_relevant(cfg) | versions | {"content": _content(cfg)}, sort_keys=True, default=str)
+    text = json.dumps(_relevant(cfg) | versions | {"content": content(cfg)}, sort_keys=True, default=str)
     return f"{cfg.dataset.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
@@ -224,7 +235,7 @@ def _relevant(cfg: RunConfig) -> dict[str, Any]:
     return groups | ({"private_schema": True} if cfg.strategy.private_schema else {})
 
 
-def _content(cfg: RunConfig) -> list[str]:
+def content(cfg: RunConfig) -> list[str]:
     """Hashes of the files a partition is made from, where their name alone does not say what is in them."""
     if cfg.graph:
         paths = files(Path(cfg.graph).expanduser())
@@ -242,7 +253,9 @@ def _client_kind(path: Path | str, kind: str | None) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _hash(path: Path, size: int, modified: int) -> str:
-    with path.open("rb") as file:
+    if told := read_digest(path):
+        return told
+    with path.open("rb") as file:  # written by an older version
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

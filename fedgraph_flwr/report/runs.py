@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.records import ROUNDS, SUMMARY
+from fedgraph_flwr.run_folder import ROUNDS, SUMMARY, read_rounds
 
 
 @dataclass
@@ -51,8 +51,11 @@ def load_run(folder: Path) -> FinishedRun:
         raise FedGraphError(
             f"{folder} holds no run: expected config.yaml and {ROUNDS}, as `fedgraph-flwr run out=DIR` writes them"
         )
-    records = [json.loads(line) for line in (folder / ROUNDS).read_text().splitlines()]
-    summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).is_file() else {}
+    records = read_rounds(folder / ROUNDS)
+    try:
+        summary = json.loads((folder / SUMMARY).read_bytes()) if (folder / SUMMARY).is_file() else {}
+    except ValueError as error:
+        raise FedGraphError(f"{folder / SUMMARY} is no summary of a run ({error})") from error
     cfg = compose([], folder / "config.yaml")
     scored = [record for record in records if "metrics" in record]
     return FinishedRun(folder, cfg, summary, scored, records, _client_statistics(cfg))

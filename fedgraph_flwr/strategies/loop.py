@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr.data.schema import check_fingerprints
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.scoring import counts_of, scores_of, training_record
@@ -78,6 +78,7 @@ class Loop:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
             )
+        self.recorder.check_clients({index: info.description for index, info in method.clients.items()})
         if self.cfg.privacy.secagg:
             method.secure = SecureSums(method)
 
@@ -102,12 +103,18 @@ class Loop:
         if found is None:
             return 0
         done, arrays, tree = found
-        method.arrays = {name: arrays[name] for name in method.arrays}  # in the model's order, which files do not keep
+        method.arrays = self._fitting(arrays, "the shared parameters")
         method.models = {
-            int(client): {name: own[name] for name in method.arrays}
+            int(client): self._fitting(own, f"the parameters of client {client}")
             for client, own in as_arrays(tree.get("models", {})).items()
         }
-        method.load(tree.get("method", {}))
+        try:
+            method.load(tree.get("method", {}))
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            name = self.cfg.strategy.name
+            raise FedGraphError(
+                f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)})"
+            ) from error
         if method.privacy:
             method.privacy.load_state(tree.get("privacy", {}))
             self._checkpoint(done)  # books what this attempt may release, should it die as well
@@ -119,8 +126,19 @@ class Loop:
             raise RunFailed(
                 f"{len(restored)} of {len(everyone)} clients took up their state of round {done}: {reasons}"
             )
-        method.server_round = done  # where no round is left, the scores that come are asked in the last one
+        method.next_round(done)  # where no round is left, its scores are asked for in it, as clients keep account
         return done
+
+    def _fitting(self, arrays: Arrays, what: str) -> Arrays:
+        """The arrays of a checkpoint in the model's order, which files do not keep."""
+        now = self.strategy.arrays
+        for name in sorted(now.keys() | arrays.keys()):
+            mine, found = ((a.dtype, a.shape) if (a := of.get(name)) is not None else None for of in (now, arrays))
+            if mine != found:
+                raise FedGraphError(
+                    f"resume={self.cfg.resume}: in {what} of its checkpoint {name} is {_told(found)}, the model's is {_told(mine)}"
+                )
+        return {name: arrays[name] for name in now}
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
@@ -226,4 +244,9 @@ class Loop:
         if method.privacy:
             left = max(self.cfg.rounds - server_round, 0)
             tree["privacy"] = method.privacy.state(ahead=min(self.cfg.checkpoint_every or left, left))
-        self.recorder.checkpoint(server_round, method.arrays, tree)
+        told = {index: info.description for index, info in method.clients.items()}
+        self.recorder.checkpoint(server_round, method.arrays, tree, told)
+
+
+def _told(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
+    return "missing" if kind is None else f"{kind[0]} {list(kind[1])}"

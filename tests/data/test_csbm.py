@@ -134,7 +134,11 @@ def test_yaml_lists_every_key():
         ({"nodes_per_client": [10, 5]}, "nodes_per_client"),
         ({"degre": 3}, "did you mean 'degree'"),
         ({"classes": 1}, "classes"),
-        ({"degree": "many"}, "wrong type"),
+        ({"degree": "many"}, "dataset.degree .* must be a number, got 'many'"),
+        ({"nodes_per_client": 1}, "must be a list of whole numbers, got 1"),
+        ({"nodes_per_client": [1, 2, 3]}, "must be two whole numbers"),
+        ({"mu": float("nan")}, "mu must be >= 0, got nan"),
+        ({"clients": 100_000}, "100000 clients has .* nodes, about .* GiB, and this machine has"),
         ({"nodes": 40, "degree": 2, "cut_degree": 60}, "cut_degree 60"),
     ],
 )

@@ -251,6 +251,7 @@ def test_import_as_one_clients_file(tmp_path):
         (("--data", "d.pt", "--nodes", "n.csv", "--name", "x"), "say what to read"),
         (("--data", "none.pt", "--name", "x"), "no such file"),
         (("--data", "none.pt", "--client", "1", "--name", "x"), "--client needs"),
+        (("--data", "none.pt", "--classes", "a,b,a", "--name", "x"), "--classes names 'a' twice"),
     ],
 )
 def test_wrong_words_end_with_2(capsys, words, message):

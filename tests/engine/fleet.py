@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ class Fleet:
     def __init__(self, folder: Path, graphs: Path):
         self.folder, self.graphs = folder, graphs
         self.files = sorted(graphs.glob("client_*.safetensors"))
-        self.port = free_port()
+        self.port = self.superlink_port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -45,13 +47,20 @@ class Fleet:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
         self.keys = folder / "keys"
-        script = ROOT / "docs" / "fleet" / "make_keys.py"
-        _checked([sys.executable, str(script), str(self.keys), "--nodes", str(len(self.files))], self.environment)
-        (folder / "home").mkdir()
-        (folder / "home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{self.keys / "ca.crt"}"\n'
+        self.make_keys("--nodes", str(len(self.files)))
+        self.connect(
+            folder / "home", f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"'
         )
+
+    def make_keys(self, *words: str) -> None:
+        """Keys, certificates and configurations as the how-to makes them."""
+        script = ROOT / "docs" / "fleet" / "make_keys.py"
+        _checked([sys.executable, str(script), str(self.keys), *words], self.environment)
+
+    def connect(self, home: Path, lines: str) -> None:
+        """Write Flower's configuration of the one connection."""
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_text(f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n{lines}\n')
 
     def start(self) -> None:
         """The SuperLink, every key registered, every node."""
@@ -63,7 +72,7 @@ class Fleet:
 
     def start_superlink(self) -> None:
         """TLS, authentication and a database; returns when it answers."""
-        words = ["--host", "127.0.0.1", "--port", str(self.port), "--enable-supernode-auth"]
+        words = ["--host", "127.0.0.1", "--port", str(self.superlink_port), "--enable-supernode-auth"]
         words += ["--ssl-ca-certfile", str(self.keys / "ca.crt"), "--ssl-certfile", str(self.keys / "server.crt")]
         words += ["--ssl-keyfile", str(self.keys / "server.key"), "--disable-runtime-dependency-installation"]
         words += ["--database", str(self.folder / "superlink.db")]
@@ -103,9 +112,9 @@ class Fleet:
         for name in reversed(list(self.processes)):
             end_group(self.processes.pop(name))
 
-    def flwr(self, *words: str) -> str:
+    def flwr(self, *words: str, **environment: str) -> str:
         """Flower's own command; returns what it prints."""
-        return _checked([tool("flwr"), *words], self.environment)
+        return _checked([tool("flwr"), *words], self.environment | environment)
 
     def begin(self, out: Path, *words: str) -> subprocess.Popen[bytes]:
         """Start ``fedgraph-flwr run`` on this fleet."""
@@ -138,7 +147,7 @@ class Fleet:
     def _answers(self) -> bool:
         context = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
         try:
-            with urllib.request.urlopen(f"https://127.0.0.1:{self.port}/health", timeout=2, context=context):
+            with urllib.request.urlopen(f"https://127.0.0.1:{self.superlink_port}/health", timeout=2, context=context):
                 return True
         except OSError:
             return False
@@ -157,6 +166,29 @@ class Fleet:
         return process
 
 
+class GuardedFleet(Fleet):
+    """A fleet as the how-to has it: nginx before the SuperLink, and nginx with a certificate on the operator's side."""
+
+    def __init__(self, folder: Path, graphs: Path):
+        super().__init__(folder, graphs)
+        self.superlink_port, self.operator_port = free_port(), free_port()
+        ports = {"--listen": self.port, "--superlink": self.superlink_port, "--operator": self.operator_port}
+        self.make_keys("--nodes", str(len(self.files)), *(w for k, p in ports.items() for w in (k, f"127.0.0.1:{p}")))
+        self.connect(folder / "home", f'address = "127.0.0.1:{self.operator_port}"\ninsecure = true')
+
+    def start_superlink(self) -> None:
+        """The SuperLink, then both nginx."""
+        super().start_superlink()
+        for name, port in (("server", self.port), ("operator", self.operator_port)):
+            self._spawn(f"nginx-{name}", ["nginx", "-e", "stderr", "-c", str(self.keys / f"{name}.conf")])
+            wait_for(lambda port=port: _listens(port), f"the {name}'s nginx to listen")  # type: ignore[misc]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_for(true: Callable[[], bool], what: str, timeout: float = 240.0) -> None:
     """Ask until it is true.
 
@@ -172,7 +204,8 @@ def wait_for(true: Callable[[], bool], what: str, timeout: float = 240.0) -> Non
 
 def finished(out: Path) -> Finished:
     """What a run left in its folder."""
-    return Finished(compose(base=out / "config.yaml"), json.loads((out / "summary.json").read_text()))
+    cfg = replace(compose(base=out / "config.yaml"), out=str(out))
+    return Finished(cfg, json.loads((out / "summary.json").read_text()))
 
 
 def _checked(command: list[str], environment: dict[str, str]) -> str:

@@ -1,0 +1,156 @@
+"""What must hold of a graph that is read from a file: every tensor's type and shape, every number's range.
+
+A few passes over the tensors, none over nodes or edges one by one.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.errors import FedGraphError
+
+MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+def check_file(graph: Any, where: str) -> Any:
+    """The graph itself, when its parts fit together.
+
+    Args:
+        graph: of any kind.
+        where: its file, for errors.
+
+    Raises:
+        FedGraphError: a tensor or number of another type, shape or range, masks that overlap or mark nodes without a label,
+            edges that point nowhere, features that are not finite.
+    """
+    try:
+        _whole(graph, "num_classes", 1)
+        if not isinstance(graph.name, str):
+            raise FedGraphError(f"name must be a word, got {graph.name!r}")
+        if isinstance(graph, ClientGraph | HeteroClientGraph):
+            _whole(graph, "num_clients", 1)
+            _whole(graph, "client", 0, graph.num_clients)
+        if isinstance(graph, Graph):
+            _check_plain(graph)
+        else:
+            _check_typed(graph)
+        _check_labels(graph)
+        if isinstance(graph, ClientGraph):
+            _check_cuts(graph)
+    except FedGraphError as error:
+        raise FedGraphError(f"{where}: {error}") from None
+    return graph
+
+
+def _check_plain(graph: Graph) -> None:
+    n = _length(graph.y, "y")
+    _tensor(graph.x, "x", torch.float32, (n, None))
+    _finite(graph.x, "x")
+    _edges(graph.edge_index, "edge_index", n, n)
+    _labelled(graph.group, "group", n)
+
+
+def _check_cuts(graph: ClientGraph) -> None:
+    n = graph.num_nodes
+    _whole(graph, "num_global_nodes", 0)
+    _labelled(graph.part, "part", n)
+    _labelled(graph.node_id, "node_id", n, graph.num_global_nodes)
+    for key in ("cut_out", "cut_in"):
+        cut, owner = getattr(graph, key), getattr(graph, f"{key}_owner")
+        _edges(cut, key, n, graph.num_global_nodes)
+        _tensor(owner, f"{key}_owner", torch.int64, (cut.size(1),))
+        _within(owner, f"{key}_owner", graph.num_clients)
+
+
+def _labelled(ids: Any, what: str, n: int, end: int | None = None) -> None:
+    """A number for each node, or none at all."""
+    _tensor(ids, what, torch.int64, (n if isinstance(ids, Tensor) and ids.numel() else 0,))
+    _within(ids, what, end)
+
+
+def _check_typed(graph: HeteroGraph) -> None:
+    for kind, count in graph.counts.items():
+        if not isinstance(kind, str) or type(count) is not int or count < 0:
+            raise FedGraphError(f"node type {kind!r} must have a number of nodes, got {count!r}")
+    for key in ("x", "node_id"):
+        if not isinstance(getattr(graph, key, {}), dict):
+            raise FedGraphError(f"{key} must be by node type")
+    _length(graph.y, "y", graph.counts[graph.target])
+    for (a, relation, b), index in graph.edges.items():
+        _edges(index, f"edges of '{relation}'", graph.counts[a], graph.counts[b])
+    for kind, x in graph.x.items():
+        _tensor(x, f"x of '{kind}'", torch.float32, (graph.counts[kind], None))
+        _finite(x, f"x of '{kind}'")
+    if isinstance(graph, HeteroClientGraph):
+        for kind, ids in graph.node_id.items():
+            _tensor(ids, f"node_id of '{kind}'", torch.int64, (graph.counts[kind],))
+            _within(ids, f"node_id of '{kind}'", None)
+        _tensor(graph.part, "part", torch.int64, (0,))
+
+
+def _check_labels(graph: Graph | HeteroGraph) -> None:
+    n = graph.y.size(0)
+    wrong = (graph.y < -1) | (graph.y >= graph.num_classes)
+    if bool(wrong.any()):
+        node = int(wrong.nonzero()[0])
+        raise FedGraphError(
+            f"labels must lie in 0..{graph.num_classes - 1}, or be -1 where unknown, node {node} has {int(graph.y[node])}"
+        )
+    marked = torch.zeros(n, dtype=torch.bool)
+    for key in MASKS:
+        mask = getattr(graph, key)
+        _tensor(mask, key, torch.bool, (n,))
+        if bool((twice := marked & mask).any()):
+            raise FedGraphError(
+                f"{' and '.join(MASKS)} must not overlap, node {int(twice.nonzero()[0])} is in two of them"
+            )
+        if bool((unknown := mask & (graph.y < 0)).any()):
+            raise FedGraphError(f"{key} marks node {int(unknown.nonzero()[0])}, which has no label")
+        marked |= mask
+
+
+def _whole(graph: Any, key: str, low: int, end: int | None = None) -> None:
+    value = getattr(graph, key)
+    if type(value) is not int or not low <= value < (2**62 if end is None else end):
+        raise FedGraphError(
+            f"{key} must be a whole number, {f'{low}..{end - 1}' if end else f'at least {low}'}, got {value!r}"
+        )
+
+
+def _tensor(tensor: Any, what: str, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    wanted = f"{dtype} [{', '.join('any' if size is None else str(size) for size in shape)}]"
+    if not isinstance(tensor, Tensor):
+        raise FedGraphError(f"{what} must be {wanted}, got {type(tensor).__name__}")
+    fits = len(shape) == tensor.dim() and all(s in (None, t) for s, t in zip(shape, tensor.shape, strict=True))
+    if tensor.dtype != dtype or not fits:
+        raise FedGraphError(f"{what} must be {wanted}, got {tensor.dtype} {list(tensor.shape)}")
+
+
+def _length(tensor: Any, what: str, size: int | None = None) -> int:
+    """N, of labels int64 [N]."""
+    _tensor(tensor, what, torch.int64, (size,))
+    return int(tensor.size(0))
+
+
+def _within(ids: Tensor, what: str, end: int | None) -> None:
+    if not ids.numel():
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or (end is not None and high >= end):
+        raise FedGraphError(f"{what} must lie in 0..{'' if end is None else end - 1}, got {low}..{high}")
+
+
+def _edges(index: Any, what: str, sources: int, targets: int) -> None:
+    _tensor(index, what, torch.int64, (2, None))
+    for row, end in enumerate((sources, targets)):
+        _within(index[row], f"{what}, row {row},", end)
+
+
+def _finite(x: Tensor, what: str) -> None:
+    # The sum is enough where it is finite, and takes no second matrix.
+    if x.numel() and not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
+        row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
+        raise FedGraphError(f"{what} must be finite, node {row} has {float(x[row, column])} in column {column}")
