@@ -8,7 +8,10 @@ import pytest
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.sweeps.asked import load
+from fedgraph_flwr.sweeps.book import Book
 from fedgraph_flwr.sweeps.rows import COUNTED
+from fedgraph_flwr.sweeps.table import markdown
+from fedgraph_flwr.sweeps.tally import Tally
 from simulations import budget
 
 FOLDER = Path(budget.__file__).parent
@@ -26,6 +29,19 @@ def test_every_table_composes(path):
     for setting, cells in table.paper.items():
         assert setting in table.settings
         assert not set(cells) - set(table.methods)
+
+
+STORED = [path for path in TABLES if (FOLDER / "results" / f"{path.stem}.csv").is_file()]
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_every_stored_table_is_what_its_rows_say(path, monkeypatch):
+    """`fedgraph-flwr sweep simulations/*.yaml --table-only` writes them anew."""
+    monkeypatch.chdir(FOLDER.parent)
+    book = Book(load(path.relative_to(FOLDER.parent)))
+    book.missing()
+    assert book.found
+    assert book.sweep.results.with_suffix(".md").read_text() == markdown(Tally(book.sweep, book.found))
 
 
 def test_what_a_target_needs_by_hand():

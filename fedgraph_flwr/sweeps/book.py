@@ -98,12 +98,14 @@ def _took(row: Row) -> float:
 
 
 def composed(sweep: Sweep, cells: Sequence[Cell]) -> list[RunConfig]:
-    """The configurations of cells, each once for all its seeds.
+    """The configurations of cells, each once for all its seeds and the trials of a search.
 
     Raises:
         FedGraphError: one cannot be composed; with the file and line of the word, where there is a file.
     """
-    return [_compose(sweep, words) for words in dict.fromkeys(cell.words[:-1] for cell in cells)]
+    searched = {key for key, *_ in sweep.search.keys} if sweep.search else set()  # trials differ in values alone
+    alike = {frozenset(w for w in cell.words[:-1] if w.partition("=")[0] not in searched): cell for cell in cells}
+    return [_compose(sweep, cell.words[:-1]) for cell in alike.values()]
 
 
 def _compose(sweep: Sweep, words: tuple[str, ...]) -> RunConfig:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not ne
     from fedgraph_flwr.sweeps.asked import Cell, Sweep
     from fedgraph_flwr.sweeps.book import Book
     from fedgraph_flwr.sweeps.execution import How
+    from fedgraph_flwr.sweeps.tally import Tally
 
 _EPILOG = """\
 a YAML file (docs/sweeps.md), with words that hold for all its runs; or words alone, with several values:
@@ -85,34 +86,38 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
     from fedgraph_flwr.sweeps.book import Book, composed
     from fedgraph_flwr.sweeps.execution import How, check_free, default_jobs, present
     from fedgraph_flwr.sweeps.rows import alone
-    from fedgraph_flwr.sweeps.table import failures, main_table
 
     book = Book(sweep, args.retry)
+    missing = book.missing(args.only)
     check_free(sweep)
-    if not args.table_only:
-        missing = book.missing(args.only)
-        configs = composed(sweep, missing)
-        jobs = min(default_jobs(configs), max(len(missing), 1)) if args.jobs is None else args.jobs
-        keep = sweep.folder / f"{sweep.name}-runs" if args.keep else None
-        if args.dry_run:
-            return _list(book, missing, jobs)
+    if args.table_only:
+        _tell(present(book))
+        return 0
+    configs = composed(sweep, missing)
+    jobs = min(default_jobs(configs), max(len(missing), 1)) if args.jobs is None else args.jobs
+    if args.dry_run:
+        return _list(book, missing, jobs)
     with alone(sweep.results):
-        book = Book(sweep, args.retry)
+        book = Book(sweep, args.retry)  # another one may have written until now
         try:
-            if not args.table_only:
-                _run(book, How(jobs, args.only, keep), configs)
+            _run(book, How(jobs, args.only, sweep.folder / f"{sweep.name}-runs" if args.keep else None), configs)
         except KeyboardInterrupt:
-            book.missing()
-            print(f"interrupted; what has run is in {sweep.results}, the same command goes on", file=sys.stderr)
             present(book)
+            print(f"interrupted; what has run is in {sweep.results}, the same command goes on", file=sys.stderr)
             raise
-        book.missing()
         tally = present(book)
+    _tell(tally)
+    return 1 if tally.failures else 0
+
+
+def _tell(tally: Tally) -> None:
+    """The table, and what failed, as they stand in the file."""
+    from fedgraph_flwr.sweeps.table import failures, main_table
+
     print("\n".join(["", *main_table(tally), ""]))
     for line in failures(tally):
         print(line.removeprefix("- "), file=sys.stderr)
-    print(f"table: {sweep.results.with_suffix('.md')}")
-    return 1 if tally.failures and not args.table_only else 0
+    print(f"table: {tally.sweep.results.with_suffix('.md')}")
 
 
 def _list(book: Book, missing: Sequence[Cell], jobs: int) -> int:
