@@ -7,10 +7,12 @@ and the dataset's own go before the protocol's), else by ``config.yaml``. After 
 program sees dataclasses.
 """
 
+import copy
 import dataclasses
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +270,7 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
 
 
 _LIFTED = {**CHOICES, "attack": AttackConfig}
+_NAMES = {group: getattr(RunConfig(), group).name for group in _LIFTED}
 
 
 _SECTIONS = {
@@ -281,7 +284,8 @@ _SECTIONS = {
 def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | None = None) -> RunConfig:
     """The configuration of layers, later ones over earlier ones; ``places`` says where the user's words stand."""
     places, doubtful = places or {}, set()
-    merged = OmegaConf.structured(RunConfig)
+    merged: dict[str, Any] = {}
+    nodes: list[tuple[str, dict[str, Any]]] = []
     accepted_params: dict[str, set[str]] = {group: set() for group in _LIFTED}
     for source, layer in layers:
         node = OmegaConf.to_container(layer, resolve=True)
@@ -296,7 +300,8 @@ def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | Non
         for group, cls in _LIFTED.items():
             _lift(node, group, cls)  # type: ignore[arg-type]
             body = node[group] if isinstance(node.get(group), dict) else {}
-            own, name = set(body.get("params") or {}), str(body.get("name", merged[group].name))
+            before = merged.get(group, {}).get("name", _NAMES[group])
+            own, name = set(body.get("params") or {}), str(body.get("name", before))
             if source == "override" and group == "strategy":
                 doubtful = own - accepted_params[group]
             elif source == "override" and group != "attack" and not (group == "model" and ":" in name):
@@ -305,18 +310,51 @@ def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | Non
                     where = places.get(f"{group}.{key}", f"override {group}.{key}")
                     raise unknown(f"{group} key", key, known | accepted_params[group], where)
             accepted_params[group] |= own
-            if "name" in body and (source != "override" or (group == "model" and name != merged[group].name)):
-                merged[group].params = {}  # another choice of the group starts from its own keys
-        try:
-            merged.merge_with(node)  # in place: a copy of the whole for every layer takes half of the time
-        except OmegaConfBaseException as error:
-            raise _explain(error, source, places) from error
+            if "name" in body and (source != "override" or (group == "model" and name != before)):
+                merged[group] = {**merged.get(group, {}), "params": {}}  # another choice starts from its own keys
+        merged = _over(merged, node)
+        nodes.append((source, node))  # type: ignore[arg-type]
     try:
-        cfg: RunConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        cfg = _checked(merged)
     except OmegaConfBaseException as error:
-        raise _explain(error, "the composed config", places) from error
+        raise _explained(error, nodes, places) from error
     _check_places(cfg, doubtful, places)
     return cfg
+
+
+def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
+    """Nested keys over others, neither of them changed."""
+    return below | {
+        key: _over(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in above.items()
+    }
+
+
+@cache
+def _schema() -> DictConfig:
+    """The schema, of which a copy costs a fifth of making it."""
+    return OmegaConf.structured(RunConfig)
+
+
+def _checked(merged: dict[str, Any]) -> RunConfig:
+    """The configuration that nested keys mean by the schema: one look at all, since each costs as much as the whole."""
+    node = copy.deepcopy(_schema())
+    node.merge_with(merged)
+    cfg: RunConfig = OmegaConf.to_object(node)  # type: ignore[assignment]
+    return cfg
+
+
+def _explained(
+    error: OmegaConfBaseException, nodes: list[tuple[str, dict[str, Any]]], places: Mapping[str, str]
+) -> FedGraphError:
+    """The sentence for keys that the schema refuses: the first layer that it refuses is the one to name."""
+    merged = copy.deepcopy(_schema())
+    for source, node in nodes:
+        try:
+            merged.merge_with(node)
+        except OmegaConfBaseException as found:
+            return _explain(found, source, places)
+    return _explain(error, "the composed config", places)
 
 
 def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str]) -> None:
