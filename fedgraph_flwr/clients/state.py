@@ -1,7 +1,8 @@
 """Private state on a node's own disk: what outlives its processes.
 
 ``ROOT/<strategy>-<run>/client_0000/`` holds ``last.safetensors``, written after each message that changed the state of a
-SuperNode with a state folder, ``asked.json``, what the server has asked in the run, and ``round_000010.safetensors`` for the last
+SuperNode with a state folder, ``asked.json``, what the server has asked in the run, ``fingerprints.txt``, of the keys it relayed
+(`fedgraph_flwr.secure.keyring`), and ``round_000010.safetensors`` for the last
 two checkpoints, from which a run is resumed.
 """
 
@@ -70,6 +71,14 @@ class StateFolder:
             return dict(values["asked"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FedGraphError(f"{path} does not say what was asked of this node ({error}): remove it to begin anew") from error
+
+    def add_fingerprint(self, exchange: str, digits: str, clients: list[int]) -> None:
+        """Keep what parties compare by telephone, a line an exchange of keys, the latest last."""
+        path = self.folder / "fingerprints.txt"
+        line = f"{digits}  {exchange}, clients {' '.join(map(str, clients))}\n"
+        before = path.read_text() if path.is_file() else ""
+        if line not in before:
+            write_bytes(path, (before + line).encode())
 
     def write_checkpoint(self, state: dict[str, Tensor], server_round: int) -> None:
         """Write this checkpoint and drop all but the one before it, which an interrupted server may still need."""
