@@ -144,8 +144,8 @@ def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) ->
     if not 0 <= server_round <= client.cfg.rounds:
         raise FedGraphError(f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds")
     folder = _last_folder(context, client)
-    record: Mapping[str, Any] | None = context.state.config_records.get(ASKED) or (folder.read_asked() if folder else None)
-    ledger = Ledger(record)
+    record = context.state.config_records.get(ASKED)
+    ledger = folder.read_asked() if folder and not record else Ledger(record)
     ledger.book(phase, server_round, config["exchange"], most)
     if "resume" in config:
         ledger.resume(config["resume"])
@@ -246,7 +246,8 @@ def _keyring(context: Context, client: GraphClient) -> Keyring:
 
 
 def _tell(context: Context, client: GraphClient, exchange: str, digits: str, clients: list[int]) -> None:
-    log(INFO, f"keys of clients {', '.join(map(str, clients))} ({exchange}): {digits}")
+    told = f"keys of clients {', '.join(map(str, clients))} ({exchange}): {digits}"
+    log(INFO, told if client.keyring.pins else f"{told}; none is pinned (peers=): compare this line with another party")
     if folder := _last_folder(context, client):
         folder.add_fingerprint(exchange, digits, clients)
 
