@@ -35,6 +35,7 @@ from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, SURVIVORS, Member
 from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved
@@ -91,6 +92,7 @@ class GraphClient(NumPyClient):
         exchange: how many exchanges of the same phase came before it in this round.
         stage: of the run, where the method has several.
         policy: what the node's owner lets a server ask.
+        keyring: signs the keys that the client publishes, and says whether others' are theirs.
         repeats: phases that a round may bring more than one message of, and how many.
         secrets: names in `memory` of what no checkpoint keeps: keys whose streams a resumed run would draw twice.
     """
@@ -110,6 +112,7 @@ class GraphClient(NumPyClient):
         self.stage = ""
         self.memory: Tree = {}
         self.policy = simulated()
+        self.keyring = Keyring(graph.client)
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
         torch.manual_seed(derive_seed(cfg.seed, "model"))
         self.model = self.build_model().to(self.device, self.dtype)
@@ -384,11 +387,15 @@ class GraphClient(NumPyClient):
 
     def _secure(self, name: str, groups: dict[str, Arrays]) -> dict[str, Arrays]:
         """The exchanges of secure sums."""
-        told = groups.get(SECAGG, {})
+        told, exchange = groups.get(SECAGG, {}), f"{PUBLISH} {self.server_round}"
         if name == PUBLISH:
-            return {SECAGG: self.member.publish(self.server_round)}
+            published = self.member.publish(self.server_round)
+            return {SECAGG: published | self.keyring.sign(exchange, published[KEYS].tobytes())}
         if name == DEAL:
-            return {ENVELOPES: self.member.deal(told[CLIENTS], told[KEYS], self.server_round)}
+            dealt = self.member.deal(told[CLIENTS], told[KEYS], self.server_round)
+            keys = {int(client): key.tobytes() for client, key in zip(told[CLIENTS], told[KEYS], strict=True)}
+            self.keyring.check(exchange, keys[self.graph.client], keys, groups.get(SIGNATURES, {}))
+            return {ENVELOPES: dealt}
         return {SECAGG: self.member.reveal(told[SURVIVORS], self.server_round)}
 
     # --- private state between messages -------------------------------------------------------------------------------
