@@ -282,7 +282,7 @@ class GraphClient(NumPyClient):
         """Scores of logits [N, C], by split and metric."""
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
         wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
-        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes)
+        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes, self.cfg.evaluation.own)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 

@@ -88,9 +88,17 @@ def number(
     return field(default=default, metadata={"range": Range(low, high, without_low, without_high)})
 
 
-def choice(default: str, accepted: Sequence[str]) -> Any:
-    """A field that accepts these words."""
-    return field(default=default, metadata={"choices": tuple(accepted)})
+def choice(default: str, accepted: Sequence[str], own: bool = False) -> Any:
+    """A field that accepts these words; with ``own`` also code of the user's, ``module:name``."""
+    return field(default=default, metadata={"choices": tuple(accepted), "own": own})
+
+
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_own(value: object) -> bool:
+    """Whether a value names code, as ``module:name``."""
+    return isinstance(value, str) and bool(_OWN.fullmatch(value))
 
 
 def check(section: Any, group: str) -> None:
@@ -105,8 +113,8 @@ def check(section: Any, group: str) -> None:
     """
     for f in dataclasses.fields(section):
         value, key = getattr(section, f.name), f"{group}.{f.name}" if group else f.name
-        if "choices" in f.metadata:
-            one_of(value, f.metadata["choices"], key)
+        if "choices" in f.metadata and not (f.metadata["own"] and is_own(value)):
+            one_of(value, f.metadata["choices"] + (("module:name",) if f.metadata["own"] else ()), key)
         for item in value if isinstance(value, list | tuple) else [value]:
             if isinstance(item, int | float) and not isinstance(item, bool):
                 f.metadata.get("range", Range()).check(item, key)
@@ -129,6 +137,7 @@ class DatasetConfig(Section, group="dataset"):
     """Which graph, and what is done to it before it is split and partitioned."""
 
     name: str = "csbm"
+    source: str = ""  # module:function that makes the graph, of a dataset of one's own
     undirected: bool = False  # add the reverse of every edge
     largest_component: bool = False
     remove_self_loops: bool = False
@@ -240,7 +249,8 @@ SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 class EvaluationConfig(Section, group="evaluation"):
     """What is scored, and which of the figures is the headline (`test_accuracy` in the summary)."""
 
-    metric: str = choice("accuracy", METRICS)
+    metric: str = choice("accuracy", METRICS, own=True)
+    metrics: list[str] = field(default_factory=list)  # of one's own, beside ours: module:function each
     average: str = choice(
         "clients", AVERAGES
     )  # plain mean over clients | weighted by test nodes | weighted by all nodes
@@ -253,6 +263,27 @@ class EvaluationConfig(Section, group="evaluation"):
     min_delta: float = 0.0  # by how much a figure must be better
     trained: bool = False  # also score each client's model right after local training
     full: bool = False  # auc, average_precision and the F1 of each class with more than two classes too
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for target in self.metrics:
+            if not is_own(target):
+                raise FedGraphError(
+                    f"evaluation.metrics must name functions of your own as module:function, got '{target}'"
+                )
+            if (name := target.partition(":")[2]) in METRICS or self.own[name] != target:
+                raise FedGraphError(f"evaluation.metrics: another metric is called {name} too: rename that of {target}")
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The user's own metrics, ``module:function`` by the function's name."""
+        targets = [*self.metrics, *([self.metric] if is_own(self.metric) else [])]
+        return {target.partition(":")[2]: target for target in targets}
+
+    @property
+    def headline(self) -> str:
+        """The name of `metric` in results."""
+        return self.metric.partition(":")[2] or self.metric
 
 
 @dataclass
@@ -336,11 +367,13 @@ class PrivacyConfig(Section, group="privacy"):
 class AttackConfig:
     """A study of what a method exposes, run at the end: ``attack=link_inference``."""
 
-    name: str = "none"  # none | link_inference
-    params: dict[str, Any] = field(default_factory=dict)
+    name: str = "none"  # none | link_inference | module:function
+    params: dict[str, Any] = field(default_factory=dict)  # keywords of a function of one's own
 
     def __post_init__(self) -> None:
-        one_of(self.name, ("none", "link_inference"), "attack")
+        if is_own(self.name):
+            return
+        one_of(self.name, ("none", "link_inference", "module:function"), "attack")
         for key in self.params:
             raise unknown("attack key", key, ["name"])
 
@@ -362,7 +395,7 @@ ADVERSARIES = {
 class AdversaryConfig(Section, group="adversary"):
     """Clients of a simulation that lie: ``adversary.kind=sign_flip adversary.clients=[1]``."""
 
-    kind: str = choice("none", tuple(ADVERSARIES))
+    kind: str = choice("none", tuple(ADVERSARIES), own=True)
     clients: list[int] = field(
         default_factory=list
     )  # who they are; []: nobody (a backdoor's trigger is measured all the same)
@@ -387,12 +420,12 @@ class AdversaryConfig(Section, group="adversary"):
     @property
     def force(self) -> float:
         """``strength``, or what is usual for the kind."""
-        return ADVERSARIES[self.kind] if self.strength is None else self.strength
+        return ADVERSARIES.get(self.kind, 1.0) if self.strength is None else self.strength
 
     @property
     def backdoor(self) -> bool:
         """Whether it plants a trigger."""
-        return self.kind.startswith("backdoor")
+        return self.kind in ADVERSARIES and self.kind.startswith("backdoor")
 
 
 @dataclass
