@@ -201,7 +201,9 @@ def group_file(group: str, name: str) -> DictConfig:
     """
     path = group_path(group, name)
     if path is None:
-        raise unknown(group, name, group_names(group))
+        from fedgraph_flwr.data.root import imported_names
+
+        raise unknown(group, name, [*group_names(group), *(imported_names() if group == "dataset" else ())])
     return load(path)
 
 
@@ -235,7 +237,7 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
         from fedgraph_flwr.data.root import imported_path
 
         if group == "dataset" and (own := imported_path(name)).is_file():
-            return str(own), OmegaConf.create({group: {"name": name}, **_own_split(own)})
+            return str(own), OmegaConf.create({group: {"name": name}, **_own_defaults(own)})
     body = group_file(group, name)
     if group == "protocol":
         return str(path), body
@@ -244,11 +246,24 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
     return str(path), OmegaConf.create({group: body})
 
 
-def _own_split(path: Path) -> dict[str, Any]:
-    """A user's own graph is split by its own masks, where it has some, unless a protocol or the user says otherwise."""
-    from fedgraph_flwr.data.graph import has_split
+def _own_defaults(path: Path) -> dict[str, Any]:
+    """What suits a user's own graph unless a protocol or the user says otherwise: its masks, and as many clients as it lists."""
+    from fedgraph_flwr.data.graph import clients_of, has_split
 
-    return {"split": {"kind": "public"}} if has_split(path) else {}
+    clients = clients_of(path)
+    return {
+        **({"split": {"kind": "public"}} if has_split(path) else {}),
+        **({"num_clients": clients} if clients else {}),
+    }
+
+
+def _own_wishes(path: Path) -> dict[str, str]:
+    """The partition and the network that a user's own graph can be cut and trained with."""
+    from fedgraph_flwr.data.graph import clients_of, read_header
+
+    if read_header(path)[1].get("kind") == "HeteroGraph":
+        return {"partition": "random-edges", "model": "rgcn"}
+    return {"partition": "planted" if clients_of(path) else "louvain"}
 
 
 # A strategy may name the model it brings, a dataset the partition and the model that suit it.
@@ -257,6 +272,10 @@ _WISHES = {"strategy": ("model",), "dataset": ("partition", "model")}
 
 def _wishes(group: str, name: str) -> dict[str, str]:
     path = group_path(group, name)
+    if group == "dataset" and path is None and _is_name(name):
+        from fedgraph_flwr.data.root import imported_path
+
+        return _own_wishes(own) if (own := imported_path(name)).is_file() else {}
     body = load(path) if path else {}
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
 
@@ -288,12 +307,15 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     chosen_below = [part.pop("defaults", OmegaConf.create({})) for part in (strategy_part, dataset_part)]
 
     own = [_wishes("strategy", strategy), _wishes("dataset", dataset)]
+    file = Path(str(given.get("dataset.path", ""))).expanduser() if dataset == "file" else Path()
+    if file.is_file():
+        own.append(_own_wishes(file))
     partition = choose("partition", *(c.get("partition") for c in (*chosen_below, by_protocol, *own)))
     model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol)))
 
     layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model)]
-    if dataset == "file" and (file := Path(str(given.get("dataset.path", ""))).expanduser()).is_file():
-        layers.append((str(file), OmegaConf.create(_own_split(file))))
+    if file.is_file():
+        layers.append((str(file), OmegaConf.create(_own_defaults(file))))
     layers.append(_chosen("strategy", strategy, given))
     if protocol_path:
         protocol["protocol"] = protocol_name

@@ -183,7 +183,12 @@ class PartitionConfig(Section, group="partition"):
     name: str = "louvain"
     merge: str = choice("smallest_first", ("smallest_first", "ascending", "first_fit", "random_merge", "none"))
     resolution: float = number(1.0, without_low=True)  # Louvain
-    min_size: int = 50  # random_merge: smaller groups are merged whole into a random larger one
+    min_size: int = (
+        50  # random_merge: smaller groups are merged whole into a random larger one; dirichlet: nodes of a client
+    )
+    alpha: float = number(
+        0.5, without_low=True
+    )  # dirichlet: small, each class at few clients; large, as in the whole graph
     delta: int = 20  # first_fit: slack over N / M
     overlap: float = number(0.0, high=1)  # overlapping: share of a part's nodes drawn for each of its clients
     clients_per_part: int = number(1, low=1)  # overlapping
@@ -210,23 +215,30 @@ class ModelConfig(Section, group="model"):
 class TrainConfig(Section, group="train"):
     """Local training."""
 
-    optimizer: str = choice("adam", ("adam", "sgd"))
+    optimizer: str = choice("adam", ("adam", "adamw", "sgd"))
     lr: float = number(0.01, without_low=True)
     weight_decay: float = 5e-4
     momentum: float = 0.0  # sgd
     local_steps: int = 3  # full-batch steps a round
     # client i takes entry i modulo the length; empty: local_steps for all
     local_steps_by_client: list[int] = field(default_factory=list)
-    # reset: each round; auto: keep for adam, reset for sgd
+    # reset: each round; auto: keep for adam and adamw, reset for sgd
     optimizer_state: str = choice("auto", ("auto", "keep", "reset"))
-    # weighted: classes count alike, by client; focal: what is predicted badly counts more
+    # weighted: classes count alike; focal: what is predicted badly counts more
     loss: str = choice("cross_entropy", ("cross_entropy", "weighted", "focal"))
+    # weighted: classes count alike at each client | over all clients' training nodes, of which they tell shares
+    class_weights: str = choice("local", ("local", "federated"))
     focal_gamma: float = 2.0  # focal: 0 is cross_entropy
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_weights == "federated" and self.loss != "weighted":
+            raise FedGraphError(f"train.class_weights=federated does nothing with train.loss={self.loss}: set weighted")
 
     @property
     def keeps_optimizer(self) -> bool:
         """Whether the optimiser's state survives a round."""
-        return self.optimizer_state == "keep" or (self.optimizer_state == "auto" and self.optimizer == "adam")
+        return self.optimizer_state == "keep" or (self.optimizer_state == "auto" and self.optimizer != "sgd")
 
     @property
     def plain_sgd(self) -> bool:

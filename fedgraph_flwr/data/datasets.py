@@ -26,7 +26,7 @@ from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
-from fedgraph_flwr.data.root import cache_dir, data_root, imported_path, writable
+from fedgraph_flwr.data.root import cache_dir, data_root, imported_names, imported_path, writable
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.lookup import function
 
@@ -252,7 +252,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     elif cfg.name == "file":
         raise FedGraphError("dataset=file needs dataset.path=FILE, one that `fedgraph-flwr import --out FILE` wrote")
     elif source is None:
-        raise unknown("dataset", cfg.name, SOURCES)
+        raise unknown("dataset", cfg.name, [*SOURCES, *imported_names()])
     elif source.read is None:  # generated
         graph = csbm.load(cfg, seed=seed, num_clients=num_clients)
     else:
