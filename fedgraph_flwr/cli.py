@@ -22,6 +22,9 @@ COMMANDS = {
     "datasets": ("fedgraph_flwr.data.listing", "what is known, what is at hand, where files go"),
     "import": ("fedgraph_flwr.data.import_command", "bring your own graph: tables or a saved PyG object"),
     "schema": ("fedgraph_flwr.data.schema_command", "what your tables' columns mean: show it, or merge statistics"),
+    "keys": ("fedgraph_flwr.keys_command", "every key with its type, range, default and meaning"),
+    "completion": ("fedgraph_flwr.completion_command", "a script for your shell: bash, zsh or fish"),
+    "new": ("fedgraph_flwr.new_command", "a package for a method of your own, with its test"),
     "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
 }
 
@@ -98,6 +101,13 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         else:
             commands.add_parser(name, help=text)
     return parser
+
+
+def options(command: str) -> list[str]:
+    """The options of a command."""
+    choices = next(action.choices for action in _parser([command])._actions if action.choices)
+    parser = dict(choices).get(command)
+    return [option for action in parser._actions for option in action.option_strings] if parser else []
 
 
 def _as_interrupt(signum: int, frame: Any) -> None:
