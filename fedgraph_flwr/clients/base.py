@@ -29,6 +29,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
@@ -86,7 +87,8 @@ class GraphClient(NumPyClient):
         batch: what the step at hand reads; between rounds, all training nodes.
         member: its part in secure sums (``privacy.secagg``).
         memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
-        class_weights: of ``train.loss=weighted``, [C]: each class of its training nodes counts the same; else None.
+        class_weights: of ``train.loss=weighted``, [C]: each class counts the same, among its training nodes or (by what the
+            server tells) those of all clients; else None.
         steps: optimiser steps of the last local training.
         server_round: the round of the message at hand.
         exchange: how many exchanges of the same phase came before it in this round.
@@ -285,7 +287,7 @@ class GraphClient(NumPyClient):
         """Scores of logits [N, C], by split and metric."""
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
         wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
-        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes)
+        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes, self.cfg.evaluation.own)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
@@ -333,6 +335,8 @@ class GraphClient(NumPyClient):
             FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
         """
         self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
+        if self.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
+            self._weigh(groups.pop(CLASS_WEIGHTS, {}))
         if name == "describe":
             return {}, self.describe()
         if name in ("train", "evaluate"):
@@ -356,6 +360,23 @@ class GraphClient(NumPyClient):
             return self._secure(name, groups), {}
         self.messages_of(name)
         return getattr(self, name)(groups, config)
+
+    @phase
+    def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Of the training nodes the share in each class, for `methods.labels`."""
+        share = shares(self.batch.y.cpu().numpy(), self.graph.num_classes, self.policy.min_nodes)
+        return {LABELS: {"share": share}}, {}
+
+    def _weigh(self, group: Arrays) -> None:
+        """Take the class weights of all clients.
+
+        Raises:
+            FedGraphError: they are missing, or no weights of this graph's classes.
+        """
+        check_arrays(group, {"w": (self.graph.num_classes,)}, "the server")
+        if (group["w"] < 0).any():
+            raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected none below 0")
+        self.class_weights = torch.from_numpy(group["w"]).to(self.device, self.dtype)
 
     @classmethod
     def messages_of(cls, name: str) -> int:

@@ -1,8 +1,10 @@
 """The configuration of a run: its schema, and its composition from YAML and words of a command line."""
 
 from fedgraph_flwr.config.composition import (
+    CONF,
     compose,
     conf_dir,
+    conf_dirs,
     configuration,
     from_run_config,
     group_names,
@@ -33,6 +35,7 @@ from fedgraph_flwr.config.schema import (
     at_least,
     below,
     choice,
+    is_own,
     number,
     one_of,
     typed,
@@ -43,6 +46,7 @@ __all__ = [
     "AGGREGATORS",
     "ANY",
     "AVERAGES",
+    "CONF",
     "DEVICES",
     "METRICS",
     "MOST_CLIENTS",
@@ -64,9 +68,11 @@ __all__ = [
     "choice",
     "compose",
     "conf_dir",
+    "conf_dirs",
     "configuration",
     "from_run_config",
     "group_names",
+    "is_own",
     "number",
     "one_of",
     "to_json",
