@@ -45,8 +45,8 @@ def main(args: argparse.Namespace) -> int:
         print(to_yaml(cfg), end="")
         return 0
     from fedgraph_flwr.data import datasets
-    from fedgraph_flwr.run import run, with_folder
     from fedgraph_flwr.run_folder import CHECKPOINT
+    from fedgraph_flwr.runner import run, with_folder
 
     cfg = with_folder(cfg)
     if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):

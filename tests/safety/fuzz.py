@@ -37,7 +37,7 @@ from fedgraph_flwr.data.importing import Columns, from_saved, from_tables
 from fedgraph_flwr.data.importing_typed import from_saved_typed, from_typed_tables
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.runs import load_run
-from fedgraph_flwr.run import run
+from fedgraph_flwr.runner import run
 from fedgraph_flwr.serving import check_resume
 from fedgraph_flwr.trees import unflatten
 from tests.conftest import client_graph
