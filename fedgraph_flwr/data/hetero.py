@@ -141,6 +141,8 @@ class HeteroGraph:
             data[r].edge_index = index
         for key in ("y", "train_mask", "val_mask", "test_mask"):
             data[self.target][key] = getattr(self, key)
+        for a, ids in getattr(self, "node_id", {}).items():
+            data[a].node_id = ids
         return data
 
     def save(self, path: Path | str) -> None:

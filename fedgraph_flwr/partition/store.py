@@ -294,9 +294,18 @@ def _make(cfg: RunConfig) -> Sequence[Any]:
         module = _module(clients[0])
     else:
         graph = datasets.load(cfg.dataset, seed=grouping_seed(cfg.split, cfg.seed), num_clients=cfg.num_clients)
-        module = _module(graph)
-        clients = module.make(graph, cfg)
+        module, clients = _module(graph), make(graph, cfg)
     return [module.pool(clients)] if _pooled(cfg) else clients
+
+
+def make(graph: Any, cfg: RunConfig) -> Sequence[Any]:
+    """The clients of a graph of whichever kind: assigned, cut and split.
+
+    Raises:
+        FedGraphError: the partition or the split is impossible.
+    """
+    clients: Sequence[Any] = _module(graph).make(graph, cfg)
+    return clients
 
 
 def _module(graph: Any) -> Any:
