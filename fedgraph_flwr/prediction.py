@@ -4,8 +4,8 @@
     predictor = load_node(Path("state"))                          # of what a party's node has kept, without the server
     predictor.predict(graph).write(Path("predictions.csv"))
 
-A client of the run's method predicts, as in the run, so that the logits are those that were scored. What it needs for that, its class
-declares (`GraphClient.needs_others`, `predicts_with`, `tunes`).
+A client of the run's method predicts, as in the run, so that the logits are those that were scored. What it needs, its class
+declares: `GraphClient.needs_others`, `predicts_with`, `tunes`.
 """
 
 import contextlib
