@@ -93,11 +93,17 @@ class GraphClient(NumPyClient):
         policy: what the node's owner lets a server ask.
         repeats: phases that a round may bring more than one message of, and how many.
         secrets: names in `memory` of what no checkpoint keeps: keys whose streams a resumed run would draw twice.
+        predicts_with: names in what `save` gives of what `predict` reads.
+        needs_others: what of other clients `predict` needs, in words; empty: nothing.
+        tunes: whether `predict` trains on the client's training nodes first.
     """
 
     Params: ClassVar[type] = NoParams
     repeats: ClassVar[Mapping[str, int]] = {}
     secrets: ClassVar[tuple[str, ...]] = ()
+    predicts_with: ClassVar[tuple[str, ...]] = ()
+    needs_others: ClassVar[str] = ""
+    tunes: ClassVar[bool] = False
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg

@@ -111,7 +111,10 @@ def from_tables(
     where = str(nodes)
     say_dropped(links, columns, str(edges), treatment)
     ids = Ids(table, columns.id, where)
-    y, names = label_codes(table, columns.label, where, agreed_classes(classes, treatment))
+    names = agreed_classes(classes, treatment)
+    y = torch.full((len(table),), -1)
+    if columns.label:
+        y, names = label_codes(table, columns.label, where, names)
     masks = split_masks(table, columns.split, where)
     edge_index = edge_ends(links, columns, str(edges), ids, ids)
     edge_index = to_undirected(edge_index, len(table)) if undirected else edge_index.unique(dim=1)
@@ -130,9 +133,9 @@ def from_tables(
         test_mask=masks[2] & (y >= 0),
         num_classes=len(names),
         group=group_codes(table, columns.client, where),
-        schema=stored(agreed, {NODE: made.fitted}),
+        schema=stored(agreed, {NODE: made.fitted}, undirected),
     )
-    return check(graph, where)
+    return check(graph, where, labelled=bool(columns.label))
 
 
 def read_table(path: Path | str) -> Any:
@@ -356,7 +359,7 @@ def from_data(
     data.x = made.x
     graph = Graph.from_pyg(data, num_classes=len(names))
     agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling("none"))
-    graph.schema = stored(agreed, {NODE: made.fitted})
+    graph.schema = stored(agreed, {NODE: made.fitted}, undirected)
     for key in ("train_mask", "val_mask", "test_mask"):
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
     check(graph, where)

@@ -245,6 +245,22 @@ def content(cfg: RunConfig) -> list[str]:
     return [_hash(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
+def meaning(cfg: RunConfig) -> dict[str, Any]:
+    """What the clients' imported graphs say of their ``classes`` and features; empty of graphs that were not imported.
+
+    The ``schema`` is that of all; without statistics where each client has its own.
+    """
+    told = [values for path in files(client_files(cfg)) if (values := read_header(path)[1].get("schema"))]
+    if not told:
+        return {}
+    alike = all(values["fitted"] == told[0]["fitted"] for values in told)
+    return {
+        "classes": told[0]["agreed"]["classes"],
+        "schema": told[0]["fitted" if alike else "agreed"],
+        "undirected": all(values.get("undirected", False) for values in told),
+    }
+
+
 def _client_kind(path: Path | str, kind: str | None) -> None:
     accepted = [name for name in MODULES if name.endswith("ClientGraph")]
     if kind not in accepted:

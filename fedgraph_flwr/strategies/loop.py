@@ -226,7 +226,7 @@ class Loop:
         if self.cfg.strategy.personal:
             shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
-        self.recorder.scored(scores, method.arrays, nodes)
+        self.recorder.scored(scores, method.arrays, nodes, method.models)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
