@@ -24,8 +24,10 @@ from fedgraph_flwr.progress import progress as shown_progress
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
     from matplotlib.figure import Figure
 
+    from fedgraph_flwr.prediction import Predictions, Predictor
     from fedgraph_flwr.report.runs import FinishedRun
 
 CLIENTS = "clients"
@@ -110,6 +112,34 @@ class Run:
 
         return write_report([self.path], Path(path) if path else self.path / "report.html")
 
+    def predict(self, graph: Any, client: int | None = None) -> "Predictions":
+        """What the trained network says of every node of a graph, of these clients or new.
+
+        Args:
+            graph: PyG ``Data`` or ``HeteroData``, with features as those of training; labels may lack.
+            client: whose model; None: the shared one.
+
+        Returns:
+            Predictions: ``labels``, ``probabilities`` [N, C], ``to_frame()``, ``write(path)``.
+
+        Raises:
+            FedGraphError: the run has not ended, another number of features, or a model that only clients have.
+        """
+        return self._predictor(client).predict(graph)
+
+    def model(self, client: int | None = None) -> "torch.nn.Module":
+        """The trained network: ``model(model.prepare(graph))`` gives logits [N, C] of a graph of ours.
+
+        Args:
+            client: whose; None: the shared one.
+
+        Raises:
+            FedGraphError: the run has not ended, its client files are not at hand, or the model is one that only clients have.
+        """
+        from fedgraph_flwr import partition
+
+        return self._predictor(client).network(partition.load_client(self.config, client or 0))
+
     def resume(self, rounds: int | None = None, progress: Shown = "auto") -> "Run":
         """Go on from the last checkpoint: to the end, or to another number of rounds.
 
@@ -136,6 +166,12 @@ class Run:
         if not self.summary:
             raise FedGraphError(f"{self.path} has not ended: go on with it by resume={self.path}")
         return self.summary
+
+    def _predictor(self, client: int | None) -> "Predictor":
+        from fedgraph_flwr.prediction import load_predictor
+
+        self._ended()
+        return load_predictor(self.path, client)
 
     @cached_property
     def _read(self) -> "FinishedRun":

@@ -185,7 +185,8 @@ def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         FedGraphError: the file is missing, truncated, or of another version.
     """
     with _opened(path) as file:
-        packed = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        # Cloned, since a view of the file lies where the header's length puts it, and sums depend on how memory is aligned.
+        packed = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
         header = file.metadata()
         values = _values(header)
         if "digest" in header and header["digest"] != _digest(packed, header["values"]):

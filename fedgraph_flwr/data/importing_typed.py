@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.columns import AS_FOUND, Features, Treatment, feature_names, features
-from fedgraph_flwr.data.hetero import REVERSE, EdgeType, HeteroClientGraph, HeteroGraph, check
+from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph, check
 from fedgraph_flwr.data.importing import (
     Columns,
     Ids,
@@ -156,21 +156,10 @@ def from_hetero_data(
         data[kind].x = told.x
     names = agreed_classes(classes, treatment) or [str(label) for label in range(int(y.max()) + 1)]
     graph = check(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
-    graph.edges = {edge: index for edge, index in graph.edges.items() if not _is_reverse(edge, graph)}
+    graph = graph.without_reverse()
     for key in ("train_mask", "val_mask", "test_mask"):
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
     return _with_schema(graph, names, made, treatment.settled_scaling("none"))
-
-
-def _is_reverse(edge: EdgeType, graph: HeteroGraph) -> bool:
-    """Whether an edge type holds, under the name that a reverse has, just the reverse of another one's edges."""
-    source, name, target = edge
-    forward = graph.edges.get((target, name.removeprefix(REVERSE), source))
-    if not name.startswith(REVERSE) or forward is None:
-        return False
-    back, size = graph.edges[edge].flip(0), (graph.counts[target], graph.counts[source])
-    codes = ((index[0] * size[1] + index[1]).sort().values for index in (forward, back))
-    return torch.equal(*codes)
 
 
 def in_order(graph: HeteroGraph) -> HeteroGraph:
