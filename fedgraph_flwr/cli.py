@@ -20,6 +20,7 @@ COMMANDS = {
     "datasets": ("fedgraph_flwr.data.listing", "what is known, what is at hand, where files go"),
     "import": ("fedgraph_flwr.data.import_command", "bring your own graph: tables or a saved PyG object"),
     "schema": ("fedgraph_flwr.data.schema_command", "what your tables' columns mean: show it, or merge statistics"),
+    "predict": ("fedgraph_flwr.predict_command", "what a trained network says of new nodes and graphs"),
     "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
 }
 

@@ -23,7 +23,9 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.clients.keeping import BEST, BY_VALIDATION, LAST
+from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.config import RunConfig, compose, one_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_bytes
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.new import Meaning, from_pyg
@@ -35,9 +37,6 @@ from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import EVALUATE, derive_seed
 from fedgraph_flwr.run_folder import CONFIG, MEANING, SUMMARY
 from fedgraph_flwr.trees import Tree, unflatten
-
-ROUNDS = ("best", "last")
-"""Which round's parameters; ``best`` by validation, where the run's headline is such a round's."""
 
 
 @dataclass
@@ -219,17 +218,18 @@ class Predictor:
         for name, tensor in model.state_dict().items():
             given = self.tensors.get(name)
             if given is None and tensor.is_floating_point():
-                raise FedGraphError(f"{self.source} has no {name}: {self._whose()}")
+                whose = (
+                    f"say whose by --client 0..{self.cfg.num_clients - 1}"
+                    if self.client is None
+                    else "none is kept here"
+                )
+                raise FedGraphError(f"{self.source} has no {name}, which each client keeps to itself: {whose}")
             if given is not None and given.shape != tensor.shape:
                 raise FedGraphError(
                     f"{self.source} does not fit this graph of {graph.num_features} features and {graph.num_classes} classes:"
                     f" {name} is {list(given.shape)} there and {list(tensor.shape)} here"
                 )
         return dict(self.tensors)
-
-    def _whose(self) -> str:
-        last = self.cfg.num_clients - 1
-        return f"it stays with the clients, so say whose model it is to be: --client 0..{last}"
 
 
 def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predictor:
@@ -238,27 +238,68 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     Args:
         run: its result folder.
         client: whose model; None: the shared one.
-        at: of `ROUNDS`; "": best where the run's headline is of such a round, else last.
+        at: ``best`` (by validation) or ``last``, a round; "": best where the run's headline is of such a round, else last.
 
     Raises:
         FedGraphError: no finished run, no such client, or parameters that only clients have.
     """
     cfg, summary = _finished(run)
-    at = at or ("best" if cfg.evaluation.select in ("best_val", "own_best_val") else "last")
-    if client is not None and not 0 <= client < (1 if cfg.strategy.pooled else cfg.num_clients):
-        raise FedGraphError(f"{run} has no client {client}: expected 0..{cfg.num_clients - 1}")
-    stem = {"best": "best", "last": "final"}[at]
-    tensors = read_tensors(run / f"model_{stem}.safetensors")[0]
-    memory: Tree = {}
-    done = summary["best_round"] if at == "best" else summary["rounds"]
+    clients = 1 if cfg.strategy.pooled else cfg.num_clients
+    if client is not None and not 0 <= client < clients:
+        raise FedGraphError(f"{run} has no client {client}: expected 0..{clients - 1}")
+    at = _which(at, cfg)
+    stem, done = (
+        ("best", summary["best_round"]) if at == BEST and summary["best_round"] else ("final", summary["rounds"])
+    )
+    tensors, memory = read_tensors(run / f"model_{stem}.safetensors")[0], Tree()
     if (path := run / f"models_{stem}.safetensors").is_file():
         if client is None:
-            raise FedGraphError(f"{run}: each client has parameters of its own: say --client 0..{cfg.num_clients - 1}")
+            raise FedGraphError(f"{run}: each client has parameters of its own: say --client 0..{clients - 1}")
         tensors |= unflatten(read_tensors(path)[0]).get(str(client), {})
+    if client is not None and (kept := StateFolder.find_model(run / "state", at, client)):
+        parts, told = read_tensors(kept)
+        own = unflatten(parts)
+        tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), told["round"]
     found = Predictor(cfg, client, tensors, memory, done, _meaning(run))
     if client is not None and found.own is not None and found.own.schema:
         found.meaning = replace(found.meaning, schema=fitted_schema(found.own.schema, str(run)))
     return found
+
+
+def load_node(state: Path, at: str = "") -> Predictor:
+    """The network that a party's node has kept of its last run, with its own graph's meaning; no server is asked.
+
+    Args:
+        state: the node's state folder, or one within it, of a run.
+        at: as for `load_predictor`.
+
+    Raises:
+        FedGraphError: there is none.
+    """
+    path = StateFolder.find_model(state, LAST)
+    if path is None:
+        raise FedGraphError(
+            f"{state} holds no model of a finished run: expected the folder that --node-config 'state=\"...\"' named"
+        )
+    _, told = read_tensors(path)
+    if "config" not in told:
+        raise FedGraphError(f"{path} is of a simulation, whose folder holds the rest: predict with that and --client")
+    cfg = compose([], json.dumps(told["config"]))
+    if _which(at, cfg) == BEST and (best := path.with_name(f"model_{BEST}.safetensors")).is_file():
+        path = best
+    parts, told = read_tensors(path)
+    own, schema = unflatten(parts), told["schema"]
+    classes = schema["agreed"]["classes"] if schema else map(str, range(told["num_classes"]))
+    meaning = Meaning(tuple(classes), fitted_schema(schema, str(path)), bool(schema.get("undirected")), str(path))
+    file = Path(told["file"]) if told["file"] else None
+    return Predictor(cfg, told["client"], own["model"], own.get("method", {}), told["round"], meaning, file)
+
+
+def _which(at: str, cfg: RunConfig) -> str:
+    """Of which round: as asked, or as the run's headline is."""
+    if at:
+        one_of(at, (BEST, LAST), "round")
+    return at or (BEST if cfg.evaluation.select in BY_VALIDATION else LAST)
 
 
 def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:

@@ -73,6 +73,7 @@ class Recorder:
         self.extra: dict[str, Any] = {}
         self._nodes: list[float] | None = None
         self.setup_record: dict[str, Any] = _blank(0, [])
+        self.end_record: dict[str, Any] = _blank(0, [])
         self._open: dict[str, Any] = self.setup_record
         self._pending: dict[str, Any] | None = None
         self.nodes: dict[int, int] = self.restored.of_clients() if self.restored else {}
@@ -146,6 +147,15 @@ class Recorder:
     def pending(self) -> bool:
         """Whether the last finished round still lacks its scores."""
         return self._pending is not None
+
+    @property
+    def scoring(self) -> dict[str, int]:
+        """What clients are told of the scores they are asked for: the round they are of, and the best one so far."""
+        return {"scored": self._pending["round"] if self._pending else 0, "best": self.best_round}
+
+    def begin_end(self) -> None:
+        """What comes now belongs to no round."""
+        self._open = self.end_record = _blank(0, [])
 
     @property
     def should_stop(self) -> bool:
@@ -232,7 +242,7 @@ class Recorder:
                 (r["metrics"] for r in scored if r["round"] == self.best_round), scored[-1]["metrics"]
             )
         choice, figure = self.cfg.evaluation.select, metrics.headline(self.cfg.evaluation, "test")
-        every = [self.setup_record, *self.rounds]
+        every = [self.setup_record, *self.rounds, self.end_record]
         phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
         last_round = self.rounds[-1] if self.rounds else self.setup_record
         by_phase: dict[str, dict[str, int]] = {}

@@ -22,6 +22,7 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients.keeping import Keeper
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
@@ -37,7 +38,7 @@ from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, SURVIVORS, Member
-from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved
+from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved, unflatten
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
@@ -84,6 +85,7 @@ class GraphClient(NumPyClient):
         inputs: what the model needs of the graph, prepared once.
         batch: what the step at hand reads; between rounds, all training nodes.
         member: its part in secure sums (``privacy.secagg``).
+        keeper: what it keeps of the models it was scored by.
         memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
         class_weights: of ``train.loss=weighted``, [C]: each class of its training nodes counts the same; else None.
         steps: optimiser steps of the last local training.
@@ -115,6 +117,7 @@ class GraphClient(NumPyClient):
         self.server_round = self.exchange = self.steps = 0
         self.stage = ""
         self.memory: Tree = {}
+        self.keeper = Keeper(cfg.evaluation)
         self.policy = simulated()
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
         torch.manual_seed(derive_seed(cfg.seed, "model"))
@@ -307,6 +310,7 @@ class GraphClient(NumPyClient):
         if parameters:
             self.set_parameters(parameters)
         told: dict[str, Any] = self.scores() if config.get("evaluate") else {}
+        self.remember(told, config)
         if self.num_train:
             loss = self.train()
             if self.cfg.privacy.scores == "told":
@@ -320,6 +324,7 @@ class GraphClient(NumPyClient):
         if parameters:
             self.set_parameters(parameters)
         told = self.scores()
+        self.remember(told, config)
         return float(np.nan_to_num(told["test-loss"][0])), int(sum(told["test-count"])), told
 
     # --- answering a message ------------------------------------------------------------------------------------------
@@ -337,13 +342,12 @@ class GraphClient(NumPyClient):
         """
         self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
         if name == "describe":
+            if MODEL in groups and config.get("keep"):  # where no scores were asked for
+                self.set_parameters(self._received(groups))
+                self.remember({}, config)
             return {}, self.describe()
         if name in ("train", "evaluate"):
-            parameters: list[np.ndarray] = []
-            if MODEL in groups:
-                model = groups.pop(MODEL)
-                check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
-                parameters = [model[key] for key in self.shared]
+            parameters = self._received(groups) if MODEL in groups else []
             secret = {group: groups.pop(group, {}) for group in (SECAGG, ENVELOPES)}
             self.receive(groups)
             if name == "evaluate":
@@ -359,6 +363,12 @@ class GraphClient(NumPyClient):
             return self._secure(name, groups), {}
         self.messages_of(name)
         return getattr(self, name)(groups, config)
+
+    def _received(self, groups: dict[str, Arrays]) -> list[np.ndarray]:
+        """The shared parameters of a message, taken out of its groups, in the model's order."""
+        model = groups.pop(MODEL)
+        check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
+        return [model[key] for key in self.shared]
 
     @classmethod
     def messages_of(cls, name: str) -> int:
@@ -397,6 +407,22 @@ class GraphClient(NumPyClient):
             return {ENVELOPES: self.member.deal(told[CLIENTS], told[KEYS], self.server_round)}
         return {SECAGG: self.member.reveal(told[SURVIVORS], self.server_round)}
 
+    # --- for when the run is over -------------------------------------------------------------------------------------
+
+    def remember(self, told: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
+        """Keep what these scores were of, where the server says of which round they are."""
+        if self.keeper.what and "scored" in config:
+            figure = float(np.mean(told.get(f"val-{self.cfg.evaluation.metric}", np.nan)))
+            self.keeper.take(self._predictive, int(config["scored"]), int(config["best"]), figure)
+
+    def _predictive(self) -> Tree:
+        """A copy of what `predict` reads, of which the parameters that are shared may lie elsewhere."""
+        held = self.shared if not self.keeper.whole else {}
+        model = {n: t for n, t in self.model.state_dict().items() if t.is_floating_point() and n not in held}
+        method = {key: tree for key, tree in self.save().items() if key in self.predicts_with} if self.predicts_with else {}
+        flat = flatten({"model": model, "method": method})
+        return unflatten({path: leaf.detach().cpu().clone() for path, leaf in flat.items()})
+
     # --- private state between messages -------------------------------------------------------------------------------
 
     def snapshot(self) -> Tree:
@@ -404,7 +430,7 @@ class GraphClient(NumPyClient):
         tree: Tree = {"model": {n: t for n, t in self.model.state_dict().items() if n not in self.shared}}
         if self.optimizer is not None and self.cfg.train.keeps_optimizer:
             tree["optimizer"] = self.optimizer.state()
-        return {**tree, "method": self.save(), SECAGG: self.member.state}
+        return {**tree, "method": self.save(), SECAGG: self.member.state, "kept": self.keeper.state}
 
     def checkpoint(self) -> Tree:
         """What of `snapshot` a resumed run takes up."""
@@ -429,6 +455,7 @@ class GraphClient(NumPyClient):
             self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
             self.optimizer.load_state({name: t.to(self.device) for name, t in flatten(tree["optimizer"]).items()})
         self.load(tree.get("method", {}))
+        self.keeper.state = tree.get("kept", {})
         self.member.state = as_arrays(tree.get(SECAGG, {}))
 
 
