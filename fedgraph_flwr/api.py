@@ -112,11 +112,11 @@ class Run:
 
         return write_report([self.path], Path(path) if path else self.path / "report.html")
 
-    def predict(self, graph: Any, client: int | None = None) -> "Predictions":
-        """What the trained network says of every node of a graph, of these clients or new.
+    def predict(self, graph: Any = None, client: int | None = None) -> "Predictions":
+        """What the trained network says of every node of a graph.
 
         Args:
-            graph: PyG ``Data`` or ``HeteroData``, with features as those of training; labels may lack.
+            graph: PyG ``Data`` or ``HeteroData``, with features as those of training; labels may lack. None: the client's own.
             client: whose model; None: the shared one.
 
         Returns:
@@ -125,7 +125,12 @@ class Run:
         Raises:
             FedGraphError: the run has not ended, another number of features, or a model that only clients have.
         """
-        return self._predictor(client).predict(graph)
+        from fedgraph_flwr import partition
+
+        if graph is None and client is None:
+            raise FedGraphError("say what to predict: a graph, or client=I for a client's own")
+        own = partition.load_client(self.config, client) if graph is None and client is not None else graph
+        return self._predictor(client).predict(own)
 
     def model(self, client: int | None = None) -> "torch.nn.Module":
         """The trained network: ``model(model.prepare(graph))`` gives logits [N, C] of a graph of ours.
@@ -149,18 +154,27 @@ class Run:
         return run(resume=self.path, rounds=rounds, progress=progress)
 
     def __repr__(self) -> str:
-        try:
-            label, summary = self._read.label, self.summary
-        except FedGraphError as error:
-            return f"<Run {error}>"
-        told = f"{summary['headline']} = {summary['test_accuracy']:.4f}" if summary else "not ended"
-        return f"<Run {label}: {told}, {self.path}>"
+        return f"<Run {self._told()}>"
 
     def _repr_html_(self) -> str:
         import html
 
-        table = self.table().to_html(float_format="%.4f", border=0) if self.path.is_dir() and self.summary else ""
-        return f"<p>{html.escape(repr(self).strip('<>'))}</p>{table}"
+        told = html.escape(self._told())
+        return f"<p>{told}</p>{self.table().to_html(float_format='%.4f', border=0) if self._finished() else ''}"
+
+    def _told(self) -> str:
+        try:
+            label, summary = self._read.label, self.summary
+        except FedGraphError as error:
+            return str(error)
+        result = f"{summary['headline']} = {summary['test_accuracy']:.4f}" if summary else "not ended"
+        return f"{label}: {result}, {self.path}"
+
+    def _finished(self) -> bool:
+        try:
+            return bool(self.summary)
+        except FedGraphError:
+            return False
 
     def _ended(self) -> dict[str, Any]:
         if not self.summary:
@@ -218,7 +232,7 @@ def run(
 def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
     """Train by a configuration, and return the finished run."""
     from fedgraph_flwr.runner import run as start
-    from fedgraph_flwr.runner import with_folder
+    from fedgraph_flwr.serving import with_folder
 
     cfg = with_folder(cfg)
     done = Run(cfg.out)
@@ -307,7 +321,7 @@ def _with_graphs(
     from fedgraph_flwr.checks import check_method
     from fedgraph_flwr.partition import objects, store
     from fedgraph_flwr.run_folder import LAUNCHER, owned
-    from fedgraph_flwr.runner import with_folder
+    from fedgraph_flwr.serving import here, with_folder
 
     keys = dict(keys)
     name = keys.pop("dataset", "graphs")
@@ -323,6 +337,10 @@ def _with_graphs(
     split = objects.any_split(graphs, target)
     given = [f"num_clients={len(graphs)}", *(["split.kind=public"] if split else [])]
     cfg = configuration(words, keys, given)
+    if not here(cfg):
+        raise FedGraphError(
+            f"graphs=[...] are clients of a simulation, engine={cfg.engine} is none: its nodes have their own"
+        )
     if cfg.num_clients != len(graphs):
         raise FedGraphError(f"num_clients={cfg.num_clients}, but graphs has {len(graphs)}: leave it out")
     made = objects.clients(graphs, cfg, name, classes, target)

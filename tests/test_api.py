@@ -155,7 +155,15 @@ def state() -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("keys", [{}, {"strategy": "fedspa", "dtype": "float64", "threads": 2}])
+@pytest.fixture
+def three_threads():
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("keys", [{}, {"strategy": "fedspa", "dtype": "float64"}])
 def test_a_run_leaves_nothing_behind_in_the_process(keys):
     fg.run(**TINY)  # what Flower does when it is imported is done
     before = state()
@@ -221,13 +229,14 @@ def test_tables_hold_what_the_folder_holds(folder):
     assert run.report().read_text().count("<figure>") == 7
     with pytest.raises(fg.FedGraphError, match="holds no run"):
         fg.load_run(folder / "nowhere")
+    assert "holds no run" in fg.Run(folder)._repr_html_()
 
 
 def test_runs_are_compared_with_their_seeds_folded():
     lr = {0.01: [0, 1, 2], 0.1: [0]}
     runs = {rate: [fg.run(**TINY, seed=seed, train={"lr": rate}) for seed in seeds] for rate, seeds in lr.items()}
     prox = fg.run(**TINY, strategy="fedprox")
-    table = fg.compare([*runs[0.01], prox, str(runs[0.1][0].path)])
+    table = fg.compare([*runs[0.01], fg.run(**TINY), prox, str(runs[0.1][0].path)])
     assert list(table.columns[:4]) == ["strategy", "dataset", "train.lr", "seeds"]
     assert [tuple(row) for row in table.iloc[:, :4].to_numpy()] == [
         ("fedavg", "csbm", 0.01, 3),
@@ -302,6 +311,9 @@ def test_predictions_are_those_that_were_scored_and_name_the_classes():
     assert right == run.clients.test_accuracy[1]
     unlabelled = Data(x=graphs[1].x, edge_index=graphs[1].edge_index)
     np.testing.assert_array_equal(run.predict(unlabelled).probabilities, told.probabilities)
+    np.testing.assert_array_equal(run.predict(client=1).probabilities, told.probabilities)
+    with pytest.raises(fg.FedGraphError, match="say what to predict"):
+        run.predict()
     model, graph = run.model(), load_client(run.config, 1)
     logits = model(model.prepare(graph)).detach()
     assert torch.equal(logits, told.logits)
@@ -328,8 +340,9 @@ def test_typed_graphs_in_memory():
     names = [name for _, name, _ in held.edges]
     assert names == ["writes", "cites", "rev_cites", "rev_writes"]
     assert torch.equal(held.edges["author", "writes", "paper"], graphs[0]["author", "writes", "paper"].edge_index)
-    with pytest.raises(fg.FedGraphError, match="it stays with the clients"):
+    with pytest.raises(fg.FedGraphError, match="which each client keeps to itself"):
         run.predict(graphs[1])
+    assert run.predict(client=1).logits.shape == (20, 2)
     two = hetero(0)
     two["author"].y = torch.zeros(10, dtype=torch.int64)
     with pytest.raises(fg.FedGraphError, match="say target=TYPE"):
@@ -350,6 +363,7 @@ def test_typed_graphs_in_memory():
         ({"graphs": [data()], "partition": "random"}, "partition and graphs"),
         ({"graphs": [data()], "target": "paper"}, "has nodes of one type"),
         ({"graphs": [data()], "strategy": "fedprox", "strategy.mu": -1}, "strategy.mu must be"),
+        ({"graphs": [data()], "engine": "bank"}, "engine=bank is none"),
         ({"classes": ["a"]}, "classes goes with graphs"),
     ],
 )

@@ -85,7 +85,7 @@ def score_table(summary: dict[str, Any], cfg: RunConfig) -> dict[str, dict[str, 
 
 
 def folded(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
-    """Runs that differ in nothing but their seeds as one row each, in the order of the first of them.
+    """Runs that differ in nothing but their seeds as one row each, in the order of the first of them; a seed counts once.
 
     A row holds ``strategy``, ``dataset``, every other key by which rows differ that neither of the two decides, ``seeds`` (how
     many), ``headline`` (which figure), its ``mean`` and ``deviation`` (of a sample; NaN of one run) over the seeds, the
@@ -95,17 +95,18 @@ def folded(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
     Raises:
         FedGraphError: a run has not ended.
     """
-    groups: dict[str, list[FinishedRun]] = {}
+    groups: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
         if not run.summary:
             raise FedGraphError(
                 f"{run.folder} has not ended, so it cannot be compared: go on with it by resume={run.folder}"
             )
-        groups.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
-    settings = [_settings(of[0]) for of in groups.values()]
+        groups.setdefault(json.dumps(_settings(run), sort_keys=True), {}).setdefault(run.cfg.seed, run)
+    folds = [list(of.values()) for of in groups.values()]
+    settings = [_settings(of[0]) for of in folds]
     told = _told_apart(settings)
     rows = []
-    for setting, of in zip(settings, groups.values(), strict=True):
+    for setting, of in zip(settings, folds, strict=True):
         values = [run.summary["test_accuracy"] for run in of]
         rows.append(
             {
