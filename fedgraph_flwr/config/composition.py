@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedgraph_flwr.config import written
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, is_own
-from fedgraph_flwr.config.written import CHOICES, Written, choices, laid_over, load
+from fedgraph_flwr.config.written import CHOICES, Written, choices, flat, laid_over, load
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
@@ -76,7 +76,12 @@ def group_path(group: str, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def compose(overrides: Sequence[str] = (), base: Path | str | None = None, defaults: Sequence[str] = ()) -> RunConfig:
+def compose(
+    overrides: Sequence[str] = (),
+    base: Path | str | None = None,
+    defaults: Sequence[str] = (),
+    keys: Mapping[str, Any] | None = None,
+) -> RunConfig:
     """Compose a configuration.
 
     Args:
@@ -84,11 +89,12 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None, defau
         base: a file of words as a person writes them (`written`), below the overrides; or a resolved configuration to start
             from instead of the group files: a run's ``config.yaml``, or JSON.
         defaults: words below both, unless there is a resolved configuration.
+        keys: values by key, over the overrides: nested, dotted, or both.
 
     Raises:
         FedGraphError: an unknown key or name, a wrong type or an impossible value.
     """
-    given = _named(choices(_parse(overrides), {}))
+    given = _named(choices(_parse(overrides) | _values(keys or {}), {}))
     if base and str(base).startswith("{"):
         return _build(_upon(_from_json(str(base)), "config", given))
     said = written.read(Path(base)) if base else Written()
@@ -118,11 +124,24 @@ def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tupl
     return [*layers, ("override", OmegaConf.create(_nest(given)))]
 
 
-def configuration(words: Sequence[str]) -> RunConfig:
-    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included."""
-    given = dict(word.partition("=")[::2] for word in words)
+def configuration(
+    words: Sequence[str], keys: Mapping[str, Any] | None = None, defaults: Sequence[str] = ()
+) -> RunConfig:
+    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included.
+
+    Args:
+        words: ``key=value``.
+        keys: values by key, over the words (see `compose`).
+        defaults: words below all.
+
+    Raises:
+        FedGraphError: as `compose`.
+    """
+    keys = keys or {}
+    given = dict(word.partition("=")[::2] for word in words) | {k: keys[k] for k in ("config", "resume") if k in keys}
     base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
-    cfg = compose([word for word in words if not word.startswith("config=")], base)
+    words = [word for word in words if not word.startswith("config=")]
+    cfg = compose(words, base, defaults, {key: value for key, value in keys.items() if key != "config"})
     if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
         raise FedGraphError(f"resume={cfg.resume} goes on in its own folder: leave out={cfg.out} away")
     return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg
@@ -174,9 +193,28 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Python's values by dotted key, as YAML would give them."""
+    return {key: _plain(value, key) for key, value in flat(keys).items()}
+
+
+def _plain(value: Any, key: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple | range):
+        return [_plain(item, key) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's and torch's numbers and arrays
+        return _plain(value.tolist(), key)
+    raise FedGraphError(
+        f"{key} must be a number, a word, true or false, or a list of them, got a {type(value).__name__}"
+    )
+
+
+def _nest(dotted: dict[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for key, value in flat.items():
+    for key, value in dotted.items():
         *parents, last = key.split(".")
         node = nested
         for parent in parents:
@@ -195,6 +233,25 @@ def _from_json(text: str) -> DictConfig:
         raise FedGraphError(f"config= is no valid JSON ({_first_line(error)})") from error
 
 
+def described(group: str) -> dict[str, dict[str, Any]]:
+    """What may be chosen of a group, by name: ``about``, the first line of its file, and ``keys``, what the file says.
+
+    Raises:
+        FedGraphError: no such group.
+    """
+    if group not in GROUPS:
+        raise unknown("group", group, GROUPS)
+    found = {}
+    for name in group_names(group):
+        path = group_path(group, name)
+        first = path.read_text().partition("\n")[0] if path else ""
+        said = {
+            key: value for key, value in _container(group_file(group, name)).items() if key not in ("name", "declares")
+        }
+        found[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": said}
+    return found
+
+
 def group_file(group: str, name: str) -> DictConfig:
     """What the file of a name in a group holds.
 
@@ -207,6 +264,10 @@ def group_file(group: str, name: str) -> DictConfig:
 
         raise unknown(group, name, [*group_names(group), *(imported_names() if group == "dataset" else ())])
     return load(path)
+
+
+def _container(body: DictConfig) -> dict[str, Any]:
+    return {str(key): value for key, value in OmegaConf.to_container(body).items()}  # type: ignore[union-attr]
 
 
 _SHORT = {"strategy": "server", "dataset": "source"}
