@@ -36,7 +36,7 @@ from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.policy import simulated
-from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, SURVIVORS, Member
+from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, MEMBERS, RATIO, SURVIVORS, Member
 from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
@@ -140,6 +140,11 @@ class GraphClient(NumPyClient):
     def remark(cls, cfg: RunConfig) -> str:
         """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
         return ""
+
+    @classmethod
+    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
+        """Groups of answers that the server must see as they are although sums are secure; the user is told of them."""
+        return ()
 
     def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
@@ -319,7 +324,21 @@ class GraphClient(NumPyClient):
     # --- answering a message ------------------------------------------------------------------------------------------
 
     def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """Answer one message.
+        """Answer one message; where sums are secure, with a term of one, but for what is `unmasked`.
+
+        Raises:
+            RunFailed: arrays are asked for that would leave as they are.
+        """
+        if not self.cfg.privacy.secagg:
+            return self.plain_answer(name, groups, config)
+        if name in (PUBLISH, DEAL, UNMASK):
+            return self._secure(name, groups), {}
+        told = groups.pop(SECAGG, {})
+        sent, numbers = self.plain_answer(name, groups, config)
+        return self._masked(sent, told), numbers
+
+    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """The answer to one message.
 
         Args:
             name: ``describe``, ``train``, ``evaluate``, or a phase of the method.
@@ -338,19 +357,13 @@ class GraphClient(NumPyClient):
                 model = groups.pop(MODEL)
                 check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
                 parameters = [model[key] for key in self.shared]
-            secret = {group: groups.pop(group, {}) for group in (SECAGG, ENVELOPES)}
             self.receive(groups)
             if name == "evaluate":
                 return {}, self.evaluate(parameters, config)[2]
             trained, num_train, told = self.fit(parameters, config)
             sent, numbers = self.send()
             answer = {} if config.get("keep_model") else {MODEL: self.bounded(trained, parameters)}
-            answer |= sent
-            if self.cfg.privacy.secagg and answer:
-                answer = self._masked(answer, secret)
-            return answer, {**told, **numbers, "num_train": num_train}
-        if self.cfg.privacy.secagg and name in (PUBLISH, DEAL, UNMASK):
-            return self._secure(name, groups), {}
+            return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
         self.messages_of(name)
         return getattr(self, name)(groups, config)
 
@@ -373,14 +386,19 @@ class GraphClient(NumPyClient):
             return model
         return clipped_model(model, dict(zip(self.shared, received, strict=True)), self.cfg.privacy.clipping_norm)
 
-    def _masked(self, answer: dict[str, Arrays], told: dict[str, Arrays]) -> dict[str, Arrays]:
-        """All arrays of a training answer as this client's term of secure sums."""
-        if not told[SECAGG]:
+    def _masked(self, answer: dict[str, Arrays], told: Arrays) -> dict[str, Arrays]:
+        """The arrays of an answer as this client's term of secure sums, beside those that travel as they are."""
+        as_is = {group: arrays for group, arrays in answer.items() if group in self.unmasked(self.cfg)}
+        terms = {group: arrays for group, arrays in answer.items() if group not in as_is}
+        if not terms:
+            return answer
+        if not told:
             raise RunFailed(
                 f"client {self.graph.client} was not asked for a masked answer in round {self.server_round}, and gives no other "
                 "under privacy.secagg=true"
             )
-        return self.member.masked(answer, float(told[SECAGG]["ratio"][0]), told[ENVELOPES], self.server_round)
+        ratio = float(told[RATIO][0])
+        return {**self.member.masked(terms, ratio, told[MEMBERS], told[ENVELOPES], self.server_round), **as_is}
 
     def _secure(self, name: str, groups: dict[str, Arrays]) -> dict[str, Arrays]:
         """The exchanges of secure sums."""
@@ -388,7 +406,7 @@ class GraphClient(NumPyClient):
         if name == PUBLISH:
             return {SECAGG: self.member.publish(self.server_round)}
         if name == DEAL:
-            return {ENVELOPES: self.member.deal(told[CLIENTS], told[KEYS], self.server_round)}
+            return {SECAGG: self.member.deal(told[CLIENTS], told[KEYS], self.server_round)}
         return {SECAGG: self.member.reveal(told[SURVIVORS], self.server_round)}
 
     # --- private state between messages -------------------------------------------------------------------------------
