@@ -71,7 +71,7 @@ def test_a_curve_ends_with_the_bytes_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
     words = ["dataset=csbm", "dataset.clients=2", "dataset.nodes=60", "num_clients=2", "rounds=3", "checkpoint_every=0"]
     monkeypatch.setattr(budget, "WORDS", words)
-    from fedgraph_flwr.run import run
+    from fedgraph_flwr.runner import run
 
     own = run(compose([*words, "strategy=fedprox", "seed=1", f"out={tmp_path / 'own'}"]))
     rows = budget.curve("fedprox", 1)

@@ -6,7 +6,7 @@ Leaves the client, in the clear: the ids of its external neighbours, and X of it
 gradient averaging.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays
@@ -28,6 +29,8 @@ class FedSageTrueClient(FedGradClient):
         external_x: their features, [B, F].
     """
 
+    needs_others: ClassVar[str] = "its graph is mended with features of other clients' nodes"
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         ends = torch.cat([self.graph.cut_out[1], self.graph.cut_in[1]])
@@ -36,6 +39,11 @@ class FedSageTrueClient(FedGradClient):
         self.owner = torch.empty_like(self.external)
         self.owner[torch.searchsorted(self.external, ends)] = owners
         self.external_x = torch.zeros(0, self.graph.num_features)
+
+    @classmethod
+    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
+        """What goes to single clients by way of the server."""
+        return "wanted", "features"
 
     @phase
     def wanted(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:

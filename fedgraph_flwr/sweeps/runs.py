@@ -36,7 +36,7 @@ def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
 
 def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
     from fedgraph_flwr.config import configuration
-    from fedgraph_flwr.run import run
+    from fedgraph_flwr.runner import run
 
     with tempfile.TemporaryDirectory() as temporary:
         out = keep / _name(cell) if keep else temporary

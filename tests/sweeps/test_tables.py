@@ -9,7 +9,7 @@ import yaml
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.run import run
+from fedgraph_flwr.runner import run
 from fedgraph_flwr.sweeps import rows as results
 from fedgraph_flwr.sweeps import runs
 from fedgraph_flwr.sweeps.asked import Cell, load
