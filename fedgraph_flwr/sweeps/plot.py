@@ -53,6 +53,7 @@ def _points(tally: Tally, axes: Any) -> None:
                 half = 0.0 if math.isnan(found.half) else found.half
                 axes.errorbar([at], [found.mean], [half], fmt="o", ms=4, capsize=3, color=f"C{index}")
         axes.plot([], [], "o", color=f"C{index}", label=method)
+    axes.set_xlim(-0.5, len(sweep.settings) - 0.5)
     axes.set_xticks(range(len(sweep.settings)), list(sweep.settings), fontsize=7)
     axes.set_ylabel("test figure, %; 95 % interval")
 

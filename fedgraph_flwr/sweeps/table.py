@@ -88,7 +88,7 @@ def _both(tally: Tally, setting: str, name: str) -> str:
 
 
 def _bold(text: str, bold: bool) -> str:
-    return f"**{text}**" if text and bold else text
+    return f"**{text}**" if bold and text not in ("", "failed") else text
 
 
 def _trials(tally: Tally) -> list[str]:

@@ -1,6 +1,7 @@
 """Runs side by side, each in a process of its own that a dead run takes along, and that does not outlive this one."""
 
 import contextlib
+import logging
 import math
 import multiprocessing
 import os
@@ -110,11 +111,26 @@ def _serve(pipe: Connection, keep: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the sweep's own process ends the others
     signal.signal(signal.SIGTERM, _as_interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.getLogger("flwr").addFilter(_Once())
     from fedgraph_flwr.sweeps.runs import run_cell
 
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
         while True:
             pipe.send(run_cell(pipe.recv(), keep))
+
+
+class _Once(logging.Filter):
+    """Lets each sentence through once: a hundred runs warn of the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is new."""
+        text, before = record.getMessage(), len(self.seen)
+        self.seen.add(text)
+        return len(self.seen) > before
 
 
 def _end_with_parent() -> None:
