@@ -109,6 +109,12 @@ def test_the_order_of_words_and_the_names_of_columns_make_no_other_run(toy, ran)
     assert {row["method"] for row in rows(toy.with_suffix(".csv"))} == {"Renamed", "Local", "Majority"}
 
 
+def test_majority_is_no_run_of_a_method_with_the_same_words(toy, ran):
+    toy.write_text(TOY.replace("FedAvg: [strategy=fedavg]", "FedAvg: []"))  # which is the default
+    sweep(toy, "--only", "few")
+    assert {method for _, method, _ in ran} == {"Majority", "FedAvg", "Local"}
+
+
 def test_only_part_of_a_table(toy, ran):
     sweep(toy, "--only", "few/FedAvg")
     assert ran == [("few", "FedAvg", 0), ("few", "FedAvg", 1)]
