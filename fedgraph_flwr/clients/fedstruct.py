@@ -47,6 +47,7 @@ class FedStructClient(FedGradClient):
     """
 
     Params: ClassVar[type] = FedStructParams
+    needs_others: ClassVar[str] = "its rows of the whole graph's powers come from all clients"
     repeats: ClassVar[Mapping[str, int]] = {"acquire": 64}  # two a hop at most
     model: FedStruct
 

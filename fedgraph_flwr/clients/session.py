@@ -6,6 +6,7 @@ there. An engine that serves all messages of a client in one process says so wit
 the copying.
 """
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.keeping import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
@@ -104,9 +106,11 @@ def _answer(message: Message, context: Context) -> RecordDict:
         torch.cuda.manual_seed(seed)
     client.server_round = server_round
     groups, metrics = client.answer(phase, groups_of(message.content), config)
-    if phase not in ("describe", "evaluate"):
+    if phase not in ("describe", "evaluate") or (phase == "evaluate" and client.keeper.state):
         version += 1
         _keep(client, version, context)
+    if config.get("keep") and checkpoints:
+        _keep_models(client, checkpoints, config)
     if config.get("checkpoint") and checkpoints:
         kept = {key: branch for key, branch in client.checkpoint().items() if key != SECAGG}  # keys live for a round
         checkpoints.write_checkpoint(flatten(kept), server_round)
@@ -183,6 +187,10 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     client.policy = policy
     client.keyring = _keyring(context, client)
     policy.check_client(client)
+    if _simulated(context):
+        client.keeper.what = PRIVATE
+    elif context.node_config.get("state"):
+        client.keeper.what = WHOLE
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
         client.restore(unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
@@ -205,6 +213,18 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
     context.state[VERSION] = ConfigRecord({"version": version})
     if folder := _last_folder(context, client):
         folder.write_last(state, version)
+
+
+def _keep_models(client: GraphClient, folder: StateFolder, config: Mapping[str, Any]) -> None:
+    """File the models that the client predicts with from now on; a party's own with all that they mean."""
+    client.keeper.settle(int(config["best"]))
+    meaning: dict[str, Any] = {}
+    if client.keeper.what == WHOLE:
+        meaning = {"config": dataclasses.asdict(client.cfg), "file": str(client.file.absolute()) if client.file else ""}
+        meaning |= {"schema": client.graph.schema, "num_classes": client.graph.num_classes}
+    for name, tree in client.keeper.state.items():
+        parts = flatten({key: tree[key] for key in ("model", "method") if key in tree})
+        folder.write_model(name, parts, meaning | {"round": int(tree["round"])})
 
 
 def _check(told: Mapping[str, Any]) -> None:

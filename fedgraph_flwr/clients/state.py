@@ -2,8 +2,8 @@
 
 ``ROOT/<strategy>-<run>/client_0000/`` holds ``last.safetensors``, written after each message that changed the state of a
 SuperNode with a state folder, ``asked.json``, what the server has asked in the run, ``fingerprints.txt``, of the keys it relayed
-(`fedgraph_flwr.secure.keyring`), and ``round_000010.safetensors`` for the last
-two checkpoints, from which a run is resumed.
+(`fedgraph_flwr.secure.keyring`), ``round_000010.safetensors`` for the last two checkpoints, from which a run is resumed, and at
+the end ``model_last.safetensors`` and ``model_best.safetensors``, to predict with.
 """
 
 import contextlib
@@ -95,6 +95,17 @@ class StateFolder:
             FedGraphError: there is none.
         """
         return self._read(f"round_{server_round:06d}")[0]
+
+    def write_model(self, name: str, parts: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Keep a model to predict with; ``values`` say what it means."""
+        self._write(f"model_{name}", parts, values)
+
+    @classmethod
+    def find_model(cls, root: Path, name: str, client: int | None = None) -> Path | None:
+        """The latest of the models that `write_model` wrote below a folder; ``client``: of this one."""
+        owner = "client_*" if client is None else f"client_{client:04d}"
+        found = [*root.rglob(f"{owner}/model_{name}.safetensors"), *root.glob(f"model_{name}.safetensors")]
+        return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     @contextlib.contextmanager
     def blamed(self, name: str) -> Iterator[None]:

@@ -84,8 +84,10 @@ class Fleet:
         wait_for(self._answers, "the SuperLink to answer")
 
     def start_node(self, node: int, *options: str, **config: Any) -> None:
-        """SuperNode ``node`` with its client file, a state folder, and further options and node config."""
-        told = {"graph": str(self.files[node]), "state": str(self.folder / f"state_{node}"), **config}
+        """SuperNode ``node`` with its client file, a state folder, a policy that lets tests bring code, and what else is told."""
+        (policy := self.folder / "policy.yaml").write_text("modules: [tests]\n")
+        told = {"graph": self.files[node], "state": self.folder / f"state_{node}", "policy": policy}
+        told = {key: str(value) for key, value in told.items()} | config
         words = ["--superlink", f"{self.host}:{self.port}", "--port", str(free_port())]
         words += ["--root-certificates", str(self.keys / "ca.crt")]
         words += ["--auth-supernode-private-key", str(self.keys / f"node_{node}")]

@@ -18,7 +18,7 @@ from fedgraph_flwr.data.hetero import HeteroClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import assign, client_files, cut, load_client, num_clients, store
 from fedgraph_flwr.partition.command import rows
-from fedgraph_flwr.run import run
+from fedgraph_flwr.runner import run
 from tests.conftest import client_graph
 
 SMALL = (

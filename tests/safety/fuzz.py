@@ -39,7 +39,7 @@ from fedgraph_flwr.data.importing import Columns, from_saved, from_tables
 from fedgraph_flwr.data.importing_typed import from_saved_typed, from_typed_tables
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.runs import load_run
-from fedgraph_flwr.run import run
+from fedgraph_flwr.runner import run
 from fedgraph_flwr.secure.keyring import read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, read_policy
 from fedgraph_flwr.serving import check_resume
