@@ -28,7 +28,7 @@ def locate(target: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise FedGraphError(f"'{target}' cannot be imported ({error}); expected module:Class") from error
+        raise FedGraphError(f"'{target}' cannot be imported ({error}); expected module:name, installed or on PYTHONPATH") from error
 
 
 def named_code(cfg: RunConfig) -> dict[str, str]:

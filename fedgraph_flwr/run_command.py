@@ -1,7 +1,11 @@
 """The command ``run``: compose, train, show a progress bar and a closing table, write a report."""
 
 import argparse
+import contextlib
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +56,12 @@ def main(args: argparse.Namespace) -> int:
     if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
         print(f"split: the one that dataset={cfg.dataset.name} was imported with (split.kind=ratio draws another)")
     try:
-        with _Progress(cfg, shown=not args.quiet) as progress:
-            summary = run(cfg, progress.round)
+        with _Progress(cfg, shown=not args.quiet) as progress, _after_the_round():
+            summary = run(cfg, progress.round, progress.waits)
     except KeyboardInterrupt:
         checkpoint = Path(cfg.out) / CHECKPOINT
-        remedy = (
-            f"go on with: fedgraph-flwr run resume={cfg.out}" if checkpoint.is_file() else "no checkpoint was due yet"
-        )
+        nothing = f"no round was finished that a run can go on from (checkpoint_every={cfg.checkpoint_every})"
+        remedy = f"go on with: fedgraph-flwr run resume={cfg.out}" if checkpoint.is_file() else nothing
         print(f"interrupted; {remedy}", file=sys.stderr)
         return 130
     print_summary(summary, cfg)
@@ -67,6 +70,27 @@ def main(args: argparse.Namespace) -> int:
 
         print(f"report: {write_report([Path(cfg.out)], Path(cfg.out) / 'report.html')}")
     return 0
+
+
+@contextlib.contextmanager
+def _after_the_round() -> Iterator[None]:
+    """The first Ctrl-C lets a run in this process finish its round and write a checkpoint; the second one ends it at once."""
+    from fedgraph_flwr.strategies.loop import STOP
+
+    def asked(signum: int, frame: Any) -> None:
+        if STOP.wanted or not STOP.heard:
+            raise KeyboardInterrupt
+        STOP.wanted = True
+        print("\nfinishing this round, to go on from it later; Ctrl-C again ends at once", file=sys.stderr)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, asked)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
@@ -136,3 +160,7 @@ class _Progress:
             f"{split} {told[f'{split}_accuracy']:.3f}" for split in ("val", "test") if f"{split}_accuracy" in told
         )
         self.bar.update(self.task, completed=record["round"], score=score)
+
+    def waits(self, what: str) -> None:
+        """Show what the run waits for before its first round."""
+        self.bar.update(self.task, score=what)

@@ -26,6 +26,8 @@ from fedgraph_flwr.run_folder import FAILURE, InUse, check_resumable, owned, rea
 
 OnRound = Callable[[dict[str, Any]], None]
 
+OnWait = Callable[[str], None]
+
 
 def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     """The server's part of a run: the strategy on a grid. Returns the summary."""

@@ -98,6 +98,18 @@ def test_warnings_of_a_fleet_reach_whoever_waits(tmp_path, monkeypatch, capsys, 
     assert "hello: you" in (tmp_path / "flower.log").read_text()
 
 
+def test_whoever_waits_is_told_for_what(tmp_path, monkeypatch):
+    import fedgraph_flwr.engine.flower as flower
+
+    fake, told = tmp_path / "flwr", []
+    fake.write_text("#!/bin/sh\nprintf 'Successfully started run 42\n'\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(flower, "tool", lambda name: str(fake))
+    cfg = compose(["engine=fleet", "num_clients=3", f"out={tmp_path}"])
+    flower._flwr_run(cfg, "fleet", dict(os.environ), None, told.append)
+    assert told == ["flwr run hands the app to 'fleet'", "run 42 waits for 3 SuperNodes, then for round 1"]
+
+
 @pytest.mark.parametrize(
     ("printed", "told"),
     [
