@@ -25,6 +25,7 @@ COMMANDS = {
     "keys": ("fedgraph_flwr.keys_command", "every key with its type, range, default and meaning"),
     "completion": ("fedgraph_flwr.completion_command", "a script for your shell: bash, zsh or fish"),
     "new": ("fedgraph_flwr.new_command", "a package for a method of your own, with its test"),
+    "predict": ("fedgraph_flwr.predict_command", "what a trained network says of new nodes and graphs"),
     "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
 }
 

@@ -21,7 +21,7 @@ from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.methods.declarations import declaration
-from fedgraph_flwr.run import run
+from fedgraph_flwr.runner import run
 
 SMALL = (
     *(

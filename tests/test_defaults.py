@@ -9,7 +9,7 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.importing import save_dataset
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.run import run
+from fedgraph_flwr.runner import run
 from fedgraph_flwr.usual import USUAL_KEYS, USUAL_VALUES
 
 

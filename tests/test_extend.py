@@ -27,5 +27,12 @@ def test_the_commands_run_in_their_order(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for said in ("near_mean on csbm", "Damped on csbm", "test worst class", "damped on csbm", "train.lr = 0.01", "complete -o"):
+    for said in (
+        "near_mean on csbm",
+        "Damped on csbm",
+        "test worst class",
+        "damped on csbm",
+        "train.lr = 0.01",
+        "complete -o",
+    ):
         assert said in done.stdout, said

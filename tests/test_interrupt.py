@@ -10,7 +10,7 @@ import pytest
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
-from fedgraph_flwr.run import run as run_cfg
+from fedgraph_flwr.runner import run as run_cfg
 from fedgraph_flwr.strategies.loop import STOP
 from tests.support import Finished, same_result
 

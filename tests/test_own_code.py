@@ -14,7 +14,7 @@ from fedgraph_flwr import partition
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import compose, group_names, to_json
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.run import run as run_cfg
+from fedgraph_flwr.runner import run as run_cfg
 from tests.support import Finished, assert_same_arrays
 
 ROOT = Path(__file__).parents[1]

@@ -9,11 +9,13 @@ program sees dataclasses.
 A name is looked up in the folders of `conf_dirs`, the user's own first; ``module:name`` is the user's code itself.
 """
 
+import copy
 import dataclasses
 import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedgraph_flwr.config import written
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, is_own
-from fedgraph_flwr.config.written import CHOICES, Written, choices, laid_over, load
+from fedgraph_flwr.config.written import CHOICES, Written, choices, flat, laid_over, load
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
@@ -74,7 +76,12 @@ def group_path(group: str, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def compose(overrides: Sequence[str] = (), base: Path | str | None = None, defaults: Sequence[str] = ()) -> RunConfig:
+def compose(
+    overrides: Sequence[str] = (),
+    base: Path | str | None = None,
+    defaults: Sequence[str] = (),
+    keys: Mapping[str, Any] | None = None,
+) -> RunConfig:
     """Compose a configuration.
 
     Args:
@@ -82,11 +89,12 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None, defau
         base: a file of words as a person writes them (`written`), below the overrides; or a resolved configuration to start
             from instead of the group files: a run's ``config.yaml``, or JSON.
         defaults: words below both, unless there is a resolved configuration.
+        keys: values by key, over the overrides: nested, dotted, or both.
 
     Raises:
         FedGraphError: an unknown key or name, a wrong type or an impossible value.
     """
-    given = _named(choices(_parse(overrides), {}))
+    given = _named(choices(_parse(overrides) | _values(keys or {}), {}))
     if base and str(base).startswith("{"):
         return _build(_upon(_from_json(str(base)), "config", given))
     said = written.read(Path(base)) if base else Written()
@@ -116,11 +124,24 @@ def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tupl
     return [*layers, ("override", OmegaConf.create(_nest(given)))]
 
 
-def configuration(words: Sequence[str]) -> RunConfig:
-    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included."""
-    given = dict(word.partition("=")[::2] for word in words)
+def configuration(
+    words: Sequence[str], keys: Mapping[str, Any] | None = None, defaults: Sequence[str] = ()
+) -> RunConfig:
+    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included.
+
+    Args:
+        words: ``key=value``.
+        keys: values by key, over the words (see `compose`).
+        defaults: words below all.
+
+    Raises:
+        FedGraphError: as `compose`.
+    """
+    keys = keys or {}
+    given = dict(word.partition("=")[::2] for word in words) | {k: keys[k] for k in ("config", "resume") if k in keys}
     base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
-    cfg = compose([word for word in words if not word.startswith("config=")], base)
+    words = [word for word in words if not word.startswith("config=")]
+    cfg = compose(words, base, defaults, {key: value for key, value in keys.items() if key != "config"})
     if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
         raise FedGraphError(f"resume={cfg.resume} goes on in its own folder: leave out={cfg.out} away")
     return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg
@@ -172,9 +193,28 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Python's values by dotted key, as YAML would give them."""
+    return {key: _plain(value, key) for key, value in flat(keys).items()}
+
+
+def _plain(value: Any, key: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple | range):
+        return [_plain(item, key) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's and torch's numbers and arrays
+        return _plain(value.tolist(), key)
+    raise FedGraphError(
+        f"{key} must be a number, a word, true or false, or a list of them, got a {type(value).__name__}"
+    )
+
+
+def _nest(dotted: dict[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for key, value in flat.items():
+    for key, value in dotted.items():
         *parents, last = key.split(".")
         node = nested
         for parent in parents:
@@ -193,6 +233,25 @@ def _from_json(text: str) -> DictConfig:
         raise FedGraphError(f"config= is no valid JSON ({_first_line(error)})") from error
 
 
+def described(group: str) -> dict[str, dict[str, Any]]:
+    """What may be chosen of a group, by name: ``about``, the first line of its file, and ``keys``, what the file says.
+
+    Raises:
+        FedGraphError: no such group.
+    """
+    if group not in GROUPS:
+        raise unknown("group", group, GROUPS)
+    found = {}
+    for name in group_names(group):
+        path = group_path(group, name)
+        first = path.read_text().partition("\n")[0] if path else ""
+        said = {
+            key: value for key, value in _container(group_file(group, name)).items() if key not in ("name", "declares")
+        }
+        found[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": said}
+    return found
+
+
 def group_file(group: str, name: str) -> DictConfig:
     """What the file of a name in a group holds.
 
@@ -205,6 +264,10 @@ def group_file(group: str, name: str) -> DictConfig:
 
         raise unknown(group, name, [*group_names(group), *(imported_names() if group == "dataset" else ())])
     return load(path)
+
+
+def _container(body: DictConfig) -> dict[str, Any]:
+    return {str(key): value for key, value in OmegaConf.to_container(body).items()}  # type: ignore[union-attr]
 
 
 _SHORT = {"strategy": "server", "dataset": "source"}
@@ -347,6 +410,7 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
 
 
 _LIFTED = {**CHOICES, "attack": AttackConfig}
+_NAMES = {group: getattr(RunConfig(), group).name for group in _LIFTED}
 
 
 _SECTIONS = {
@@ -360,7 +424,8 @@ _SECTIONS = {
 def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | None = None) -> RunConfig:
     """The configuration of layers, later ones over earlier ones; ``places`` says where the user's words stand."""
     places, doubtful = places or {}, set()
-    merged = OmegaConf.structured(RunConfig)
+    merged: dict[str, Any] = {}
+    nodes: list[tuple[str, dict[str, Any]]] = []
     accepted_params: dict[str, set[str]] = {group: set() for group in _LIFTED}
     for source, layer in layers:
         node = OmegaConf.to_container(layer, resolve=True)
@@ -375,7 +440,8 @@ def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | Non
         for group, cls in _LIFTED.items():
             _lift(node, group, cls)  # type: ignore[arg-type]
             body = node[group] if isinstance(node.get(group), dict) else {}
-            own, name = set(body.get("params") or {}), str(body.get("name", merged[group].name))
+            before = merged.get(group, {}).get("name", _NAMES[group])
+            own, name = set(body.get("params") or {}), str(body.get("name", before))
             if source == "override" and group == "strategy":
                 doubtful = own - accepted_params[group]
             elif source == "override" and group != "attack" and not _is_code(group, name, merged):
@@ -384,23 +450,56 @@ def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | Non
                     where = places.get(f"{group}.{key}", f"override {group}.{key}")
                     raise unknown(f"{group} key", key, known | accepted_params[group], where)
             accepted_params[group] |= own
-            if "name" in body and (source != "override" or (group == "model" and name != merged[group].name)):
-                merged[group].params = {}  # another choice of the group starts from its own keys
-        try:
-            merged.merge_with(node)  # in place: a copy of the whole for every layer takes half of the time
-        except OmegaConfBaseException as error:
-            raise _explain(error, source, places) from error
+            if "name" in body and (source != "override" or (group == "model" and name != before)):
+                merged[group] = {**merged.get(group, {}), "params": {}}  # another choice starts from its own keys
+        merged = _over(merged, node)
+        nodes.append((source, node))  # type: ignore[arg-type]
     try:
-        cfg: RunConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        cfg = _checked(merged)
     except OmegaConfBaseException as error:
-        raise _explain(error, "the composed config", places) from error
+        raise _explained(error, nodes, places) from error
     _check_places(cfg, doubtful, places)
     return cfg
 
 
-def _is_code(group: str, name: str, merged: Any) -> bool:
+def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
+    """Nested keys over others, neither of them changed."""
+    return below | {
+        key: _over(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in above.items()
+    }
+
+
+@cache
+def _schema() -> DictConfig:
+    """The schema, of which a copy costs a fifth of making it."""
+    return OmegaConf.structured(RunConfig)
+
+
+def _checked(merged: dict[str, Any]) -> RunConfig:
+    """The configuration that nested keys mean by the schema: one look at all, since each costs as much as the whole."""
+    node = copy.deepcopy(_schema())
+    node.merge_with(merged)
+    cfg: RunConfig = OmegaConf.to_object(node)  # type: ignore[assignment]
+    return cfg
+
+
+def _explained(
+    error: OmegaConfBaseException, nodes: list[tuple[str, dict[str, Any]]], places: Mapping[str, str]
+) -> FedGraphError:
+    """The sentence for keys that the schema refuses: the first layer that it refuses is the one to name."""
+    merged = copy.deepcopy(_schema())
+    for source, node in nodes:
+        try:
+            merged.merge_with(node)
+        except OmegaConfBaseException as found:
+            return _explain(found, source, places)
+    return _explain(error, "the composed config", places)
+
+
+def _is_code(group: str, name: str, merged: Mapping[str, Any]) -> bool:
     """Whether what is chosen of a group is the user's own code, whose keys only it knows."""
-    return is_own(name) or (group == "dataset" and is_own(merged.dataset.source))
+    return is_own(name) or (group == "dataset" and is_own(merged.get("dataset", {}).get("source", "")))
 
 
 def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str]) -> None:

@@ -20,8 +20,12 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
+from fedgraph_flwr.progress import OnRound, OnWait
 from fedgraph_flwr.run_folder import FAILURE, ROUNDS, SUMMARY, read_rounds
-from fedgraph_flwr.serving import OnRound, OnWait, make_folder
+from fedgraph_flwr.serving import make_folder
+
+APP = "FEDGRAPH_APP"
+"""Environment: the name of a signed app that the fleet's SuperLink fetches, in the place of a bundle made here."""
 
 _STUB = """\
 [project]
@@ -149,7 +153,7 @@ def _flwr_run(
     command = [
         tool("flwr"),
         "run",
-        str(app_folder(Path(cfg.out))),
+        os.environ.get(APP) or str(app_folder(Path(cfg.out))),
         connection,
         "--run-config",
         str(config),

@@ -12,7 +12,8 @@ from flwr.clientapp import ClientApp
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine.grid import OwnGrid, answer, run_identity, virtual_context
-from fedgraph_flwr.serving import OnRound, OnWait, serve
+from fedgraph_flwr.progress import OnRound, OnWait
+from fedgraph_flwr.serving import serve
 
 
 class InlineGrid(OwnGrid):

@@ -36,7 +36,8 @@ from fedgraph_flwr.engine.grid import OwnGrid, answer, run_identity, virtual_con
 from fedgraph_flwr.engine.inline import same_process_state
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import CONFIG
-from fedgraph_flwr.serving import OnRound, OnWait, make_folder, serve
+from fedgraph_flwr.progress import OnRound, OnWait
+from fedgraph_flwr.serving import make_folder, serve
 
 Letter = tuple[int, str, str, dict[str, Any]]
 """A message on its way to an actor: node, type, group, and its records, those shared as their place among the shared ones."""

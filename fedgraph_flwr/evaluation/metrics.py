@@ -146,6 +146,16 @@ class _Curve:
         return 2 * hits / either if either else float("nan")
 
 
+def threshold(logits: Tensor, y: Tensor, nodes: Tensor) -> float | None:
+    """The chance of class 1 of two from which on F1 is best, the highest of equals; None where no such node is known.
+
+    Shapes: logits [N, 2], labels y [N], mask of the nodes that decide [N].
+    """
+    chosen = nodes.numpy()
+    best = _Curve(_margin(logits.numpy()[chosen]), y.numpy()[chosen] == 1).best() if chosen.any() else float("nan")
+    return None if np.isnan(best) else float(1 / (1 + np.exp(-best)))
+
+
 def _cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
     """-ln softmax of each row [N] at its label, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)

@@ -254,6 +254,22 @@ def content(cfg: RunConfig) -> list[str]:
     return told
 
 
+def meaning(cfg: RunConfig) -> dict[str, Any]:
+    """What the clients' imported graphs say of their ``classes`` and features; empty of graphs that were not imported.
+
+    The ``schema`` is that of all; without statistics where each client has its own.
+    """
+    told = [values for path in files(client_files(cfg)) if (values := read_header(path)[1].get("schema"))]
+    if not told:
+        return {}
+    alike = all(values["fitted"] == told[0]["fitted"] for values in told)
+    return {
+        "classes": told[0]["agreed"]["classes"],
+        "schema": told[0]["fitted" if alike else "agreed"],
+        "undirected": all(values.get("undirected", False) for values in told),
+    }
+
+
 def _client_kind(path: Path | str, kind: str | None) -> None:
     accepted = [name for name in MODULES if name.endswith("ClientGraph")]
     if kind not in accepted:
@@ -303,9 +319,18 @@ def _make(cfg: RunConfig) -> Sequence[Any]:
         module = _module(clients[0])
     else:
         graph = datasets.load(cfg.dataset, seed=grouping_seed(cfg.split, cfg.seed), num_clients=cfg.num_clients)
-        module = _module(graph)
-        clients = module.make(graph, cfg)
+        module, clients = _module(graph), make(graph, cfg)
     return [module.pool(clients)] if _pooled(cfg) else clients
+
+
+def make(graph: Any, cfg: RunConfig) -> Sequence[Any]:
+    """The clients of a graph of whichever kind: assigned, cut and split.
+
+    Raises:
+        FedGraphError: the partition or the split is impossible.
+    """
+    clients: Sequence[Any] = _module(graph).make(graph, cfg)
+    return clients
 
 
 def _module(graph: Any) -> Any:

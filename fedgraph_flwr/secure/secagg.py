@@ -12,7 +12,8 @@ The server rebuilds b_i of those that answered ``train``, and the mask keys of t
 No stream serves twice: keys and seeds live for one attempt at one round, a client deletes its own as it masks, and a round
 that is run again begins with others. No checkpoint keeps them. A rebuilt secret is held against what its owner published: a
 wrong share ends the round. Secrets are 128 bits, of which the mask's X25519 key is derived, so that a share is one block.
-Not seen: a client that adds other values than it trained, within the range; a server that hands out keys of its own.
+Not seen: a client that adds other values than it trained, within the range; and, where clients pin nobody's keys
+(`fedgraph_flwr.secure.keyring`), a server that hands out its own.
 """
 
 import math
@@ -95,8 +96,14 @@ class Member:
             "mask": _bytes(mask),
             "self": _bytes(own),
         }
-        public = envelopes.public, mask_sealer(self.client, mask).public, commitment(own)
-        return {KEYS: np.stack([_bytes(key) for key in public])}
+        return {KEYS: self.published}
+
+    @property
+    def published(self) -> NDArray[np.uint8]:
+        """The public keys and the commitment of this round, [3, 32], until the own secrets are deleted."""
+        sealer = Sealer(self.client, self.state["envelope"].tobytes())
+        mask, own = self.state["mask"].tobytes(), self.state["self"].tobytes()
+        return np.stack([_bytes(k) for k in (sealer.public, mask_sealer(self.client, mask).public, commitment(own))])
 
     def deal(self, clients: NDArray[np.int64], keys: NDArray[np.uint8], server_round: int) -> Arrays:
         """Envelopes with shares of both secrets, by receiver.
@@ -116,7 +123,7 @@ class Member:
             )
         places = {int(client): place for place, client in enumerate(clients)}
         secrets = self.state["mask"].tobytes(), self.state["self"].tobytes()
-        if commitment(secrets[1]) != keys[places.get(self.client, 0)][2].tobytes() or len(places) < len(clients):
+        if not np.array_equal(self.published, keys[places.get(self.client, 0)]) or len(places) < len(clients):
             raise RunFailed(
                 f"client {self.client} was sent a list of keys in which its own are not as it published them"
             )

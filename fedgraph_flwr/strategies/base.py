@@ -456,6 +456,7 @@ class GraphStrategy(FlowerFedAvg):
     ) -> Iterable[Message]:
         """The training messages, with the groups that `before_train` gave."""
         stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **self.filing}
+        flags |= self.recorder.scoring if self.scores_due else {}
         told = {**config, **flags, **stage.config()}
         return self.messages(TRAIN, self.cohort, self.sent, told, arrays if stage.down else None)
 
@@ -463,7 +464,7 @@ class GraphStrategy(FlowerFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages that ask all clients to score the model."""
-        groups, told = self.before_evaluate(self.arrays), self.stage().config()
+        groups, told = self.before_evaluate(self.arrays), {**self.stage().config(), **self.recorder.scoring}
         return self.messages(EVALUATE, sorted(self.clients), groups, told, arrays if self.stage().down else None)
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:

@@ -66,6 +66,7 @@ class Loop:
             STOP.heard = False
         if recorder.pending and not recorder.should_stop and self._scores_told:
             self._evaluate()
+        self._keep()
         recorder.extra |= self._spent()
         recorder.finish(method.models)
         return Result(arrays=to_record(recorder.final_arrays))
@@ -255,7 +256,20 @@ class Loop:
         if self.cfg.strategy.personal:
             shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
-        self.recorder.scored(scores, method.arrays, nodes)
+        self.recorder.scored(scores, method.arrays, nodes, method.models)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Clients that answered last file what they predict with; with the model, where none was scored."""
+        method, recorder = self.strategy, self.recorder
+        recorder.begin_end()
+        asked = sorted(set(method.clients) - method.failed.keys())
+        told = {"keep": True, "run": recorder.run_name, "best": recorder.best_round}
+        model = None
+        if not self._scores_told and method.stage().down:
+            told, model = told | recorder.scoring, to_record(method.arrays)
+        method.collect(DESCRIBE, method.messages(DESCRIBE, asked, {}, told, model))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

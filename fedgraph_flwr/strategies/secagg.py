@@ -14,6 +14,7 @@ import numpy as np
 from fedgraph_flwr.answers import ArrayField, Schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import TRAIN, Reply, to_record
+from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
     CLIENTS,
     ENVELOPES,
@@ -53,7 +54,7 @@ class SecureSums:
         """What an answer to a phase holds where sums are secure."""
         method = self.strategy
         if phase == PUBLISH:
-            return Schema({SECAGG: {KEYS: ArrayField((3, 32), "uint8")}})
+            return Schema({SECAGG: {KEYS: ArrayField((3, 32), "uint8"), **SIGNATURE_FIELD}})
         if phase == DEAL:
             others = [str(other) for other in self.keys if other != client]
             return Schema({ENVELOPES: {other: ArrayField((_ENVELOPE,), "uint8") for other in others}})
@@ -81,7 +82,8 @@ class SecureSums:
         self.keys = {reply.client: reply.groups[SECAGG][KEYS] for reply in told}
         self._enough(PUBLISH, len(self.keys), asked)
         group = {CLIENTS: np.array(list(self.keys), np.int64), KEYS: np.stack(list(self.keys.values()))}
-        dealt = {r.client: r.groups[ENVELOPES] for r in method.ask(DEAL, {SECAGG: to_record(group)}, list(self.keys))}
+        down = {SECAGG: to_record(group), **signatures(told, SECAGG)}
+        dealt = {r.client: r.groups[ENVELOPES] for r in method.ask(DEAL, down, list(self.keys))}
         self.members = list(dealt)
         self._enough(DEAL, len(dealt), len(self.keys))
         method.drop(set(method.cohort) - set(dealt))

@@ -8,8 +8,9 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.partition import resolved
+from fedgraph_flwr.progress import OnRound, OnWait
 from fedgraph_flwr.run_folder import LAUNCHER, owned
-from fedgraph_flwr.serving import OnRound, OnWait, check_resume, fingerprint_of_data, here, with_folder
+from fedgraph_flwr.serving import check_resume, fingerprint_of_data, here, with_folder
 
 
 def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
