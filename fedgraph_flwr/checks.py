@@ -72,8 +72,6 @@ def _check_secagg(cfg: RunConfig, server: Any) -> None:
         needs = needs or f"single models for strategy.aggregator={rules.aggregator}"
     elif cfg.privacy.dp != "none":
         needs = needs or f"single models, which privacy.dp={cfg.privacy.dp} bounds"
-    elif cfg.train.class_weights == "federated":
-        needs = needs or "single clients' shares of classes for train.class_weights=federated"
     if needs:
         raise FedGraphError(
             f"privacy.secagg=true shows the server weighted sums of what clients trained, and strategy={rules.name} needs "
@@ -90,7 +88,13 @@ def _check_secagg(cfg: RunConfig, server: Any) -> None:
 def remarks(cfg: RunConfig) -> list[str]:
     """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
-    return [remark for side in sides if (remark := side.remark(cfg))]
+    told = [remark for side in sides if (remark := side.remark(cfg))]
+    if cfg.privacy.secagg and (seen := sides[1].unmasked(cfg)):
+        told.append(
+            f"privacy.secagg=true masks what is averaged; strategy={cfg.strategy.name} still shows the server each client's"
+            f" {', '.join(seen)}"
+        )
+    return told
 
 
 def check_clients(cfg: RunConfig) -> None:

@@ -39,7 +39,7 @@ from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.policy import simulated
-from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, SURVIVORS, Member
+from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, MEMBERS, RATIO, SURVIVORS, Member
 from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved, unflatten
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
@@ -154,6 +154,11 @@ class GraphClient(NumPyClient):
     def remark(cls, cfg: RunConfig) -> str:
         """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
         return ""
+
+    @classmethod
+    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
+        """Groups of answers that the server must see as they are although sums are secure; the user is told of them."""
+        return ()
 
     def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
@@ -335,7 +340,21 @@ class GraphClient(NumPyClient):
     # --- answering a message ------------------------------------------------------------------------------------------
 
     def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """Answer one message.
+        """Answer one message; where sums are secure, with a term of one, but for what is `unmasked`.
+
+        Raises:
+            RunFailed: arrays are asked for that would leave as they are.
+        """
+        if not self.cfg.privacy.secagg:
+            return self.plain_answer(name, groups, config)
+        if name in (PUBLISH, DEAL, UNMASK):
+            return self._secure(name, groups), {}
+        told = groups.pop(SECAGG, {})
+        sent, numbers = self.plain_answer(name, groups, config)
+        return self._masked(sent, told), numbers
+
+    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """The answer to one message.
 
         Args:
             name: ``describe``, ``train``, ``evaluate``, or a phase of the method.
@@ -355,19 +374,13 @@ class GraphClient(NumPyClient):
             return {}, self.describe()
         if name in ("train", "evaluate"):
             parameters = self._received(groups) if MODEL in groups else []
-            secret = {group: groups.pop(group, {}) for group in (SECAGG, ENVELOPES)}
             self.receive(groups)
             if name == "evaluate":
                 return {}, self.evaluate(parameters, config)[2]
             trained, num_train, told = self.fit(parameters, config)
             sent, numbers = self.send()
             answer = {} if config.get("keep_model") else {MODEL: self.bounded(trained, parameters)}
-            answer |= sent
-            if self.cfg.privacy.secagg and answer:
-                answer = self._masked(answer, secret)
-            return answer, {**told, **numbers, "num_train": num_train}
-        if self.cfg.privacy.secagg and name in (PUBLISH, DEAL, UNMASK):
-            return self._secure(name, groups), {}
+            return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
         self.messages_of(name)
         return getattr(self, name)(groups, config)
 
@@ -413,27 +426,37 @@ class GraphClient(NumPyClient):
             return model
         return clipped_model(model, dict(zip(self.shared, received, strict=True)), self.cfg.privacy.clipping_norm)
 
-    def _masked(self, answer: dict[str, Arrays], told: dict[str, Arrays]) -> dict[str, Arrays]:
-        """All arrays of a training answer as this client's term of secure sums."""
-        if not told[SECAGG]:
+    def _masked(self, answer: dict[str, Arrays], told: Arrays) -> dict[str, Arrays]:
+        """The arrays of an answer as this client's term of secure sums, beside those that travel as they are."""
+        as_is = {group: arrays for group, arrays in answer.items() if group in self.unmasked(self.cfg)}
+        terms = {group: arrays for group, arrays in answer.items() if group not in as_is}
+        if not terms:
+            return answer
+        if not told:
             raise RunFailed(
                 f"client {self.graph.client} was not asked for a masked answer in round {self.server_round}, and gives no other "
                 "under privacy.secagg=true"
             )
-        return self.member.masked(answer, float(told[SECAGG]["ratio"][0]), told[ENVELOPES], self.server_round)
+        ratio = float(told[RATIO][0])
+        return {**self.member.masked(terms, ratio, told[MEMBERS], told[ENVELOPES], self.server_round), **as_is}
 
     def _secure(self, name: str, groups: dict[str, Arrays]) -> dict[str, Arrays]:
         """The exchanges of secure sums."""
-        told, exchange = groups.get(SECAGG, {}), f"{PUBLISH} {self.server_round}"
+        told = groups.get(SECAGG, {})
         if name == PUBLISH:
-            published = self.member.publish(self.server_round)
-            return {SECAGG: published | self.keyring.sign(exchange, published[KEYS].tobytes())}
+            published = self.member.publish(self.server_round, self.exchange)
+            return {SECAGG: published | self.keyring.sign(self._publication, published[KEYS].tobytes())}
         if name == DEAL:
             dealt = self.member.deal(told[CLIENTS], told[KEYS], self.server_round)
             keys = {int(client): key.tobytes() for client, key in zip(told[CLIENTS], told[KEYS], strict=True)}
-            self.keyring.check(exchange, keys[self.graph.client], keys, groups.get(SIGNATURES, {}))
-            return {ENVELOPES: dealt}
+            self.keyring.check(self._publication, keys[self.graph.client], keys, groups.get(SIGNATURES, {}))
+            return {SECAGG: dealt}
         return {SECAGG: self.member.reveal(told[SURVIVORS], self.server_round)}
+
+    @property
+    def _publication(self) -> str:
+        """What a signature is of: keys of one sum are no keys of the round's next one."""
+        return f"{PUBLISH} {self.server_round} {self.member.exchange}"
 
     # --- for when the run is over -------------------------------------------------------------------------------------
 

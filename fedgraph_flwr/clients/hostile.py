@@ -59,10 +59,10 @@ class Hostile(GraphClient):
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         super().__init__(cfg, poisoned(cfg, graph), device, None)
 
-    def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """As the method's client, but for the model that it sends."""
         received = groups.get(MODEL) or {key: to_numpy(tensor) for key, tensor in self.shared.items()}
-        answer, numbers = super().answer(name, groups, config)
+        answer, numbers = super().plain_answer(name, groups, config)
         if name == TRAIN and MODEL in answer:
             lie = self.cfg.adversary
             rng = np.random.default_rng(derive_seed(self.cfg.seed, "adversary", self.graph.client, self.server_round))

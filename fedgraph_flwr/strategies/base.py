@@ -10,7 +10,7 @@ costs on a fleet: scores of round r travel with the training replies of round r 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from logging import INFO
 from typing import Any, ClassVar
@@ -283,6 +283,11 @@ class GraphStrategy(FlowerFedAvg):
             mean |= weighted_mean([{name: arrays[name]} for arrays in values], own)
         return mean
 
+    @property
+    def addressed(self) -> list[int]:
+        """Who is asked unless said otherwise: the cohort, or all clients during setup."""
+        return self.cohort if self.server_round else sorted(self.clients)
+
     def ask(
         self,
         phase: str,
@@ -298,8 +303,23 @@ class GraphStrategy(FlowerFedAvg):
             clients: default: the cohort, or all clients during setup.
             config: further scalars.
         """
-        chosen = list(clients) if clients is not None else (self.cohort if self.server_round else sorted(self.clients))
+        chosen = list(clients) if clients is not None else self.addressed
         return self.exchange(phase, self.messages(phase, chosen, groups or {}, config or {})).replies
+
+    def ask_sums(
+        self, phase: str, groups: Groups, weights: Callable[[list[int]], list[float]]
+    ) -> list[Reply]:
+        """One exchange with the cohort, of whose arrays only means are taken: where sums are secure, each reply holds the mean.
+
+        Args:
+            phase: as for `ask`.
+            groups: for all.
+            weights: of these clients in that mean, unnormalised, by what was known before.
+        """
+        if not self.secure:
+            return self.ask(phase, groups)
+        own = self.secure.begin(phase, weights)
+        return self.secure.reveal(self.ask(phase, {client: {**groups, **told} for client, told in own.items()}, list(own)))
 
     def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
         """One exchange that every client must answer.
@@ -434,7 +454,7 @@ class GraphStrategy(FlowerFedAvg):
         groups, numbers = wanted.read(message.content, answered)
         check_scores(numbers, self.counted.get(client, {}) if client is not None else {}, answered)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
-        self.verify(phase, reply)
+        self.verify(phase, self.secure.unsealed(phase, reply) if self.secure else reply)
         if self.privacy and phase == TRAIN:
             self.privacy.verify(reply, self.model_of(reply.client))
         return reply

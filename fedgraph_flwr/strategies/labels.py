@@ -19,7 +19,11 @@ def schema(method: "GraphStrategy") -> Schema:
 
 def class_weights(method: "GraphStrategy") -> Arrays:
     """The weights ``w`` [C] of all clients together."""
-    replies = method.ask(LABELS)
-    nodes = [float(method.clients[reply.client].description["num_train"]) for reply in replies]
+
+    def num_train(clients: list[int]) -> list[float]:
+        return [float(method.clients[client].description["num_train"]) for client in clients]
+
+    replies = method.ask_sums(LABELS, {}, num_train)
+    nodes = num_train([reply.client for reply in replies])
     told = np.stack([reply.groups[LABELS]["share"] for reply in replies])
     return {"w": weights(np.average(told, axis=0, weights=nodes if any(nodes) else None))}

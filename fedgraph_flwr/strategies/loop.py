@@ -202,7 +202,7 @@ class Loop:
         method = self.strategy
         method.sent = method.before_train(method.arrays)
         if method.secure and method.stage().up:
-            method.secure.begin()
+            method.send_beside(method.secure.begin(TRAIN, method.sum_weights))
         self._score_apart()  # a client that fell out in those exchanges is not asked to train
         record = to_record(method.arrays)
         messages = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
