@@ -68,10 +68,12 @@ class Recorder:
         self.best_round, self.best_score = 0, -np.inf
         self.own = metrics.OwnRounds(cfg.evaluation)
         self.best_arrays: Arrays = {}
+        self.best_models: dict[int, Arrays] = {}
         self.final_arrays: Arrays = {}
         self.extra: dict[str, Any] = {}
         self._nodes: list[float] | None = None
         self.setup_record: dict[str, Any] = _blank(0, [])
+        self.end_record: dict[str, Any] = _blank(0, [])
         self._open: dict[str, Any] = self.setup_record
         self._pending: dict[str, Any] | None = None
         self.nodes: dict[int, int] = self.restored.of_clients() if self.restored else {}
@@ -104,10 +106,16 @@ class Recorder:
         self._open = _blank(server_round, cohort)
         self._round_began = time.perf_counter()
 
-    def scored(self, scores: dict[str, Any], arrays: Arrays, nodes: list[float] | None = None) -> None:
+    def scored(
+        self,
+        scores: dict[str, Any],
+        arrays: Arrays,
+        nodes: list[float] | None = None,
+        models: Mapping[int, Arrays] | None = None,
+    ) -> None:
         """Scores of the shared parameters after the pending round: they complete its record.
 
-        ``nodes``: of each client, where means are weighted by them.
+        ``nodes``: of each client, where means are weighted by them; ``models``: clients' own shared parameters by index.
         """
         if self._pending is None:
             raise RuntimeError("scores without a finished round")
@@ -116,6 +124,7 @@ class Recorder:
         value = scores["metrics"].get(metrics.headline(self.cfg.evaluation, "val"), float("nan"))
         if value > self.best_score + self.cfg.evaluation.min_delta or not self.best_round:
             self.best_round, self.best_score, self.best_arrays = record["round"], value, arrays
+            self.best_models = dict(models or {})
         self.own.take(record["round"], scores["clients"])
         self._nodes = nodes
         self._write(record)
@@ -138,6 +147,15 @@ class Recorder:
     def pending(self) -> bool:
         """Whether the last finished round still lacks its scores."""
         return self._pending is not None
+
+    @property
+    def scoring(self) -> dict[str, int]:
+        """What clients are told of the scores they are asked for: the round they are of, and the best one so far."""
+        return {"scored": self._pending["round"] if self._pending else 0, "best": self.best_round}
+
+    def begin_end(self) -> None:
+        """What comes now belongs to no round."""
+        self._open = self.end_record = _blank(0, [])
 
     @property
     def should_stop(self) -> bool:
@@ -164,7 +182,7 @@ class Recorder:
             nodes={str(client): node for client, node in self.nodes.items()},
             told={str(client): dict(what) for client, what in told.items()},
         )
-        tree = {"arrays": arrays, "best": self.best_arrays, "server": server}
+        tree = {"arrays": arrays, "best": self.best_arrays, "best_models": self.best_models, "server": server}
         self._settle()
         write_tensors(self.folder / CHECKPOINT, flatten(tree), done.values())
 
@@ -184,6 +202,7 @@ class Recorder:
         found, self.restored = self.restored, None
         self.best_round, self.best_score = found.best_round, found.best_score
         self.best_arrays = as_arrays(found.tree.get("best", {}))
+        self.best_models = {int(client): own for client, own in as_arrays(found.tree.get("best_models", {})).items()}
         self._pending = found.pending
         self.rounds = found.rounds
         for record in self.rounds:
@@ -223,7 +242,7 @@ class Recorder:
                 (r["metrics"] for r in scored if r["round"] == self.best_round), scored[-1]["metrics"]
             )
         choice, figure = self.cfg.evaluation.select, metrics.headline(self.cfg.evaluation, "test")
-        every = [self.setup_record, *self.rounds]
+        every = [self.setup_record, *self.rounds, self.end_record]
         phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
         last_round = self.rounds[-1] if self.rounds else self.setup_record
         by_phase: dict[str, dict[str, int]] = {}
@@ -259,7 +278,8 @@ class Recorder:
         self.summary = summary
         if self.folder:
             kept: dict[str, Any] = {"model_final": self.final_arrays, "model_best": self.best_arrays}
-            for name, tree in (kept | ({"models_final": models} if models else {})).items():
+            own = {"models_final": models, "models_best": self.best_models}
+            for name, tree in (kept | {name: tree for name, tree in own.items() if tree}).items():
                 write_tensors(self.folder / f"{name}.safetensors", flatten(tree), {"strategy": self.cfg.strategy.name})
             write_bytes(self.folder / SUMMARY, json.dumps(summary, indent=2).encode())
         return summary

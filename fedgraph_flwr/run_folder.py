@@ -5,7 +5,8 @@ rounds.jsonl       one JSON object a round (see `Recorder.end_round`)
 summary.json       see `Recorder.finish`; written last, so where it is, the rest is whole
 failure.json       the sentence with which the run ended, for a launcher in another process
 model_final.safetensors, model_best.safetensors     shared parameters after the last and the best validation round
-models_final.safetensors                            clients' own shared parameters, of methods that give them some
+models_final.safetensors, models_best.safetensors   clients' own shared parameters, of methods that give them some
+meaning.json       names of the classes, and the schema by which tables become features
 checkpoint.safetensors, state/                      what `resume=DIR` goes on from
 .run.lock, .launch.lock (and .owner)                held by the process that serves the run, and by the one that started it
 """
@@ -34,8 +35,14 @@ CONFIG = "config.yaml"
 CHECKPOINT = "checkpoint.safetensors"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
+MEANING = "meaning.json"
 FAILURE = "failure.json"
-MODELS = ("model_final.safetensors", "model_best.safetensors", "models_final.safetensors")
+MODELS = (
+    "model_final.safetensors",
+    "model_best.safetensors",
+    "models_final.safetensors",
+    "models_best.safetensors",
+)
 
 SERVER = ".run.lock"
 LAUNCHER = ".launch.lock"
@@ -110,7 +117,7 @@ def clear(folder: Path) -> None:
         FedGraphError: something cannot be removed.
     """
     try:
-        for name in (CHECKPOINT, SUMMARY, FAILURE, ROUNDS, *MODELS, "report.html"):
+        for name in (CHECKPOINT, SUMMARY, MEANING, FAILURE, ROUNDS, *MODELS, "report.html"):
             (folder / name).unlink(missing_ok=True)
         for state in (folder / "state").glob("*-" + "[0-9a-f]" * 16):
             shutil.rmtree(state)

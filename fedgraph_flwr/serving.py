@@ -20,9 +20,9 @@ from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.partition import content, resolved
+from fedgraph_flwr.partition import content, meaning, resolved
 from fedgraph_flwr.records import Recorder
-from fedgraph_flwr.run_folder import FAILURE, InUse, check_resumable, owned, read_checkpoint
+from fedgraph_flwr.run_folder import FAILURE, MEANING, InUse, check_resumable, owned, read_checkpoint
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -44,7 +44,16 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
         check_resume(cfg, data)
         with owned(out):
             recorder = Recorder(cfg, on_round, data)
-            locate(cfg.strategy.server)(cfg, recorder).start(grid)
+            known = meaning(cfg) if here(cfg) else {}
+            recorder.extra |= {"classes": known["classes"]} if known else {}
+            strategy = locate(cfg.strategy.server)(cfg, recorder)
+            strategy.start(grid)
+            plain = {
+                "classes": [str(c) for c in range(strategy.agreed("num_classes"))],
+                "schema": {},
+                "undirected": False,
+            }
+            write_bytes(out / MEANING, json.dumps(plain | known, indent=1).encode())
             studies = {}
             if cfg.attack.name != "none":
                 studies["attack"] = attacks.attack(cfg, recorder.final_arrays)

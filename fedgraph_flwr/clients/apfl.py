@@ -40,6 +40,7 @@ class APFLClient(PersonalClient):
     """FedAvg's client that moves a second model along; v_i, α_i and v_i's moments stand in `memory`."""
 
     Params: ClassVar[type] = Params
+    predicts_with: ClassVar[tuple[str, ...]] = ("model", "alpha")
 
     def train(self) -> float:
         """Both models, step by step; returns the last F_i(w_i)."""

@@ -22,6 +22,7 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients.keeping import Keeper
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
@@ -29,15 +30,17 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, MEMBERS, RATIO, SURVIVORS, Member
-from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved
+from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved, unflatten
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
@@ -84,20 +87,29 @@ class GraphClient(NumPyClient):
         inputs: what the model needs of the graph, prepared once.
         batch: what the step at hand reads; between rounds, all training nodes.
         member: its part in secure sums (``privacy.secagg``).
+        keeper: what it keeps of the models it was scored by.
         memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
-        class_weights: of ``train.loss=weighted``, [C]: each class of its training nodes counts the same; else None.
+        class_weights: of ``train.loss=weighted``, [C]: each class counts the same, among its training nodes or (by what the
+            server tells) those of all clients; else None.
         steps: optimiser steps of the last local training.
         server_round: the round of the message at hand.
         exchange: how many exchanges of the same phase came before it in this round.
         stage: of the run, where the method has several.
         policy: what the node's owner lets a server ask.
+        keyring: signs the keys that the client publishes, and says whether others' are theirs.
         repeats: phases that a round may bring more than one message of, and how many.
         secrets: names in `memory` of what no checkpoint keeps: keys whose streams a resumed run would draw twice.
+        predicts_with: names in what `save` gives of what `predict` reads.
+        needs_others: what of other clients `predict` needs, in words; empty: nothing.
+        tunes: whether `predict` trains on the client's training nodes first.
     """
 
     Params: ClassVar[type] = NoParams
     repeats: ClassVar[Mapping[str, int]] = {}
     secrets: ClassVar[tuple[str, ...]] = ()
+    predicts_with: ClassVar[tuple[str, ...]] = ()
+    needs_others: ClassVar[str] = ""
+    tunes: ClassVar[bool] = False
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
@@ -109,7 +121,9 @@ class GraphClient(NumPyClient):
         self.server_round = self.exchange = self.steps = 0
         self.stage = ""
         self.memory: Tree = {}
+        self.keeper = Keeper(cfg.evaluation)
         self.policy = simulated()
+        self.keyring = Keyring(graph.client)
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
         torch.manual_seed(derive_seed(cfg.seed, "model"))
         self.model = self.build_model().to(self.device, self.dtype)
@@ -287,7 +301,7 @@ class GraphClient(NumPyClient):
         """Scores of logits [N, C], by split and metric."""
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
         wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
-        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes)
+        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes, self.cfg.evaluation.own)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
@@ -306,6 +320,7 @@ class GraphClient(NumPyClient):
         if parameters:
             self.set_parameters(parameters)
         told: dict[str, Any] = self.scores() if config.get("evaluate") else {}
+        self.remember(told, config)
         if self.num_train:
             loss = self.train()
             if self.cfg.privacy.scores == "told":
@@ -319,6 +334,7 @@ class GraphClient(NumPyClient):
         if parameters:
             self.set_parameters(parameters)
         told = self.scores()
+        self.remember(told, config)
         return float(np.nan_to_num(told["test-loss"][0])), int(sum(told["test-count"])), told
 
     # --- answering a message ------------------------------------------------------------------------------------------
@@ -329,6 +345,7 @@ class GraphClient(NumPyClient):
         Raises:
             RunFailed: arrays are asked for that would leave as they are.
         """
+        self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
         if not self.cfg.privacy.secagg:
             return self.plain_answer(name, groups, config)
         if name in (PUBLISH, DEAL, UNMASK):
@@ -348,15 +365,15 @@ class GraphClient(NumPyClient):
         Raises:
             FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
         """
-        self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
+        if self.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
+            self._weigh(groups.pop(CLASS_WEIGHTS, {}))
         if name == "describe":
+            if MODEL in groups and config.get("keep"):  # where no scores were asked for
+                self.set_parameters(self._received(groups))
+                self.remember({}, config)
             return {}, self.describe()
         if name in ("train", "evaluate"):
-            parameters: list[np.ndarray] = []
-            if MODEL in groups:
-                model = groups.pop(MODEL)
-                check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
-                parameters = [model[key] for key in self.shared]
+            parameters = self._received(groups) if MODEL in groups else []
             self.receive(groups)
             if name == "evaluate":
                 return {}, self.evaluate(parameters, config)[2]
@@ -366,6 +383,29 @@ class GraphClient(NumPyClient):
             return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
         self.messages_of(name)
         return getattr(self, name)(groups, config)
+
+    @phase
+    def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Of the training nodes the share in each class, for `methods.labels`."""
+        share = shares(self.batch.y.cpu().numpy(), self.graph.num_classes, self.policy.min_nodes)
+        return {LABELS: {"share": share}}, {}
+
+    def _weigh(self, group: Arrays) -> None:
+        """Take the class weights of all clients.
+
+        Raises:
+            FedGraphError: they are missing, or no weights of this graph's classes.
+        """
+        check_arrays(group, {"w": (self.graph.num_classes,)}, "the server")
+        if (group["w"] < 0).any():
+            raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected none below 0")
+        self.class_weights = torch.from_numpy(group["w"]).to(self.device, self.dtype)
+
+    def _received(self, groups: dict[str, Arrays]) -> list[np.ndarray]:
+        """The shared parameters of a message, taken out of its groups, in the model's order."""
+        model = groups.pop(MODEL)
+        check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
+        return [model[key] for key in self.shared]
 
     @classmethod
     def messages_of(cls, name: str) -> int:
@@ -404,10 +444,35 @@ class GraphClient(NumPyClient):
         """The exchanges of secure sums."""
         told = groups.get(SECAGG, {})
         if name == PUBLISH:
-            return {SECAGG: self.member.publish(self.server_round)}
+            published = self.member.publish(self.server_round, self.exchange)
+            return {SECAGG: published | self.keyring.sign(self._publication, published[KEYS].tobytes())}
         if name == DEAL:
-            return {SECAGG: self.member.deal(told[CLIENTS], told[KEYS], self.server_round)}
+            dealt = self.member.deal(told[CLIENTS], told[KEYS], self.server_round)
+            keys = {int(client): key.tobytes() for client, key in zip(told[CLIENTS], told[KEYS], strict=True)}
+            self.keyring.check(self._publication, keys[self.graph.client], keys, groups.get(SIGNATURES, {}))
+            return {SECAGG: dealt}
         return {SECAGG: self.member.reveal(told[SURVIVORS], self.server_round)}
+
+    @property
+    def _publication(self) -> str:
+        """What a signature is of: keys of one sum are no keys of the round's next one."""
+        return f"{PUBLISH} {self.server_round} {self.member.exchange}"
+
+    # --- for when the run is over -------------------------------------------------------------------------------------
+
+    def remember(self, told: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
+        """Keep what these scores were of, where the server says of which round they are."""
+        if self.keeper.what and "scored" in config:
+            figure = float(np.mean(told.get(f"val-{self.cfg.evaluation.metric}", np.nan)))
+            self.keeper.take(self._predictive, int(config["scored"]), int(config["best"]), figure)
+
+    def _predictive(self) -> Tree:
+        """A copy of what `predict` reads, of which the parameters that are shared may lie elsewhere."""
+        held = self.shared if not self.keeper.whole else {}
+        model = {n: t for n, t in self.model.state_dict().items() if t.is_floating_point() and n not in held}
+        method = {key: tree for key, tree in self.save().items() if key in self.predicts_with} if self.predicts_with else {}
+        flat = flatten({"model": model, "method": method})
+        return unflatten({path: leaf.detach().cpu().clone() for path, leaf in flat.items()})
 
     # --- private state between messages -------------------------------------------------------------------------------
 
@@ -416,7 +481,7 @@ class GraphClient(NumPyClient):
         tree: Tree = {"model": {n: t for n, t in self.model.state_dict().items() if n not in self.shared}}
         if self.optimizer is not None and self.cfg.train.keeps_optimizer:
             tree["optimizer"] = self.optimizer.state()
-        return {**tree, "method": self.save(), SECAGG: self.member.state}
+        return {**tree, "method": self.save(), SECAGG: self.member.state, "kept": self.keeper.state}
 
     def checkpoint(self) -> Tree:
         """What of `snapshot` a resumed run takes up."""
@@ -441,6 +506,7 @@ class GraphClient(NumPyClient):
             self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
             self.optimizer.load_state({name: t.to(self.device) for name, t in flatten(tree["optimizer"]).items()})
         self.load(tree.get("method", {}))
+        self.keeper.state = tree.get("kept", {})
         self.member.state = as_arrays(tree.get(SECAGG, {}))
 
 

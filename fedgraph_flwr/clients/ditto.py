@@ -35,6 +35,7 @@ class DittoClient(PersonalClient):
     """FedAvg's client with a second model; v_i and its optimiser's moments stand in `memory`."""
 
     Params: ClassVar[type] = Params
+    predicts_with: ClassVar[tuple[str, ...]] = ("model",)
     anchor: dict[str, Tensor] | None = None  # w^t while v_i trains
 
     def train(self) -> float:

@@ -51,6 +51,8 @@ class FedALAClient(PersonalClient):
     """FedAvg's client that starts from a mixture of its last model and the received one; keeps both parts in `memory`."""
 
     Params: ClassVar[type] = Params
+    predicts_with: ClassVar[tuple[str, ...]] = ("local", "weights")
+    tunes: ClassVar[bool] = True
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -30,6 +30,7 @@ class FineTunedClient(PersonalClient):
     """FedAvg's client, scored by a tuned copy."""
 
     Params: ClassVar[type] = Params
+    tunes: ClassVar[bool] = True
 
     def predict(self) -> Tensor:
         """Logits [N, C] of v_i."""

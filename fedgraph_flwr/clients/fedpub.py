@@ -39,6 +39,7 @@ class FedPUBClient(PersonalClient):
     """
 
     Params: ClassVar[type] = Params
+    predicts_with: ClassVar[tuple[str, ...]] = ("masks",)
     received: dict[str, Tensor]
 
     @classmethod

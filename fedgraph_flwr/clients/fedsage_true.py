@@ -6,7 +6,7 @@ Leaves the client, in the clear: the ids of its external neighbours, and X of it
 gradient averaging.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ class FedSageTrueClient(FedGradClient):
         external: global ids of the B neighbours in other clients, ascending.
         external_x: their features, [B, F].
     """
+
+    needs_others: ClassVar[str] = "its graph is mended with features of other clients' nodes"
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

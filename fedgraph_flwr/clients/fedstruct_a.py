@@ -29,6 +29,7 @@ class FedStructAClient(FedGradClient):
     """
 
     Params: ClassVar[type] = FedStructAParams
+    needs_others: ClassVar[str] = "the server computes its structure part from the edges of all clients"
     z: dict[str, Tensor]
 
     def build_model(self) -> Model:

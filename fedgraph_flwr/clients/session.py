@@ -6,10 +6,12 @@ there. An engine that serves all messages of a client in one process says so wit
 the copying.
 """
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping
-from logging import ERROR
+from functools import partial
+from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.keeping import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, derive_seed, from_record, groups_of, pack, to_record
 from fedgraph_flwr.methods.secagg import SECAGG
+from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.trees import flatten, unflatten
 
@@ -32,9 +36,10 @@ VERSION = "fedgraph-version"
 
 ASKED = "fedgraph-asked"
 
-NODE_KEYS = ("graph", "state", "policy", "device", "threads")
+NODE_KEYS = ("graph", "state", "policy", "key", "peers", "device", "threads")
 """What a SuperNode may be told by ``--node-config``; docs/fleet.md says what each means."""
 
+_PATHS = ("graph", "state", "policy", "key", "peers")
 _ENGINE_KEYS = ("partition-id", "num-partitions", "live")
 _live: dict[tuple[int, int], tuple[GraphClient, int]] = {}
 
@@ -50,7 +55,7 @@ def respond(message: Message, context: Context) -> Message:
         told = str(error)
         if not context.node_config.get("live"):
             log(ERROR, told)
-        for key in ("graph", "state", "policy"):
+        for key in _PATHS:
             if path := context.node_config.get(key):
                 told = told.replace(str(path), f"<{key}>")
         return Message(Error(FAILED, told), reply_to=message)
@@ -101,9 +106,11 @@ def _answer(message: Message, context: Context) -> RecordDict:
         torch.cuda.manual_seed(seed)
     client.server_round = server_round
     groups, metrics = client.answer(phase, groups_of(message.content), config)
-    if phase not in ("describe", "evaluate"):
+    if phase not in ("describe", "evaluate") or (phase == "evaluate" and client.keeper.state):
         version += 1
         _keep(client, version, context)
+    if config.get("keep") and checkpoints:
+        _keep_models(client, checkpoints, config)
     if config.get("checkpoint") and checkpoints:
         kept = {key: branch for key, branch in client.checkpoint().items() if key != SECAGG}  # keys live for a round
         checkpoints.write_checkpoint(flatten(kept), server_round)
@@ -141,8 +148,8 @@ def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) ->
     if not 0 <= server_round <= client.cfg.rounds:
         raise FedGraphError(f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds")
     folder = _last_folder(context, client)
-    record: Mapping[str, Any] | None = context.state.config_records.get(ASKED) or (folder.read_asked() if folder else None)
-    ledger = Ledger(record)
+    record = context.state.config_records.get(ASKED)
+    ledger = folder.read_asked() if folder and not record else Ledger(record)
     ledger.book(phase, server_round, config["exchange"], most)
     if "resume" in config:
         ledger.resume(config["resume"])
@@ -178,7 +185,12 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         kind = _hostile(kind, cfg, context)
     client = kind(cfg, graph, device(cfg, context), file)
     client.policy = policy
+    client.keyring = _keyring(context, client)
     policy.check_client(client)
+    if _simulated(context):
+        client.keeper.what = PRIVATE
+    elif context.node_config.get("state"):
+        client.keeper.what = WHOLE
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
         client.restore(unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
@@ -201,6 +213,18 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
     context.state[VERSION] = ConfigRecord({"version": version})
     if folder := _last_folder(context, client):
         folder.write_last(state, version)
+
+
+def _keep_models(client: GraphClient, folder: StateFolder, config: Mapping[str, Any]) -> None:
+    """File the models that the client predicts with from now on; a party's own with all that they mean."""
+    client.keeper.settle(int(config["best"]))
+    meaning: dict[str, Any] = {}
+    if client.keeper.what == WHOLE:
+        meaning = {"config": dataclasses.asdict(client.cfg), "file": str(client.file.absolute()) if client.file else ""}
+        meaning |= {"schema": client.graph.schema, "num_classes": client.graph.num_classes}
+    for name, tree in client.keeper.state.items():
+        parts = flatten({key: tree[key] for key in ("model", "method") if key in tree})
+        folder.write_model(name, parts, meaning | {"round": int(tree["round"])})
 
 
 def _check(told: Mapping[str, Any]) -> None:
@@ -231,6 +255,21 @@ def _policy(context: Context) -> Policy:
     if path := context.node_config.get("policy"):
         return read_policy(str(path))
     return simulated() if _simulated(context) else Policy()
+
+
+def _keyring(context: Context, client: GraphClient) -> Keyring:
+    """The party's own key and those it trusts; a fleet's node tells fingerprints in its log, and keeps them in its folder."""
+    told = context.node_config
+    own = read_key(str(told["key"])) if told.get("key") else None
+    pins = read_pins(str(told["peers"])) if told.get("peers") else None
+    return Keyring(client.graph.client, context.run_id, own, pins, None if _simulated(context) else partial(_tell, context, client))
+
+
+def _tell(context: Context, client: GraphClient, exchange: str, digits: str, clients: list[int]) -> None:
+    told = f"keys of clients {', '.join(map(str, clients))} ({exchange}): {digits}"
+    log(INFO, told if client.keyring.pins else f"{told}; none is pinned (peers=): compare this line with another party")
+    if folder := _last_folder(context, client):
+        folder.add_fingerprint(exchange, digits, clients)
 
 
 def _threads(cfg: RunConfig, context: Context) -> int:

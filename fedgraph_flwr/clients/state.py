@@ -1,8 +1,9 @@
 """Private state on a node's own disk: what outlives its processes.
 
 ``ROOT/<strategy>-<run>/client_0000/`` holds ``last.safetensors``, written after each message that changed the state of a
-SuperNode with a state folder, ``asked.json``, what the server has asked in the run, and ``round_000010.safetensors`` for the last
-two checkpoints, from which a run is resumed.
+SuperNode with a state folder, ``asked.json``, what the server has asked in the run, ``fingerprints.txt``, of the keys it relayed
+(`fedgraph_flwr.secure.keyring`), ``round_000010.safetensors`` for the last two checkpoints, from which a run is resumed, and at
+the end ``model_last.safetensors`` and ``model_best.safetensors``, to predict with.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.secure.policy import file_name
+from fedgraph_flwr.secure.policy import Ledger, file_name
 
 SCHEMA = 1
 """Of what a state file says beside its tensors."""
@@ -54,22 +55,30 @@ class StateFolder:
         """Keep what was asked, before it is answered."""
         write_bytes(self.folder / "asked.json", json.dumps(self.owner | {"asked": record}).encode())
 
-    def read_asked(self) -> dict[str, Any] | None:
-        """What was asked in this run; None where nothing was.
+    def read_asked(self) -> Ledger:
+        """What was asked in this run.
 
         Raises:
             FedGraphError: the file cannot be read: what was asked is not known, so nothing is answered.
         """
         path = self.folder / "asked.json"
         if not path.is_file():
-            return None
+            return Ledger()
         try:
             values = json.loads(path.read_bytes())
             if {key: values.get(key) for key in self.owner} != self.owner:
                 raise ValueError("it is of another run")
-            return dict(values["asked"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return Ledger(values["asked"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise FedGraphError(f"{path} does not say what was asked of this node ({error}): remove it to begin anew") from error
+
+    def add_fingerprint(self, exchange: str, digits: str, clients: list[int]) -> None:
+        """Keep what parties compare by telephone, a line an exchange of keys, the latest last."""
+        path = self.folder / "fingerprints.txt"
+        line = f"{digits}  {exchange}, clients {' '.join(map(str, clients))}\n"
+        before = path.read_text() if path.is_file() else ""
+        if line not in before:
+            write_bytes(path, (before + line).encode())
 
     def write_checkpoint(self, state: dict[str, Tensor], server_round: int) -> None:
         """Write this checkpoint and drop all but the one before it, which an interrupted server may still need."""
@@ -86,6 +95,17 @@ class StateFolder:
             FedGraphError: there is none.
         """
         return self._read(f"round_{server_round:06d}")[0]
+
+    def write_model(self, name: str, parts: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Keep a model to predict with; ``values`` say what it means."""
+        self._write(f"model_{name}", parts, values)
+
+    @classmethod
+    def find_model(cls, root: Path, name: str, client: int | None = None) -> Path | None:
+        """The latest of the models that `write_model` wrote below a folder; ``client``: of this one."""
+        owner = "client_*" if client is None else f"client_{client:04d}"
+        found = [*root.rglob(f"{owner}/model_{name}.safetensors"), *root.glob(f"model_{name}.safetensors")]
+        return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     @contextlib.contextmanager
     def blamed(self, name: str) -> Iterator[None]:

@@ -10,8 +10,13 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 
 
-def check(graph: Graph, where: str) -> Graph:
+def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
     """The graph itself, when its tensors fit together.
+
+    Args:
+        graph: N nodes.
+        where: its file, for errors.
+        labelled: whether it must have a label.
 
     Raises:
         FedGraphError: wrong shapes, no nodes, no labels, features that are not finite, edges that point nowhere, labels
@@ -45,7 +50,7 @@ def check(graph: Graph, where: str) -> Graph:
             f"{where}: labels must lie in 0..{graph.num_classes - 1}, or be -1 where unknown,"
             f" node {node} has {int(graph.y[node])}"
         )
-    if not bool((graph.y >= 0).any()):
+    if labelled and not bool((graph.y >= 0).any()):
         raise FedGraphError(f"{where} has no labelled node")
     return graph
 

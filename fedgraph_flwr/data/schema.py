@@ -237,9 +237,13 @@ def in_words(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
-def stored(agreed: Schema, fitted: Types) -> dict[str, Any]:
-    """What a graph keeps as its ``schema``: what is agreed upon, and the columns with this party's own statistics."""
-    return {"agreed": agreed.to_dict(), "fitted": replace(agreed, nodes=fitted).to_dict()}
+def stored(agreed: Schema, fitted: Types, undirected: bool = False) -> dict[str, Any]:
+    """What a graph keeps as its ``schema``.
+
+    That is what is agreed upon, the columns with this party's own statistics, and whether each row of its edges stood for both
+    directions.
+    """
+    return {"agreed": agreed.to_dict(), "fitted": replace(agreed, nodes=fitted).to_dict(), "undirected": undirected}
 
 
 def agreed_schema(values: Mapping[str, Any], where: str) -> Schema | None:

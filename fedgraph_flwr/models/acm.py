@@ -11,6 +11,7 @@ Shapes: H [N, F], W [F, H] each, a [H, 1] each, B [3, 3] → H' [N, H].
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.layers import glorot, random_walk_adjacency
+from fedgraph_flwr.models.plain import Plain, of_modules
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -80,6 +82,17 @@ class ACMGCN(Stack):
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Features, P, and P X of narrow features."""
         return smoothed(super().prepare(graph, "cpu", dtype), self.width).to(device)
+
+    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+        """The same layers on dense features."""
+        made = [*self.layers, self.head]
+        weights = of_modules("norms", self.norms)
+        for index, layer in enumerate(made):
+            parts = zip(("low", "high", "identity"), layer.filters.chunk(3, dim=1), strict=True)
+            weights |= {f"layers.{index}.{name}.weight": block.T for name, block in parts}
+            weights |= {f"layers.{index}.{name}": getattr(layer, name) for name in ("scores", "mixing")}
+        widths = [layer.filters.size(0) for layer in made] + [self.head.scores.size(1)]
+        return Plain("acm", {"widths": widths, "norm": self.norm}, weights)
 
     def activate(self, h: Tensor, index: int) -> Tensor:
         """ReLU of normalised features; as they come out of the layer it would change nothing."""

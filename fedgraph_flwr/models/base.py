@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import gcn_adjacency
+from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -65,6 +67,14 @@ class Model(nn.Module):
     def forward(self, inputs: Any) -> Tensor:
         """Logits [N, C] of every node."""
         return self.classify(self.encode(inputs), inputs)
+
+    def plain(self) -> Plain:
+        """The same function on torch and PyG alone, for `export`.
+
+        Raises:
+            FedGraphError: there is none.
+        """
+        raise FedGraphError(f"a {type(self).__name__} cannot be exported: it is not made of layers that plain PyG has")
 
     def names(self, prefix: str) -> list[str]:
         """The names of the tensors that a prefix, or the word ``head``, stands for, in the model's order."""

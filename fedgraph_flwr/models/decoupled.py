@@ -9,6 +9,7 @@ Shapes: X [N, F], f(X) [N, C], P [N, N] → logits [N, C].
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.hops import hop_weights
 from fedgraph_flwr.models.layers import propagate, random_walk_adjacency
 from fedgraph_flwr.models.mlp import MLP
+from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -55,6 +57,17 @@ class DecoupledGCN(MLP):
         if beta == "learned":
             raise FedGraphError("model.beta must be last, uniform or a list of numbers for decoupled, got 'learned'")
         self.weights = hop_weights(beta, hops)
+
+    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+        """f, then the mean over a node and its in-neighbours."""
+        f = super().plain(layers)
+        widths = [arguments["in_features"] for _, arguments in f.arguments["layers"]] + [self.head.weight.size(1)]
+        arguments = {
+            "widths": widths,
+            "weights": self.weights[0].tolist(),
+            "input_norm": bool(f.arguments["input_norm"]),
+        }
+        return Plain("decoupled", arguments, f.weights)
 
     def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
         """Logits [N, C]: the last linear layer of f, then propagation."""

@@ -23,6 +23,7 @@ from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.models.layers import Linear
+from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -127,6 +128,10 @@ class OrthoGCN(GCN):
     def hidden(self, inputs: Inputs, layers: Sequence[Any] | None = None) -> list[Tensor]:
         """Z^1..Z^{n+1}, each [N, H]."""
         return super().hidden(inputs, self.transformed() if layers is None else layers)
+
+    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+        """A GCN with O(W) for weights."""
+        return super().plain(self.transformed() if layers is None else layers)
 
     def propagate(self, inputs: Inputs) -> Pass:
         """Logits together with what the losses of Eq. (6) and (11) read."""

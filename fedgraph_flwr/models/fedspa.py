@@ -40,6 +40,7 @@ C^t in N_tq is a plain sum, here ``sym`` by default, and it drops out a tenth of
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +50,10 @@ import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.models.acm import filtered, smoothed
 from fedgraph_flwr.models.layers import adjacency, glorot, no_adjacency, products, random_walk_adjacency
+from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
@@ -281,6 +283,22 @@ class FedSPANet(Stack):
         self.profile, self.normalization, self.sfpd = PROFILES[profile], normalization, sfpd
         self.width = hidden if self.layers else num_classes
         self.adjacency = self.profile.adjacency
+
+    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+        """Profile ``plain`` on dense features; the others are refused."""
+        if self.profile is not PlainLayer:
+            raise FedGraphError(
+                "a FedSPANet is exported with model.profile=plain alone, whose layers are short to write down"
+            )
+        weights: dict[str, Tensor] = {}
+        made = [*self.layers, self.head]
+        for index, layer in enumerate(made):
+            for name, matrix in (("itself", "self"), ("hom", "hom"), ("het", "het"), ("phi", "phi_weight")):
+                weights[f"layers.{index}.{name}.weight"] = getattr(layer, f"theta_{matrix}").T
+            weights |= {f"layers.{index}.itself.bias": layer.bias, f"layers.{index}.phi.bias": layer.theta_phi_bias}
+        widths = [layer.theta_self.size(0) for layer in made] + [self.head.theta_self.size(1)]
+        arguments = {"widths": widths, "normalization": self.normalization, "typed": self.sfpd}
+        return Plain("fedspa", arguments, weights, labels=self.sfpd)
 
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32

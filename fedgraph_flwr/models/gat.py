@@ -16,6 +16,7 @@ from torch.nn import functional
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import no_adjacency
+from fedgraph_flwr.models.plain import PlainLayer
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -68,6 +69,15 @@ class GAT(Stack):
         loops = torch.arange(graph.num_nodes).expand(2, -1)
         proper = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
         return EdgeInputs(base.x, base.adj, torch.cat([proper, loops], dim=1).to(device))
+
+    def plain_layer(self, layer: Any) -> PlainLayer:
+        """PyG's GATConv."""
+        sizes = {"in_channels": layer.in_channels, "out_channels": layer.out_channels, "heads": layer.heads}
+        return "gat", sizes, layer.state_dict()
+
+    def plain_activation(self, index: int) -> str:
+        """ELU."""
+        return "elu"
 
     def convolve(self, layer: Any, h: Any, inputs: EdgeInputs) -> Tensor:
         """Attention over each node's edges."""

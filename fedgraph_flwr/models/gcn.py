@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgraph_flwr.models.layers import Linear
+from fedgraph_flwr.models.plain import PlainLayer, plain_gcn
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -21,6 +22,10 @@ class GCN(Stack):
         self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: str = "none"
     ):
         super().__init__(num_features, num_classes, Linear, hidden=hidden, layers=layers, dropout=dropout, norm=norm)
+
+    def plain_layer(self, layer: Any) -> PlainLayer:
+        """PyG's GCNConv."""
+        return plain_gcn(layer)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """Â H W + b."""

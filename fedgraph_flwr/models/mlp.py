@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgraph_flwr.models.layers import Linear, no_adjacency
+from fedgraph_flwr.models.plain import PlainLayer, plain_linear
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -40,6 +41,10 @@ class MLP(Stack):
             norm=norm,
             input_norm=input_norm,
         )
+
+    def plain_layer(self, layer: Any) -> PlainLayer:
+        """Torch's linear layer."""
+        return plain_linear(layer)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """H W + b."""

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgraph_flwr.models.layers import Linear
+from fedgraph_flwr.models.plain import PlainLayer, plain_gcn, plain_linear
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -20,6 +21,10 @@ class ProjectedGCN(Stack):
 
     def __init__(self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float):
         super().__init__(num_features, num_classes, Linear, hidden=hidden, layers=layers + 2, dropout=dropout)
+
+    def plain_layer(self, layer: Any) -> PlainLayer:
+        """PyG's GCNConv between two linear layers."""
+        return plain_linear(layer) if layer is self.layers[0] or layer is self.head else plain_gcn(layer)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """Â H W + b; H W + b in the projection and the classifier."""

@@ -8,6 +8,7 @@ matrix on a concatenation. The row normalisation of its Algorithm 1 is left out,
 Shapes: X [N, F], M [N, N], W_self and W_nb [F, H], [H, H], last [H, C] → logits [N, C].
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.layers import Linear, mean_adjacency
+from fedgraph_flwr.models.plain import Plain, PlainLayer, plain_linear
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -82,6 +84,27 @@ class GraphSAGE(Stack):
         if self.out_neighbours:
             graph = replace(graph, edge_index=graph.edge_index.flip(0))
         return super().prepare(graph, device, dtype)
+
+    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+        """As `Stack`, on reversed edges where out-neighbours are heard."""
+        found = super().plain(layers)
+        return replace(found, arguments=found.arguments | {"reverse": self.out_neighbours})
+
+    def plain_layer(self, layer: Any) -> PlainLayer:
+        """PyG's SAGEConv, or the linear head."""
+        if isinstance(layer, Linear):
+            return plain_linear(layer)
+        num_in, num_out = layer.itself.weight.shape
+        weights = {"lin_l.weight": layer.neighbours.weight.T, "lin_l.bias": layer.itself.bias}
+        return (
+            "sage",
+            {"in_channels": num_in, "out_channels": num_out},
+            weights | {"lin_r.weight": layer.itself.weight.T},
+        )
+
+    def plain_activation(self, index: int) -> str:
+        """ReLU, but none before a linear classifier."""
+        return "none" if self.linear_head and index == len(self.layers) - 1 else super().plain_activation(index)
 
     def activate(self, h: Tensor, index: int) -> Tensor:
         """ReLU, but none before a linear classifier."""

@@ -19,6 +19,7 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import dropout
+from fedgraph_flwr.models.plain import Plain, PlainLayer, of_modules
 from fedgraph_flwr.numerics.inputs import Inputs
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -65,6 +66,7 @@ class Stack(Model):
     ):
         super().__init__()
         one_of(norm, ("none", *NORMS), "model.norm")
+        self.norm, self.width = norm, hidden
         widths = [num_features, *[hidden] * (layers - 1)]
         self.input_norm: Any = nn.LayerNorm(num_features) if input_norm else nn.Identity()
         self.dense_features = self.dense_features or input_norm
@@ -84,6 +86,15 @@ class Stack(Model):
         """σ of the hidden layer ``index``, [N, H]."""
         return torch.relu(h)
 
+    def plain_layer(self, layer: Any) -> PlainLayer:
+        """One of `layers`, or the head, as `export.plain.stack` has it: kind, arguments, weights."""
+        super().plain()  # raises
+        raise NotImplementedError
+
+    def plain_activation(self, index: int) -> str:
+        """σ of the hidden layer ``index``, as `export.plain.stack` calls it."""
+        return "relu"
+
     # --- the pass -----------------------------------------------------------------------------------------------------
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
@@ -100,6 +111,22 @@ class Stack(Model):
             h = self.between(self.convolve(layer, self.dropped(h) if index else h, inputs), index)
             found.append(h)
         return found
+
+    def plain(self, layers: Sequence[Any] | None = None) -> Plain:
+        """As the base; ``layers`` may stand in for the network's own."""
+        made = [self.plain_layer(layer) for layer in (*(self.layers if layers is None else layers), self.head)]
+        features = self.input_norm.weight.numel() if isinstance(self.input_norm, nn.LayerNorm) else 0
+        weights = {f"layers.{i}.{name}": t for i, (_, _, own) in enumerate(made) for name, t in own.items()}
+        return Plain(
+            "stack",
+            {
+                "layers": [[kind, arguments] for kind, arguments, _ in made],
+                "activations": [self.plain_activation(index) for index in range(len(self.layers))],
+                "norms": [[self.norm, self.width]] * len(self.layers),
+                "input_norm": features,
+            },
+            weights | of_modules("norms", self.norms) | of_modules("input_norm", self.input_norm),
+        )
 
     def between(self, h: Tensor, index: int) -> Tensor:
         """What follows the hidden convolution ``index``: normalisation, activation, `after_hidden`; [N, H]."""

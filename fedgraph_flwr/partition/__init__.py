@@ -1,6 +1,17 @@
 """From one graph to the private graphs of M clients: who owns which nodes, the clients' files, where they are kept."""
 
 from fedgraph_flwr.partition.clients import assign, cut, pool
-from fedgraph_flwr.partition.store import client_files, content, load, load_client, num_clients, resolved
+from fedgraph_flwr.partition.store import client_files, content, load, load_client, meaning, num_clients, resolved
 
-__all__ = ["assign", "client_files", "content", "cut", "load", "load_client", "num_clients", "pool", "resolved"]
+__all__ = [
+    "assign",
+    "client_files",
+    "content",
+    "cut",
+    "load",
+    "load_client",
+    "meaning",
+    "num_clients",
+    "pool",
+    "resolved",
+]

@@ -7,7 +7,7 @@ be opened once: what is altered, re-addressed or sent again in another step is r
 
 Threat model: an honest-but-curious server. It follows the protocol, keeps all it relays, and learns who wrote to whom, when,
 and how many bytes, but no content. A server that lies may hand out public keys of its own and read everything in between:
-against that, clients would have to pin each other's public keys by another channel. Clients are trusted with what they
+against that, clients sign and pin (`fedgraph_flwr.secure.keyring`). Clients are trusted with what they
 receive; what a message reveals to its addressee is the method's matter, not the envelope's.
 """
 

@@ -15,7 +15,8 @@ given its seeds. A schedule of renewal would save the exchange of keys, one of f
 as it masks, and no checkpoint keeps them. A rebuilt secret is held against what its owner published: a wrong share ends the
 round. Secrets are `LIMBS` elements of Shamir's field (`fedgraph_flwr.secure.shamir`), of which the mask's X25519 key and the
 stream of b_i are derived.
-Not seen: a client that adds other values than it trained, within the range; a server that hands out keys of its own.
+Not seen: a client that adds other values than it trained, within the range; and, where clients pin nobody's keys
+(`fedgraph_flwr.secure.keyring`), a server that hands out its own.
 """
 
 import math
@@ -91,18 +92,35 @@ class Member:
         self.state: Arrays = {}
         self._envelopes: Sealer | None = None  # of `deal` for `masked`, where both are of one process
 
-    def publish(self, server_round: int) -> Arrays:
-        """New keys for a sum of a round; those of any other are forgotten. Public keys [32] each, and the commitment [32]."""
+    def publish(self, server_round: int, exchange: int = 0) -> Arrays:
+        """New keys for a sum of a round; those of any other are forgotten. Public keys [32] each, and the commitment [32].
+
+        Args:
+            server_round: the round.
+            exchange: which of its sums this is.
+        """
         mask, own = random_elements((2, LIMBS))
         envelopes = Sealer(self.client)
         self.state = {
             "round": np.array([server_round]),
+            "exchange": np.array([exchange]),
             "envelope": _bytes(envelopes.private),
             "mask": mask,
             "self": own,
         }
-        public = envelopes.public, mask_sealer(self.client, mask.tobytes()).public, commitment(own.tobytes())
-        return {KEYS: np.stack([_bytes(key) for key in public])}
+        return {KEYS: self.published}
+
+    @property
+    def exchange(self) -> int:
+        """Which of the round's sums the keys are for."""
+        return int(self.state["exchange"][0])
+
+    @property
+    def published(self) -> NDArray[np.uint8]:
+        """The public keys and the commitment of this round, [3, 32], until the own secrets are deleted."""
+        sealer = Sealer(self.client, self.state["envelope"].tobytes())
+        mask, own = self.state["mask"].tobytes(), self.state["self"].tobytes()
+        return np.stack([_bytes(k) for k in (sealer.public, mask_sealer(self.client, mask).public, commitment(own))])
 
     def deal(self, clients: NDArray[np.int64], keys: NDArray[np.uint8], server_round: int) -> Arrays:
         """Envelopes with shares of both secrets, a row for each of ``clients``, the own one empty: [n, B].
@@ -121,9 +139,7 @@ class Member:
                 f"client {self.client} is to add up with {len(clients) - 1} others, expected at least {FEWEST - 1}"
             )
         places = {int(client): place for place, client in enumerate(clients)}
-        if commitment(self.state["self"].tobytes()) != keys[places.get(self.client, 0)][2].tobytes() or len(
-            places
-        ) < len(clients):
+        if not np.array_equal(self.published, keys[places.get(self.client, 0)]) or len(places) < len(clients):
             raise RunFailed(
                 f"client {self.client} was sent a list of keys in which its own are not as it published them"
             )

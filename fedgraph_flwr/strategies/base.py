@@ -41,9 +41,11 @@ from fedgraph_flwr.messages import (
     to_record,
     weighted_mean,
 )
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.strategies import labels
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
@@ -91,6 +93,7 @@ class GraphStrategy(FlowerFedAvg):
         privacy: what clips, adds noise and keeps account, where ``privacy.dp`` asks for it.
         counted: on how many nodes each client was first scored, by split.
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
+        class_weights: ``w`` [C], where ``train.class_weights=federated``; goes with every message that a client may train on.
         secure: secure sums of the clients' answers, where ``privacy.secagg`` asks for them.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
@@ -123,6 +126,7 @@ class GraphStrategy(FlowerFedAvg):
         self.sent: GroupsFor = {}
         self.counted: dict[int, dict[str, list[float]]] = {}
         self.memory: Tree = {}
+        self.class_weights: Arrays = {}
         self.secure: SecureSums | None = None
         self.scores_due = self.checkpoint_due = False
         self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
@@ -194,6 +198,8 @@ class GraphStrategy(FlowerFedAvg):
             return Schema(numbers=self._description())
         if phase == EVALUATE:
             return Schema(numbers=self._score_fields())
+        if phase == LABELS:
+            return labels.schema(self)
         if phase == TRAIN:
             trains = whole if client is None else _exactly(self.clients[client].description.get("num_train", 0))
             numbers = {"num_train": trains}
@@ -277,6 +283,11 @@ class GraphStrategy(FlowerFedAvg):
             mean |= weighted_mean([{name: arrays[name]} for arrays in values], own)
         return mean
 
+    @property
+    def addressed(self) -> list[int]:
+        """Who is asked unless said otherwise: the cohort, or all clients during setup."""
+        return self.cohort if self.server_round else sorted(self.clients)
+
     def ask(
         self,
         phase: str,
@@ -292,7 +303,7 @@ class GraphStrategy(FlowerFedAvg):
             clients: default: the cohort, or all clients during setup.
             config: further scalars.
         """
-        chosen = list(clients) if clients is not None else (self.cohort if self.server_round else sorted(self.clients))
+        chosen = list(clients) if clients is not None else self.addressed
         return self.exchange(phase, self.messages(phase, chosen, groups or {}, config or {})).replies
 
     def ask_sums(
@@ -379,12 +390,17 @@ class GraphStrategy(FlowerFedAvg):
         record = self.config(phase, {**config, **({"exchange": earlier} if earlier else {})})
         own = _by_client(groups)
         common = pack(groups if own is None else {})  # type: ignore[arg-type]
+        if self.class_weights and phase not in (DESCRIBE, EVALUATE):
+            beside = pack({CLASS_WEIGHTS: self.class_weights})
+        else:
+            beside = RecordDict()
         messages = []
         for client in clients:
             content = RecordDict()
             if model is not None:
                 content[MODEL] = to_record(self.models[client]) if client in self.models else model
             content.update(common if own is None else pack(own.get(client, {})))
+            content.update(beside)
             content[CONFIG] = record
             kind = _TYPES.get(phase, MessageType.QUERY)
             messages.append(Message(content, dst_node_id=self.clients[client].node_id, message_type=kind))
@@ -460,6 +476,7 @@ class GraphStrategy(FlowerFedAvg):
     ) -> Iterable[Message]:
         """The training messages, with the groups that `before_train` gave."""
         stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **self.filing}
+        flags |= self.recorder.scoring if self.scores_due else {}
         told = {**config, **flags, **stage.config()}
         return self.messages(TRAIN, self.cohort, self.sent, told, arrays if stage.down else None)
 
@@ -467,7 +484,7 @@ class GraphStrategy(FlowerFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages that ask all clients to score the model."""
-        groups, told = self.before_evaluate(self.arrays), self.stage().config()
+        groups, told = self.before_evaluate(self.arrays), {**self.stage().config(), **self.recorder.scoring}
         return self.messages(EVALUATE, sorted(self.clients), groups, told, arrays if self.stage().down else None)
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:

@@ -13,6 +13,7 @@ from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
+from fedgraph_flwr.strategies.labels import class_weights
 from fedgraph_flwr.strategies.scoring import counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
@@ -38,6 +39,8 @@ class Loop:
         method, recorder = self.strategy, self.recorder
         self._connect()
         method.arrays = method.initial_arrays()
+        if self.cfg.train.class_weights == "federated":
+            method.class_weights = class_weights(method)
         method.setup()
         first = self._resume() + 1
         recorder.setup_done()
@@ -61,6 +64,7 @@ class Loop:
                 self._checkpoint_with_absent(server_round)
         if recorder.pending and not recorder.should_stop and self._scores_told:
             self._evaluate()
+        self._keep()
         recorder.extra |= self._spent()
         recorder.finish(method.models)
         return Result(arrays=to_record(recorder.final_arrays))
@@ -228,7 +232,20 @@ class Loop:
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
         if method.privacy and self.cfg.privacy.scores == "noised":
             scores = {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}}
-        self.recorder.scored(scores, method.arrays, nodes)
+        self.recorder.scored(scores, method.arrays, nodes, method.models)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Clients that answered last file what they predict with; with the model, where none was scored."""
+        method, recorder = self.strategy, self.recorder
+        recorder.begin_end()
+        asked = sorted(set(method.clients) - method.failed.keys())
+        told = {"keep": True, "run": recorder.run_name, "best": recorder.best_round}
+        model = None
+        if not self._scores_told and method.stage().down:
+            told, model = told | recorder.scoring, to_record(method.arrays)
+        method.collect(DESCRIBE, method.messages(DESCRIBE, asked, {}, told, model))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

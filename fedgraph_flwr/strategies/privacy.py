@@ -53,7 +53,7 @@ class Privacy:
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg.privacy
-        self.metric = cfg.evaluation.metric
+        self.metric = cfg.evaluation.headline
         self.size, self.clients = cfg.strategy.cohort_size(cfg.num_clients), cfg.num_clients
         self.releases = 0
 

@@ -16,6 +16,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import TRAIN, Reply, to_record
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
+from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
     CLIENTS,
     ENVELOPES,
@@ -59,7 +60,7 @@ class SecureSums:
     def schema(self, phase: str, client: int | None) -> Schema:
         """What an answer to a phase holds where sums are secure."""
         if phase == PUBLISH:
-            return Schema({SECAGG: {KEYS: ArrayField((3, 32), "uint8")}})
+            return Schema({SECAGG: {KEYS: ArrayField((3, 32), "uint8"), **SIGNATURE_FIELD}})
         if phase == DEAL:
             return Schema({SECAGG: {ENVELOPES: ArrayField((len(self.keys), envelope_size()), "uint8")}})
         if phase == UNMASK:
@@ -91,21 +92,22 @@ class SecureSums:
             RunFailed: too few clients answered.
             FedGraphError: the method's training answer holds arrays that it does not declare as `sums`.
         """
-        method, asked, self.phase = self.strategy, len(self.strategy.cohort), phase
-        groups = method.schema(phase, method.cohort[0]).groups.keys() - self.open
+        method, asked, self.phase = self.strategy, self.strategy.addressed, phase
+        groups = method.schema(phase, asked[0]).groups.keys() - self.open
         if phase == TRAIN and (odd := sorted(groups - set(method.sums))):
             raise FedGraphError(
                 f"privacy.secagg=true shows the server sums alone, and {method.cfg.strategy.name} asks for '{odd[0]}' of each client"
             )
         told = method.ask(PUBLISH)
         self.keys = {reply.client: reply.groups[SECAGG][KEYS] for reply in told}
-        self._enough(PUBLISH, len(self.keys), asked)
+        self._enough(PUBLISH, len(self.keys), len(asked))
         group = {CLIENTS: np.array(list(self.keys), np.int64), KEYS: np.stack(list(self.keys.values()))}
-        told = method.ask(DEAL, {SECAGG: to_record(group)}, list(self.keys))
+        down = {SECAGG: to_record(group), **signatures(told, SECAGG)}
+        told = method.ask(DEAL, down, list(self.keys))
         dealt = {reply.client: reply.groups[SECAGG][ENVELOPES] for reply in told}
         self.members = list(dealt)
         self._enough(DEAL, len(dealt), len(self.keys))
-        method.drop(set(method.cohort) - set(dealt))
+        method.drop(set(asked) - set(dealt))
         counts = weights(self.members)
         total = sum(counts)
         self.ratios = {c: count / total if total else 0.0 for c, count in zip(self.members, counts, strict=True)}

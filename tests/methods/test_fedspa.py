@@ -609,7 +609,11 @@ def test_messages_carry_what_is_declared(run, monkeypatch, words, extra):
     }  # numbers: client, training nodes, loss; client, scores
     up = {"describe": 0, "train": p + len(extra) * m, "evaluate": 0}
     down = {"describe": 0, "train": p, "evaluate": p}
-    flags = {"describe": 0, "train": 2, "evaluate": 0}  # beside the phase's name and the round
+    flags = {"describe": 0, "train": 2, "evaluate": 2}  # beside the phase's name and the round
+    at_end = (
+        len("describe") + 8 + 2 * 8 + 16,
+        8 * told_by["describe"],
+    )  # asked again, to keep the models of a run with a name
     ledger = finished.rounds[0]["phases"] | {
         phase: finished.summary["bytes_by_phase"][phase]
         for phase in finished.summary["bytes_by_phase"]
@@ -617,8 +621,9 @@ def test_messages_carry_what_is_declared(run, monkeypatch, words, extra):
     }
     assert ledger.keys() == up.keys()
     for phase, entry in ledger.items():
-        assert entry["bytes_down"] == 3 * (4 * down[phase] + len(phase) + 8 + 8 * flags[phase]), phase
-        assert entry["bytes_up"] == 3 * (4 * up[phase] + 8 * told_by[phase]), phase
+        again = at_end if phase == "describe" else (0, 0)
+        assert entry["bytes_down"] == 3 * (4 * down[phase] + len(phase) + 8 + 8 * flags[phase] + again[0]), phase
+        assert entry["bytes_up"] == 3 * (4 * up[phase] + 8 * told_by[phase] + again[1]), phase
 
 
 def count(shapes: dict[str, tuple[int, ...]]) -> int:

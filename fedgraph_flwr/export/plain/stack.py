@@ -1,0 +1,48 @@
+"""A stack of PyG's own layers."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+LAYERS = {"gcn": GCNConv, "sage": SAGEConv, "gat": GATConv, "linear": nn.Linear}
+ACTIVATIONS = {"relu": nn.ReLU, "elu": nn.ELU, "none": nn.Identity}
+NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+class Net(nn.Module):
+    """``layers`` one after the other, each hidden one normalised and activated.
+
+    Args:
+        layers: of each its kind, a key of `LAYERS`, and its arguments.
+        activations: of the hidden layers, keys of `ACTIVATIONS`.
+        norms: of the hidden layers: a key of `NORMS`, and the width.
+        input_norm: number of features that are normalised by layer first; 0: none are.
+        reverse: whether a node hears the nodes that its edges lead to.
+    """
+
+    def __init__(
+        self,
+        layers: list[Any],
+        activations: list[str],
+        norms: list[Any],
+        input_norm: int = 0,
+        reverse: bool = False,
+    ):
+        super().__init__()
+        self.kinds = [kind for kind, _ in layers]
+        self.layers = nn.ModuleList([LAYERS[kind](**arguments) for kind, arguments in layers])
+        self.activations = nn.ModuleList([ACTIVATIONS[name]() for name in activations])
+        self.norms = nn.ModuleList([NORMS[name](width) for name, width in norms])
+        self.input_norm = nn.LayerNorm(input_norm) if input_norm else nn.Identity()
+        self.reverse = reverse
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Features [N, F] and edges [2, E] (source, target) -> logits [N, C]."""
+        edge_index = edge_index.flip(0) if self.reverse else edge_index
+        h = self.input_norm(x)
+        for index, (kind, layer) in enumerate(zip(self.kinds, self.layers, strict=True)):
+            h = layer(h) if kind == "linear" else layer(h, edge_index)
+            if index < len(self.activations):
+                h = self.activations[index](self.norms[index](h))
+        return h

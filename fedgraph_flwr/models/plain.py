@@ -1,0 +1,46 @@
+"""What a network says of itself for `export`: the module of plain PyG that computes the same, and its weights in that layout."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A network as ``Net(**arguments)`` of a file of `fedgraph_flwr.export.plain`.
+
+    Attributes:
+        module: the file's name.
+        arguments: as JSON holds them.
+        weights: of that module, by name.
+        labels: whether it also reads the labels of nodes for which they are known.
+    """
+
+    module: str
+    arguments: dict[str, Any]
+    weights: dict[str, Tensor]
+    labels: bool = False
+
+
+PlainLayer = tuple[str, dict[str, Any], dict[str, Tensor]]
+"""Kind, arguments and weights of a layer of ``stack``."""
+
+
+def plain_linear(layer: Any) -> PlainLayer:
+    """A linear layer of weight [F, H] as torch's, whose weight is [H, F]."""
+    num_in, num_out = layer.weight.shape
+    weights = {"weight": layer.weight.T} | ({} if layer.bias is None else {"bias": layer.bias})
+    return "linear", {"in_features": num_in, "out_features": num_out, "bias": layer.bias is not None}, weights
+
+
+def plain_gcn(layer: Any) -> PlainLayer:
+    """A linear layer after which Â propagates, as PyG's GCNConv."""
+    num_in, num_out = layer.weight.shape
+    weights = {"lin.weight": layer.weight.T} | ({} if layer.bias is None else {"bias": layer.bias})
+    return "gcn", {"in_channels": num_in, "out_channels": num_out, "bias": layer.bias is not None}, weights
+
+
+def of_modules(name: str, modules: Any) -> dict[str, Tensor]:
+    """The state of a module under ``name``."""
+    return {f"{name}.{key}": tensor for key, tensor in modules.state_dict().items()}
