@@ -239,18 +239,6 @@ def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypat
         assert [text for text in told if "still shows the server each client's range" in text] == told[: len(seen)]
 
 
-def test_shares_of_classes_are_a_sum_of_setup(go, monkeypatch):  # noqa: F811
-    """Class weights of all clients are those without secure sums; no client's shares are seen."""
-    words = ["rounds=1", "train.loss=weighted", "train.class_weights=federated", "train.optimizer=sgd", *EXACT]
-    plain = go("fedavg", *words)
-    with recorded_messages(monkeypatch) as messages:
-        found = go("fedavg", *words, SECURE)
-    assert found.summary["setup_exchanges"] == plain.summary["setup_exchanges"] + 3
-    assert answered(messages) == (set(), {"labels", MODEL})
-    for name, array in plain.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9, err_msg=name)
-
-
 def test_keys_of_a_rounds_two_sums_are_told_apart(go, monkeypatch):  # noqa: F811
     """What a signature is of names the sum, so that a server cannot bring the first one's keys again."""
     seen = []
