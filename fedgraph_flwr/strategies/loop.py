@@ -75,7 +75,7 @@ class Loop:
         """The rounds from ``first`` on."""
         method, recorder = self.strategy, self.recorder
         for server_round in range(first, self.cfg.rounds + 1):
-            if method.privacy and not method.privacy.affordable(1):
+            if method.privacy and not method.privacy.allows(method.privacy.next_round(recorder.pending)):
                 log(INFO, "the run ends: one more release would exceed privacy.epsilon_budget")
                 break
             self._begin(server_round)
@@ -228,7 +228,7 @@ class Loop:
 
     @property
     def _scores_told(self) -> bool:
-        return self.cfg.privacy.scores == "told"
+        return self.cfg.privacy.scores != "none"
 
     # --- scores -------------------------------------------------------------------------------------------------------
 
@@ -256,6 +256,8 @@ class Loop:
         if self.cfg.strategy.personal:
             shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
+        if method.privacy and self.cfg.privacy.scores == "noised":
+            scores = {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}}
         self.recorder.scored(scores, method.arrays, nodes, method.models)
 
     # --- the end ------------------------------------------------------------------------------------------------------
