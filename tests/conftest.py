@@ -83,7 +83,7 @@ def client_files(tmp_path: Path) -> Callable[..., str]:
         folder = tmp_path / f"clients-{'-'.join(map(str, sizes))}-{kwargs.get('seed', 0)}"
         for client, size in enumerate(sizes):
             graph = client_graph(client, size, **kwargs)
-            graph.num_clients = len(sizes)
+            graph.num_clients, graph.num_global_nodes = len(sizes), 1000 * len(sizes)
             graph.save(folder / f"client_{client:04d}.safetensors")
         return f"graph={folder}"
 

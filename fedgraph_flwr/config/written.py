@@ -67,6 +67,8 @@ def choices(words: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
             key = group
         elif group in CHOICES and rest.startswith("params."):
             key = f"{group}.{rest.removeprefix('params.')}"
+        elif key == "attack":
+            key = "attack.name"
         if key in (*CHOICES, "protocol") and not isinstance(value, str):
             where = places.get(key) or places.get(f"{key}.name") or "override"
             raise FedGraphError(f"{key} must be a name or keys with their values, got {value!r} ({where})")

@@ -270,6 +270,17 @@ def has_split(path: Path | str) -> bool:
         return all(bool(file.get_tensor(mask).any()) for mask in ("train_mask", "test_mask"))
 
 
+def clients_of(path: Path | str) -> int:
+    """How many clients the graph of a file lists its nodes under; 0 where it tells none.
+
+    Raises:
+        FedGraphError: as `read_tensors`.
+    """
+    with _opened(path) as file:
+        group = file.get_tensor("group") if "group" in file.keys() else torch.zeros(0)  # noqa: SIM118 (not a dict)
+        return int(group.max()) + 1 if group.numel() else 0
+
+
 @contextlib.contextmanager
 def _opened(path: Path | str) -> Iterator[Any]:
     """A safetensors file of this format version; what goes wrong while it is read is one sentence."""

@@ -23,7 +23,7 @@ def imported_path(name: str) -> Path:
 
 
 def imported_names() -> list[str]:
-    """The user's own graphs."""
+    """The names of the user's own graphs."""
     return sorted(path.stem for path in (data_root() / "imported").glob("*.safetensors"))
 
 

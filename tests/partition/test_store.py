@@ -320,7 +320,9 @@ def test_a_truncated_file_of_a_cache_is_made_again_by_the_client_that_reads_it(m
     whole = load_client(cfg, 1)
     path.write_bytes(path.read_bytes()[:-10])
     again = load_client(cfg, 1)
-    assert again.client == 1 and torch.equal(again.x, whole.x) and torch.equal(again.edge_index, whole.edge_index)
+    assert again.client == 1
+    assert torch.equal(again.x, whole.x)
+    assert torch.equal(again.edge_index, whole.edge_index)
     assert made() == 2
 
 
