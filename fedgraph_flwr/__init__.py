@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedgraph_flwr import datasets
-    from fedgraph_flwr.api import Run, choices, compare, load_run, plot, ray_session, run
+    from fedgraph_flwr.api import Run, choices, compare, keys, load_run, plot, ray_session, run
     from fedgraph_flwr.errors import FedGraphError, RunFailed
 
 __version__ = "0.1.0"
@@ -23,6 +23,7 @@ __all__ = [
     "choices",
     "compare",
     "datasets",
+    "keys",
     "load_run",
     "plot",
     "ray_session",

@@ -324,6 +324,24 @@ def choices(group: str = "strategy") -> "pd.DataFrame":
     return pd.DataFrame.from_dict(described(group), orient="index").rename_axis(group)
 
 
+def keys(group: str = "") -> "pd.DataFrame":
+    """The keys of a group, such as ``train`` or ``evaluation``; of a name, ``strategy=fedspa``; or all.
+
+    Returns:
+        Columns: ``kind`` of value, what is ``accepted``, the ``default``, and its ``meaning``.
+
+    Raises:
+        FedGraphError: no such group, or no such name in it.
+    """
+    import pandas as pd
+
+    from fedgraph_flwr.config.meaning import asked_for, keys_of, own_keys_of
+
+    groups, path = asked_for(group)
+    found = own_keys_of(groups[0], path) if path else [key for each in groups for key in keys_of(each)]
+    return pd.DataFrame(map(dataclasses.asdict, found)).set_index("name")
+
+
 def _run(one: Run | str | os.PathLike[str]) -> Run:
     return one if isinstance(one, Run) else load_run(one)
 
