@@ -72,8 +72,6 @@ def _check_secagg(cfg: RunConfig, server: Any) -> None:
         needs = needs or f"single models for strategy.aggregator={rules.aggregator}"
     elif cfg.privacy.dp != "none":
         needs = needs or f"single models, which privacy.dp={cfg.privacy.dp} bounds"
-    elif cfg.train.class_weights == "federated":
-        needs = needs or "single clients' shares of classes for train.class_weights=federated"
     if needs:
         raise FedGraphError(
             f"privacy.secagg=true shows the server weighted sums of what clients trained, and strategy={rules.name} needs "

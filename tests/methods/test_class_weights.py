@@ -142,3 +142,21 @@ def test_a_partys_policy_holds_for_it(run, tmp_path):
     told = Node(cfg, graph=graph, policy=str(tmp_path / "policy.yaml")).ask("labels")
     share = from_record(told.array_records["labels"])["share"]
     np.testing.assert_allclose(share, np.where(count < 4, 0, count / count.sum()))
+
+
+def test_shares_are_terms_of_a_secure_sum_where_sums_are_secure(go, monkeypatch):
+    weighed = []
+    weigh = GraphClient._weigh
+
+    def spy(self, group):
+        weighed.append(group["w"])
+        weigh(self, group)
+
+    monkeypatch.setattr(GraphClient, "_weigh", spy)
+    go("fedavg", "rounds=1", *FEDERATED)
+    plain = weighed[-1]
+    with recorded_messages(monkeypatch) as messages:
+        go("fedavg", "rounds=1", "privacy.secagg=true", *FEDERATED)
+    np.testing.assert_allclose(weighed[-1], plain, rtol=1e-5)
+    up = [c.array_records["labels"] for way, _, c in messages if way == "up" and "labels" in c.array_records]
+    assert {from_record(record)["share"].dtype for record in up} == {np.dtype(np.uint64)}
