@@ -21,6 +21,7 @@ COMMANDS = {
     "import": ("fedgraph_flwr.data.import_command", "bring your own graph: tables or a saved PyG object"),
     "schema": ("fedgraph_flwr.data.schema_command", "what your tables' columns mean: show it, or merge statistics"),
     "predict": ("fedgraph_flwr.predict_command", "what a trained network says of new nodes and graphs"),
+    "export": ("fedgraph_flwr.export.command", "a trained network as a folder that plain PyG loads"),
     "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
 }
 
