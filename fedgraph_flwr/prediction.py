@@ -118,6 +118,11 @@ class Predictor:
     file: Path | None = None
 
     @property
+    def name(self) -> str:
+        """The method's."""
+        return self.cfg.strategy.name
+
+    @property
     def source(self) -> str:
         """What it was loaded from, for errors."""
         return self.meaning.where
@@ -133,9 +138,7 @@ class Predictor:
             FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
         """
         graph = self.as_graph(graph)
-        logits = self.logits(graph)
-        found = np.asarray(ids if ids is not None else _node_ids(graph), dtype=object)
-        return Predictions(found, logits, self.meaning.classes, self.threshold)
+        return Predictions(names_of(graph, ids), self.logits(graph), self.meaning.classes, self.threshold)
 
     def logits(self, graph: Any) -> Tensor:
         """Logits [N, C] of a graph, as `predict` has them."""
@@ -374,7 +377,10 @@ def _as_client(graph: Any, client: Any) -> Any:
     return ClientGraph(**values, node_id=ids, client=index, num_clients=index + 1, num_global_nodes=graph.num_nodes)
 
 
-def _node_ids(graph: Any) -> np.ndarray:
-    ids = getattr(graph, "node_id", None)
-    ids = ids.get(graph.target) if isinstance(ids, dict) else ids
-    return ids.numpy() if ids is not None and len(ids) else np.arange(graph.y.size(0))
+def names_of(graph: Any, ids: Sequence[Any] | np.ndarray | None) -> np.ndarray:
+    """The ids of a graph's nodes [N]: those given, else its ``node_id``, else 0..N-1."""
+    if ids is None:
+        held = getattr(graph, "node_id", None)
+        held = held.get(graph.target) if isinstance(held, dict) else held
+        ids = held.numpy() if held is not None and len(held) else np.arange(graph.y.size(0))
+    return np.asarray(ids, dtype=object)

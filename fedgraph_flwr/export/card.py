@@ -64,6 +64,7 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
         "## Use",
         "",
         "```python",
+        "import torch",
         "from model import CLASSES, load",
         *(["from preprocess import read"] if tables else []),
         *(['x, edge_index, ids = read("nodes.csv", "edges.csv")'] if tables else []),
@@ -158,7 +159,7 @@ def _limits(predictor: Predictor, found: dict[str, Any]) -> list[str]:
     metrics = found.get("metrics", {})
     if (majority := metrics.get("test_majority")) is not None and metrics.get("test_accuracy", 0) <= majority:
         told.append(
-            f"- Always saying the most frequent class is right as often ({majority:.3f}): look at the other scores."
+            f"- Always saying the most frequent class is right at least as often ({majority:.3f}): look at the other scores."
         )
     return told
 

@@ -11,8 +11,10 @@ MODEL_CARD.md        data in numbers, method, privacy spent, scores, limits
 
 import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -20,12 +22,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedgraph_flwr.data.graph import Graph, write_bytes
-from fedgraph_flwr.data.new import Meaning
+from fedgraph_flwr.data.new import Meaning, from_pyg
 from fedgraph_flwr.data.schema import NODE, Schema
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.export.card import model_card, scores
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.prediction import Predictor
+from fedgraph_flwr.prediction import Predictions, Predictor, names_of
 
 MODULES = Path(__file__).parent / "plain"
 NAMES = ("stack", "decoupled", "acm", "fedspa")
@@ -33,8 +35,6 @@ NAMES = ("stack", "decoupled", "acm", "fedspa")
 
 INDEX = "export.json"
 WEIGHTS = "weights.safetensors"
-
-_DTYPES = {"float32": "F32", "float64": "F64"}
 
 _LOADER = '''
 
@@ -94,6 +94,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         "undirected": meaning.undirected,
         "client": predictor.client,
         "round": predictor.round,
+        "threshold": predictor.threshold,
     }
     if columns:
         told = {"undirected": meaning.undirected, "classes": list(meaning.classes)}
@@ -156,13 +157,23 @@ class Exported:
         meaning: what features and classes mean.
         client: whose it was; None: the shared one.
         round: after which it was taken.
+        threshold: as `Predictor.threshold`.
     """
+
+    name: ClassVar[str] = "exported network"
+    own: ClassVar[None] = None
 
     plain: Plain
     dtype: str
     meaning: Meaning
     client: int | None
     round: int
+    threshold: float | None
+
+    def predict(self, graph: Any, ids: Sequence[Any] | None = None) -> Predictions:
+        """As `Predictor.predict`."""
+        graph = graph if isinstance(graph, Graph) else from_pyg(graph, self.meaning)
+        return Predictions(names_of(graph, ids), self.logits(graph), self.meaning.classes, self.threshold)
 
     def logits(self, graph: Graph) -> Tensor:
         """Logits [N, C]."""
@@ -181,6 +192,6 @@ def load_export(folder: Path) -> Exported:
         schema = Schema.from_dict(told["schema"], str(folder)) if told["schema"] else None
         meaning = Meaning(tuple(told["classes"]), told["num_features"], schema, told["undirected"], str(folder))
         plain = Plain(told["module"], told["arguments"], weights, told["labels"])
-        return Exported(plain, told["dtype"], meaning, told["client"], told["round"])
+        return Exported(plain, told["dtype"], meaning, told["client"], told["round"], told["threshold"])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FedGraphError(f"{folder} holds no exported network ({first_line(error)})") from error
