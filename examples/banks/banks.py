@@ -11,10 +11,11 @@ import contextlib
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import make_tables
@@ -98,6 +99,7 @@ def fleet(folder: Path) -> Iterator[None]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
 
     def start(name: str, *words: str) -> None:
@@ -127,9 +129,10 @@ def fleet(folder: Path) -> Iterator[None]:
         ]
         words += ["--ssl-certfile", str(keys / "server.crt"), "--ssl-keyfile", str(keys / "server.key")]
         start("superlink", "flower-superlink", *words, "--database", str(folder / "superlink.db"))
+        wait_for_port(port, running[0])
         for node in range(3):
             register = [tool("flwr"), "supernode", "register", str(keys / f"node_{node}.pub"), NAME]
-            wait_for(lambda words=register: not subprocess.run(words, env=environment, capture_output=True).returncode)
+            subprocess.run(register, env=environment, check=True, stdout=subprocess.DEVNULL)
         for node in range(3):
             told = f'graph="{folder}/parts/client_{node:04d}.safetensors" state="{folder}/state_{node}"'
             words = ["--superlink", f"127.0.0.1:{port}", "--port", str(free_port()), "--node-config", told]
@@ -146,13 +149,16 @@ def fleet(folder: Path) -> Iterator[None]:
             end_group(process)
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 240.0) -> None:
-    """Ask until it is true."""
+def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 240.0) -> None:
+    """Until a process on this machine listens."""
     deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            sys.exit(f"waited {seconds:g} s in vain: see the logs")
-        time.sleep(0.5)
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None or time.monotonic() > deadline:
+            sys.exit("the SuperLink does not answer: see superlink.log")
+        time.sleep(0.2)
 
 
 def main() -> None:
