@@ -46,8 +46,10 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
             recorder.extra |= {"classes": known["classes"]} if known else {}
             strategy = locate(cfg.strategy.server)(cfg, recorder)
             strategy.start(grid)
+            names = [str(number) for number in range(strategy.agreed("num_classes"))]
             plain = {
-                "classes": [str(c) for c in range(strategy.agreed("num_classes"))],
+                "classes": names,
+                "num_features": strategy.agreed("num_features"),
                 "schema": {},
                 "undirected": False,
             }

@@ -254,6 +254,10 @@ class GraphClient(NumPyClient):
         with torch.no_grad():
             return self.logits(self.inputs)
 
+    def own_values(self) -> Mapping[str, Tensor]:
+        """Values of the network's tensors, by name, under which `predict` takes it; what is not named keeps its value."""
+        return {}
+
     def save(self) -> Tree:
         """What survives between messages beyond the model and the optimiser: `memory`."""
         return self.memory

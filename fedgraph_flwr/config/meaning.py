@@ -12,8 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.schema import _KINDS, LARGEST_INT, Range, RunConfig
 from fedgraph_flwr.config.written import load
+from fedgraph_flwr.errors import unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,21 @@ def sections() -> dict[str, type]:
     return {"run": RunConfig} | {
         name: cls for name, cls in hints.items() if isinstance(cls, type) and is_dataclass(cls)
     }
+
+
+def asked_for(asked: str) -> tuple[list[str], Path | None]:
+    """The groups of keys that are meant by a group, ``GROUP=NAME``, or nothing (all); and the file of the name, if there is one.
+
+    Raises:
+        FedGraphError: no such group, or no such name in it.
+    """
+    group, _, name = asked.partition("=")
+    if group and group not in sections():
+        raise unknown("group of keys", group, sections())
+    path = group_path(group, name) if name and group in GROUPS else None
+    if name and path is None:
+        raise unknown(group, name, group_names(group))
+    return ([group] if group else list(sections())), path
 
 
 def keys_of(group: str) -> list[Key]:

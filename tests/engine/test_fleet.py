@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import client_graph
-from tests.engine.fleet import Fleet, finished, wait_for
+from tests.engine.fleet import ROOT, Fleet, finished, wait_for
 from tests.engine.misbehaving import WRONG
 from tests.support import assert_same_arrays
 
@@ -142,3 +144,15 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
     expected = inline("rounds=3")
     assert_same_arrays(found.arrays, expected.arrays)
     assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
+
+
+def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
+    """The script of `examples/banks`, shortened: SuperLink and SuperNodes of its own, gone when the party predicts."""
+    script = ROOT / "examples" / "banks" / "banks.py"
+    words = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "120", "--rounds", "2", "--fleet"]
+    environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
+    environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "predict --node state_0" in done.stdout
+    assert float(done.stdout.rpartition("differs by at most ")[2]) < 1e-6
