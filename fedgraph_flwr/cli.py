@@ -27,6 +27,7 @@ COMMANDS = {
     "completion": ("fedgraph_flwr.completion_command", "a script for your shell: bash, zsh or fish"),
     "new": ("fedgraph_flwr.new_command", "a package for a method of your own, with its test"),
     "predict": ("fedgraph_flwr.predict_command", "what a trained network says of new nodes and graphs"),
+    "export": ("fedgraph_flwr.export.command", "a trained network as a folder that plain PyG loads"),
     "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
 }
 

@@ -86,6 +86,7 @@ class Sweep:
     seeds: list[int] = field(default_factory=lambda: [0])
     against: str | bool = ""
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: str = ""
     figure: str | bool = True
     places: dict[str, str] = field(default_factory=dict)
@@ -236,6 +237,7 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
         search=Search.read(body["search"], places["search"]) if body.get("search") else None,
         seeds=seeds_of(seeds, places.get("seeds", "seed=")),
         paper={str(key): value for key, value in (body.get("paper") or {}).items()},
+        beside={str(key): value for key, value in (body.get("beside") or {}).items()},
         places=places,
         **{"title": path.stem, **told},
     )
