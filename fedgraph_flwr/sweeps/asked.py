@@ -12,6 +12,7 @@ search             instead of a grid: ``trials`` and key → distribution, see `
 seeds              list of seeds, or ``0..4``
 against            the column that differences are taken to; default: Local, else the first that runs
 paper              setting → method → the paper's figure, as it prints it
+beside             further rows: name → method → a figure that no run gives, such as a benchmark's
 notes              what a reader must know; printed under the table
 figure             the name of the x axis; settings are then numbers. false: no plot. Else points, by column
 out                folder of the results, from the file's own; default: that one

@@ -50,8 +50,8 @@ def main_table(tally: Tally) -> list[str]:
             if not paper and (reached := tally.reached(setting, method)):
                 cells[place] += f"; {statistics.mean(reached.values()):.0f}"
         lines.append(_line(setting, cells))
-    for name, own in sweep.beside.items():
-        lines.append(_line(name, ("" if paper else str(own.get(method, "")) for method, paper in columns)))
+    for name, row in sweep.beside.items():
+        lines.append(_line(name, ["" if paper else str(row.get(method, "")) for method, paper in columns]))
     return lines
 
 
