@@ -355,6 +355,15 @@ def test_predictions_are_those_that_were_scored_and_name_the_classes():
     assert torch.equal(logits, told.logits)
 
 
+def test_a_clients_own_model_is_the_one_that_predicts():
+    run = fg.run(graphs=[data(0), data(1)], strategy="ditto", rounds=2, progress=False)
+    graph = load_client(run.config, 1)
+    own, shared = (model(model.prepare(graph)) for model in (run.model(1), run.model()))
+    assert torch.equal(own, run.predict(client=1).logits)
+    assert torch.equal(shared, run.predict(graph).logits)
+    assert not torch.equal(own, shared)
+
+
 def hetero(seed: int, edges: int = 40) -> HeteroData:
     """Papers with labels, authors with features, and who wrote what; both directions, as PyG's ToUndirected gives."""
     generator = torch.Generator().manual_seed(seed)
