@@ -248,8 +248,8 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
     cfg = with_folder(cfg)
     done = Run(cfg.out)
     try:
-        with shown_progress(cfg, progress) as on_round:
-            start(cfg, on_round)
+        with shown_progress(cfg, progress) as (on_round, on_wait):
+            start(cfg, on_round, on_wait)
     except KeyboardInterrupt as error:
         error.add_note(
             f"go on with fedgraph_flwr.load_run({cfg.out!r}).resume()"

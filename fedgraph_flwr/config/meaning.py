@@ -66,7 +66,7 @@ def keys_of(group: str) -> list[Key]:
     hints, comments = get_type_hints(cls), _comments(cls)
     keys = []
     for f in dataclasses.fields(cls):
-        if f.name == "params" or f.name in sections():
+        if f.name == "params" or (group == "run" and f.name in sections()):
             continue
         factory = f.default_factory
         default = f.default if factory is dataclasses.MISSING else factory()
