@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -180,19 +181,16 @@ def test_a_run_leaves_nothing_behind_in_the_process(keys):
 def test_an_interrupted_run_says_how_it_goes_on_and_does(folder, monkeypatch):
     whole = fg.run(**{**TINY, "rounds": 5})
 
-    class Stop:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return None
-
-        def __call__(self, record):
+    @contextmanager
+    def stopping(cfg, shown):
+        def on_round(record):
             if record["round"] == 3:
                 raise KeyboardInterrupt
 
+        yield on_round, print
+
     with monkeypatch.context() as patch:
-        patch.setattr(api, "shown_progress", lambda cfg, shown: Stop())
+        patch.setattr(api, "shown_progress", stopping)
         with pytest.raises(KeyboardInterrupt) as raised:
             fg.run(**{**TINY, "rounds": 5}, checkpoint_every=2, out="stopped")
     assert raised.value.__notes__ == [f"go on with fedgraph_flwr.load_run('{folder / 'stopped'}').resume()"]
