@@ -116,7 +116,7 @@ def loop(cfg: RunConfig) -> list[float]:
 
 def run(cfg: RunConfig) -> list[float]:
     """CPU seconds of every round of the in-process engine."""
-    from fedgraph_flwr.run import run as start
+    from fedgraph_flwr.runner import run as start
 
     ends = [time.process_time()]
     with tempfile.TemporaryDirectory() as out:

@@ -1,3 +1,35 @@
-"""Federated graph neural networks on Flower."""
+"""Federated graph neural networks on Flower.
+
+    import fedgraph_flwr as fg
+
+    run = fg.run(strategy="fedprox", dataset="cora", num_clients=10)
+
+docs/python.md tells of all names here; they are imported when they are first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedgraph_flwr import datasets
+    from fedgraph_flwr.api import Run, choices, compare, load_run, plot, run
+    from fedgraph_flwr.errors import FedGraphError, RunFailed
 
 __version__ = "0.1.0"
+__all__ = ["FedGraphError", "Run", "RunFailed", "choices", "compare", "datasets", "load_run", "plot", "run"]
+
+_ERRORS = ("FedGraphError", "RunFailed")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    if name == "datasets":
+        return importlib.import_module(f"{__name__}.datasets")
+    value = getattr(importlib.import_module(f"{__name__}.{'errors' if name in _ERRORS else 'api'}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config.schema import RunConfig, StrategyConfig
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation import adversaries
@@ -11,6 +12,7 @@ from fedgraph_flwr.lookup import locate, method_params, own_keys
 from fedgraph_flwr.messages import MODEL
 from fedgraph_flwr.secure.secagg import FEWEST
 from fedgraph_flwr.strategies import aggregators, privacy
+from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 def check_method(cfg: RunConfig) -> None:
@@ -19,7 +21,7 @@ def check_method(cfg: RunConfig) -> None:
     Raises:
         FedGraphError: a key that nobody knows, a wrong type or value, or a network that the method cannot train.
     """
-    sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
+    sides = _sides(cfg)
     accepted = own_keys(cfg)
     for key in cfg.strategy.params:
         if key not in accepted:
@@ -41,6 +43,21 @@ def check_method(cfg: RunConfig) -> None:
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # one may be of a part that is off
         models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
     models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
+
+
+def _sides(cfg: RunConfig) -> list[Any]:
+    """The classes of a method: its server's and its client's.
+
+    Raises:
+        FedGraphError: one is missing, or of another kind.
+    """
+    sides = []
+    for key, base in (("server", GraphStrategy), ("client", GraphClient)):
+        side = locate(target := getattr(cfg.strategy, key))
+        if not (isinstance(side, type) and issubclass(side, base)):
+            raise FedGraphError(f"strategy.{key}={target} is no {key}: expected a subclass of {base.__name__}")
+        sides.append(side)
+    return sides
 
 
 def _check_secagg(cfg: RunConfig, server: Any) -> None:
@@ -71,7 +88,13 @@ def _check_secagg(cfg: RunConfig, server: Any) -> None:
 def remarks(cfg: RunConfig) -> list[str]:
     """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
-    return [remark for side in sides if (remark := side.remark(cfg))]
+    told = [remark for side in sides if (remark := side.remark(cfg))]
+    if cfg.privacy.secagg and (seen := sides[1].unmasked(cfg)):
+        told.append(
+            f"privacy.secagg=true masks what is averaged; strategy={cfg.strategy.name} still shows the server each client's"
+            f" {', '.join(seen)}"
+        )
+    return told
 
 
 def check_clients(cfg: RunConfig) -> None:

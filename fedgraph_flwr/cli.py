@@ -4,10 +4,12 @@ Exit codes: 0 done; 1 the run could not go on; 2 wrong input; 130 interrupted.
 """
 
 import argparse
+import contextlib
 import importlib
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedgraph_flwr import __version__
@@ -20,6 +22,9 @@ COMMANDS = {
     "datasets": ("fedgraph_flwr.data.listing", "what is known, what is at hand, where files go"),
     "import": ("fedgraph_flwr.data.import_command", "bring your own graph: tables or a saved PyG object"),
     "schema": ("fedgraph_flwr.data.schema_command", "what your tables' columns mean: show it, or merge statistics"),
+    "keys": ("fedgraph_flwr.keys_command", "every key with its type, range, default and meaning"),
+    "completion": ("fedgraph_flwr.completion_command", "a script for your shell: bash, zsh or fish"),
+    "new": ("fedgraph_flwr.new_command", "a package for a method of your own, with its test"),
     "predict": ("fedgraph_flwr.predict_command", "what a trained network says of new nodes and graphs"),
     "export": ("fedgraph_flwr.export.command", "a trained network as a folder that plain PyG loads"),
     "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
@@ -28,14 +33,17 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        args = _parse(words)
-    except SystemExit as stop:  # argparse ends with 0 after --help and with 2 on wrong input
-        return int(stop.code or 0)
+    with _own_conf(list(sys.argv[1:] if argv is None else argv)) as words:
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
+        args = _parse(words)
         return int(args.func(args))
+    except SystemExit as stop:  # argparse ends with 0 after --help and with 2 on wrong input
+        return int(stop.code or 0)
     except FedGraphError as error:
         print(f"error: {plain(error, 4000)}", file=sys.stderr)
         return error.exit_code
@@ -53,6 +61,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+@contextlib.contextmanager
+def _own_conf(words: list[str]) -> Iterator[list[str]]:
+    """The words without ``--conf DIR``, wherever it stood, while that folder is the first to be searched, by our children too."""
+    if not any(word == "--conf" or word.startswith("--conf=") for word in words):
+        yield words
+        return
+    from fedgraph_flwr.config import CONF
+
+    option = argparse.ArgumentParser(prog="fedgraph-flwr", add_help=False, allow_abbrev=False)
+    option.add_argument("--conf", metavar="DIR", type=os.path.abspath)
+    before = os.environ.get(CONF, "")
+    told, rest = option.parse_known_args(words)
+    os.environ[CONF] = os.pathsep.join(filter(None, [told.conf, before]))
+    try:
+        yield rest
+    finally:
+        os.environ[CONF] = before
+
+
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = _parser(words)
     args, rest = parser.parse_known_args(words)
@@ -68,6 +95,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """A parser that knows all commands but fills in only the one that is asked for."""
     parser = argparse.ArgumentParser(prog="fedgraph-flwr", description="Federated graph neural networks on Flower.")
     parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--conf", metavar="DIR", help="a config folder of your own, searched first (FEDGRAPH_CONF)")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (module, text) in COMMANDS.items():
         if name in words[:1]:
@@ -75,6 +103,13 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         else:
             commands.add_parser(name, help=text)
     return parser
+
+
+def options(command: str) -> list[str]:
+    """The options of a command."""
+    choices = next(action.choices for action in _parser([command])._actions if action.choices)
+    parser = dict(choices).get(command)
+    return [option for action in parser._actions for option in action.option_strings] if parser else []
 
 
 def _as_interrupt(signum: int, frame: Any) -> None:

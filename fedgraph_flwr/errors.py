@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from fedgraph_flwr.usual import USUAL_KEYS, USUAL_VALUES
+
 
 class FedGraphError(Exception):
     """Wrong input or a run that cannot go on.
@@ -22,6 +24,15 @@ class RunFailed(FedGraphError):
     exit_code = 1
 
 
+def _elsewhere(kind: str, value: str, names: Iterable[str]) -> str:
+    """What a usual name is called here; empty where it is none."""
+    if (word := USUAL_VALUES.get(value.lower(), "")) in names:
+        return word
+    if kind.endswith("key"):
+        return USUAL_KEYS.get(value.rpartition(".")[2].lower().replace("-", "_"), "")
+    return ""
+
+
 def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") -> FedGraphError:
     """Error for a name that is not known, with the nearest match.
 
@@ -34,8 +45,12 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") 
     names = sorted(accepted)
     near = difflib.get_close_matches(str(value), names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
+    if here := _elsewhere(kind, str(value), names):
+        hint = f"; here it is {here}"
     source = f" ({where})" if where else ""
-    return FedGraphError(f"{kind} '{value}' unknown{source}{hint}{'' if hint else ';'} one of: {', '.join(names)}")
+    return FedGraphError(
+        f"{kind} '{value}' unknown{source}{hint}{'' if hint.endswith('?') else ';'} one of: {', '.join(names)}"
+    )
 
 
 def first_line(error: BaseException) -> str:

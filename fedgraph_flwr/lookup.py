@@ -2,11 +2,18 @@
 
 import dataclasses
 import importlib
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 from fedgraph_flwr.config.schema import RunConfig, typed
 from fedgraph_flwr.errors import FedGraphError
+
+
+def full_name(target: str) -> str:
+    """``module:name`` as it is now: see `locate`."""
+    ours = target.startswith(("strategies.", "clients.")) and find_spec(f"{__package__}.{target.partition(':')[0]}")
+    return f"{__package__}.{target}" if ours else target
 
 
 def locate(target: str) -> Any:
@@ -17,13 +24,30 @@ def locate(target: str) -> Any:
     Raises:
         FedGraphError: there is no such module or class.
     """
-    module, _, name = target.partition(":")
-    if module.startswith(("strategies.", "clients.")) and find_spec(f"{__package__}.{module}"):
-        module = f"{__package__}.{module}"
+    module, _, name = full_name(target).partition(":")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise FedGraphError(f"'{target}' cannot be imported ({error}); expected module:Class") from error
+
+
+def named_code(cfg: RunConfig) -> dict[str, str]:
+    """What of a configuration names code as ``module:name`` and is loaded where a client lives, by key."""
+    found = {"strategy.client": cfg.strategy.client, "model": cfg.model.name}
+    found |= {f"evaluation.metrics ({name})": target for name, target in cfg.evaluation.own.items()}
+    return {key: full_name(target) for key, target in found.items() if ":" in target}
+
+
+def function(target: str, key: str) -> Callable[..., Any]:
+    """The function of the user's own that a key names as ``module:function``.
+
+    Raises:
+        FedGraphError: there is none, or it cannot be called.
+    """
+    found = locate(target)
+    if not callable(found):
+        raise FedGraphError(f"{key}={target} is no function")
+    return found
 
 
 def method_params(cls: Any, cfg: RunConfig) -> Any:

@@ -144,6 +144,12 @@ class Predictor:
         """Logits [N, C] of a graph, as `predict` has them."""
         return self._predicted(self.as_graph(graph))
 
+    def network(self, graph: Any) -> models.Model:
+        """The trained network, made for graphs of the features of this one."""
+        with same_process_state():
+            made = self._with_parameters(locate(self.cfg.strategy.client), self.as_graph(graph))
+        return made.model.cpu().eval()
+
     def as_graph(self, graph: Any) -> Graph | HeteroGraph:
         """A graph of ours, from PyG where it is not.
 

@@ -1,10 +1,11 @@
-"""The command ``run``: compose, train, show a progress bar and a closing table, write a report."""
+"""The command ``run``: compose, train, show a closing table, write a report."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.api import Run, train
 from fedgraph_flwr.config import RunConfig, configuration, group_names
 from fedgraph_flwr.errors import plain
 
@@ -45,27 +46,21 @@ def main(args: argparse.Namespace) -> int:
         print(to_yaml(cfg), end="")
         return 0
     from fedgraph_flwr.data import datasets
-    from fedgraph_flwr.run import run, with_folder
-    from fedgraph_flwr.run_folder import CHECKPOINT
+    from fedgraph_flwr.serving import with_folder
 
     cfg = with_folder(cfg)
     if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
         print(f"split: the one that dataset={cfg.dataset.name} was imported with (split.kind=ratio draws another)")
+    run = Run(Path(cfg.out))
     try:
-        with _Progress(cfg, shown=not args.quiet) as progress:
-            summary = run(cfg, progress.round)
+        train(cfg, progress=False if args.quiet else "auto")
     except KeyboardInterrupt:
-        checkpoint = Path(cfg.out) / CHECKPOINT
-        remedy = (
-            f"go on with: fedgraph-flwr run resume={cfg.out}" if checkpoint.is_file() else "no checkpoint was due yet"
-        )
+        remedy = f"go on with: fedgraph-flwr run resume={cfg.out}" if run.resumable else "no checkpoint was due yet"
         print(f"interrupted; {remedy}", file=sys.stderr)
         return 130
-    print_summary(summary, cfg)
-    if not args.no_report and "last" in summary["metrics"]:
-        from fedgraph_flwr.report.command import write_report
-
-        print(f"report: {write_report([Path(cfg.out)], Path(cfg.out) / 'report.html')}")
+    print_summary(run.summary, cfg)
+    if not args.no_report and "last" in run.summary["metrics"]:
+        print(f"report: {run.report()}")
     return 0
 
 
@@ -75,16 +70,14 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedgraph_flwr.evaluation import metrics
+    from fedgraph_flwr.report.runs import WHEN, score_table
 
     title = escape(f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}")
     table = Table(title=title, show_header=True)
-    for column in ("", "best validation round", "last round", "mean of last five"):
+    for column in ("", *WHEN.values()):
         table.add_column(column, justify="left" if not column else "right")
-    at = summary["metrics"]
-    for key in metrics.shown(at.get("last", {}), cfg.evaluation):
-        cells = (f"{at[column].get(key, float('nan')):.4f}" for column in ("best_val", "last", "last5"))
-        table.add_row(key.replace("_", " "), *cells)
+    for key, values in score_table(summary, cfg).items():
+        table.add_row(key.replace("_", " "), *(f"{value:.4f}" for value in values.values()))
     console = Console()
     console.print(table)
     console.print(
@@ -102,37 +95,3 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
         line = f"failed: client {plain(who)}: {plain(reason, 1000)}"
         console.print(line, highlight=False, markup=False, style="yellow")
     console.print(f"results: {cfg.out}", highlight=False, markup=False, soft_wrap=True)
-
-
-class _Progress:
-    """A progress bar over the rounds."""
-
-    def __init__(self, cfg: RunConfig, shown: bool):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[score]}"),
-            TimeRemainingColumn(),
-        )
-        console = Console(stderr=True)
-        self.bar = Progress(*columns, disable=not (shown and console.is_terminal), console=console)
-        self.task = self.bar.add_task(f"{cfg.strategy.name} on {cfg.dataset.name}", total=cfg.rounds, score="")
-
-    def __enter__(self) -> "_Progress":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def round(self, record: dict[str, Any]) -> None:
-        """Show one finished round."""
-        told = record.get("metrics", {})
-        score = " ".join(
-            f"{split} {told[f'{split}_accuracy']:.3f}" for split in ("val", "test") if f"{split}_accuracy" in told
-        )
-        self.bar.update(self.task, completed=record["round"], score=score)

@@ -113,7 +113,7 @@ def one(job: tuple[str, str, int, list[str]]) -> dict[str, Any]:
     """Run one job in this process; its row."""
     setting, method, seed, words = job
     from fedgraph_flwr.config import compose
-    from fedgraph_flwr.run import run
+    from fedgraph_flwr.runner import run
 
     row = {"setting": setting, "method": method, "seed": seed, "words": " ".join(words)}
     if method == MAJORITY:

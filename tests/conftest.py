@@ -83,7 +83,7 @@ def client_files(tmp_path: Path) -> Callable[..., str]:
         folder = tmp_path / f"clients-{'-'.join(map(str, sizes))}-{kwargs.get('seed', 0)}"
         for client, size in enumerate(sizes):
             graph = client_graph(client, size, **kwargs)
-            graph.num_clients = len(sizes)
+            graph.num_clients, graph.num_global_nodes = len(sizes), 1000 * len(sizes)
             graph.save(folder / f"client_{client:04d}.safetensors")
         return f"graph={folder}"
 
@@ -94,7 +94,7 @@ def client_files(tmp_path: Path) -> Callable[..., str]:
 def run(tmp_path: Path, client_files: Callable[..., str]) -> Callable[..., Any]:
     """``run("strategy=fedprox", ...)`` trains on three small clients in this process; returns summary, rounds, parameters."""
     from fedgraph_flwr.engine.inline import run_inline
-    from fedgraph_flwr.run import with_folder
+    from fedgraph_flwr.runner import with_folder
     from tests.support import Finished
 
     count = iter(range(1000))

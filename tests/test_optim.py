@@ -16,6 +16,10 @@ CASES = {
         TrainConfig(optimizer="adam", lr=0.02, weight_decay=0.05),
         lambda p: torch.optim.Adam(p, lr=0.02, weight_decay=0.05),
     ),
+    "adamw": (
+        TrainConfig(optimizer="adamw", lr=0.02, weight_decay=0.05),
+        lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.05),
+    ),
 }
 
 
@@ -40,7 +44,7 @@ def test_same_as_torch(name):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["sgd-momentum", "adam"])
+@pytest.mark.parametrize("name", ["sgd-momentum", "adam", "adamw"])
 def test_state_goes_on_where_it_stopped(name):
     cfg, _ = CASES[name]
     torch.manual_seed(0)
@@ -57,7 +61,7 @@ def test_state_goes_on_where_it_stopped(name):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["sgd-momentum", "adam"])
+@pytest.mark.parametrize("name", ["sgd-momentum", "adam", "adamw"])
 def test_a_parameter_without_gradient_stays(name):
     used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     optimizer = make_optimizer([used, unused], CASES[name][0])

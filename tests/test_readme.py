@@ -47,3 +47,33 @@ def test_the_worked_example_of_contributing_is_the_code():
     code = re.sub(r'^ *""".*?"""\n+', "", (root / "fedgraph_flwr/strategies/fedavgm.py").read_text(), flags=re.M | re.S)
     assert blocks["python"] in code
     assert blocks["yaml"] in (root / "conf/strategy/fedavgm.yaml").read_text()
+
+
+def blocks(text: str) -> list[str]:
+    """The Python of a page, with fewer rounds."""
+    return [re.sub(r"rounds=20\b", "rounds=11", block) for block in re.findall(r"```python\n(.*?)```", text, re.S)]
+
+
+def test_the_pages_of_python_run_as_they_stand(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks((Path(__file__).parents[1] / "docs" / "python.md").read_text()):
+        exec(block, names)
+    assert names["longer"].summary["rounds"] == 11
+    assert list(names["table"].seeds) == [3, 3]
+    assert Path("local-and-fedavg.png").is_file()
+    assert "p_keeps" in capsys.readouterr().out
+
+
+def test_the_readmes_python_runs_on_a_graph_that_is_at_hand(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks(TEXT)
+    assert block.count('dataset="cora", num_clients=10') == 2
+    exec(
+        block.replace(
+            'dataset="cora", num_clients=10', 'dataset={"name": "csbm", "nodes": 90}, num_clients=3, rounds=2'
+        ),
+        {},
+    )

@@ -16,7 +16,7 @@ from fedgraph_flwr.engine.inline import InlineGrid, run_identity, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import METRICS
 from fedgraph_flwr.records import Recorder
-from fedgraph_flwr.run import with_folder
+from fedgraph_flwr.runner import with_folder
 from tests.support import assert_same_arrays, recorded_messages
 
 

@@ -16,8 +16,8 @@ from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.run import run as run_anywhere
 from fedgraph_flwr.run_folder import CHECKPOINT, LAUNCHER, SERVER, owned, read_rounds
+from fedgraph_flwr.runner import run as run_anywhere
 from tests.conftest import client_graph
 
 ROOT = Path(__file__).parents[1]

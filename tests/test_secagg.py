@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from fedgraph_flwr.checks import check_method
+from fedgraph_flwr.checks import check_method, remarks
 from fedgraph_flwr.clients import session
-from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.base import GraphClient, to_numpy
+from fedgraph_flwr.clients.fedomd import FedOMDClient
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
@@ -13,6 +14,8 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import MODEL, from_record
 from fedgraph_flwr.secure.secagg import Member, limit, unmasked
+from tests.conftest import client_graph
+from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.support import assert_same_arrays, call_fresh, recorded_messages
 
 SECURE = "privacy.secagg=true"
@@ -43,8 +46,8 @@ class Round:
 
     def mask(self, client, ratio=0.25, among=None):
         among = range(len(self.members)) if among is None else among
-        envelopes = {str(j): self.dealt[j][str(client)] for j in among if j != client}
-        return self.members[client].masked(self.values[client], ratio, envelopes, self.round)
+        envelopes = np.stack([self.dealt[j]["envelopes"][client] for j in among])
+        return self.members[client].masked(self.values[client], ratio, np.array(among), envelopes, self.round)
 
     def sum(self, answers, shares, among=None):
         among = range(len(self.members)) if among is None else among
@@ -169,20 +172,16 @@ def accepted(method):
 
 
 @pytest.mark.parametrize("method", group_names("strategy"))
-def test_every_method_ends_as_without_or_is_refused(method, run):
+def test_every_method_ends_as_without_or_is_refused(method, go):  # noqa: F811
     if not accepted(method):
         with pytest.raises(FedGraphError, match=rf"privacy\.secagg=true shows .*strategy={method} needs [^.]+; use"):
             check_method(compose([f"strategy={method}", SECURE]))
         return
-    words = [
-        f"strategy={method}",
-        "rounds=2",
-        "train.optimizer=sgd",
-        *EXACT,
-    ]  # Adam divides rounding by vanishing gradients
-    plain, found = run(*words), run(*words, SECURE)
+    words = ["rounds=2", "train.optimizer=sgd", *EXACT]  # Adam divides rounding by vanishing gradients
+    plain, found = go(method, *words), go(method, *words, SECURE)
     assert found.summary["failures"] == {}
-    assert found.summary["exchanges_per_round"] == plain.summary["exchanges_per_round"] + 3
+    masked = 2 if "moments_sum" in found.summary["bytes_by_phase"] else 1
+    assert found.summary["exchanges_per_round"] == plain.summary["exchanges_per_round"] + 3 * masked
     for name, array in plain.arrays.items():
         scale = np.abs(array).max(initial=1e-3)
         np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9 * scale, err_msg=name)
@@ -213,6 +212,48 @@ def test_messages_hold_no_plain_parameters(run, monkeypatch):
             for value in array.ravel()[:5]:
                 assert float(value) == 0 or value.tobytes() * 2 not in everything
             assert array.tobytes() not in everything
+
+
+def answered(messages):
+    """Groups of clients' answers: those in the clear, and those that are terms of sums; no group is both."""
+    kinds = {
+        (group, array.dtype == "uint64")
+        for direction, _, content in messages
+        for group, record in content.array_records.items()
+        for array in record.values()
+        if direction == "up" and group != "secagg"
+    }
+    return {group for group, masked in kinds if not masked}, {group for group, masked in kinds if masked}
+
+
+def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypatch):  # noqa: F811
+    """FedOMD: each layer's range travels as it is, or is not asked for; moments and model are terms of sums."""
+    for words, seen in (([], {"range"}), (["strategy.cmd_range=unit"], set())):
+        with monkeypatch.context() as patch, recorded_messages(patch) as messages:
+            finished = go("fedomd", "rounds=2", SECURE, *words)
+        assert finished.summary["failures"] == {}
+        plain, masked = answered(messages)
+        assert plain == seen
+        assert masked == {"moments", MODEL}
+        told = remarks(finished.cfg)
+        assert [text for text in told if "still shows the server each client's range" in text] == told[: len(seen)]
+
+
+def test_coefficients_that_are_handed_on_travel_beside_the_sum_and_the_user_is_told(go, monkeypatch):  # noqa: F811
+    with recorded_messages(monkeypatch) as messages:
+        finished = go("fedhgn", "rounds=2", SECURE)
+    assert answered(messages) == ({"coefficients"}, {MODEL})
+    assert any(text.endswith("still shows the server each client's coefficients") for text in remarks(finished.cfg))
+    assert not remarks(compose(["strategy=fedavg", SECURE]))
+
+
+@pytest.mark.parametrize("name", ["moments", "means", "moments_about"])
+def test_a_client_gives_no_statistics_that_are_no_term_of_a_sum(name):
+    client = FedOMDClient(compose(["strategy=fedomd", "num_clients=3", "model.hidden=8", SECURE]), client_graph(0))
+    model = {name: to_numpy(tensor) for name, tensor in client.shared.items()}
+    groups = {MODEL: model, "point": {"mean": np.zeros((3, 8), np.float32)}}
+    with pytest.raises(RunFailed, match="client 0 was not asked for a masked answer in round 0, and gives no other"):
+        client.answer(name, groups, {})
 
 
 def falling(monkeypatch, *falls):
@@ -284,6 +325,15 @@ def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
         (["privacy.secagg_threshold=0.5"], r"privacy.secagg_threshold must lie in \(0.5, 1\], got 0.5"),
         (["privacy.secagg_bits=60"], r"privacy.secagg_bits must lie in \[8, 48\], got 60"),
         (["privacy.dp=client_fixed"], "privacy.secagg=true hides from the server what privacy.dp=client_fixed"),
+        (["strategy=fedomd", "strategy.exchange=two_phase"], "set strategy.exchange=one_phase, not two_phase"),
+        (
+            ["strategy=fedomd", "strategy.weighting=train"],
+            "only with strategy.weighting=nodes, not train: set that, or",
+        ),
+        (
+            ["strategy=fedhgn", "strategy.shared=[coefficients]", "strategy.private_schema=false"],
+            "shared holds 'coefficients': coefficients are averaged over the clients that hold a type, which no sum over",
+        ),
         (["num_clients=2"], "adds up at least 3 clients, a round of this run has 2"),
         (["num_clients=10", "strategy.fraction=0.2"], "a round of this run has 2"),
     ],

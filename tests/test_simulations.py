@@ -147,7 +147,7 @@ def test_processes_side_by_side_give_the_same_values(toy):
 def test_a_value_is_that_of_the_run(toy):
     table = Table.load(toy)
     path = execute(table, jobs=1, only="many/FedAvg/1")
-    from fedgraph_flwr.run import run
+    from fedgraph_flwr.runner import run
 
     words = [*table.common, "train.local_steps=2", "strategy=fedavg", "seed=1", f"out={toy.parent / 'own'}"]
     assert float(rows(path)[0]["value"]) == run(compose(words))["test_accuracy"]
@@ -194,7 +194,7 @@ def test_the_choice_of_a_grid_is_the_best_on_validation_nodes(toy, ran):
     path = execute(table, jobs=1, only="few")
     assert len(ran) == 2 * (3 + 3 + 1)  # of Majority there is nothing to choose
     told = rows(path)
-    from fedgraph_flwr.run import run
+    from fedgraph_flwr.runner import run
 
     words = [
         *table.common,
@@ -320,7 +320,7 @@ def test_what_a_target_needs_by_hand():
 def test_a_curve_ends_with_the_bytes_of_the_run(toy, monkeypatch):
     words = ["dataset=csbm", "dataset.clients=2", "dataset.nodes=60", "num_clients=2", "rounds=3", "checkpoint_every=0"]
     monkeypatch.setattr(budget, "WORDS", words)
-    from fedgraph_flwr.run import run
+    from fedgraph_flwr.runner import run
 
     own = run(compose([*words, "strategy=fedprox", "seed=1", f"out={toy.parent / 'own'}"]))
     rows = budget.curve("fedprox", 1)

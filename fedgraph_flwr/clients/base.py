@@ -30,14 +30,16 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.policy import simulated
-from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, SURVIVORS, Member
+from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, MEMBERS, RATIO, SURVIVORS, Member
 from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved, unflatten
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
@@ -87,12 +89,14 @@ class GraphClient(NumPyClient):
         member: its part in secure sums (``privacy.secagg``).
         keeper: what it keeps of the models it was scored by.
         memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
-        class_weights: of ``train.loss=weighted``, [C]: each class of its training nodes counts the same; else None.
+        class_weights: of ``train.loss=weighted``, [C]: each class counts the same, among its training nodes or (by what the
+            server tells) those of all clients; else None.
         steps: optimiser steps of the last local training.
         server_round: the round of the message at hand.
         exchange: how many exchanges of the same phase came before it in this round.
         stage: of the run, where the method has several.
         policy: what the node's owner lets a server ask.
+        keyring: signs the keys that the client publishes, and says whether others' are theirs.
         repeats: phases that a round may bring more than one message of, and how many.
         secrets: names in `memory` of what no checkpoint keeps: keys whose streams a resumed run would draw twice.
         predicts_with: names in what `save` gives of what `predict` reads.
@@ -119,6 +123,7 @@ class GraphClient(NumPyClient):
         self.memory: Tree = {}
         self.keeper = Keeper(cfg.evaluation)
         self.policy = simulated()
+        self.keyring = Keyring(graph.client)
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
         torch.manual_seed(derive_seed(cfg.seed, "model"))
         self.model = self.build_model().to(self.device, self.dtype)
@@ -149,6 +154,11 @@ class GraphClient(NumPyClient):
     def remark(cls, cfg: RunConfig) -> str:
         """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
         return ""
+
+    @classmethod
+    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
+        """Groups of answers that the server must see as they are although sums are secure; the user is told of them."""
+        return ()
 
     def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
@@ -295,7 +305,7 @@ class GraphClient(NumPyClient):
         """Scores of logits [N, C], by split and metric."""
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
         wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
-        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes)
+        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes, self.cfg.evaluation.own)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
@@ -334,7 +344,21 @@ class GraphClient(NumPyClient):
     # --- answering a message ------------------------------------------------------------------------------------------
 
     def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """Answer one message.
+        """Answer one message; where sums are secure, with a term of one, but for what is `unmasked`.
+
+        Raises:
+            RunFailed: arrays are asked for that would leave as they are.
+        """
+        if not self.cfg.privacy.secagg:
+            return self.plain_answer(name, groups, config)
+        if name in (PUBLISH, DEAL, UNMASK):
+            return self._secure(name, groups), {}
+        told = groups.pop(SECAGG, {})
+        sent, numbers = self.plain_answer(name, groups, config)
+        return self._masked(sent, told), numbers
+
+    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """The answer to one message.
 
         Args:
             name: ``describe``, ``train``, ``evaluate``, or a phase of the method.
@@ -345,6 +369,8 @@ class GraphClient(NumPyClient):
             FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
         """
         self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
+        if self.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
+            self._weigh(groups.pop(CLASS_WEIGHTS, {}))
         if name == "describe":
             if MODEL in groups and config.get("keep"):  # where no scores were asked for
                 self.set_parameters(self._received(groups))
@@ -352,21 +378,32 @@ class GraphClient(NumPyClient):
             return {}, self.describe()
         if name in ("train", "evaluate"):
             parameters = self._received(groups) if MODEL in groups else []
-            secret = {group: groups.pop(group, {}) for group in (SECAGG, ENVELOPES)}
             self.receive(groups)
             if name == "evaluate":
                 return {}, self.evaluate(parameters, config)[2]
             trained, num_train, told = self.fit(parameters, config)
             sent, numbers = self.send()
             answer = {} if config.get("keep_model") else {MODEL: self.bounded(trained, parameters)}
-            answer |= sent
-            if self.cfg.privacy.secagg and answer:
-                answer = self._masked(answer, secret)
-            return answer, {**told, **numbers, "num_train": num_train}
-        if self.cfg.privacy.secagg and name in (PUBLISH, DEAL, UNMASK):
-            return self._secure(name, groups), {}
+            return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
         self.messages_of(name)
         return getattr(self, name)(groups, config)
+
+    @phase
+    def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Of the training nodes the share in each class, for `methods.labels`."""
+        share = shares(self.batch.y.cpu().numpy(), self.graph.num_classes, self.policy.min_nodes)
+        return {LABELS: {"share": share}}, {}
+
+    def _weigh(self, group: Arrays) -> None:
+        """Take the class weights of all clients.
+
+        Raises:
+            FedGraphError: they are missing, or no weights of this graph's classes.
+        """
+        check_arrays(group, {"w": (self.graph.num_classes,)}, "the server")
+        if (group["w"] < 0).any():
+            raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected none below 0")
+        self.class_weights = torch.from_numpy(group["w"]).to(self.device, self.dtype)
 
     def _received(self, groups: dict[str, Arrays]) -> list[np.ndarray]:
         """The shared parameters of a message, taken out of its groups, in the model's order."""
@@ -393,23 +430,37 @@ class GraphClient(NumPyClient):
             return model
         return clipped_model(model, dict(zip(self.shared, received, strict=True)), self.cfg.privacy.clipping_norm)
 
-    def _masked(self, answer: dict[str, Arrays], told: dict[str, Arrays]) -> dict[str, Arrays]:
-        """All arrays of a training answer as this client's term of secure sums."""
-        if not told[SECAGG]:
+    def _masked(self, answer: dict[str, Arrays], told: Arrays) -> dict[str, Arrays]:
+        """The arrays of an answer as this client's term of secure sums, beside those that travel as they are."""
+        as_is = {group: arrays for group, arrays in answer.items() if group in self.unmasked(self.cfg)}
+        terms = {group: arrays for group, arrays in answer.items() if group not in as_is}
+        if not terms:
+            return answer
+        if not told:
             raise RunFailed(
                 f"client {self.graph.client} was not asked for a masked answer in round {self.server_round}, and gives no other "
                 "under privacy.secagg=true"
             )
-        return self.member.masked(answer, float(told[SECAGG]["ratio"][0]), told[ENVELOPES], self.server_round)
+        ratio = float(told[RATIO][0])
+        return {**self.member.masked(terms, ratio, told[MEMBERS], told[ENVELOPES], self.server_round), **as_is}
 
     def _secure(self, name: str, groups: dict[str, Arrays]) -> dict[str, Arrays]:
         """The exchanges of secure sums."""
         told = groups.get(SECAGG, {})
         if name == PUBLISH:
-            return {SECAGG: self.member.publish(self.server_round)}
+            published = self.member.publish(self.server_round, self.exchange)
+            return {SECAGG: published | self.keyring.sign(self._publication, published[KEYS].tobytes())}
         if name == DEAL:
-            return {ENVELOPES: self.member.deal(told[CLIENTS], told[KEYS], self.server_round)}
+            dealt = self.member.deal(told[CLIENTS], told[KEYS], self.server_round)
+            keys = {int(client): key.tobytes() for client, key in zip(told[CLIENTS], told[KEYS], strict=True)}
+            self.keyring.check(self._publication, keys[self.graph.client], keys, groups.get(SIGNATURES, {}))
+            return {SECAGG: dealt}
         return {SECAGG: self.member.reveal(told[SURVIVORS], self.server_round)}
+
+    @property
+    def _publication(self) -> str:
+        """What a signature is of: keys of one sum are no keys of the round's next one."""
+        return f"{PUBLISH} {self.server_round} {self.member.exchange}"
 
     # --- for when the run is over -------------------------------------------------------------------------------------
 

@@ -57,6 +57,11 @@ class FedHGNClient(GraphClient):
                 f"strategy={cfg.strategy.name} needs a model with bases: model=rgcn or simple_hgn, model.bases >= 1"
             )
 
+    @classmethod
+    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
+        """Coefficients are handed on, not added up; so is which types they are of, where the schema is shared."""
+        return (COEFFICIENTS,) if cfg.strategy.private_schema else (COEFFICIENTS, ROWS)
+
     def describe(self) -> dict[str, Any]:
         """Without the numbers of types, unless the schema is shared."""
         told = super().describe()

@@ -24,9 +24,11 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import MODEL, Arrays
-from fedgraph_flwr.methods.fedomd import MOMENTS, TARGET, Params
-from fedgraph_flwr.methods.moments import central_moments, discrepancy, moments_about
+from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
+from fedgraph_flwr.methods.moments import central_moments, discrepancy, moments_about, powers_about
+from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, orthogonality
 
@@ -35,7 +37,10 @@ class FedOMDClient(GraphClient):
     """FedAvg's client with the orthogonality and moment terms in its objective."""
 
     Params: ClassVar[type] = Params
-    repeats: ClassVar[Mapping[str, int]] = {"moments_about": 64}  # about another point for each client lost
+    repeats: ClassVar[Mapping[str, int]] = {
+        "moments_about": 64,  # about another point for each client lost
+        **dict.fromkeys((PUBLISH, DEAL, UNMASK), 2),  # of secure sums of moments, and of models
+    }
     secrets: ClassVar[tuple[str, ...]] = ("statistics",)
     model: OrthoGCN
     target: dict[str, Tensor] | None = None  # what `receive` took with the last model; None or empty: no moment term
@@ -46,6 +51,11 @@ class FedOMDClient(GraphClient):
         """The network must be the orthogonal GCN."""
         if not isinstance(model, OrthoGCN):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedomd, got {cfg.model.name}")
+
+    @classmethod
+    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
+        """A largest feature of all is no sum; ``cmd_range=unit`` needs none."""
+        return (RANGE,) if method_params(cls, cfg).cmd_range == "pooled" else ()
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the pooled moments [H, 5, D] and, with ``cmd_range=pooled``, the widths b − a [H]."""
@@ -89,6 +99,14 @@ class FedOMDClient(GraphClient):
         z = self._features_of(groups[MODEL])
         mean = torch.from_numpy(groups["point"]["mean"]).to(z)
         return {MOMENTS: {"spread": to_numpy(moments_about(z, mean))}}, {"count": len(z)}
+
+    @phase
+    def moments_sum(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Where sums are secure: moments about a point that all are sent, [H, 5, D], and apart from them the range."""
+        z = self._features_of(groups[MODEL])
+        told, count = self._statistics(z, powers=powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device)))
+        span = told[MOMENTS].pop("range", None)
+        return told if span is None else {**told, RANGE: {"range": span}}, count
 
     def _features(self, hidden: list[Tensor]) -> Tensor:
         """The features whose moments count: [N', H, D]."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays
@@ -38,6 +39,11 @@ class FedSageTrueClient(FedGradClient):
         self.owner = torch.empty_like(self.external)
         self.owner[torch.searchsorted(self.external, ends)] = owners
         self.external_x = torch.zeros(0, self.graph.num_features)
+
+    @classmethod
+    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
+        """What goes to single clients by way of the server."""
+        return "wanted", "features"
 
     @phase
     def wanted(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:

@@ -41,6 +41,7 @@ from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.models.layers import adjacency
+from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.masked import PEERS, mask
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.trees import Tree, as_arrays
@@ -118,6 +119,7 @@ class FedSPAClient(GraphClient):
         self.fisher: Arrays = {}
         self.sealer: Sealer | None = None
         self.peers: Arrays = {}
+        self.signatures: Arrays = {}
         self.summed: list[int] = []  # the round and the clients of the last sum
 
     @classmethod
@@ -139,7 +141,7 @@ class FedSPAClient(GraphClient):
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """With ``scalar``: who adds up Fisher diagonals with whom, their public keys, and Σ_j N_j."""
-        self.peers = groups.get(PEERS, {})
+        self.peers, self.signatures = groups.get(PEERS, {}), groups.get(SIGNATURES, {})
 
     @cached_property
     def folds(self) -> list[tuple[Any, Tensor]]:
@@ -180,7 +182,8 @@ class FedSPAClient(GraphClient):
     def publish_key(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """A public key for masks between clients, drawn for this run."""
         self.sealer = Sealer(self.graph.client)
-        return {"key": {"key": np.frombuffer(self.sealer.public, np.uint8)}}, {}
+        public = self.sealer.public
+        return {"key": {"key": np.frombuffer(public, np.uint8), **self.keyring.sign("publish_key", public)}}, {}
 
     @phase
     def share_again(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
@@ -204,7 +207,9 @@ class FedSPAClient(GraphClient):
             raise RunFailed(f"client {self.graph.client} is to mask its Fisher diagonals but never published a key")
         clients = [int(client) for client in self.peers["clients"]]
         self._may_sum(clients)
-        self.sealer.meet({c: key.tobytes() for c, key in zip(clients, self.peers["keys"], strict=True)})
+        peers = {c: key.tobytes() for c, key in zip(clients, self.peers["keys"], strict=True)}
+        self.keyring.check("publish_key", self.sealer.public, peers, self.signatures)
+        self.sealer.meet(peers)
         ratio = self.graph.num_nodes / float(self.peers["nodes"][0])
         weighted = {name: ratio * values.astype(np.float64) for name, values in self.fisher.items()}
         self.summed = [self.server_round, *clients]

@@ -4,7 +4,7 @@
     ŷ_v = softmax(Σ_u ā_vu g(s_u) + Σ_{u∈V_i} ā^(i)_vu f(x_u))                                       Eq. (20)
     g_i = ∇_θ Σ_{v∈V~_i} CE(y_v, ŷ_v),   G_S^i = ∇_S of the same                                     Eqs. (21), (22), (24)
 
-Leaves the client, for the server: a public key, the ids of its nodes, the ids of the nodes within L_s hops of them, s_u of its
+Leaves the client, for the server: a public key (signed where the node has a key of its own), the ids of its nodes, the ids of the nodes within L_s hops of them, s_u of its
 own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of `fedgraph_flwr.methods.hops`.
 Never leaves it: X, Y, embeddings of X; an edge, but inside a sealed B.
 """
@@ -30,6 +30,7 @@ from fedgraph_flwr.methods.hops import HopExchange, Pruning, RowMessage
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.trees import Tree, as_arrays, flatten
 
@@ -75,8 +76,8 @@ class FedStructClient(FedGradClient):
     @phase
     def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Publish a key, and which nodes are this client's."""
-        public = np.frombuffer(self.sealer.public, np.uint8)
-        return {"identity": {"key": public, "nodes": self.graph.node_id.numpy().astype(np.int32)}}, {}
+        public = {"key": np.frombuffer(self.sealer.public, np.uint8), **self.keyring.sign("announce", self.sealer.public)}
+        return {"identity": {**public, "nodes": self.graph.node_id.numpy().astype(np.int32)}}, {}
 
     @phase
     def acquire(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
@@ -114,7 +115,9 @@ class FedStructClient(FedGradClient):
     def meet(self, groups: dict[str, Arrays]) -> None:
         """Learn the others' keys, and who owns which node."""
         self.owner = groups["keys"]["owner"].astype(np.int64)
-        self.sealer.meet({client: key.tobytes() for client, key in enumerate(groups["keys"]["keys"])})
+        keys = {client: key.tobytes() for client, key in enumerate(groups["keys"]["keys"])}
+        self.keyring.check("announce", self.sealer.public, keys, groups.get(SIGNATURES, {}))
+        self.sealer.meet(keys)
 
     def hop_exchange(self) -> HopExchange:
         """The exchange at hand, begun on first use."""

@@ -7,6 +7,7 @@ With θ as received, θ_i as trained and s = ``adversary.strength``:
     gaussian       sends θ + s N(0, I)
     free_rider     likewise, with an s that makes it look at work
     label_flip     trains on labels C − 1 − y
+    module:name    sends what your function makes of (θ, θ_i, s, rng), array by array
     backdoor_...   trains with triggers at some of its nodes, which it labels ``adversary.target`` (`fedgraph_flwr.data.poisoning`):
                    central, each with the whole trigger; distributed, each with its own part of it
 
@@ -20,14 +21,17 @@ import numpy as np
 import torch
 
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config import RunConfig, is_own
 from fedgraph_flwr.data.poisoning import Trigger, with_flipped_labels
+from fedgraph_flwr.lookup import function
 from fedgraph_flwr.messages import MODEL, TRAIN, Arrays, derive_seed
 
 
 def forged(kind: str, strength: float, received: np.ndarray, trained: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """What is sent in the place of a trained array, of its type."""
-    if kind in ("sign_flip", "scaling"):
+    if is_own(kind):
+        sent = np.asarray(function(kind, "adversary.kind")(received, trained, strength, rng))
+    elif kind in ("sign_flip", "scaling"):
         sent = received + (-strength if kind == "sign_flip" else strength) * (trained - received)
     elif kind in ("gaussian", "free_rider"):
         sent = received + strength * rng.normal(size=received.shape)
@@ -55,10 +59,10 @@ class Hostile(GraphClient):
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         super().__init__(cfg, poisoned(cfg, graph), device, None)
 
-    def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """As the method's client, but for the model that it sends."""
         received = groups.get(MODEL) or {key: to_numpy(tensor) for key, tensor in self.shared.items()}
-        answer, numbers = super().answer(name, groups, config)
+        answer, numbers = super().plain_answer(name, groups, config)
         if name == TRAIN and MODEL in answer:
             lie = self.cfg.adversary
             rng = np.random.default_rng(derive_seed(self.cfg.seed, "adversary", self.graph.client, self.server_round))

@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping
-from logging import ERROR
+from functools import partial
+from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, derive_seed, from_record, groups_of, pack, to_record
 from fedgraph_flwr.methods.secagg import SECAGG
+from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.trees import flatten, unflatten
 
@@ -34,9 +36,10 @@ VERSION = "fedgraph-version"
 
 ASKED = "fedgraph-asked"
 
-NODE_KEYS = ("graph", "state", "policy", "device", "threads")
+NODE_KEYS = ("graph", "state", "policy", "key", "peers", "device", "threads")
 """What a SuperNode may be told by ``--node-config``; docs/fleet.md says what each means."""
 
+_PATHS = ("graph", "state", "policy", "key", "peers")
 _ENGINE_KEYS = ("partition-id", "num-partitions", "live")
 _live: dict[tuple[int, int], tuple[GraphClient, int]] = {}
 
@@ -52,7 +55,7 @@ def respond(message: Message, context: Context) -> Message:
         told = str(error)
         if not context.node_config.get("live"):
             log(ERROR, told)
-        for key in ("graph", "state", "policy"):
+        for key in _PATHS:
             if path := context.node_config.get(key):
                 told = told.replace(str(path), f"<{key}>")
         return Message(Error(FAILED, told), reply_to=message)
@@ -145,8 +148,8 @@ def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) ->
     if not 0 <= server_round <= client.cfg.rounds:
         raise FedGraphError(f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds")
     folder = _last_folder(context, client)
-    record: Mapping[str, Any] | None = context.state.config_records.get(ASKED) or (folder.read_asked() if folder else None)
-    ledger = Ledger(record)
+    record = context.state.config_records.get(ASKED)
+    ledger = folder.read_asked() if folder and not record else Ledger(record)
     ledger.book(phase, server_round, config["exchange"], most)
     if "resume" in config:
         ledger.resume(config["resume"])
@@ -182,6 +185,7 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         kind = _hostile(kind, cfg, context)
     client = kind(cfg, graph, device(cfg, context), file)
     client.policy = policy
+    client.keyring = _keyring(context, client)
     policy.check_client(client)
     if _simulated(context):
         client.keeper.what = PRIVATE
@@ -251,6 +255,21 @@ def _policy(context: Context) -> Policy:
     if path := context.node_config.get("policy"):
         return read_policy(str(path))
     return simulated() if _simulated(context) else Policy()
+
+
+def _keyring(context: Context, client: GraphClient) -> Keyring:
+    """The party's own key and those it trusts; a fleet's node tells fingerprints in its log, and keeps them in its folder."""
+    told = context.node_config
+    own = read_key(str(told["key"])) if told.get("key") else None
+    pins = read_pins(str(told["peers"])) if told.get("peers") else None
+    return Keyring(client.graph.client, context.run_id, own, pins, None if _simulated(context) else partial(_tell, context, client))
+
+
+def _tell(context: Context, client: GraphClient, exchange: str, digits: str, clients: list[int]) -> None:
+    told = f"keys of clients {', '.join(map(str, clients))} ({exchange}): {digits}"
+    log(INFO, told if client.keyring.pins else f"{told}; none is pinned (peers=): compare this line with another party")
+    if folder := _last_folder(context, client):
+        folder.add_fingerprint(exchange, digits, clients)
 
 
 def _threads(cfg: RunConfig, context: Context) -> int:

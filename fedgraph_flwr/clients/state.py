@@ -1,8 +1,9 @@
 """Private state on a node's own disk: what outlives its processes.
 
 ``ROOT/<strategy>-<run>/client_0000/`` holds ``last.safetensors``, written after each message that changed the state of a
-SuperNode with a state folder, ``asked.json``, what the server has asked in the run, ``round_000010.safetensors`` for the last
-two checkpoints, from which a run is resumed, and at the end ``model_last.safetensors`` and ``model_best.safetensors``, to predict with.
+SuperNode with a state folder, ``asked.json``, what the server has asked in the run, ``fingerprints.txt``, of the keys it relayed
+(`fedgraph_flwr.secure.keyring`), ``round_000010.safetensors`` for the last two checkpoints, from which a run is resumed, and at
+the end ``model_last.safetensors`` and ``model_best.safetensors``, to predict with.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.secure.policy import file_name
+from fedgraph_flwr.secure.policy import Ledger, file_name
 
 SCHEMA = 1
 """Of what a state file says beside its tensors."""
@@ -54,22 +55,30 @@ class StateFolder:
         """Keep what was asked, before it is answered."""
         write_bytes(self.folder / "asked.json", json.dumps(self.owner | {"asked": record}).encode())
 
-    def read_asked(self) -> dict[str, Any] | None:
-        """What was asked in this run; None where nothing was.
+    def read_asked(self) -> Ledger:
+        """What was asked in this run.
 
         Raises:
             FedGraphError: the file cannot be read: what was asked is not known, so nothing is answered.
         """
         path = self.folder / "asked.json"
         if not path.is_file():
-            return None
+            return Ledger()
         try:
             values = json.loads(path.read_bytes())
             if {key: values.get(key) for key in self.owner} != self.owner:
                 raise ValueError("it is of another run")
-            return dict(values["asked"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return Ledger(values["asked"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise FedGraphError(f"{path} does not say what was asked of this node ({error}): remove it to begin anew") from error
+
+    def add_fingerprint(self, exchange: str, digits: str, clients: list[int]) -> None:
+        """Keep what parties compare by telephone, a line an exchange of keys, the latest last."""
+        path = self.folder / "fingerprints.txt"
+        line = f"{digits}  {exchange}, clients {' '.join(map(str, clients))}\n"
+        before = path.read_text() if path.is_file() else ""
+        if line not in before:
+            write_bytes(path, (before + line).encode())
 
     def write_checkpoint(self, state: dict[str, Tensor], server_round: int) -> None:
         """Write this checkpoint and drop all but the one before it, which an interrupted server may still need."""

@@ -5,12 +5,17 @@ protocol with its ``datasets:`` (where ``models:`` sizes a model for that datase
 ``key=value`` overrides. A group is chosen by the user, else by the protocol, else by the dataset (for the model: the strategy's
 and the dataset's own go before the protocol's), else by ``config.yaml``. After composition OmegaConf is gone: the rest of the
 program sees dataclasses.
+
+A name is looked up in the folders of `conf_dirs`, the user's own first; ``module:name`` is the user's code itself.
 """
 
+import copy
 import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +23,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import written
-from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig
-from fedgraph_flwr.config.written import CHOICES, Written, choices, laid_over, load
+from fedgraph_flwr.config.plugins import packages
+from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, is_own
+from fedgraph_flwr.config.written import CHOICES, Written, choices, flat, laid_over, load
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
@@ -32,12 +38,50 @@ def conf_dir() -> Path:
     return beside if (beside / "config.yaml").is_file() else package / "_conf"
 
 
+CONF = "FEDGRAPH_CONF"
+"""The variable that names config folders of one's own, as PATH names folders; the command line's ``--conf`` adds to it."""
+
+
+def own_conf_dirs() -> list[Path]:
+    """The folders that `CONF` names.
+
+    Raises:
+        FedGraphError: one is not there.
+    """
+    folders = [Path(word).expanduser().absolute() for word in os.environ.get(CONF, "").split(os.pathsep) if word]
+    for folder in folders:
+        if not folder.is_dir():
+            raise FedGraphError(
+                f"there is no config folder {folder} (--conf or {CONF}): expected one with strategy/NAME.yaml"
+            )
+    return folders
+
+
+def conf_dirs() -> list[Path]:
+    """The folders of YAML groups, as they are searched: the user's own, ours, those of installed packages.
+
+    So a package adds names and changes none of ours.
+    """
+    return [*own_conf_dirs(), conf_dir(), *packages().values()]
+
+
 def group_names(group: str) -> list[str]:
     """The names a group accepts, such as the strategies."""
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    return sorted({path.stem for folder in conf_dirs() for path in (folder / group).glob("*.yaml")})
 
 
-def compose(overrides: Sequence[str] = (), base: Path | str | None = None, defaults: Sequence[str] = ()) -> RunConfig:
+def group_path(group: str, name: str) -> Path | None:
+    """The first file of a name in a group; None where there is none."""
+    paths = [folder / group / f"{name}.yaml" for folder in conf_dirs()] if _is_name(name) else []
+    return next((path for path in paths if path.is_file()), None)
+
+
+def compose(
+    overrides: Sequence[str] = (),
+    base: Path | str | None = None,
+    defaults: Sequence[str] = (),
+    keys: Mapping[str, Any] | None = None,
+) -> RunConfig:
     """Compose a configuration.
 
     Args:
@@ -45,16 +89,17 @@ def compose(overrides: Sequence[str] = (), base: Path | str | None = None, defau
         base: a file of words as a person writes them (`written`), below the overrides; or a resolved configuration to start
             from instead of the group files: a run's ``config.yaml``, or JSON.
         defaults: words below both, unless there is a resolved configuration.
+        keys: values by key, over the overrides: nested, dotted, or both.
 
     Raises:
         FedGraphError: an unknown key or name, a wrong type or an impossible value.
     """
-    given = choices(_parse(overrides), {})
+    given = _named(choices(_parse(overrides) | _values(keys or {}), {}))
     if base and str(base).startswith("{"):
         return _build(_upon(_from_json(str(base)), "config", given))
     said = written.read(Path(base)) if base else Written()
     places = {key: place for key, place in said.places.items() if key not in given}
-    given = laid_over(said.words, given)
+    given = _named(laid_over(said.words, given))
     if said.base:
         resolved = load(said.base)
         for key in ("out", "resume"):  # of the run that is repeated
@@ -73,17 +118,30 @@ def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tupl
             selected = {**_wishes(group, selected[group]), **selected}
     for group in ("dataset", "partition", "model", "strategy"):
         if group in selected:
-            layers.append(_group(group, selected[group]))
+            layers.append(_chosen(group, selected[group], given))
     if "protocol" in selected:
         raise FedGraphError("protocol= cannot be combined with config=: a resolved config already holds its protocol")
     return [*layers, ("override", OmegaConf.create(_nest(given)))]
 
 
-def configuration(words: Sequence[str]) -> RunConfig:
-    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included."""
-    given = dict(word.partition("=")[::2] for word in words)
+def configuration(
+    words: Sequence[str], keys: Mapping[str, Any] | None = None, defaults: Sequence[str] = ()
+) -> RunConfig:
+    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included.
+
+    Args:
+        words: ``key=value``.
+        keys: values by key, over the words (see `compose`).
+        defaults: words below all.
+
+    Raises:
+        FedGraphError: as `compose`.
+    """
+    keys = keys or {}
+    given = dict(word.partition("=")[::2] for word in words) | {k: keys[k] for k in ("config", "resume") if k in keys}
     base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
-    cfg = compose([word for word in words if not word.startswith("config=")], base)
+    words = [word for word in words if not word.startswith("config=")]
+    cfg = compose(words, base, defaults, {key: value for key, value in keys.items() if key != "config"})
     if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
         raise FedGraphError(f"resume={cfg.resume} goes on in its own folder: leave out={cfg.out} away")
     return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg
@@ -135,9 +193,28 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Python's values by dotted key, as YAML would give them."""
+    return {key: _plain(value, key) for key, value in flat(keys).items()}
+
+
+def _plain(value: Any, key: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple | range):
+        return [_plain(item, key) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's and torch's numbers and arrays
+        return _plain(value.tolist(), key)
+    raise FedGraphError(
+        f"{key} must be a number, a word, true or false, or a list of them, got a {type(value).__name__}"
+    )
+
+
+def _nest(dotted: dict[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for key, value in flat.items():
+    for key, value in dotted.items():
         *parents, last = key.split(".")
         node = nested
         for parent in parents:
@@ -156,29 +233,74 @@ def _from_json(text: str) -> DictConfig:
         raise FedGraphError(f"config= is no valid JSON ({_first_line(error)})") from error
 
 
+def described(group: str) -> dict[str, dict[str, Any]]:
+    """What may be chosen of a group, by name: ``about``, the first line of its file, and ``keys``, what the file says.
+
+    Raises:
+        FedGraphError: no such group.
+    """
+    if group not in GROUPS:
+        raise unknown("group", group, GROUPS)
+    found = {}
+    for name in group_names(group):
+        path = group_path(group, name)
+        first = path.read_text().partition("\n")[0] if path else ""
+        said = {
+            key: value for key, value in _container(group_file(group, name)).items() if key not in ("name", "declares")
+        }
+        found[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": said}
+    return found
+
+
 def group_file(group: str, name: str) -> DictConfig:
     """What the file of a name in a group holds.
 
     Raises:
         FedGraphError: there is none, or it is no YAML.
     """
-    path = conf_dir() / group / f"{name}.yaml"
-    if not (_is_name(name) and path.is_file()):
-        raise unknown(group, name, group_names(group))
+    path = group_path(group, name)
+    if path is None:
+        from fedgraph_flwr.data.root import imported_names
+
+        raise unknown(group, name, [*group_names(group), *(imported_names() if group == "dataset" else ())])
     return load(path)
 
 
-def _group(group: str, name: str) -> tuple[str, DictConfig]:
-    if group == "model" and ":" in name:
+def _container(body: DictConfig) -> dict[str, Any]:
+    return {str(key): value for key, value in OmegaConf.to_container(body).items()}  # type: ignore[union-attr]
+
+
+_SHORT = {"strategy": "server", "dataset": "source"}
+"""Groups whose name goes into results: of ``module:name`` the name alone, and the whole into this key."""
+
+
+def _named(given: dict[str, Any]) -> dict[str, Any]:
+    """The words, with a name for a method made by ``strategy.server=`` or ``strategy.client=`` that says none: its class's."""
+    sides = [str(given.get(f"strategy.{side}", "")) for side in ("client", "server")]
+    own = [target for target in sides if is_own(target) and not target.startswith("fedgraph_flwr.")]
+    if own and ("strategy" not in given or group_path("strategy", str(given["strategy"]))):
+        return {"strategy.name": own[0].partition(":")[2], **given}
+    return given
+
+
+def _chosen(group: str, name: str, given: Mapping[str, Any]) -> tuple[str, DictConfig]:
+    """As `_group`; the words may also name a method that stands in no file, by its classes."""
+    by_class = group == "strategy" and not is_own(name) and {"strategy.server", "strategy.client"} & given.keys()
+    if by_class and not group_path(group, name):
         return name, OmegaConf.create({group: {"name": name}})
-    if not _is_name(name):
-        raise unknown(group, name, group_names(group))
-    path = conf_dir() / group / f"{name}.yaml"
-    if name not in group_names(group):
+    return _group(group, name)
+
+
+def _group(group: str, name: str) -> tuple[str, DictConfig]:
+    if is_own(name) and group != "protocol":
+        short = {"name": name.partition(":")[2], _SHORT[group]: name} if group in _SHORT else {"name": name}
+        return name, OmegaConf.create({group: short})
+    path = group_path(group, name)
+    if path is None and _is_name(name):
         from fedgraph_flwr.data.root import imported_path
 
         if group == "dataset" and (own := imported_path(name)).is_file():
-            return str(own), OmegaConf.create({group: {"name": name}, **_own_split(own)})
+            return str(own), OmegaConf.create({group: {"name": name}, **_own_defaults(own)})
     body = group_file(group, name)
     if group == "protocol":
         return str(path), body
@@ -187,11 +309,24 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
     return str(path), OmegaConf.create({group: body})
 
 
-def _own_split(path: Path) -> dict[str, Any]:
-    """A user's own graph is split by its own masks, where it has some, unless a protocol or the user says otherwise."""
-    from fedgraph_flwr.data.graph import has_split
+def _own_defaults(path: Path) -> dict[str, Any]:
+    """What suits a user's own graph unless a protocol or the user says otherwise: its masks, and as many clients as it lists."""
+    from fedgraph_flwr.data.graph import clients_of, has_split
 
-    return {"split": {"kind": "public"}} if has_split(path) else {}
+    clients = clients_of(path)
+    return {
+        **({"split": {"kind": "public"}} if has_split(path) else {}),
+        **({"num_clients": clients} if clients else {}),
+    }
+
+
+def _own_wishes(path: Path) -> dict[str, str]:
+    """The partition and the network that a user's own graph can be cut and trained with."""
+    from fedgraph_flwr.data.graph import clients_of, read_header
+
+    if read_header(path)[1].get("kind") == "HeteroGraph":
+        return {"partition": "random-edges", "model": "rgcn"}
+    return {"partition": "planted" if clients_of(path) else "louvain"}
 
 
 # A strategy may name the model it brings, a dataset the partition and the model that suit it.
@@ -199,20 +334,24 @@ _WISHES = {"strategy": ("model",), "dataset": ("partition", "model")}
 
 
 def _wishes(group: str, name: str) -> dict[str, str]:
-    path = conf_dir() / group / f"{name}.yaml"
-    body = load(path) if _is_name(name) and path.is_file() else {}
+    path = group_path(group, name)
+    if group == "dataset" and path is None and _is_name(name):
+        from fedgraph_flwr.data.root import imported_path
+
+        return _own_wishes(own) if (own := imported_path(name)).is_file() else {}
+    body = load(path) if path else {}
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
 
 
 def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     """The files that apply, in order; takes the group choices out of ``given``."""
-    root = conf_dir() / "config.yaml"
-    config = load(root)
-    defaults = config.pop("defaults")
+    roots = [root for folder in [conf_dir(), *reversed(own_conf_dirs())] if (root := folder / "config.yaml").is_file()]
+    bodies = [load(root) for root in roots]
+    defaults = {group: name for body in bodies for group, name in body.pop("defaults", {}).items()}
     chosen = {group: given.pop(group) for group in GROUPS if isinstance(given.get(group), str)}
-    layers = [(str(root), config)]
+    layers = [(str(root), body) for root, body in zip(roots, bodies, strict=True)]
 
-    protocol_name = chosen.get("protocol", defaults.protocol)
+    protocol_name = chosen.get("protocol", defaults["protocol"])
     protocol_path, protocol = (
         ("", OmegaConf.create({})) if protocol_name == "none" else _group("protocol", protocol_name)
     )
@@ -231,13 +370,16 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     chosen_below = [part.pop("defaults", OmegaConf.create({})) for part in (strategy_part, dataset_part)]
 
     own = [_wishes("strategy", strategy), _wishes("dataset", dataset)]
+    file = Path(str(given.get("dataset.path", ""))).expanduser() if dataset == "file" else Path()
+    if file.is_file():
+        own.append(_own_wishes(file))
     partition = choose("partition", *(c.get("partition") for c in (*chosen_below, by_protocol, *own)))
     model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol)))
 
     layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model)]
-    if dataset == "file" and (file := Path(str(given.get("dataset.path", ""))).expanduser()).is_file():
-        layers.append((str(file), OmegaConf.create(_own_split(file))))
-    layers.append(_group("strategy", strategy))
+    if file.is_file():
+        layers.append((str(file), OmegaConf.create(_own_defaults(file))))
+    layers.append(_chosen("strategy", strategy, given))
     if protocol_path:
         protocol["protocol"] = protocol_name
         layers.append((protocol_path, protocol))
@@ -268,6 +410,7 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
 
 
 _LIFTED = {**CHOICES, "attack": AttackConfig}
+_NAMES = {group: getattr(RunConfig(), group).name for group in _LIFTED}
 
 
 _SECTIONS = {
@@ -281,7 +424,8 @@ _SECTIONS = {
 def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | None = None) -> RunConfig:
     """The configuration of layers, later ones over earlier ones; ``places`` says where the user's words stand."""
     places, doubtful = places or {}, set()
-    merged = OmegaConf.structured(RunConfig)
+    merged: dict[str, Any] = {}
+    nodes: list[tuple[str, dict[str, Any]]] = []
     accepted_params: dict[str, set[str]] = {group: set() for group in _LIFTED}
     for source, layer in layers:
         node = OmegaConf.to_container(layer, resolve=True)
@@ -296,27 +440,66 @@ def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | Non
         for group, cls in _LIFTED.items():
             _lift(node, group, cls)  # type: ignore[arg-type]
             body = node[group] if isinstance(node.get(group), dict) else {}
-            own, name = set(body.get("params") or {}), str(body.get("name", merged[group].name))
+            before = merged.get(group, {}).get("name", _NAMES[group])
+            own, name = set(body.get("params") or {}), str(body.get("name", before))
             if source == "override" and group == "strategy":
                 doubtful = own - accepted_params[group]
-            elif source == "override" and group != "attack" and not (group == "model" and ":" in name):
+            elif source == "override" and group != "attack" and not _is_code(group, name, merged):
                 for key in own - accepted_params[group]:
                     known = {f.name for f in dataclasses.fields(cls)} - {"params"}
                     where = places.get(f"{group}.{key}", f"override {group}.{key}")
                     raise unknown(f"{group} key", key, known | accepted_params[group], where)
             accepted_params[group] |= own
-            if "name" in body and (source != "override" or (group == "model" and name != merged[group].name)):
-                merged[group].params = {}  # another choice of the group starts from its own keys
-        try:
-            merged = OmegaConf.merge(merged, node)
-        except OmegaConfBaseException as error:
-            raise _explain(error, source, places) from error
+            if "name" in body and (source != "override" or (group == "model" and name != before)):
+                merged[group] = {**merged.get(group, {}), "params": {}}  # another choice starts from its own keys
+        merged = _over(merged, node)
+        nodes.append((source, node))  # type: ignore[arg-type]
     try:
-        cfg: RunConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        cfg = _checked(merged)
     except OmegaConfBaseException as error:
-        raise _explain(error, "the composed config", places) from error
+        raise _explained(error, nodes, places) from error
     _check_places(cfg, doubtful, places)
     return cfg
+
+
+def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
+    """Nested keys over others, neither of them changed."""
+    return below | {
+        key: _over(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in above.items()
+    }
+
+
+@cache
+def _schema() -> DictConfig:
+    """The schema, of which a copy costs a fifth of making it."""
+    return OmegaConf.structured(RunConfig)
+
+
+def _checked(merged: dict[str, Any]) -> RunConfig:
+    """The configuration that nested keys mean by the schema: one look at all, since each costs as much as the whole."""
+    node = copy.deepcopy(_schema())
+    node.merge_with(merged)
+    cfg: RunConfig = OmegaConf.to_object(node)  # type: ignore[assignment]
+    return cfg
+
+
+def _explained(
+    error: OmegaConfBaseException, nodes: list[tuple[str, dict[str, Any]]], places: Mapping[str, str]
+) -> FedGraphError:
+    """The sentence for keys that the schema refuses: the first layer that it refuses is the one to name."""
+    merged = copy.deepcopy(_schema())
+    for source, node in nodes:
+        try:
+            merged.merge_with(node)
+        except OmegaConfBaseException as found:
+            return _explain(found, source, places)
+    return _explain(error, "the composed config", places)
+
+
+def _is_code(group: str, name: str, merged: Mapping[str, Any]) -> bool:
+    """Whether what is chosen of a group is the user's own code, whose keys only it knows."""
+    return is_own(name) or (group == "dataset" and is_own(merged.get("dataset", {}).get("source", "")))
 
 
 def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str]) -> None:

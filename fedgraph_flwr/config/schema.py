@@ -88,9 +88,17 @@ def number(
     return field(default=default, metadata={"range": Range(low, high, without_low, without_high)})
 
 
-def choice(default: str, accepted: Sequence[str]) -> Any:
-    """A field that accepts these words."""
-    return field(default=default, metadata={"choices": tuple(accepted)})
+def choice(default: str, accepted: Sequence[str], own: bool = False) -> Any:
+    """A field that accepts these words; with ``own`` also code of the user's, ``module:name``."""
+    return field(default=default, metadata={"choices": tuple(accepted), "own": own})
+
+
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_own(value: object) -> bool:
+    """Whether a value names code, as ``module:name``."""
+    return isinstance(value, str) and bool(_OWN.fullmatch(value))
 
 
 def check(section: Any, group: str) -> None:
@@ -105,8 +113,8 @@ def check(section: Any, group: str) -> None:
     """
     for f in dataclasses.fields(section):
         value, key = getattr(section, f.name), f"{group}.{f.name}" if group else f.name
-        if "choices" in f.metadata:
-            one_of(value, f.metadata["choices"], key)
+        if "choices" in f.metadata and not (f.metadata["own"] and is_own(value)):
+            one_of(value, f.metadata["choices"] + (("module:name",) if f.metadata["own"] else ()), key)
         for item in value if isinstance(value, list | tuple) else [value]:
             if isinstance(item, int | float) and not isinstance(item, bool):
                 f.metadata.get("range", Range()).check(item, key)
@@ -128,10 +136,11 @@ class Section:
 class DatasetConfig(Section, group="dataset"):
     """Which graph, and what is done to it before it is split and partitioned."""
 
-    name: str = "csbm"
+    name: str = "csbm"  # which; `fedgraph-flwr datasets` lists them
+    source: str = ""  # module:function that makes the graph, of a dataset of one's own
     undirected: bool = False  # add the reverse of every edge
-    largest_component: bool = False
-    remove_self_loops: bool = False
+    largest_component: bool = False  # keep its nodes alone
+    remove_self_loops: bool = False  # edges from a node to itself
     normalize_features: bool = False  # rows of x sum to 1
     edge_flip: float = number(
         0.0, high=1
@@ -151,9 +160,9 @@ class SplitConfig(Section, group="split"):
     kind: str = choice("ratio", ("ratio", "kfold", "public"))  # public: the dataset's own masks
     # client: within each client's nodes; global: over the whole graph, before the partition
     scope: str = choice("client", ("client", "global"))
-    train: float = number(0.6, high=1)
-    val: float = number(0.2, high=1)
-    test: float = number(0.2, high=1)
+    train: float = number(0.6, high=1)  # share of the labelled nodes that train
+    val: float = number(0.2, high=1)  # likewise, of validation nodes, which choose the round
+    test: float = number(0.2, high=1)  # likewise, of test nodes, which are scored and choose nothing
     folds: int = 5  # kfold: groups of nodes; fold i tests on group i, validates on group i+1, trains on the rest
     fold: int = number(-1, low=-1)  # -1: seed modulo folds
     stratify: bool = False  # ratio: the same ratios within each class
@@ -171,10 +180,16 @@ class SplitConfig(Section, group="split"):
 class PartitionConfig(Section, group="partition"):
     """How a graph becomes clients. ``name`` says how nodes are grouped, ``merge`` how groups become M clients."""
 
-    name: str = "louvain"
+    name: str = "louvain"  # how nodes are grouped, or module:function
+    # how groups become clients; none: each is one
     merge: str = choice("smallest_first", ("smallest_first", "ascending", "first_fit", "random_merge", "none"))
     resolution: float = number(1.0, without_low=True)  # Louvain
-    min_size: int = 50  # random_merge: smaller groups are merged whole into a random larger one
+    min_size: int = (
+        50  # random_merge: smaller groups are merged whole into a random larger one; dirichlet: nodes of a client
+    )
+    alpha: float = number(
+        0.5, without_low=True
+    )  # dirichlet: small, each class at few clients; large, as in the whole graph
     delta: int = 20  # first_fit: slack over N / M
     overlap: float = number(0.0, high=1)  # overlapping: share of a part's nodes drawn for each of its clients
     clients_per_part: int = number(1, low=1)  # overlapping
@@ -186,9 +201,9 @@ class ModelConfig(Section, group="model"):
     """The network. ``params`` holds what only this network knows."""
 
     name: str = "gcn"  # one of ours, or module:Class
-    hidden: int = number(64, low=1)
-    layers: int = number(2, low=1)
-    dropout: float = number(0.5, high=1, without_high=True)
+    hidden: int = number(64, low=1)  # width of hidden features
+    layers: int = number(2, low=1)  # how many, the last included
+    dropout: float = number(0.5, high=1, without_high=True)  # share of features that a step leaves out
     params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -201,23 +216,30 @@ class ModelConfig(Section, group="model"):
 class TrainConfig(Section, group="train"):
     """Local training."""
 
-    optimizer: str = choice("adam", ("adam", "sgd"))
-    lr: float = number(0.01, without_low=True)
-    weight_decay: float = 5e-4
+    optimizer: str = choice("adam", ("adam", "adamw", "sgd"))  # of local steps
+    lr: float = number(0.01, without_low=True)  # step size
+    weight_decay: float = 5e-4  # of the squared norm, in the gradient; adamw: of the parameters, apart from it
     momentum: float = 0.0  # sgd
     local_steps: int = 3  # full-batch steps a round
     # client i takes entry i modulo the length; empty: local_steps for all
     local_steps_by_client: list[int] = field(default_factory=list)
-    # reset: each round; auto: keep for adam, reset for sgd
+    # reset: each round; auto: keep for adam and adamw, reset for sgd
     optimizer_state: str = choice("auto", ("auto", "keep", "reset"))
-    # weighted: classes count alike, by client; focal: what is predicted badly counts more
+    # weighted: classes count alike; focal: what is predicted badly counts more
     loss: str = choice("cross_entropy", ("cross_entropy", "weighted", "focal"))
+    # weighted: classes count alike at each client | over all clients' training nodes, of which they tell shares
+    class_weights: str = choice("local", ("local", "federated"))
     focal_gamma: float = 2.0  # focal: 0 is cross_entropy
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_weights == "federated" and self.loss != "weighted":
+            raise FedGraphError(f"train.class_weights=federated does nothing with train.loss={self.loss}: set weighted")
 
     @property
     def keeps_optimizer(self) -> bool:
         """Whether the optimiser's state survives a round."""
-        return self.optimizer_state == "keep" or (self.optimizer_state == "auto" and self.optimizer == "adam")
+        return self.optimizer_state == "keep" or (self.optimizer_state == "auto" and self.optimizer != "sgd")
 
     @property
     def plain_sgd(self) -> bool:
@@ -240,7 +262,9 @@ SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 class EvaluationConfig(Section, group="evaluation"):
     """What is scored, and which of the figures is the headline (`test_accuracy` in the summary)."""
 
-    metric: str = choice("accuracy", METRICS)
+    # the headline, and what chooses the round, on validation nodes
+    metric: str = choice("accuracy", METRICS, own=True)
+    metrics: list[str] = field(default_factory=list)  # of one's own, beside ours: module:function each
     average: str = choice(
         "clients", AVERAGES
     )  # plain mean over clients | weighted by test nodes | weighted by all nodes
@@ -254,6 +278,27 @@ class EvaluationConfig(Section, group="evaluation"):
     trained: bool = False  # also score each client's model right after local training
     full: bool = False  # auc, average_precision and the F1 of each class with more than two classes too
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for target in self.metrics:
+            if not is_own(target):
+                raise FedGraphError(
+                    f"evaluation.metrics must name functions of your own as module:function, got '{target}'"
+                )
+            if (name := target.partition(":")[2]) in METRICS or self.own[name] != target:
+                raise FedGraphError(f"evaluation.metrics: another metric is called {name} too: rename that of {target}")
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The user's own metrics, ``module:function`` by the function's name."""
+        targets = [*self.metrics, *([self.metric] if is_own(self.metric) else [])]
+        return {target.partition(":")[2]: target for target in targets}
+
+    @property
+    def headline(self) -> str:
+        """The name of `metric` in results."""
+        return self.metric.partition(":")[2] or self.metric
+
 
 @dataclass
 class StrategyConfig(Section, group="strategy"):
@@ -262,9 +307,9 @@ class StrategyConfig(Section, group="strategy"):
     ``params`` holds the method's own keys; in YAML and overrides they stand beside the others (``strategy.mu=0.1``).
     """
 
-    name: str = "fedavg"
+    name: str = "fedavg"  # as results call it
     server: str = "fedgraph_flwr.strategies.fedavg:FedAvg"  # module:class
-    client: str = "fedgraph_flwr.clients.base:GraphClient"
+    client: str = "fedgraph_flwr.clients.base:GraphClient"  # likewise
     shared: list[str] = field(default_factory=lambda: [""])  # prefixes of parameter names that travel; "" is all
     private: list[str] = field(
         default_factory=list
@@ -272,7 +317,9 @@ class StrategyConfig(Section, group="strategy"):
     personal: bool = False  # a client is scored by a model of its own, and by the shared one beside it (global_...)
     pooled: bool = False  # one client holds the whole graph, cut edges included
     private_schema: bool = False  # typed graphs: a client names the types that it holds, not those of all
-    weighting: str = choice("train", ("train", "nodes", "uniform"))
+    weighting: str = choice(
+        "train", ("train", "nodes", "uniform")
+    )  # of clients in a mean: training nodes, nodes, or all alike
     aggregator: str = choice("mean", AGGREGATORS)  # mean, which is weighted, or a robust one
     byzantine: int = 1  # f, liars a round that the aggregator is to stand
     norm_bound: float = 0.0  # aggregator=norm_bound: largest L2 norm of a client's update; 0: the median of the round's
@@ -336,11 +383,13 @@ class PrivacyConfig(Section, group="privacy"):
 class AttackConfig:
     """A study of what a method exposes, run at the end: ``attack=link_inference``."""
 
-    name: str = "none"  # none | link_inference
-    params: dict[str, Any] = field(default_factory=dict)
+    name: str = "none"  # none | link_inference | module:function
+    params: dict[str, Any] = field(default_factory=dict)  # keywords of a function of one's own
 
     def __post_init__(self) -> None:
-        one_of(self.name, ("none", "link_inference"), "attack")
+        if is_own(self.name):
+            return
+        one_of(self.name, ("none", "link_inference", "module:function"), "attack")
         for key in self.params:
             raise unknown("attack key", key, ["name"])
 
@@ -362,7 +411,7 @@ ADVERSARIES = {
 class AdversaryConfig(Section, group="adversary"):
     """Clients of a simulation that lie: ``adversary.kind=sign_flip adversary.clients=[1]``."""
 
-    kind: str = choice("none", tuple(ADVERSARIES))
+    kind: str = choice("none", tuple(ADVERSARIES), own=True)  # what they do
     clients: list[int] = field(
         default_factory=list
     )  # who they are; []: nobody (a backdoor's trigger is measured all the same)
@@ -387,12 +436,12 @@ class AdversaryConfig(Section, group="adversary"):
     @property
     def force(self) -> float:
         """``strength``, or what is usual for the kind."""
-        return ADVERSARIES[self.kind] if self.strength is None else self.strength
+        return ADVERSARIES.get(self.kind, 1.0) if self.strength is None else self.strength
 
     @property
     def backdoor(self) -> bool:
         """Whether it plants a trigger."""
-        return self.kind.startswith("backdoor")
+        return self.kind in ADVERSARIES and self.kind.startswith("backdoor")
 
 
 @dataclass
@@ -425,15 +474,15 @@ class RunConfig(Section):
     ray: RayConfig = field(default_factory=RayConfig)
     adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
     protocol: str = "none"  # which conf/protocol file was applied
-    num_clients: int = number(10, low=1, high=MOST_CLIENTS)
-    rounds: int = number(100, low=1)
-    seed: int = number(0, high=2**63 - 1)
+    num_clients: int = number(10, low=1, high=MOST_CLIENTS)  # M
+    rounds: int = number(100, low=1)  # at most; see evaluation.patience
+    seed: int = number(0, high=2**63 - 1)  # of everything that is drawn
     engine: str = "inline"  # inline | ray | flower-simulation | the name of a SuperLink connection
-    device: str = choice("auto", DEVICES)
+    device: str = choice("auto", DEVICES)  # auto: a GPU where there is one
     threads: int = number(1, low=1, high=MOST_THREADS)  # torch threads in a client
     # CPUs, and share of a GPU, that clients take which train at a time (ray, flower-simulation)
     client_cpus: int = number(1, low=1)
-    client_gpus: float = 0.0
+    client_gpus: float = 0.0  # may be a part of one
     dtype: str = choice("float32", ("float32", "float64"))  # float64: for tests of exactness
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
     resume: str = ""  # result folder of a run to go on with

@@ -67,6 +67,8 @@ def choices(words: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
             key = group
         elif group in CHOICES and rest.startswith("params."):
             key = f"{group}.{rest.removeprefix('params.')}"
+        elif key == "attack":
+            key = "attack.name"
         if key in (*CHOICES, "protocol") and not isinstance(value, str):
             where = places.get(key) or places.get(f"{key}.name") or "override"
             raise FedGraphError(f"{key} must be a name or keys with their values, got {value!r} ({where})")
@@ -102,7 +104,7 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> Written:
         if not file.is_file():
             raise FedGraphError(f"{path}, line {lines['extends']}: extends: {other}, but there is no file {file}")
         below = read(file, chain).upon(below)
-    words = _flat(content)
+    words = flat(content)
     places = {key: f"{path}, line {line}" for key, line in lines.items()}
     return Written(choices(words, places), places).upon(below)
 
@@ -125,15 +127,15 @@ def load(path: Path) -> DictConfig:
     return loaded
 
 
-def _flat(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def flat(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Nested keys as dotted ones; a group without a value is not said."""
-    flat: dict[str, Any] = {}
+    told: dict[str, Any] = {}
     for key, value in body.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping):
+            told |= flat(value, f"{prefix}{key}.")
         elif value is not None or prefix:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            told[f"{prefix}{key}"] = value
+    return told
 
 
 def _lines(path: Path) -> dict[str, int]:

@@ -6,13 +6,15 @@ temporary folder, and a file lock lets several processes ask at once.
 """
 
 import contextlib
+import functools
 import hashlib
+import inspect
 import io
 import json
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,10 +24,11 @@ from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data import csbm, hetero, raw, typed
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
-from fedgraph_flwr.data.graph import Graph, write_bytes
+from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
-from fedgraph_flwr.data.root import cache_dir, data_root, imported_path, writable
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.data.root import cache_dir, data_root, imported_names, imported_path, writable
+from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.lookup import function
 
 CACHE_VERSION = 1
 
@@ -222,6 +225,8 @@ SOURCES: dict[str, Source] = {
 
 def own_path(cfg: DatasetConfig) -> Path | None:
     """The file of a user's own graph, given by ``dataset.path`` or found by its name; None for a known dataset."""
+    if cfg.source:
+        return None
     if path := cfg.params.get("path"):
         return Path(path).expanduser()
     return imported_path(cfg.name) if cfg.name not in SOURCES and imported_path(cfg.name).is_file() else None
@@ -231,7 +236,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     """The graph that a config names, with the config's options applied.
 
     Args:
-        cfg: which dataset; ``edge_flip`` is not applied here but on each client's graph.
+        cfg: which dataset, of ours or by ``source`` the user's; ``edge_flip`` is not applied here but on each client's graph.
         seed: for generated graphs whose own ``seed`` is null.
         num_clients: likewise for their ``clients``.
 
@@ -240,17 +245,52 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     """
     path = own_path(cfg)
     source = SOURCES.get(cfg.name)
-    if path:
+    if cfg.source:
+        graph = _made(cfg, {"seed": seed, "num_clients": num_clients})
+    elif path:
         graph = _own(path)
     elif cfg.name == "file":
         raise FedGraphError("dataset=file needs dataset.path=FILE, one that `fedgraph-flwr import --out FILE` wrote")
     elif source is None:
-        raise unknown("dataset", cfg.name, SOURCES)
+        raise unknown("dataset", cfg.name, [*SOURCES, *imported_names()])
     elif source.read is None:  # generated
         graph = csbm.load(cfg, seed=seed, num_clients=num_clients)
     else:
         graph = _cached(cfg, source, source.read)
     return hetero.clean(graph, cfg) if isinstance(graph, HeteroGraph) else clean(graph, cfg)
+
+
+def _made(cfg: DatasetConfig, told: Mapping[str, int]) -> Graph | HeteroGraph:
+    """What the user's own function gives for the dataset's keys, and for ``seed`` and ``num_clients`` where it takes them."""
+    make = function(cfg.source, "dataset.source")
+    try:
+        taken = inspect.signature(make).parameters
+        graph = make(**{key: value for key, value in told.items() if key in taken} | cfg.params)
+    except TypeError as error:
+        raise FedGraphError(f"dataset.source={cfg.source} fails ({first_line(error)})") from error
+    where = f"the graph of dataset.source={cfg.source}"
+    if type(graph).__name__ == "Data":  # PyG's, whose import takes seconds
+        graph = Graph.from_pyg(graph, int(graph.y.max()) + 1)
+    if not isinstance(graph, Graph | HeteroGraph):
+        raise FedGraphError(f"{where} is a {type(graph).__name__}, expected a Graph, HeteroGraph or PyG Data")
+    return _checked(replace(graph, name=cfg.name), where)
+
+
+@functools.lru_cache(maxsize=2)
+def digest(source: str, params: str, seed: int, num_clients: int) -> str:
+    """A hash of the graph that the user's own function makes, so that nothing derived of it outlives it.
+
+    Args:
+        source: its ``module:function``.
+        params: its keys, as JSON.
+        seed: as `load` gives it.
+        num_clients: likewise.
+    """
+    cfg = DatasetConfig("own", source, params=json.loads(params))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "graph.safetensors"
+        _made(cfg, {"seed": seed, "num_clients": num_clients}).save(path)
+        return read_digest(path)
 
 
 def _own(path: Path) -> Graph | HeteroGraph:

@@ -34,6 +34,9 @@ def _no_ids() -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
 
 
+_OPTIONAL = ("name", "group", "schema", "part")
+
+
 @dataclass
 class Graph:
     """A homogeneous graph with node labels.
@@ -93,10 +96,12 @@ class Graph:
         )
 
     def to_pyg(self) -> Any:
-        """To a PyG ``Data`` with the same tensors."""
+        """To a PyG ``Data`` with the same tensors and values, but for those that say nothing."""
         from torch_geometric.data import Data
 
-        return Data(**{f.name: getattr(self, f.name) for f in fields(self)})
+        told = {f.name: getattr(self, f.name) for f in fields(self)}
+        empty = [key for key, value in told.items() if key in _OPTIONAL and len(value) == 0]
+        return Data(**{key: value for key, value in told.items() if key not in empty})
 
     def save(self, path: Path | str) -> None:
         """Write one file atomically: tensors as safetensors, everything else as JSON in its header."""
@@ -180,7 +185,8 @@ def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         FedGraphError: the file is missing, truncated, or of another version.
     """
     with _opened(path) as file:
-        packed = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        # Cloned, since a view of the file lies where the header's length puts it, and sums depend on how memory is aligned.
+        packed = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
         header = file.metadata()
         values = _values(header)
         if "digest" in header and header["digest"] != _digest(packed, header["values"]):
@@ -262,6 +268,17 @@ def has_split(path: Path | str) -> bool:
     """
     with _opened(path) as file:
         return all(bool(file.get_tensor(mask).any()) for mask in ("train_mask", "test_mask"))
+
+
+def clients_of(path: Path | str) -> int:
+    """How many clients the graph of a file lists its nodes under; 0 where it tells none.
+
+    Raises:
+        FedGraphError: as `read_tensors`.
+    """
+    with _opened(path) as file:
+        group = file.get_tensor("group") if "group" in file.keys() else torch.zeros(0)  # noqa: SIM118 (not a dict)
+        return int(group.max()) + 1 if group.numel() else 0
 
 
 @contextlib.contextmanager

@@ -97,6 +97,19 @@ class HeteroGraph:
             raise FedGraphError(f"{self.name} already has the reverse edge type {sorted(twice)[0]}")
         return replace(self, edges={**self.edges, **reverse})
 
+    def without_reverse(self) -> Self:
+        """Without what `with_reverse` adds, and PyG's ``ToUndirected`` likewise: types by that name with just those edges."""
+
+        def added(edge: EdgeType) -> bool:
+            source, name, target = edge
+            forward = self.edges.get((target, name.removeprefix(REVERSE), source))
+            if not name.startswith(REVERSE) or forward is None:
+                return False
+            both = (index[0] * self.counts[source] + index[1] for index in (forward, self.edges[edge].flip(0)))
+            return torch.equal(*(codes.sort().values for codes in both))
+
+        return replace(self, edges={edge: index for edge, index in self.edges.items() if not added(edge)})
+
     def on_schema(self, node_types: list[str], edge_types: list[EdgeType]) -> Self:
         """The same graph with its types in the order given; those it lacks become empty."""
         none = torch.zeros(2, 0, dtype=torch.int64)
@@ -141,6 +154,8 @@ class HeteroGraph:
             data[r].edge_index = index
         for key in ("y", "train_mask", "val_mask", "test_mask"):
             data[self.target][key] = getattr(self, key)
+        for a, ids in getattr(self, "node_id", {}).items():
+            data[a].node_id = ids
         return data
 
     def save(self, path: Path | str) -> None:

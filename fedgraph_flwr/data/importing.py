@@ -9,6 +9,7 @@ The pieces of `from_tables` (`read_table`, `Ids`, `feature_columns`, `label_code
 table, so that typed graphs can be put together from several. Rows are counted from 1, after the header.
 """
 
+import copy
 import fnmatch
 import re
 from collections.abc import Sequence
@@ -325,27 +326,43 @@ def from_saved(
     Raises:
         FedGraphError: what `read_saved` raises, a tensor that lacks, or an impossible graph.
     """
-    data = read_saved(path)
+    return from_data(read_saved(path), str(path), classes=classes, undirected=undirected, treatment=treatment)
+
+
+def from_data(
+    data: Any,
+    where: str,
+    *,
+    classes: Sequence[str] = (),
+    undirected: bool = False,
+    treatment: Treatment = AS_FOUND,
+) -> Graph:
+    """`from_saved` of a ``Data`` in memory, which stays as it is; ``where`` names it in errors.
+
+    Raises:
+        FedGraphError: a tensor that lacks, or an impossible graph.
+    """
     if hasattr(data, "node_types"):
-        raise FedGraphError(f"{path} holds typed nodes and edges ({', '.join(data.node_types)}); say --target TYPE")
+        raise FedGraphError(f"{where} holds typed nodes and edges ({', '.join(data.node_types)}); say --target TYPE")
     for key in ("x", "edge_index", "y"):
         if not isinstance(getattr(data, key, None), Tensor):
-            raise FedGraphError(f"{path}: the Data has no tensor '{key}'; x, edge_index and y are needed")
+            raise FedGraphError(f"{where}: the Data has no tensor '{key}'; x, edge_index and y are needed")
     if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
-        raise FedGraphError(f"{path}: y must be one integer a node, got {data.y.dtype} {list(data.y.shape)}")
+        raise FedGraphError(f"{where}: y must be one integer a node, got {data.y.dtype} {list(data.y.shape)}")
     if dropped := sorted(
         set(data.keys()) - {"x", "edge_index", "y", "train_mask", "val_mask", "test_mask", "num_nodes"}
     ):
-        treatment.say(f"{path}: ignored: {', '.join(dropped)}")
-    made = saved_features(NODE, data.x, str(path), treatment)
-    data.x = made.x
+        treatment.say(f"{where}: ignored: {', '.join(dropped)}")
+    made = saved_features(NODE, data.x, where, treatment)
     names = agreed_classes(classes, treatment) or [str(label) for label in range(int(data.y.max()) + 1)]
+    data = copy.copy(data)
+    data.x = made.x
     graph = Graph.from_pyg(data, num_classes=len(names))
     agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling("none"))
     graph.schema = stored(agreed, {NODE: made.fitted}, undirected)
     for key in ("train_mask", "val_mask", "test_mask"):
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
-    check(graph, str(path))
+    check(graph, where)
     return replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes)) if undirected else graph
 
 
@@ -399,9 +416,7 @@ def client_graph(
     if not bool((own.train_mask | own.val_mask | own.test_mask).any()):
         own = split_graph(own, split or SplitConfig(), seed)
     if not bool(own.train_mask.any()):
-        raise FedGraphError(
-            f"client {client} has {own.num_nodes} nodes, none for training: see --split-column and --ratio"
-        )
+        raise FedGraphError(f"client {client} has {own.num_nodes} nodes, none for training: give it some by its split")
     return own
 
 

@@ -4,9 +4,11 @@ Types stand in alphabetical order, so that clients that name the same types numb
 table: the graph then holds nothing of it, as where a federation shares its schema and a client lacks a type.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,26 +126,40 @@ def from_saved_typed(
     Raises:
         FedGraphError: what `importing.read_saved` raises, an unknown target type, no labels, or an impossible graph.
     """
-    data = read_saved(path)
+    return from_hetero_data(read_saved(path), str(path), target, classes=classes, treatment=treatment)
+
+
+def from_hetero_data(
+    data: Any, where: str, target: str, *, classes: Sequence[str] = (), treatment: Treatment = AS_FOUND
+) -> HeteroGraph:
+    """`from_saved_typed` of a ``HeteroData`` in memory, which stays as it is; ``where`` names it in errors.
+
+    Edge types that `ToUndirected` of PyG has added are left out: a client's graph gets the same ones of its own.
+
+    Raises:
+        FedGraphError: an unknown target type, no labels, or an impossible graph.
+    """
     if not hasattr(data, "node_types"):
-        raise FedGraphError(f"{path} holds a PyG Data, whose nodes are of one type; leave out --target")
+        raise FedGraphError(f"{where} holds a PyG Data, whose nodes are of one type; leave out --target")
     if target not in data.node_types:
-        raise unknown("target node type", target, data.node_types, str(path))
+        raise unknown("target node type", target, data.node_types, where)
     y = getattr(data[target], "y", None)
     if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != data[target].num_nodes:
-        raise FedGraphError(f"{path}: '{target}' must have one integer label y a node")
+        raise FedGraphError(f"{where}: '{target}' must have one integer label y a node")
     made = {
-        kind: saved_features(kind, data[kind].x, str(path), treatment)
+        kind: saved_features(kind, data[kind].x, where, treatment)
         for kind in data.node_types
         if getattr(data[kind], "x", None) is not None
     }
+    data = copy.copy(data)
     for kind, told in made.items():
         data[kind].x = told.x
     names = agreed_classes(classes, treatment) or [str(label) for label in range(int(y.max()) + 1)]
-    graph = HeteroGraph.from_pyg(data, target, num_classes=len(names))
+    graph = check(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
+    graph = graph.without_reverse()
     for key in ("train_mask", "val_mask", "test_mask"):
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
-    return check(_with_schema(graph, names, made, treatment.settled_scaling("none")), str(path))
+    return _with_schema(graph, names, made, treatment.settled_scaling("none"))
 
 
 def in_order(graph: HeteroGraph) -> HeteroGraph:
@@ -177,7 +193,7 @@ def typed_client(
     if not bool((own.train_mask | own.val_mask | own.test_mask).any()):
         own = split_targets(own, split or SplitConfig(), seed)
     if not bool(own.train_mask.any()):
-        raise FedGraphError(f"client {client} has no '{own.target}' for training: see --split-column and --ratio")
+        raise FedGraphError(f"client {client} has no '{own.target}' for training: give it some by its split")
     both = own.with_reverse()
     return both.on_schema(list(both.counts), sorted(both.edges))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedgraph_flwr.data.datasets import SOURCES, Source, at_hand
 from fedgraph_flwr.data.graph import read_header
-from fedgraph_flwr.data.root import data_root, imported_path
+from fedgraph_flwr.data.root import data_root, imported_names, imported_path
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 _HEADER = ("name", "nodes", "edges", "features", "classes", "at hand", "files go to")
@@ -49,15 +49,15 @@ def _row(name: str, source: Source) -> tuple[str, ...]:
 def _imported() -> list[tuple[str, ...]]:
     """The user's own graphs, by the headers of their files."""
     rows = []
-    for path in sorted((data_root() / "imported").glob("*.safetensors")):
+    for name in imported_names():
         try:
-            shapes, values = read_header(path)
+            shapes, values = read_header(imported_path(name))
             of = (shapes.get("y", ())[:1], shapes.get("edge_index", ())[1:], shapes.get("x", ())[1:])
             sizes = [*(str(*size) or "-" for size in of), str(values.get("num_classes", "-"))]
             state = "yes"
         except FedGraphError:
             sizes, state = ["-"] * 4, "damaged"
-        rows.append((path.stem, *sizes, state, "imported"))
+        rows.append((name, *sizes, state, "imported"))
     return rows
 
 

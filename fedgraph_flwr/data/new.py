@@ -121,7 +121,6 @@ def from_pyg(data: Any, meaning: Meaning, where: str = "the graph") -> Graph | H
 
 def _typed(data: Any, meaning: Meaning, where: str) -> HeteroGraph:
     from fedgraph_flwr.data.importing_typed import in_order
-    from fedgraph_flwr.data.typed import without_reverse
 
     labelled = [kind for kind in data.node_types if isinstance(getattr(data[kind], "y", None), Tensor)]
     if len(labelled) != 1:
@@ -133,7 +132,7 @@ def _typed(data: Any, meaning: Meaning, where: str) -> HeteroGraph:
     for kind in data.node_types:
         if isinstance(getattr(data[kind], "x", None), Tensor):
             data[kind].x = _features(data[kind].x, kind, meaning, where)
-    graph = in_order(without_reverse(HeteroGraph.from_pyg(data, labelled[0], num_classes=len(meaning.classes))))
+    graph = in_order(HeteroGraph.from_pyg(data, labelled[0], num_classes=len(meaning.classes)).without_reverse())
     both = _known_labels(graph).with_reverse()
     return check_file(both.on_schema(list(both.counts), sorted(both.edges)), where)
 

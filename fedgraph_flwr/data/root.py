@@ -22,6 +22,11 @@ def imported_path(name: str) -> Path:
     return data_root() / "imported" / f"{name}.safetensors"
 
 
+def imported_names() -> list[str]:
+    """The names of the user's own graphs."""
+    return sorted(path.stem for path in (data_root() / "imported").glob("*.safetensors"))
+
+
 def writable(folder: Path) -> bool:
     """Whether files can be made in ``folder``, or in the nearest folder above it that exists."""
     while not folder.exists() and folder != folder.parent:

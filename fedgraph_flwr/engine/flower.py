@@ -23,6 +23,9 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.run_folder import FAILURE, ROUNDS, SUMMARY, read_rounds
 from fedgraph_flwr.serving import OnRound, make_folder
 
+APP = "FEDGRAPH_APP"
+"""Environment: the name of a signed app that the fleet's SuperLink fetches, in the place of a bundle made here."""
+
 _STUB = """\
 [project]
 name = "fedgraph-flwr"
@@ -147,7 +150,7 @@ def _flwr_run(
     command = [
         tool("flwr"),
         "run",
-        str(app_folder(Path(cfg.out))),
+        os.environ.get(APP) or str(app_folder(Path(cfg.out))),
         connection,
         "--run-config",
         str(config),

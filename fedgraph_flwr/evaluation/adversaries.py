@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from fedgraph_flwr import models
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config import RunConfig, is_own
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.poisoning import Trigger
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import locate
+from fedgraph_flwr.lookup import function, locate
 from fedgraph_flwr.messages import Arrays, derive_seed
 
 
@@ -27,6 +27,8 @@ def check(cfg: RunConfig, averages: bool) -> None:
     lie, rules = cfg.adversary, cfg.strategy
     if lie.kind == "none":
         return
+    if is_own(lie.kind):
+        function(lie.kind, "adversary.kind")
     if cfg.engine not in ("inline", "ray"):
         raise FedGraphError(
             f"adversary.kind={lie.kind} is a study in simulation: use engine=inline or ray, not {cfg.engine}"

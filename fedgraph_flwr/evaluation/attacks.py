@@ -1,4 +1,8 @@
-"""Studies of what a method exposes, made on the finished model of a simulation: ``attack=link_inference``."""
+"""Studies of what a method exposes, made on the finished model of a simulation: ``attack=link_inference``.
+
+One of the user's own, ``attack=module:function``, takes the configuration, the final shared parameters by name, and its keys
+(``attack.KEY=``) as keywords, and returns its findings as a dict of what JSON knows.
+"""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -9,17 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config import RunConfig, is_own
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.lookup import locate
+from fedgraph_flwr.lookup import function, locate
 from fedgraph_flwr.messages import Arrays, derive_seed
 
 
 def attack(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     """Run the attack that ``cfg.attack`` names on the shared parameters of a finished run; returns its findings."""
+    if is_own(cfg.attack.name):
+        found = function(cfg.attack.name, "attack")(cfg, arrays, **cfg.attack.params)
+        return {"name": cfg.attack.name, **found}
     return ATTACKS[cfg.attack.name](cfg, arrays)
 
 
@@ -34,7 +41,9 @@ def check(cfg: RunConfig) -> None:
     if cfg.engine not in SIMULATIONS:
         known = ", ".join(SIMULATIONS)
         raise FedGraphError(f"attack={cfg.attack.name} studies a simulation: use engine={known}, not {cfg.engine}")
-    if not isinstance(partition.load_client(cfg, 0), ClientGraph):
+    if is_own(cfg.attack.name):
+        function(cfg.attack.name, "attack")
+    elif not isinstance(partition.load_client(cfg, 0), ClientGraph):
         raise FedGraphError(
             f"attack={cfg.attack.name} ranks pairs of nodes of one type; those of '{cfg.dataset.name}' are typed"
         )

@@ -1,6 +1,6 @@
 """Scores of a model on a client's nodes, and their means over clients."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedgraph_flwr.config import AVERAGES, EvaluationConfig
+from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.lookup import function
 
 DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
 """Scores that any nodes have; of others there may be none (no AUC of one class, no majority without training nodes)."""
@@ -173,6 +175,7 @@ def score(
     metrics: Sequence[str],
     part: Tensor | None = None,
     train: Tensor | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> dict[str, list[float]]:
     """Scores of one model on one client's nodes.
 
@@ -183,6 +186,7 @@ def score(
         metrics: names that `wanted` gives.
         part: the client each node belongs to [N], for the pooled graph of Central: one score a client.
         train: the training nodes, int64 [n]: their most frequent class is what ``majority`` always says.
+        own: the user's metrics among them, ``module:function`` by name: ``(logits [n, C], y [n]) -> float``, in NumPy.
 
     Returns:
         ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each a list with one entry a part; NaN where a part
@@ -207,6 +211,7 @@ def score(
             values = {m: float("nan") for m in ("loss", *metrics)}
             if held.size:
                 values = _values(outputs[held], labels[held], metrics, majority, threshold)
+                values |= {m: _own(target, outputs[held], labels[held]) for m, target in (own or {}).items()}
                 values["loss"] = float(loss[held].mean())
             for m, value in {"count": float(held.size), **values}.items():
                 told[f"{split}-{m}"].append(value)
@@ -234,7 +239,17 @@ def _values(
             values[m] = _ranked(_OF_RANKS[m], logits, y)
         elif m.startswith(_OF_CLASS):
             values[m] = float(of_class[int(m.removeprefix(_OF_CLASS))])
-    return {m: values[m] for m in metrics}
+    return {m: values[m] for m in metrics if m in values}
+
+
+def _own(target: str, logits: np.ndarray, y: np.ndarray) -> float:
+    """What a metric of the user's own gives."""
+    try:
+        return float(function(target, "evaluation.metrics")(logits, y))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise FedGraphError(
+            f"evaluation.metrics: {target} fails ({first_line(error)}); it is given logits, labels"
+        ) from error
 
 
 def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
@@ -247,7 +262,7 @@ def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
         names += [*_OF_RANKS, *(f"{_OF_CLASS}{c}" for c in range(num_classes))]
     elif cfg.metric in _OF_RANKS:
         names.append(cfg.metric)
-    return (*names, AT_THRESHOLD) if num_classes == 2 else tuple(names)
+    return (*names, *([AT_THRESHOLD] if num_classes == 2 else []), *cfg.own)
 
 
 def averages(per_client: dict[str, list[float]], nodes: list[float] | None = None) -> dict[str, float]:
@@ -287,7 +302,7 @@ _SUFFIX = dict(zip(AVERAGES, ("", "_by_test_nodes", "_by_nodes"), strict=True))
 
 def headline(cfg: EvaluationConfig, split: str) -> str:
     """Key, among those of `averages`, of the protocol's figure."""
-    return f"{split}_{cfg.metric}{_SUFFIX[cfg.average]}"
+    return f"{split}_{cfg.headline}{_SUFFIX[cfg.average]}"
 
 
 _ORDER = ("accuracy", MAJORITY, "balanced_accuracy", "macro_f1", AT_THRESHOLD, "auc", "average_precision")
@@ -319,7 +334,7 @@ class OwnRounds:
 
     def take(self, server_round: int, per_client: dict[str, list[float]]) -> None:
         """A round's scores of all clients; a round that misses some is passed over."""
-        value = np.asarray(per_client[f"val-{self.cfg.metric}"])
+        value = np.asarray(per_client[f"val-{self.cfg.headline}"])
         if not self.scores:
             self.scores = {key: np.array(column) for key, column in per_client.items()}
             self._best, self._since = np.where(np.isnan(value), -np.inf, value), np.full(value.size, server_round)

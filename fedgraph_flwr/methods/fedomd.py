@@ -7,6 +7,9 @@ from fedgraph_flwr.config import at_least, one_of
 MOMENTS = "moments"
 """The group of a client's statistics, and the phase of ``one_phase``."""
 
+RANGE = "range"
+"""The smallest and largest features, where they come in a group of their own."""
+
 TARGET = "target"
 """The group of pooled moments that goes down with the model."""
 

@@ -60,6 +60,23 @@ def _power_means(centred: Tensor) -> list[Tensor]:
     return [power.mul_(centred).mean(0) for _ in ORDERS]
 
 
+def powers_about(z: Tensor, point: Tensor) -> Tensor:
+    """Means of the powers 1 to 5 of z − point, of features z [N, H, D] about a point [H, D] → [H, 5, D], in float64."""
+    gap = z.double() - point.double()
+    return torch.stack([gap.mean(0), *_power_means(gap)], dim=-2)
+
+
+def central(powers: NDArray[Any], point: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean and central moments that follow from `powers_about` [H, 5, D] a point [H, D] → [H, 5, D], in float64.
+
+    With P_0 = 1 and δ = P_1, the mean's distance from the point: S_j = Σ_k (j choose k) P_k (−δ)^{j−k}.
+    """
+    raw = [np.ones_like(powers[:, 0]), *powers.swapaxes(0, 1)]
+    delta = powers[:, 0]
+    shifted = [sum(comb(j, k) * raw[k] * (-delta) ** (j - k) for k in range(j + 1)) for j in ORDERS]
+    return np.stack([point + delta, *map(np.asarray, shifted)], axis=1)
+
+
 def mean_over_nodes(values: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
     """Σ_i n_i v_i / Σ_i n_i (Eq. 10) of values [M, ...] with node counts [M], in float64."""
     weight = counts.astype(np.float64) / counts.sum(dtype=np.float64)

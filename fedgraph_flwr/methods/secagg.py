@@ -4,4 +4,5 @@ PUBLISH = "secagg_keys"
 DEAL = "secagg_shares"
 UNMASK = "unmask"
 SECAGG = "secagg"
-"""With `PUBLISH`, the keys; with ``train``, the client's share of the weights; with `UNMASK`, who survived, and shares."""
+"""With `PUBLISH`, the keys; with `DEAL`, envelopes of shares; with the question that is answered by a term of a sum, envelopes,
+who adds, and the client's share of the weights; with `UNMASK`, who survived, and shares."""

@@ -1,4 +1,4 @@
-"""Adam and SGD, as `torch.optim` computes them.
+"""Adam, AdamW and SGD, as `torch.optim` computes them.
 
 Why not `torch.optim` itself: making its first optimiser imports TorchDynamo, 1.3 s that every message of a fleet, answered by a
 fresh process, would pay; and on small graphs its bookkeeping costs a fifth of a step.
@@ -78,7 +78,8 @@ class Adam:
         g ← ∇ + wd · θ,   m ← β1 m + (1 − β1) g,   v ← β2 v + (1 − β2) g²
         θ ← θ − η · m/(1 − β1^t) / (√(v/(1 − β2^t)) + ε)
 
-    A parameter without a gradient keeps its moments and its count t.
+    A parameter without a gradient keeps its moments and its count t. ``decoupled`` is AdamW (Loshchilov & Hutter, ICLR 2019): the
+    gradient is as it is, and θ ← θ − η wd θ goes before the step.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Adam:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        decoupled: bool = False,
     ):
         self.parameters = list(parameters)
+        self.kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
         self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
         self.slots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # m, v, t by parameter
 
@@ -112,7 +115,7 @@ class Adam:
         # The kernel behind `torch.optim.Adam(fused=True)`, a third of the time of the formula in tensor operations.
         # It walks through memory, so a gradient must lie there as its parameter does.
         torch._foreach_add_(counts, 1)
-        torch._fused_adam_(
+        self.kernel(
             [p for _, p, _ in active],
             [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for _, p, g in active],
             means,
@@ -158,7 +161,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainConfig) -> Op
     """The optimiser that a configuration names."""
     if train.optimizer == "sgd":
         return SGD(parameters, train.lr, train.momentum, train.weight_decay)
-    return Adam(parameters, train.lr, train.weight_decay)
+    return Adam(parameters, train.lr, train.weight_decay, decoupled=train.optimizer == "adamw")
 
 
 class NamedOptimizer:

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import PartitionConfig, RunConfig
+from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.lookup import function
 from fedgraph_flwr.partition.groups import FREE, GROUPINGS
 from fedgraph_flwr.partition.merges import MERGES
 
@@ -43,27 +45,44 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
 def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> list[Tensor]:
     """The global node ids of each client, ascending, each int64 [N_i].
 
-    ``cfg.name`` groups the nodes (`groups`), ``cfg.merge`` makes clients of the groups (`merges`). Disjoint and covering,
-    except with ``overlapping``. With ``random_merge`` the number of clients is what results, else it is M.
+    ``cfg.name`` groups the nodes (`groups`, or a ``module:function`` of the same signature), ``cfg.merge`` makes clients of the
+    groups (`merges`). Disjoint and covering, except with ``overlapping``. With ``random_merge`` the number of clients is what
+    results, else it is M.
 
     Raises:
         FedGraphError: an unknown partitioner, or more clients than nodes or groups.
     """
-    if cfg.name not in GROUPINGS:
-        raise unknown("partition.name", cfg.name, GROUPINGS)
+    own = is_own(cfg.name)
+    if not own and cfg.name not in GROUPINGS:
+        raise unknown("partition.name", cfg.name, [*GROUPINGS, "module:function"])
     if num_clients > graph.num_nodes:
         raise FedGraphError(
             f"num_clients={num_clients} exceeds the {graph.num_nodes} nodes of '{graph.name}': lower it"
         )
-    if cfg.merge == "random_merge" and cfg.name not in FREE:
+    if cfg.merge == "random_merge" and not own and cfg.name not in FREE:
         raise FedGraphError(
             f"partition.merge=random_merge lets the groups decide the number of clients, but those of {cfg.name} follow"
             f" num_clients: use it with {' or '.join(FREE)}"
         )
     seed %= 2**31  # what METIS, scikit-learn and NumPy all accept
-    groups = GROUPINGS[cfg.name](graph, cfg, num_clients, seed)
+    grouping = function(cfg.name, "partition") if own else GROUPINGS[cfg.name]
+    groups = grouping(graph, cfg, num_clients, seed)
+    if own:
+        groups = _checked(groups, graph.num_nodes, cfg.name)
     clients = MERGES[cfg.merge](groups, cfg, num_clients, np.random.default_rng([seed, 1]))
     return [torch.from_numpy(np.sort(nodes)) for nodes in clients]
+
+
+def _checked(groups: Any, num_nodes: int, name: str) -> list[np.ndarray]:
+    """Groups of a function of the user's own, each ascending, without empty ones."""
+    try:
+        found = [np.unique(np.asarray(group)) for group in groups]
+    except (TypeError, ValueError) as error:
+        raise FedGraphError(f"partition={name} gave no list of arrays of node ids ({first_line(error)})") from error
+    kept = [group for group in found if group.size]
+    if not kept or any(g.dtype.kind not in "iu" or g[0] < 0 or g[-1] >= num_nodes for g in kept):
+        raise FedGraphError(f"partition={name} must give lists of node ids, whole numbers from 0 to {num_nodes - 1}")
+    return [group.astype(np.int64) for group in kept]
 
 
 def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:

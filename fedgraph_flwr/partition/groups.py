@@ -48,6 +48,31 @@ def random(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> G
     return _by_label(np.random.default_rng(seed).integers(num_clients, size=graph.num_nodes))
 
 
+def dirichlet(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
+    """Label skew (NIID-Bench: Li et al., ICDE 2022, Section IV; arXiv:2102.02079).
+
+        p_c ~ Dir(α 1_M),   client i holds a share p_ci of the nodes of class c, unlabelled nodes being one class more
+
+    Drawn again until every client holds ``min_size`` nodes.
+
+    Raises:
+        FedGraphError: a thousand draws gave none.
+    """
+    rng, y = np.random.default_rng(seed), graph.y.numpy()
+    label = np.empty(len(y), np.int64)
+    for _ in range(1000 if len(y) >= num_clients * cfg.min_size else 0):
+        for c in np.unique(y):
+            nodes = rng.permutation(np.flatnonzero(y == c))
+            ends = np.cumsum(rng.dirichlet(np.full(num_clients, cfg.alpha))) * len(nodes)
+            label[nodes] = np.searchsorted(ends[:-1], np.arange(len(nodes)), side="right")
+        if np.bincount(label, minlength=num_clients).min() >= max(cfg.min_size, 1):
+            return _by_label(label)
+    raise FedGraphError(
+        f"partition=dirichlet finds no shares that give each of {num_clients} clients {cfg.min_size} of the {len(y)} nodes of"
+        f" '{graph.name}': raise partition.alpha={cfg.alpha:g}, or lower num_clients or partition.min_size"
+    )
+
+
 def kmeans(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
     """M clusters of the features by K-means (FedStruct; scikit-learn with its automatic number of starts)."""
     from sklearn.cluster import KMeans
@@ -92,6 +117,7 @@ GROUPINGS: dict[str, Callable[[Graph, PartitionConfig, int, int], Groups]] = {
     "louvain": louvain,
     "metis": metis,
     "random": random,
+    "dirichlet": dirichlet,
     "kmeans": kmeans,
     "overlapping": overlapping,
     "planted": planted,

@@ -11,6 +11,7 @@ import functools
 import glob
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import platform
@@ -22,7 +23,7 @@ from typing import Any
 import psutil
 from filelock import FileLock
 
-from fedgraph_flwr.config import DatasetConfig, RunConfig
+from fedgraph_flwr.config import DatasetConfig, RunConfig, is_own
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.graph import FORMAT_VERSION, read_digest, read_header, write_bytes
@@ -31,6 +32,7 @@ from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.schema import check_same
 from fedgraph_flwr.data.split import grouping_seed
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.lookup import function
 from fedgraph_flwr.numerics.prepared import SUFFIX
 
 VERSION = 1
@@ -242,7 +244,14 @@ def content(cfg: RunConfig) -> list[str]:
     else:
         path = datasets.own_path(cfg.dataset)
         paths = [path] if path and path.is_file() else []
-    return [_hash(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    told = [_hash(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    if cfg.dataset.source and not cfg.graph:
+        params, seed = json.dumps(cfg.dataset.params, sort_keys=True), grouping_seed(cfg.split, cfg.seed)
+        told.append(datasets.digest(cfg.dataset.source, params, seed, cfg.num_clients))
+    if is_own(cfg.partition.name) and not cfg.graph:
+        code = inspect.getsourcefile(function(cfg.partition.name, "partition"))
+        told.append(hashlib.sha256(Path(code).read_bytes() if code else b"").hexdigest())
+    return told
 
 
 def meaning(cfg: RunConfig) -> dict[str, Any]:
@@ -310,9 +319,18 @@ def _make(cfg: RunConfig) -> Sequence[Any]:
         module = _module(clients[0])
     else:
         graph = datasets.load(cfg.dataset, seed=grouping_seed(cfg.split, cfg.seed), num_clients=cfg.num_clients)
-        module = _module(graph)
-        clients = module.make(graph, cfg)
+        module, clients = _module(graph), make(graph, cfg)
     return [module.pool(clients)] if _pooled(cfg) else clients
+
+
+def make(graph: Any, cfg: RunConfig) -> Sequence[Any]:
+    """The clients of a graph of whichever kind: assigned, cut and split.
+
+    Raises:
+        FedGraphError: the partition or the split is impossible.
+    """
+    clients: Sequence[Any] = _module(graph).make(graph, cfg)
+    return clients
 
 
 def _module(graph: Any) -> Any:

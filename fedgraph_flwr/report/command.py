@@ -3,7 +3,6 @@
 import argparse
 import base64
 import html
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,10 +62,9 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         if name in NEED_CLIENT_FILES and not all(run.clients for run in runs):
             missing.append(caption)
             continue
-        buffer = io.BytesIO()
-        draw(runs).savefig(buffer, format="png", dpi=130)
-        write_bytes(out.parent / "plots" / f"{name}.png", buffer.getvalue())
-        data = base64.b64encode(buffer.getvalue()).decode()
+        image = draw(runs).png()
+        write_bytes(out.parent / "plots" / f"{name}.png", image)
+        data = base64.b64encode(image).decode()
         plots.append(
             f'<figure><figcaption>{caption}</figcaption><img alt="{caption}" src="data:image/png;base64,{data}"></figure>'
         )

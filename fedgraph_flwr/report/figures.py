@@ -1,11 +1,8 @@
 """The plots of a report, each a function from runs to a Matplotlib figure."""
 
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg")
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,7 +12,20 @@ from fedgraph_flwr.report.runs import FinishedRun
 _SIZE = (6.4, 3.6)
 
 
-def curve(runs: Sequence[FinishedRun], metric: str) -> Figure:
+class Plot(Figure):
+    """A figure that knows nothing of pyplot, and that a notebook shows all the same."""
+
+    def png(self) -> bytes:
+        """As an image."""
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=130)
+        return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+
+def curve(runs: Sequence[FinishedRun], metric: str) -> Plot:
     """Validation (thin) and test (bold) means over clients by round."""
     figure, axes = _axes("round", metric.replace("_", " "))
     for index, run in enumerate(runs):
@@ -28,17 +38,17 @@ def curve(runs: Sequence[FinishedRun], metric: str) -> Figure:
     return figure
 
 
-def accuracy(runs: Sequence[FinishedRun]) -> Figure:
+def accuracy(runs: Sequence[FinishedRun]) -> Plot:
     """Accuracy by round; dotted: the best validation round."""
     return curve(runs, "accuracy")
 
 
-def loss(runs: Sequence[FinishedRun]) -> Figure:
+def loss(runs: Sequence[FinishedRun]) -> Plot:
     """Cross-entropy by round."""
     return curve(runs, "loss")
 
 
-def per_client(runs: Sequence[FinishedRun]) -> Figure:
+def per_client(runs: Sequence[FinishedRun]) -> Plot:
     """Each client's test accuracy at the best validation round."""
     figure, axes = _axes("client", "test accuracy")
     width = 0.8 / len(runs)
@@ -51,7 +61,7 @@ def per_client(runs: Sequence[FinishedRun]) -> Figure:
     return figure
 
 
-def homophily(runs: Sequence[FinishedRun]) -> Figure:
+def homophily(runs: Sequence[FinishedRun]) -> Plot:
     """Edge homophily of each client's graph."""
     figure, axes = _axes("client", "edge homophily")
     for index, run in enumerate(runs):
@@ -61,7 +71,7 @@ def homophily(runs: Sequence[FinishedRun]) -> Figure:
     return figure
 
 
-def labels(runs: Sequence[FinishedRun]) -> Figure:
+def labels(runs: Sequence[FinishedRun]) -> Plot:
     """Label distribution of the clients of the first run: share of each class."""
     figure, axes = _axes("client", "share of labels")
     counts = np.array([c["labels"] for c in runs[0].clients], dtype=float)  # [M, C]
@@ -75,17 +85,17 @@ def labels(runs: Sequence[FinishedRun]) -> Figure:
     return figure
 
 
-def bytes_by_phase(runs: Sequence[FinishedRun]) -> Figure:
+def bytes_by_phase(runs: Sequence[FinishedRun]) -> Plot:
     """Bytes of the whole run by phase, down and up."""
     return _stacked(runs, "MB", lambda entry: (entry["bytes_down"] + entry["bytes_up"]) / 1e6)
 
 
-def seconds_by_phase(runs: Sequence[FinishedRun]) -> Figure:
+def seconds_by_phase(runs: Sequence[FinishedRun]) -> Plot:
     """Seconds of the rounds by phase."""
     return _stacked(runs, "seconds", lambda entry: entry["seconds"])
 
 
-def _stacked(runs: Sequence[FinishedRun], unit: str, value: Callable[[dict[str, Any]], float]) -> Figure:
+def _stacked(runs: Sequence[FinishedRun], unit: str, value: Callable[[dict[str, Any]], float]) -> Plot:
     figure, axes = _axes("", unit)
     phases = sorted({phase for run in runs for record in run.every_round for phase in record["phases"]})
     below = np.zeros(len(runs))
@@ -99,8 +109,8 @@ def _stacked(runs: Sequence[FinishedRun], unit: str, value: Callable[[dict[str, 
     return figure
 
 
-def _axes(x: str, y: str) -> tuple[Figure, Any]:
-    figure = Figure(figsize=_SIZE, layout="constrained")
+def _axes(x: str, y: str) -> tuple[Plot, Any]:
+    figure = Plot(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -108,7 +118,7 @@ def _axes(x: str, y: str) -> tuple[Figure, Any]:
     return figure, axes
 
 
-FIGURES: dict[str, tuple[str, Callable[[Sequence[FinishedRun]], Figure]]] = {
+FIGURES: dict[str, tuple[str, Callable[[Sequence[FinishedRun]], Plot]]] = {
     "accuracy": ("Accuracy by round", accuracy),
     "loss": ("Loss by round", loss),
     "clients": ("Test accuracy of each client", per_client),

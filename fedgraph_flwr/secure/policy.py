@@ -2,6 +2,7 @@
 
 strategies: [fedavg, fedprox]     # by name, with the client that our YAML gives it, or clients as module:Class; empty: all
 networks: [gcn, sage]             # empty: all
+modules: [mymethods, my:metric]   # code beyond this package and those with an entry point here: packages, or single metrics
 phases: [describe, train]         # empty: all of the method
 messages: {acquire: 8}            # of a phase and round: fewer than the method allows itself
 rounds: 1000                      # of a run
@@ -23,12 +24,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedgraph_flwr.config import RunConfig, at_least, group_names, typed
+from fedgraph_flwr.config import RunConfig, at_least, group_names, plugins, typed
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
+from fedgraph_flwr.lookup import named_code
 from fedgraph_flwr.messages import DESCRIBE
 
 LARGEST = 2**63 - 1
+
+ANYTHING = "*"
+"""Among `Policy.modules`: any code."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -50,6 +55,7 @@ class Policy:
 
     strategies: list[str] = field(default_factory=list)
     networks: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
     messages: dict[str, int] = field(default_factory=dict)
     rounds: int = 10_000
@@ -77,11 +83,27 @@ class Policy:
             raise _refused(f"strategy={name} (client {client})", f"strategies {', '.join(self.strategies)}")
         if self.networks and cfg.model.name not in self.networks:
             raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
+        self._check_code(cfg)
         if cfg.rounds > self.rounds:
             raise _refused(f"rounds={cfg.rounds}", f"at most {self.rounds} rounds")
         for key, clients in (("num_clients", cfg.num_clients), ("strategy.min_clients", cfg.strategy.min_clients)):
             if clients < self.min_clients:
                 raise _refused(f"{key}={clients}", f"at least {self.min_clients} clients (min_clients)")
+
+    def _check_code(self, cfg: RunConfig) -> None:
+        """Refuse code that a server may not name, before anything of it is imported."""
+        if ANYTHING in self.modules:
+            return
+        packages = [__package__.partition(".")[0], *plugins.packages(), *self.modules]
+        listed = [*self.strategies, *self.networks, *self.modules]
+        for key, target in named_code(cfg).items():
+            module = target.partition(":")[0]
+            trusted = any(module == package or module.startswith(f"{package}.") for package in packages)
+            if key.startswith("evaluation."):  # a function is called, where a class must first be a client or a network
+                trusted = False
+            if not trusted and target not in listed:
+                accepted = ", ".join(self.modules) or "none beyond what is installed for it"
+                raise _refused(f"{key}={plain(target, 80)}", f"modules {accepted}")
 
     def check_client(self, client: Any) -> None:
         """Refuse a run for what its client, once built, is: its keys with their defaults, and the size of its network.
@@ -110,7 +132,7 @@ class Policy:
 
 def simulated() -> Policy:
     """The policy of clients that belong to whoever runs them: no bound."""
-    return Policy(rounds=LARGEST, min_nodes=0, max_parameters=LARGEST)
+    return Policy(rounds=LARGEST, min_nodes=0, max_parameters=LARGEST, modules=[ANYTHING])
 
 
 def read_policy(path: str) -> Policy:

@@ -7,7 +7,7 @@ be opened once: what is altered, re-addressed or sent again in another step is r
 
 Threat model: an honest-but-curious server. It follows the protocol, keeps all it relays, and learns who wrote to whom, when,
 and how many bytes, but no content. A server that lies may hand out public keys of its own and read everything in between:
-against that, clients would have to pin each other's public keys by another channel. Clients are trusted with what they
+against that, clients sign and pin (`fedgraph_flwr.secure.keyring`). Clients are trusted with what they
 receive; what a message reveals to its addressee is the method's matter, not the envelope's.
 """
 
@@ -48,6 +48,9 @@ class Sealer:
         self.client = client
         self._key = X25519PrivateKey.from_private_bytes(private) if private else X25519PrivateKey.generate()
         self.peers: dict[int, bytes] = {}
+        self._agreed: dict[
+            int, bytes
+        ] = {}  # secrets shared with peers: a key agreement costs as much as many envelopes
         self._opened: set[tuple[int, str]] = set()
 
     @property
@@ -63,6 +66,7 @@ class Sealer:
     def meet(self, peers: Mapping[int, bytes]) -> None:
         """Learn the public keys of the clients; the own one is passed over."""
         self.peers = {client: bytes(key) for client, key in peers.items() if client != self.client}
+        self._agreed = {}
 
     def seal(self, receiver: int, step: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
         """Seal named arrays for one client and one step; the envelope as bytes [B]."""
@@ -112,11 +116,12 @@ class Sealer:
 
     def _derive(self, peer: int, info: bytes) -> bytes:
         """A key of 32 bytes for one purpose, from the secret shared with a peer."""
-        try:
-            secret = self._key.exchange(X25519PublicKey.from_public_bytes(self._key_of(peer)))
-        except ValueError as error:
-            raise RunFailed(f"client {self.client} was given a public key of client {peer} that is none") from error
-        return HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
+        if peer not in self._agreed:
+            try:
+                self._agreed[peer] = self._key.exchange(X25519PublicKey.from_public_bytes(self._key_of(peer)))
+            except ValueError as error:
+                raise RunFailed(f"client {self.client} was given a public key of client {peer} that is none") from error
+        return HKDF(SHA256(), 32, salt=None, info=info).derive(self._agreed[peer])
 
 
 def is_public_key(key: bytes) -> bool:

@@ -1,41 +1,47 @@
 """Secure aggregation with dropouts (Bonawitz et al., CCS 2017, Figure 4): the server learns a weighted sum and no term of it.
 
-In every round client i of the n that take part draws two key pairs and a seed b_i, all anew, and with x_i its values and p_i its
+For every sum client i of the n that take part draws two key pairs and a seed b_i, all anew, and with x_i its values and p_i its
 public share of the weights:
 
     keys      up: two public keys (envelopes, masks) and a commitment to b_i
     shares    up: for every peer an envelope with Shamir shares of b_i and of the mask key's seed, any t of n
-    train     up: y_i = round(2^bits p_i x_i) + PRG(b_i) + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)   mod 2^64
+    answer    up: y_i = round(2^bits p_i x_i) + PRG(b_i) + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)   mod 2^64
     unmask    up: for every peer whose y_j came a share of b_j, for every other a share of its mask key: one or the other
 
-The server rebuilds b_i of those that answered ``train``, and the mask keys of those that fell, subtracts, and has Σ p_i x_i.
-No stream serves twice: keys and seeds live for one attempt at one round, a client deletes its own as it masks, and a round
-that is run again begins with others. No checkpoint keeps them. A rebuilt secret is held against what its owner published: a
-wrong share ends the round. Secrets are 128 bits, of which the mask's X25519 key is derived, so that a share is one block.
-Not seen: a client that adds other values than it trained, within the range; a server that hands out keys of its own.
+The server rebuilds b_i of those that answered, and the mask keys of those that fell, subtracts, and has Σ p_i x_i.
+Keys and seeds are renewed for each sum, and when it is asked again: b_i is revealed, so that it must be new, and with it what is
+dealt; a mask key is revealed where its owner falls, and one that lasted would then open all its earlier sums to a server that was
+given its seeds. A schedule of renewal would save the exchange of keys, one of four, and no more. A client deletes its own secrets
+as it masks, and no checkpoint keeps them. A rebuilt secret is held against what its owner published: a wrong share ends the
+round. Secrets are `LIMBS` elements of Shamir's field (`fedgraph_flwr.secure.shamir`), of which the mask's X25519 key and the
+stream of b_i are derived.
+Not seen: a client that adds other values than it trained, within the range; and, where clients pin nobody's keys
+(`fedgraph_flwr.secure.keyring`), a server that hands out its own.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
+from safetensors.numpy import save
 
+from fedgraph_flwr.answers import ArrayField, check
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.secure.masked import pairwise
-from fedgraph_flwr.secure.sealed import Sealer, key_stream
+from fedgraph_flwr.secure.sealed import OVERHEAD, Sealer, key_stream
+from fedgraph_flwr.secure.shamir import LIMBS, PRIME, combine, random_elements, split
 
-SECRET = 16  # bytes of a seed, and of a Shamir share of it
 HEADROOM = (
     8  # bits: a sum of random integers, as wrong masks leave it, passes for one of values with chance 2^-8 a value
 )
 FEWEST = 3  # clients: of a sum of two, each knows the other's term
-CLIENTS, KEYS, ENVELOPES, SHARES, SURVIVORS = "clients", "keys", "secagg_envelopes", "shares", "survivors"
+CLIENTS, KEYS, ENVELOPES, SHARES, SURVIVORS = "clients", "keys", "envelopes", "shares", "survivors"
+MEMBERS, RATIO = "members", "ratio"
+_DEALT = {SHARES: ArrayField((2, LIMBS), "uint32", 0, PRIME - 1)}
 
 
 def limit(bits: int) -> float:
@@ -56,7 +62,7 @@ def commitment(secret: bytes) -> bytes:
 
 
 def mask_sealer(client: int, secret: bytes) -> Sealer:
-    """The end of a client's mask streams, whose key pair follows from 16 secret bytes."""
+    """The end of a client's mask streams, whose key pair follows from a secret."""
     return Sealer(client, HKDF(SHA256(), 32, salt=None, info=b"fedgraph mask key").derive(secret))
 
 
@@ -84,22 +90,40 @@ class Member:
     def __init__(self, client: int, share: float, bits: int):
         self.client, self.share, self.bits = client, share, bits
         self.state: Arrays = {}
+        self._envelopes: Sealer | None = None  # of `deal` for `masked`, where both are of one process
 
-    def publish(self, server_round: int) -> Arrays:
-        """New keys for a round; those of any other are forgotten. Public keys [32] each, and the commitment [32]."""
-        mask, own = os.urandom(SECRET), os.urandom(SECRET)
+    def publish(self, server_round: int, exchange: int = 0) -> Arrays:
+        """New keys for a sum of a round; those of any other are forgotten. Public keys [32] each, and the commitment [32].
+
+        Args:
+            server_round: the round.
+            exchange: which of its sums this is.
+        """
+        mask, own = random_elements((2, LIMBS))
         envelopes = Sealer(self.client)
         self.state = {
             "round": np.array([server_round]),
+            "exchange": np.array([exchange]),
             "envelope": _bytes(envelopes.private),
-            "mask": _bytes(mask),
-            "self": _bytes(own),
+            "mask": mask,
+            "self": own,
         }
-        public = envelopes.public, mask_sealer(self.client, mask).public, commitment(own)
-        return {KEYS: np.stack([_bytes(key) for key in public])}
+        return {KEYS: self.published}
+
+    @property
+    def exchange(self) -> int:
+        """Which of the round's sums the keys are for."""
+        return int(self.state["exchange"][0])
+
+    @property
+    def published(self) -> NDArray[np.uint8]:
+        """The public keys and the commitment of this round, [3, 32], until the own secrets are deleted."""
+        sealer = Sealer(self.client, self.state["envelope"].tobytes())
+        mask, own = self.state["mask"].tobytes(), self.state["self"].tobytes()
+        return np.stack([_bytes(k) for k in (sealer.public, mask_sealer(self.client, mask).public, commitment(own))])
 
     def deal(self, clients: NDArray[np.int64], keys: NDArray[np.uint8], server_round: int) -> Arrays:
-        """Envelopes with shares of both secrets, by receiver.
+        """Envelopes with shares of both secrets, a row for each of ``clients``, the own one empty: [n, B].
 
         Args:
             clients: who published keys, ascending [n].
@@ -115,45 +139,57 @@ class Member:
                 f"client {self.client} is to add up with {len(clients) - 1} others, expected at least {FEWEST - 1}"
             )
         places = {int(client): place for place, client in enumerate(clients)}
-        secrets = self.state["mask"].tobytes(), self.state["self"].tobytes()
-        if commitment(secrets[1]) != keys[places.get(self.client, 0)][2].tobytes() or len(places) < len(clients):
+        if not np.array_equal(self.published, keys[places.get(self.client, 0)]) or len(places) < len(clients):
             raise RunFailed(
                 f"client {self.client} was sent a list of keys in which its own are not as it published them"
             )
         self.state |= {CLIENTS: clients, KEYS: keys}
         needed = threshold(self.share, len(clients))
-        dealt = [[part for _, part in Shamir.split(needed, len(clients), secret, ssss=False)] for secret in secrets]
-        shares = np.stack([np.stack([_bytes(part) for part in parts]) for parts in dealt], axis=1)  # [n, 2, SECRET]
+        shares = split(np.stack([self.state["mask"], self.state["self"]]), needed, len(clients))  # [n, 2, LIMBS]
         self.state["kept"] = shares[places[self.client]]
-        sealer, step = self._sealer(0), _step(server_round)
-        others = [client for client in places if client != self.client]
-        return {str(client): sealer.seal(client, step, {SHARES: shares[places[client]]}) for client in others}
+        self._envelopes, step = self._sealer(0), _step(server_round)
+        rows = {
+            c: self._envelopes.seal(c, step, {SHARES: shares[place]}) for c, place in places.items() if c != self.client
+        }
+        empty = np.zeros_like(next(iter(rows.values())))
+        return {ENVELOPES: np.stack([rows.get(client, empty) for client in places])}
 
     def masked(
-        self, values: Mapping[str, Arrays], ratio: float, envelopes: Arrays, server_round: int
+        self,
+        values: Mapping[str, Arrays],
+        ratio: float,
+        members: NDArray[np.int64],
+        envelopes: NDArray[np.uint8],
+        server_round: int,
     ) -> dict[str, Arrays]:
         """y_i, uint64 groups of the same names and shapes; the own secrets are deleted.
 
         Args:
             values: groups of float arrays.
             ratio: p_i.
-            envelopes: of the peers that take part, by sender.
+            members: who takes part, ascending [m].
+            envelopes: theirs for this client, [m, B].
             server_round: the round.
 
         Raises:
             RunFailed: as `deal`, too few peers, a ratio beyond 0 to 1, or values that do not fit the fixed point.
         """
-        self._expect("kept", "members", server_round)
-        members = np.array(sorted([self.client, *map(int, envelopes)]), np.int64)
-        if len(members) < max(FEWEST, threshold(self.share, len(self.state[CLIENTS]))) or not 0 <= ratio <= 1:
+        self._expect("kept", MEMBERS, server_round)
+        chosen = set(members.tolist())
+        least = max(FEWEST, threshold(self.share, len(self.state[CLIENTS])))
+        if (
+            not {self.client} <= chosen <= set(self.state[CLIENTS].tolist())
+            or len(chosen) < least
+            or not 0 <= ratio <= 1
+        ):
             raise RunFailed(
-                f"client {self.client} is to add {ratio:g} of its values to those of {len(members) - 1} others, "
+                f"client {self.client} is to add {ratio:g} of its values to those of {len(chosen - {self.client})} others, "
                 f"where {len(self.state[CLIENTS])} clients published keys"
             )
-        sealer, step = self._sealer(0), _step(server_round)
-        held = [
-            self.state["kept"] if c == self.client else sealer.open(c, step, envelopes[str(c)])[SHARES] for c in members
-        ]
+        held, step = (
+            self._opened(dict(zip(members.tolist(), envelopes, strict=True)), server_round),
+            _step(server_round),
+        )
         flat = np.concatenate([np.ravel(a) for group in values.values() for a in group.values()]).astype(np.float64)
         if not np.abs(flat).max(initial=0.0) < limit(self.bits):
             raise RunFailed(
@@ -166,19 +202,31 @@ class Member:
         self.state = {
             "round": self.state["round"],
             CLIENTS: self.state[CLIENTS],
-            "members": members,
+            MEMBERS: members,
             SHARES: np.stack(held),
         }
+        self._envelopes = None
         return shaped(total, values)
 
+    def _opened(self, envelopes: Mapping[int, NDArray[np.uint8]], server_round: int) -> list[NDArray[np.uint32]]:
+        """The shares that each member dealt this client, [2, LIMBS] each."""
+        sealer = self._envelopes or self._sealer(0)
+        shares = {self.client: self.state["kept"]}
+        for client, envelope in envelopes.items():
+            if client != self.client:
+                dealt = sealer.open(client, _step(server_round), envelope)
+                check(dealt, _DEALT, f"client {client} dealt client {self.client}")
+                shares[client] = dealt[SHARES]
+        return [shares[client] for client in envelopes]
+
     def reveal(self, survivors: NDArray[np.int64], server_round: int) -> Arrays:
-        """For each member in turn the share of b of a survivor, else of the mask key, [m, SECRET]; then all is forgotten.
+        """For each member in turn the share of b of a survivor, else of the mask key, [m, LIMBS]; then all is forgotten.
 
         Raises:
             RunFailed: nothing was masked in this round or it was answered before, or those are not survivors of it.
         """
         self._expect(SHARES, "", server_round)
-        members, alive = self.state["members"], set(survivors.tolist())
+        members, alive = self.state[MEMBERS], set(survivors.tolist())
         needed = threshold(self.share, len(self.state[CLIENTS]))
         if not {self.client} <= alive <= set(members.tolist()) or len(alive) < needed:
             raise RunFailed(
@@ -208,7 +256,7 @@ class Member:
 
 def unmasked(
     answers: Mapping[int, Mapping[str, Arrays]],
-    shares: Mapping[int, NDArray[np.uint8]],
+    shares: Mapping[int, NDArray[np.uint32]],
     members: Sequence[int],
     keys: Mapping[int, NDArray[np.uint8]],
     needed: int,
@@ -219,7 +267,7 @@ def unmasked(
 
     Args:
         answers: y_i by client.
-        shares: what each that answered ``unmask`` revealed, [m, SECRET].
+        shares: what each that answered ``unmask`` revealed, [m, LIMBS].
         members: the m clients that made masks for each other, ascending.
         keys: [3, 32] by client, of all that published some.
         needed: t.
@@ -235,8 +283,8 @@ def unmasked(
     for answer in answers.values():
         total += np.concatenate([array.ravel() for group in answer.values() for array in group.values()])
     used = sorted(shares)[:needed]
-    for row, client in enumerate(members):
-        secret = Shamir.combine([(places[helper], shares[helper][row].tobytes()) for helper in used], ssss=False)
+    secrets = combine([places[helper] for helper in used], np.stack([shares[helper] for helper in used]))
+    for client, secret in zip(members, map(np.ndarray.tobytes, secrets), strict=True):
         if client in answers:
             true = commitment(secret) == keys[client][2].tobytes()
             mask = self_stream(secret, step, total.size)
@@ -270,6 +318,11 @@ def shaped(flat: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str, A
             cut[group][name] = flat[start : start + array.size].reshape(array.shape)
             start += array.size
     return cut
+
+
+def envelope_size() -> int:
+    """Bytes of every envelope with shares."""
+    return OVERHEAD + len(save({SHARES: np.zeros((2, LIMBS), np.uint32)}))
 
 
 def _bytes(raw: bytes) -> NDArray[np.uint8]:

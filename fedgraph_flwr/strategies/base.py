@@ -10,7 +10,7 @@ costs on a fleet: scores of round r travel with the training replies of round r 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from logging import INFO
 from typing import Any, ClassVar
@@ -41,9 +41,11 @@ from fedgraph_flwr.messages import (
     to_record,
     weighted_mean,
 )
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.strategies import labels
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
@@ -91,6 +93,7 @@ class GraphStrategy(FlowerFedAvg):
         privacy: what clips, adds noise and keeps account, where ``privacy.dp`` asks for it.
         counted: on how many nodes each client was first scored, by split.
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
+        class_weights: ``w`` [C], where ``train.class_weights=federated``; goes with every message that a client may train on.
         secure: secure sums of the clients' answers, where ``privacy.secagg`` asks for them.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
@@ -123,6 +126,7 @@ class GraphStrategy(FlowerFedAvg):
         self.sent: GroupsFor = {}
         self.counted: dict[int, dict[str, list[float]]] = {}
         self.memory: Tree = {}
+        self.class_weights: Arrays = {}
         self.secure: SecureSums | None = None
         self.scores_due = self.checkpoint_due = False
         self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
@@ -194,6 +198,8 @@ class GraphStrategy(FlowerFedAvg):
             return Schema(numbers=self._description())
         if phase == EVALUATE:
             return Schema(numbers=self._score_fields())
+        if phase == LABELS:
+            return labels.schema(self)
         if phase == TRAIN:
             trains = whole if client is None else _exactly(self.clients[client].description.get("num_train", 0))
             numbers = {"num_train": trains}
@@ -277,6 +283,11 @@ class GraphStrategy(FlowerFedAvg):
             mean |= weighted_mean([{name: arrays[name]} for arrays in values], own)
         return mean
 
+    @property
+    def addressed(self) -> list[int]:
+        """Who is asked unless said otherwise: the cohort, or all clients during setup."""
+        return self.cohort if self.server_round else sorted(self.clients)
+
     def ask(
         self,
         phase: str,
@@ -292,8 +303,23 @@ class GraphStrategy(FlowerFedAvg):
             clients: default: the cohort, or all clients during setup.
             config: further scalars.
         """
-        chosen = list(clients) if clients is not None else (self.cohort if self.server_round else sorted(self.clients))
+        chosen = list(clients) if clients is not None else self.addressed
         return self.exchange(phase, self.messages(phase, chosen, groups or {}, config or {})).replies
+
+    def ask_sums(
+        self, phase: str, groups: Groups, weights: Callable[[list[int]], list[float]]
+    ) -> list[Reply]:
+        """One exchange with the cohort, of whose arrays only means are taken: where sums are secure, each reply holds the mean.
+
+        Args:
+            phase: as for `ask`.
+            groups: for all.
+            weights: of these clients in that mean, unnormalised, by what was known before.
+        """
+        if not self.secure:
+            return self.ask(phase, groups)
+        own = self.secure.begin(phase, weights)
+        return self.secure.reveal(self.ask(phase, {client: {**groups, **told} for client, told in own.items()}, list(own)))
 
     def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
         """One exchange that every client must answer.
@@ -364,12 +390,17 @@ class GraphStrategy(FlowerFedAvg):
         record = self.config(phase, {**config, **({"exchange": earlier} if earlier else {})})
         own = _by_client(groups)
         common = pack(groups if own is None else {})  # type: ignore[arg-type]
+        if self.class_weights and phase not in (DESCRIBE, EVALUATE):
+            beside = pack({CLASS_WEIGHTS: self.class_weights})
+        else:
+            beside = RecordDict()
         messages = []
         for client in clients:
             content = RecordDict()
             if model is not None:
                 content[MODEL] = to_record(self.models[client]) if client in self.models else model
             content.update(common if own is None else pack(own.get(client, {})))
+            content.update(beside)
             content[CONFIG] = record
             kind = _TYPES.get(phase, MessageType.QUERY)
             messages.append(Message(content, dst_node_id=self.clients[client].node_id, message_type=kind))
@@ -423,7 +454,7 @@ class GraphStrategy(FlowerFedAvg):
         groups, numbers = wanted.read(message.content, answered)
         check_scores(numbers, self.counted.get(client, {}) if client is not None else {}, answered)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
-        self.verify(phase, reply)
+        self.verify(phase, self.secure.unsealed(phase, reply) if self.secure else reply)
         if self.privacy and phase == TRAIN:
             self.privacy.verify(reply, self.model_of(reply.client))
         return reply

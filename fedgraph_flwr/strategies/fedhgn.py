@@ -14,6 +14,7 @@ unordered pools, shuffled anew for every receiver, round and name (a name is one
 | evaluate          | v, θ_c                     | scores (once, at the end)                       |
 
 T_k counts the types of client k over all names. The server learns it; a client learns the sum over the others.
+With ``privacy.secagg`` v and θ_c are added up unseen; coefficients travel as they are, as the method needs each client's.
 Ablations (Table 4) by ``strategy.shared`` and ``private_schema: false``: with ``coefficients`` among the shared, their rows
 are averaged over the clients that hold the type.
 
@@ -50,7 +51,6 @@ class FedHGN(GraphStrategy):
     """
 
     Params: ClassVar[type] = Params
-    beyond_sums: ClassVar[str] = "each client's own coefficients"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -64,6 +64,11 @@ class FedHGN(GraphStrategy):
         if averaged and cfg.strategy.private_schema:
             raise FedGraphError(
                 f"strategy.shared holds '{averaged[0]}': averaging coefficients needs strategy.private_schema=false"
+            )
+        if averaged and cfg.privacy.secagg:
+            raise FedGraphError(
+                f"strategy.shared holds '{averaged[0]}': coefficients are averaged over the clients that hold a type, which no sum"
+                " over all gives; use privacy.secagg=false"
             )
         if averaged and cfg.strategy.aggregator != "mean":
             raise FedGraphError(

@@ -6,7 +6,9 @@
 
 for the H hidden layers Z^k, each of width D, of the received model without dropout. ``one_phase`` asks each client for its
 mean and its moments about that mean, and shifts them to the pooled mean by the binomial theorem; ``two_phase`` is the
-paper's exchange: means, then moments about the pooled mean. Both give the same M and S.
+paper's exchange: means, then moments about the pooled mean. Both give the same M and S, and so does a secure sum
+(``privacy.secagg``) of moments about a point that all know, the former round's M: the server sees the pooled ones alone, but for
+each layer's range, of which ``cmd_range=unit`` asks none.
 
 Numbers in a message, each client, with P shared parameters (messages also name phase and round, replies the client):
 
@@ -15,6 +17,7 @@ Numbers in a message, each client, with P shared parameters (messages also name 
     moments (one_phase)        P                  5 H D + 2 H + 1
     means (two_phase)          P                  H D + 2 H + 1
     moments_about (two_phase)  P + H D            4 H D + 1
+    moments_sum (secure)       P + H D            5 H D + 2 H + 1
     train                      P + 5 H D + H + 2  P + 2: training nodes, loss; + 8 scores of the received model after round 1
     evaluate (at the end)      P                  8: nodes, loss, accuracy and macro-F1, for validation and test
 
@@ -35,9 +38,12 @@ import numpy as np
 
 from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import MODEL, Arrays, Reply
-from fedgraph_flwr.methods.fedomd import MOMENTS, TARGET, Params
-from fedgraph_flwr.methods.moments import ORDERS, mean_over_nodes, pool
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
+from fedgraph_flwr.methods.moments import ORDERS, central, mean_over_nodes, pool
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy
 
 
@@ -46,6 +52,22 @@ class FedOMD(GraphStrategy):
 
     Params: ClassVar[type] = Params
 
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """A secure sum is one exchange, weighted by what is known before it."""
+        params = method_params(cls, cfg)
+        if not (cfg.privacy.secagg and params.cmd and params.beta):
+            return
+        if params.exchange != "one_phase":
+            raise FedGraphError(
+                f"privacy.secagg=true takes all moments from one sum: set strategy.exchange=one_phase, not {params.exchange}"
+            )
+        if params.cmd_nodes == "all" and cfg.strategy.weighting != "nodes":
+            raise FedGraphError(
+                "privacy.secagg=true weighs moments by numbers of nodes, which are told before round 1 only with"
+                f" strategy.weighting=nodes, not {cfg.strategy.weighting}: set that, or strategy.cmd_nodes=train"
+            )
+
     def schema(self, phase: str, client: int | None) -> Schema:
         """Statistics of H hidden layers of width D, and of how many nodes they are."""
         layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
@@ -53,36 +75,38 @@ class FedOMD(GraphStrategy):
             "moments": {"moments": (layers, 5, width)},
             "means": {"mean": (layers, width)},
             "moments_about": {"spread": (layers, 4, width)},
+            "moments_sum": {"powers": (layers, 5, width)},
         }
         if phase not in shapes:
             return super().schema(phase, client)
-        ranges = self.params.cmd_range == "pooled" and phase != "moments_about"
-        expected = shapes[phase] | ({"range": (layers, 2)} if ranges else {})
-        fields = {name: ArrayField(shape, self.cfg.dtype) for name, shape in expected.items()}
+        groups: dict[str, dict[str, ArrayField]] = {MOMENTS: {n: ArrayField(s, "float64" if n == "powers" else self.cfg.dtype) for n, s in shapes[phase].items()}}
+        if self.params.cmd_range == "pooled" and phase != "moments_about":
+            groups.setdefault(RANGE if phase == "moments_sum" else MOMENTS, {})["range"] = ArrayField((layers, 2), self.cfg.dtype)
         known = self.clients[client].description if client is not None else {}
         nodes = known.get("num_nodes" if self.params.cmd_nodes == "all" else "num_train")
         low, high = (1, LARGEST) if nodes is None else (nodes, nodes)
-        return Schema({MOMENTS: fields}, {"count": NumberField(low, high, whole=True)})
+        return Schema(groups, {"count": NumberField(low, high, whole=True)})
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Moments must be of some features: even orders are no less than 0, and none leaves what the told range allows."""
-        group = reply.groups.get(MOMENTS, {})
+        group = reply.groups.get(MOMENTS, {}) | reply.groups.get(RANGE, {})
         for name, values in group.items():
             if problem := impossible(name, values.astype(np.float64), group.get("range")):
                 raise FedGraphError(
                     f"client {reply.client} answered phase '{phase}' with {MOMENTS}/{name} of no features: {problem}"
                 )
+
     def before_train(self, arrays: Arrays) -> dict[str, Arrays]:
         """Pool the moments of the cohort; the cohort shrinks to the clients that told theirs."""
         if not (self.params.cmd and self.params.beta):
             return {}
         exchange = {"one_phase": self._one_phase, "two_phase": self._two_phase}[self.params.exchange]
-        replies, moments = exchange(arrays)
+        replies, moments = (self._summed if self.secure else exchange)(arrays)
         self.drop(set(self.cohort) - {reply.client for reply in replies})
         dtype = next(iter(arrays.values())).dtype
         target = {"moments": moments.astype(dtype)}
         if self.params.cmd_range == "pooled":
-            ranges = _stacked(replies, "range")  # smallest and largest, [M, H, 2]
+            ranges = _stacked(replies, "range", RANGE if self.secure else MOMENTS)  # smallest and largest, [M, H, 2]
             span = ranges[..., 1].max(0) - ranges[..., 0].min(0)
             target["span"] = np.where(span > 0, span, 1).astype(dtype)  # a dead layer has no range
         return {TARGET: target}
@@ -90,6 +114,20 @@ class FedOMD(GraphStrategy):
     def _one_phase(self, arrays: Arrays) -> tuple[list[Reply], np.ndarray]:
         replies = self.ask("moments", {MODEL: arrays})
         return replies, pool(_stacked(replies, "moments"), _counts(replies))
+
+    def _summed(self, arrays: Arrays) -> tuple[list[Reply], np.ndarray]:
+        """As `_one_phase`, from sums alone, of moments about the former mean: far from it, powers would lose the digits that matter."""
+        layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
+        point = self.memory.get("mean", np.zeros((layers, width)))
+        replies = self.ask_sums("moments_sum", {MODEL: arrays, "point": {"mean": point}}, self._nodes)
+        pooled = central(replies[0].groups[MOMENTS]["powers"].astype(np.float64), point)
+        self.memory["mean"] = pooled[:, 0]
+        return replies, pooled
+
+    def _nodes(self, clients: list[int]) -> list[float]:
+        """Of how many nodes each client's moments are, as it told at first."""
+        key = "num_nodes" if self.params.cmd_nodes == "all" else "num_train"
+        return [float(np.sum(self.clients[client].description[key])) for client in clients]
 
     def _two_phase(self, arrays: Arrays) -> tuple[list[Reply], np.ndarray]:
         told = {reply.client: reply for reply in self.ask("means", {MODEL: arrays})}
@@ -104,9 +142,9 @@ class FedOMD(GraphStrategy):
             asked = [told[reply.client] for reply in answers]
 
 
-def _stacked(replies: list[Reply], key: str) -> np.ndarray:
+def _stacked(replies: list[Reply], key: str, group: str = MOMENTS) -> np.ndarray:
     """One array of the replies' statistics, over clients: [M, ...]."""
-    return np.stack([reply.groups[MOMENTS][key] for reply in replies])
+    return np.stack([reply.groups[group][key] for reply in replies])
 
 
 def impossible(name: str, values: np.ndarray, span: np.ndarray | None) -> str:

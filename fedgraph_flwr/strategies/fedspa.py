@@ -49,6 +49,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
+from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.masked import LIMIT, PEERS, RESOLUTION, unmask
 from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
@@ -97,7 +98,7 @@ class FedSPA(GraphStrategy):
         """N_i and S_i at first, then I_i (or shares of their sum) and Δ_i."""
         whole = NumberField(1, LARGEST, whole=True)
         if phase == "publish_key":
-            return Schema({"key": {"key": ArrayField((32,), "uint8")}})
+            return Schema({"key": {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD}})
         if phase == "deviate":
             return Schema(numbers=dict.fromkeys(("deviation_hom", "deviation_het"), NumberField(0)))
         fishers = Schema({FISHER: self._fishers()} if self.params.posterior else {})
@@ -134,11 +135,13 @@ class FedSPA(GraphStrategy):
                 "expected at least 2"
             )
         if self.params.masked:
-            self.keys = {reply.client: reply.groups["key"]["key"] for reply in self.ask("publish_key")}
+            told = self.ask("publish_key")
+            self.keys = {reply.client: reply.groups["key"]["key"] for reply in told}
+            self.signatures = signatures(told, "key")
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """With ``scalar``: who adds up with whom."""
-        return {PEERS: self.peers(self.cohort)} if self.params.masked else {}
+        return self.peers(self.cohort) if self.params.masked else {}
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """Each group of parameters by its own weights, over the clients that answered to the end."""
@@ -171,7 +174,7 @@ class FedSPA(GraphStrategy):
         named, shares = self.cohort, replies
         while len(shares) < len(named):  # masks cancel over exactly the clients that were named
             named = [reply.client for reply in shares]
-            shares = self.ask("share_again", {PEERS: self.peers(named)}, named)
+            shares = self.ask("share_again", self.peers(named), named)
         pooled = unmask([share.groups[FISHER] for share in shares])
         low, high = min(a.min() for a in pooled.values()), max(a.max() for a in pooled.values())
         if low < -len(named) * RESOLUTION or high > LIMIT:  # no mean of squares; whose share is wrong nobody can tell
@@ -188,11 +191,11 @@ class FedSPA(GraphStrategy):
             biases[channel] = deviations, EQUAL * float(size) + len(named) * RESOLUTION
         return kept, biases
 
-    def peers(self, clients: list[int]) -> Arrays:
-        """Who adds up with whom: their indices, their public keys [n, 32], and Σ_j N_j."""
+    def peers(self, clients: list[int]) -> dict[str, Arrays]:
+        """Who adds up with whom: their indices, their public keys [n, 32], and Σ_j N_j; beside them, signatures of keys."""
         nodes = sum(int(self.clients[client].description["num_nodes"]) for client in clients)
         keys = np.stack([self.keys[client] for client in clients])
-        return {"clients": np.array(clients), "keys": keys, "nodes": np.array([nodes])}
+        return {PEERS: {"clients": np.array(clients), "keys": keys, "nodes": np.array([nodes])}, **self.signatures}
 
 
 def _of(fisher: Arrays, channel: str) -> Arrays:

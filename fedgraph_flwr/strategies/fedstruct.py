@@ -10,7 +10,7 @@ exact, since all others meet a zero of Ā^[i]. A part of the clients' gradients 
 Threat model: an honest-but-curious server. It holds θ and S, relays what it cannot read, and learns who owns which node, which
 clients' nodes are joined by an edge, how many bytes an envelope has, and per client the union of its nodes' L_s-hop
 neighbourhoods (in the paper too: the rows of G_S^i that are not zero; for L_s = 1 these are its direct neighbours). It learns
-no edge. A server that hands out false keys could read the envelopes, which keys pinned by another channel would prevent.
+no edge. A server that hands out false keys could read the envelopes, which pinned keys prevent (`fedgraph_flwr.secure.keyring`).
 Clients learn their own rows of Ā and the B_i^k addressed to them; for few hops these reveal edges of the sender.
 """
 
@@ -27,6 +27,7 @@ from fedgraph_flwr.messages import TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams, S
 from fedgraph_flwr.models import keywords
 from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
@@ -55,7 +56,7 @@ class FedStruct(FedGrad):
         """Keys and ids, envelopes between clients or the rows that they end in, gradients of S."""
         ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
         if phase == "announce":
-            return Schema({"identity": {"key": ArrayField((32,), "uint8"), "nodes": ids}})
+            return Schema({"identity": {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD, "nodes": ids}})
         if phase == "acquire":
             n = self.num_nodes
             support = ArrayField((range(1, n + 1),), "int32", 0, n - 1, optional=True)
@@ -125,7 +126,8 @@ class FedStruct(FedGrad):
         if largest >= owner.size or (owner < 0).any():
             raise RunFailed(f"the clients' nodes do not make up 0..{largest}, each once: node_id of their graphs")
         keys = np.stack([r.groups["identity"]["key"] for r in replies])
-        inbox: dict[int, Groups] = {client: {"keys": {"keys": keys, "owner": owner}} for client in self.nodes}
+        told = {"keys": {"keys": keys, "owner": owner}, **signatures(replies, "identity")}
+        inbox: dict[int, Groups] = dict.fromkeys(self.nodes, told)
         ended: set[int] = set()
         while not ended:  # all clients take as many exchanges, two a hop at most
             replies = self.ask_all("acquire", inbox)

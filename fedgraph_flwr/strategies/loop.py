@@ -13,6 +13,7 @@ from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
+from fedgraph_flwr.strategies.labels import class_weights
 from fedgraph_flwr.strategies.scoring import counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
@@ -38,6 +39,8 @@ class Loop:
         method, recorder = self.strategy, self.recorder
         self._connect()
         method.arrays = method.initial_arrays()
+        if self.cfg.train.class_weights == "federated":
+            method.class_weights = class_weights(method)
         method.setup()
         first = self._resume() + 1
         recorder.setup_done()
@@ -173,7 +176,7 @@ class Loop:
         method = self.strategy
         method.sent = method.before_train(method.arrays)
         if method.secure and method.stage().up:
-            method.secure.begin()
+            method.send_beside(method.secure.begin(TRAIN, method.sum_weights))
         self._score_apart()  # a client that fell out in those exchanges is not asked to train
         record = to_record(method.arrays)
         messages = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)

@@ -20,6 +20,7 @@ def score_fields(cfg: EvaluationConfig, classes: int, prefix: str, parts: Axis) 
     fields = {"count": NumberField(0, LARGEST, length=parts), "loss": NumberField(0, length=parts, nan=True)}
     share = NumberField(0, 1, length=parts, nan=True)
     named = {**fields, **dict.fromkeys(metrics.wanted(cfg, classes), share)}
+    named |= dict.fromkeys(cfg.own, NumberField(length=parts, nan=True))
     return {f"{prefix}{split}-{key}": wanted for split in metrics.SPLITS for key, wanted in named.items()}
 
 

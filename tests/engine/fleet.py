@@ -5,11 +5,9 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +29,8 @@ class Fleet:
         graphs: folder of client files; node i is given the i-th.
     """
 
+    host = "127.0.0.1"
+
     def __init__(self, folder: Path, graphs: Path):
         self.folder, self.graphs = folder, graphs
         self.files = sorted(graphs.glob("client_*.safetensors"))
@@ -49,8 +49,12 @@ class Fleet:
         self.keys = folder / "keys"
         self.make_keys("--nodes", str(len(self.files)))
         self.connect(
-            folder / "home", f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"'
+            folder / "home", f'address = "{self.host}:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"'
         )
+
+    def within(self, name: str) -> list[str]:
+        """Words before the command of a process: here none, elsewhere the host that it runs on."""
+        return []
 
     def make_keys(self, *words: str) -> None:
         """Keys, certificates and configurations as the how-to makes them."""
@@ -72,21 +76,23 @@ class Fleet:
 
     def start_superlink(self) -> None:
         """TLS, authentication and a database; returns when it answers."""
-        words = ["--host", "127.0.0.1", "--port", str(self.superlink_port), "--enable-supernode-auth"]
+        words = ["--host", self.host, "--port", str(self.superlink_port), "--enable-supernode-auth"]
         words += ["--ssl-ca-certfile", str(self.keys / "ca.crt"), "--ssl-certfile", str(self.keys / "server.crt")]
         words += ["--ssl-keyfile", str(self.keys / "server.key"), "--disable-runtime-dependency-installation"]
         words += ["--database", str(self.folder / "superlink.db")]
         self._spawn("superlink", [tool("flower-superlink"), *words])
         wait_for(self._answers, "the SuperLink to answer")
 
-    def start_node(self, node: int, **config: Any) -> None:
-        """SuperNode ``node`` with its client file, a state folder, and further node config."""
-        told = {"graph": str(self.files[node]), "state": str(self.folder / f"state_{node}"), **config}
-        words = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
+    def start_node(self, node: int, *options: str, **config: Any) -> None:
+        """SuperNode ``node`` with its client file, a state folder, a policy that lets tests bring code, and what else is told."""
+        (policy := self.folder / "policy.yaml").write_text("modules: [tests]\n")
+        told = {"graph": self.files[node], "state": self.folder / f"state_{node}", "policy": policy}
+        told = {key: str(value) for key, value in told.items()} | config
+        words = ["--superlink", f"{self.host}:{self.port}", "--port", str(free_port())]
         words += ["--root-certificates", str(self.keys / "ca.crt")]
         words += ["--auth-supernode-private-key", str(self.keys / f"node_{node}")]
         words += ["--node-config", " ".join(f"{k}={_toml(v)}" for k, v in told.items())]
-        self._spawn(f"node_{node}", [tool("flower-supernode"), *words])
+        self._spawn(f"node_{node}", [tool("flower-supernode"), *words, *options])
 
     def kill(self, name: str) -> None:
         """End a process and all it started, without asking."""
@@ -114,7 +120,7 @@ class Fleet:
 
     def flwr(self, *words: str, **environment: str) -> str:
         """Flower's own command; returns what it prints."""
-        return _checked([tool("flwr"), *words], self.environment | environment)
+        return _checked([*self.within("flwr"), tool("flwr"), *words], self.environment | environment)
 
     def begin(self, out: Path, *words: str) -> subprocess.Popen[bytes]:
         """Start ``fedgraph-flwr run`` on this fleet."""
@@ -145,17 +151,16 @@ class Fleet:
         raise LookupError(f"no process of this fleet runs {command}")
 
     def _answers(self) -> bool:
-        context = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
-        try:
-            with urllib.request.urlopen(f"https://127.0.0.1:{self.superlink_port}/health", timeout=2, context=context):
-                return True
-        except OSError:
-            return False
+        script = f"""import ssl, urllib.request as r
+context = ssl.create_default_context(cafile="{self.keys / "ca.crt"}")
+r.urlopen("https://{self.host}:{self.superlink_port}/health", timeout=2, context=context)"""
+        command = [*self.within("superlink"), sys.executable, "-c", script]
+        return not subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode
 
     def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                command,
+                [*self.within(name), *command],
                 env=self.environment,
                 cwd=ROOT,
                 stdout=log,
@@ -189,7 +194,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_for(true: Callable[[], bool], what: str, timeout: float = 240.0) -> None:
+def wait_for(true: Callable[[], bool], what: str, timeout: float = 600.0) -> None:
     """Ask until it is true.
 
     Raises:

@@ -20,7 +20,7 @@ from fedgraph_flwr.engine import ray as engine
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.run import with_folder
+from fedgraph_flwr.runner import with_folder
 from tests.support import Finished, assert_same_arrays
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.methods.declarations import declaration
 from tests.methods.small_runs import FEATURES, METHODS, Go, is_typed, small_runs
-from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
+from tests.support import Finished, call_fresh, recorded_messages, same_result
 
 SHARING = [m for m in METHODS if (s := compose([f"strategy={m}"]).strategy).shared and not s.pooled]
 """Methods of several clients that share something."""
@@ -47,13 +47,6 @@ def first(go: Go) -> Callable[[str], Finished]:
         return runs[method]
 
     return get
-
-
-def same_result(a: Finished, b: Finished) -> None:
-    """The same parameters, scores and losses in every round."""
-    assert_same_arrays(a.arrays, b.arrays)
-    for key in ("round", "cohort", "train", "metrics", "clients"):
-        np.testing.assert_equal([r[key] for r in a.rounds], [r[key] for r in b.rounds])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -42,6 +42,7 @@ def config(name):
 
 
 DISJOINT = {"louvain-fedhero": {"min_size": 20}, "louvain": {}, "metis": {}, "random": {}, "kmeans": {}, "planted": {}}
+DISJOINT |= {"dirichlet": {"min_size": 1}}
 DISJOINT |= {f"louvain-{paper}": {} for paper in ("fedomd", "fedomd-res20", "fedstruct", "fedspa")}
 
 
@@ -57,13 +58,44 @@ def test_disjoint_covering_and_a_function_of_the_seed(name):
         assert len(parts) == BLOCKS
     again = assign(graph, cfg, BLOCKS, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
-    if name in ("random", "metis", "louvain-fedhero"):
+    if name in ("random", "metis", "louvain-fedhero", "dirichlet"):
         other = assign(graph, cfg, BLOCKS, seed=4)
         assert [p.tolist() for p in other] != [p.tolist() for p in parts]
 
 
 def test_every_partitioner_has_a_file():
     assert set(group_names("partition")) >= DISJOINT.keys() | {"overlapping"}
+
+
+def test_dirichlet_skews_labels_by_its_concentration():
+    """Shares of a class have the mean 1 / M and the variance (M − 1) / (M² (M α + 1)), over many draws."""
+    y = torch.arange(6000) % 6
+    none = torch.zeros(6000, dtype=torch.bool)
+    graph = Graph(torch.zeros(6000, 1), torch.zeros(2, 0, dtype=torch.int64), y, none, none, none, 6)
+    for alpha in (0.1, 1.0, 100.0):
+        shares = []
+        for seed in range(20):
+            cfg = PartitionConfig("dirichlet", merge="none", min_size=0, alpha=alpha)
+            try:
+                parts = assign(graph, cfg, 4, seed)
+            except FedGraphError:
+                continue
+            shares += [torch.bincount(y[part], minlength=6) / 1000 for part in parts]
+        told = torch.stack(shares)
+        assert told.mean() == pytest.approx(0.25, abs=1e-3)
+        assert told.var() == pytest.approx(3 / (16 * (4 * alpha + 1)), rel=0.25)
+
+
+def test_dirichlet_gives_every_client_its_nodes_or_says_why_not():
+    cfg = config("dirichlet")
+    cfg.alpha, cfg.min_size = 0.3, 12
+    assert min(len(part) for part in assign(blocks(), cfg, BLOCKS, 0)) >= 12
+    cfg.alpha, cfg.min_size = 1e-3, N // BLOCKS
+    with pytest.raises(FedGraphError, match=r"give each of 6 clients 40 .* raise partition\.alpha=0\.001"):
+        assign(blocks(), cfg, BLOCKS, 0)
+    cfg.min_size = N
+    with pytest.raises(FedGraphError, match="lower num_clients"):
+        assign(blocks(), cfg, BLOCKS, 0)
 
 
 @pytest.mark.parametrize("name", ["louvain-fedspa", "kmeans", "planted"])

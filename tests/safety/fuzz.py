@@ -25,6 +25,8 @@ from typing import Any
 
 import pandas as pd
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients.base import GraphClient
@@ -37,7 +39,9 @@ from fedgraph_flwr.data.importing import Columns, from_saved, from_tables
 from fedgraph_flwr.data.importing_typed import from_saved_typed, from_typed_tables
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.runs import load_run
-from fedgraph_flwr.run import run
+from fedgraph_flwr.runner import run
+from fedgraph_flwr.secure.keyring import read_key, read_pins
+from fedgraph_flwr.secure.policy import Ledger, read_policy
 from fedgraph_flwr.serving import check_resume
 from fedgraph_flwr.trees import unflatten
 from tests.conftest import client_graph
@@ -117,6 +121,7 @@ def targets(folder: Path) -> dict[str, Target]:
         folder / "owntyped.safetensors"
     )
     _tables(folder)
+    _party(folder)
 
     out = folder / "run"
     words = [f"graph={graphs}", "strategy=local", "model.hidden=8", "rounds=2", "checkpoint_every=1", f"out={out}"]
@@ -126,6 +131,7 @@ def targets(folder: Path) -> dict[str, Target]:
     resumed = compose([f"resume={out}", f"out={out}"], out / "config.yaml")
     (state,) = (out / "state").glob("*/client_0000/round_000002.safetensors")
     kept = StateFolder(out / "state", state.parents[1].name.rpartition("-")[2], "local", 0)
+    kept.write_asked(Ledger({"round": 2, "phases": ["train"], "counts": [1], "exchanges": [0]}).record())
     client = GraphClient(cfg, partition.load(graphs / "client_0000.safetensors"))
 
     def restore(path: Path) -> None:
@@ -162,6 +168,10 @@ def targets(folder: Path) -> dict[str, Target]:
         "parquet": Target(folder / "nodes.parquet", lambda path: from_tables(path, folder / "edges.csv")),
         "saved": Target(folder / "data.pt", from_saved),
         "saved typed": Target(folder / "hetero.pt", lambda path: from_saved_typed(path, "paper")),
+        "policy": Target(folder / "policy.yaml", lambda path: read_policy(str(path))),
+        "asked": Target(kept.folder / "asked.json", lambda path: kept.read_asked()),
+        "key": Target(folder / "keys" / "node_1", lambda path: read_key(str(path))),
+        "peers": Target(folder / "keys" / "node_1.pub", lambda path: read_pins(str(path.parent))),
     }
 
 
@@ -178,6 +188,17 @@ def _tables(folder: Path) -> None:
     y = torch.tensor([0, 2, 1, -1])
     torch.save(Data(x=torch.arange(8.0).view(4, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), y=y), folder / "data.pt")
     torch.save(typed_client().to_pyg(), folder / "hetero.pt")
+
+
+def _party(folder: Path) -> None:
+    """What a party keeps beside its graph."""
+    (folder / "keys").mkdir(exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (folder / "keys" / "node_1").write_bytes(secret)
+    (folder / "keys" / "node_1.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    policy = "strategies: [fedavg]\nphases: [train]\nmessages: {train: 1}\nrounds: 9\ndemands: {privacy.dp: [none]}\n"
+    (folder / "policy.yaml").write_text(policy)
 
 
 # --- changes ------------------------------------------------------------------------------------------------------------

@@ -142,9 +142,10 @@ def targets(tmp_path_factory):
     return fuzz.targets(tmp_path_factory.mktemp("files"))
 
 
-@pytest.mark.parametrize(
-    "name", ["client", "typed client", "dataset", "checkpoint", "state", "rounds", "saved", "nodes"]
-)
+READ = "client, typed client, dataset, checkpoint, state, rounds, saved, nodes, policy, asked, key, peers"
+
+
+@pytest.mark.parametrize("name", READ.split(", "))
 def test_whatever_a_file_holds_it_is_read_or_refused_in_a_sentence(targets, name):
     outcomes = [fuzz.case(targets[name], seed) for seed in range(40)]
     assert set(outcomes) <= {"read", "refused"}, next(o for o in outcomes if o not in ("read", "refused"))

@@ -361,7 +361,18 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
         ({"overrides": "strategy=../../../../etc/passwd"}, "strategy '../../../../etc/passwd' unknown"),
         ({"overrides": "dataset=../secrets"}, "dataset '../secrets' unknown"),
         ({"overrides": "'"}, "overrides cannot be read as words"),
-        ({"overrides": "strategy.client=subprocess:Popen"}, "strategy.client=subprocess:Popen is no client"),
+        (
+            {"overrides": "strategy.client=subprocess:Popen"},
+            "refuses strategy.client=subprocess:Popen: it accepts modules none",
+        ),
+        ({"overrides": "model=subprocess:Popen"}, "refuses model=subprocess:Popen"),
+        ({"overrides": "evaluation.metric=os:listdir"}, "refuses evaluation.metrics (listdir)=os:listdir"),
+        (
+            {"overrides": "strategy.client=fedgraph_flwr.cli:main"},
+            "strategy.client=fedgraph_flwr.cli:main is no client",
+        ),
+        ({"overrides": "evaluation.metric=fedgraph_flwr.cli:main"}, "refuses evaluation.metrics (main)="),
+        ({"overrides": "strategy.client=fedgraph_flwr_other.cli:main"}, "refuses strategy.client="),
     ],
 )
 def test_a_servers_configuration_names_nothing_here(node, monkeypatch, run_config, told):

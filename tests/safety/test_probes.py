@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Reply
@@ -26,6 +27,11 @@ from tests.methods.small_runs import METHODS, Go, small_runs
 from tests.safety.mutations import mutations
 
 VARIANTS = [(method, tuple(words)) for method in METHODS for words in [[], *declaration(method).variants]]
+PROTECTED = [
+    ["privacy.secagg=true"],
+    ["privacy.dp=client_fixed", "privacy.noise_multiplier=1", "strategy.weighting=uniform"],
+]
+VARIANTS += [(compose([]).strategy.name, tuple(words)) for words in PROTECTED]
 LIAR, OTHER = 1, 2
 """Who answers wrongly, and another client; in a pooled graph there is client 0 alone."""
 

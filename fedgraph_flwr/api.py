@@ -1,0 +1,353 @@
+"""What the package offers from Python: everything here is an attribute of ``fedgraph_flwr`` itself.
+
+    import fedgraph_flwr as fg
+
+    run = fg.run(strategy="fedprox", dataset="cora", num_clients=10)
+    run.table()
+    fg.compare([run, fg.run(dataset="cora", num_clients=10)])
+
+The command line is a cover of these functions. What takes long to import is imported where it is needed.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedgraph_flwr.config import DatasetConfig, RunConfig, configuration, described
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.progress import Shown
+from fedgraph_flwr.progress import progress as shown_progress
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from matplotlib.figure import Figure
+
+    from fedgraph_flwr.prediction import Predictions, Predictor
+    from fedgraph_flwr.report.runs import FinishedRun
+
+CLIENTS = "clients"
+"""The folder, in a run's, of the client files that were made from graphs in memory."""
+
+NAME = r"[a-z0-9][a-z0-9_-]*"
+"""What a dataset may be called."""
+
+
+class Run:
+    """A run by its folder; what it holds is read when it is asked for.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path).absolute()
+
+    @property
+    def config(self) -> RunConfig:
+        """The resolved configuration."""
+        return self._read.cfg
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the run (`Recorder.finish` lists them); empty while it has not ended."""
+        return self._read.summary
+
+    @property
+    def resumable(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        from fedgraph_flwr.run_folder import CHECKPOINT
+
+        return (self.path / CHECKPOINT).is_file()
+
+    @property
+    def rounds(self) -> "pd.DataFrame":
+        """One row a round: ``seconds``, training ``loss``, clients asked, bytes, and every mean over clients."""
+        import pandas as pd
+
+        rows = {}
+        for record in self._read.every_round:
+            phases = record["phases"].values()
+            told = {"seconds": record["seconds"], "clients": len(record["cohort"]), "failed": len(record["failed"])}
+            told |= {key: sum(phase[key] for phase in phases) for key in ("bytes_up", "bytes_down")}
+            rows[record["round"]] = told | record.get("train", {}) | record.get("metrics", {})
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("round")
+
+    @property
+    def clients(self) -> "pd.DataFrame":
+        """One row a client: its scores at the best validation round, or at the last one where the headline is of that."""
+        import pandas as pd
+
+        if not self._read.rounds:
+            raise FedGraphError(f"{self.path} has no scored round yet")
+        last, best = self._read.rounds[-1], self.summary.get("best_round")
+        wanted = last["round"] if self.config.evaluation.select.startswith("last") else best
+        record = next((record for record in self._read.rounds if record["round"] == wanted), last)
+        scores = {key.replace("-", "_"): values for key, values in record["clients"].items()}
+        return pd.DataFrame(scores).rename_axis("client")
+
+    def table(self) -> "pd.DataFrame":
+        """Test scores, with the majority beside accuracy: one row a score, a column for each choice of rounds."""
+        import pandas as pd
+
+        from fedgraph_flwr.report.runs import score_table
+
+        return pd.DataFrame.from_dict(score_table(self._ended(), self.config), orient="index")
+
+    def plot(self, metric: str = "accuracy") -> "Figure":
+        """Validation (thin) and test (bold) means of a metric by round, such as ``accuracy``, ``loss`` or ``macro_f1``.
+
+        Raises:
+            FedGraphError: no round has such a score.
+        """
+        return plot([self], metric)
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write one HTML page with everything in it, and the plots beside it; returns its path, usually in the folder."""
+        from fedgraph_flwr.report.command import write_report
+
+        return write_report([self.path], Path(path) if path else self.path / "report.html")
+
+    def predict(self, graph: Any = None, client: int | None = None) -> "Predictions":
+        """What the trained network says of every node of a graph.
+
+        Args:
+            graph: PyG ``Data`` or ``HeteroData``, with features as those of training; labels may lack. None: the client's own.
+            client: whose model; None: the shared one.
+
+        Returns:
+            Predictions: ``labels``, ``probabilities`` [N, C], ``to_frame()``, ``write(path)``.
+
+        Raises:
+            FedGraphError: the run has not ended, another number of features, or a model that only clients have.
+        """
+        from fedgraph_flwr import partition
+
+        if graph is None and client is None:
+            raise FedGraphError("say what to predict: a graph, or client=I for a client's own")
+        own = partition.load_client(self.config, client) if graph is None and client is not None else graph
+        return self._predictor(client).predict(own)
+
+    def model(self, client: int | None = None) -> "torch.nn.Module":
+        """The trained network: ``model(model.prepare(graph))`` gives logits [N, C] of a graph of ours.
+
+        Args:
+            client: whose; None: the shared one.
+
+        Raises:
+            FedGraphError: the run has not ended, its client files are not at hand, or the model is one that only clients have.
+        """
+        from fedgraph_flwr import partition
+
+        return self._predictor(client).network(partition.load_client(self.config, client or 0))
+
+    def resume(self, rounds: int | None = None, progress: Shown = "auto") -> "Run":
+        """Go on from the last checkpoint: to the end, or to another number of rounds.
+
+        Raises:
+            FedGraphError: there is no checkpoint, or it lies beyond ``rounds``.
+        """
+        return run(resume=self.path, rounds=rounds, progress=progress)
+
+    def __repr__(self) -> str:
+        return f"<Run {self._told()}>"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        told = html.escape(self._told())
+        return f"<p>{told}</p>{self.table().to_html(float_format='%.4f', border=0) if self._finished() else ''}"
+
+    def _told(self) -> str:
+        try:
+            label, summary = self._read.label, self.summary
+        except FedGraphError as error:
+            return str(error)
+        result = f"{summary['headline']} = {summary['test_accuracy']:.4f}" if summary else "not ended"
+        return f"{label}: {result}, {self.path}"
+
+    def _finished(self) -> bool:
+        try:
+            return bool(self.summary)
+        except FedGraphError:
+            return False
+
+    def _ended(self) -> dict[str, Any]:
+        if not self.summary:
+            raise FedGraphError(f"{self.path} has not ended: go on with it by resume={self.path}")
+        return self.summary
+
+    def _predictor(self, client: int | None) -> "Predictor":
+        from fedgraph_flwr.prediction import load_predictor
+
+        self._ended()
+        return load_predictor(self.path, client)
+
+    @cached_property
+    def _read(self) -> "FinishedRun":
+        from fedgraph_flwr.report.runs import load_run
+
+        return load_run(self.path)
+
+
+def run(
+    *words: str,
+    graphs: Sequence[Any] | None = None,
+    classes: Sequence[str] = (),
+    target: str = "",
+    progress: Shown = "auto",
+    **keys: Any,
+) -> Run:
+    """Train, and return the finished run.
+
+        fg.run("train.lr=0.05", strategy="fedprox", dataset="cora", train={"local_steps": 1}, seed=1)
+
+    Args:
+        words: ``key=value``, as on the command line.
+        graphs: PyG ``Data`` or ``HeteroData`` in memory, one a client, in the place of a dataset and its partition: ``x``,
+            ``edge_index``, integer ``y`` (-1: unknown). A split that they bring as ``train_mask`` and ``test_mask`` is kept to.
+            ``dataset`` is then what they are called. They are kept in the run's folder, as ``clients/``.
+        classes: with ``graphs``, the names of the labels 0..C-1.
+        target: with ``HeteroData``, the node type whose labels are learnt; not needed where only one type has ``y``.
+        progress: True, False, or "auto": a bar where somebody watches, in a notebook or a terminal.
+        keys: every key of the command line, over the words: nested (``train={"lr": 0.1}``), dotted (``**{"train.lr": 0.1}``),
+            ``config="mine.yaml"``, ``resume="runs/..."``.
+
+    Raises:
+        FedGraphError: wrong input, in one sentence.
+        RunFailed: the run could not go on.
+        KeyboardInterrupt: with a note on how to go on.
+    """
+    if graphs is not None:
+        return train(_with_graphs(words, keys, graphs, classes, target), progress)
+    if classes or target:
+        raise FedGraphError(f"{'classes' if classes else 'target'} goes with graphs=[...]")
+    return train(configuration(words, keys), progress)
+
+
+def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
+    """Train by a configuration, and return the finished run."""
+    from fedgraph_flwr.runner import run as start
+    from fedgraph_flwr.serving import with_folder
+
+    cfg = with_folder(cfg)
+    done = Run(cfg.out)
+    try:
+        with shown_progress(cfg, progress) as on_round:
+            start(cfg, on_round)
+    except KeyboardInterrupt as error:
+        error.add_note(
+            f"go on with fedgraph_flwr.load_run({cfg.out!r}).resume()"
+            if done.resumable
+            else "no checkpoint was due yet"
+        )
+        raise
+    return done
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """The run of a folder, whether it has ended or not.
+
+    Raises:
+        FedGraphError: the folder holds no run.
+    """
+    found = Run(path)
+    found.config  # noqa: B018 (reads the folder)
+    return found
+
+
+def compare(runs: Iterable[Run | str | os.PathLike[str]]) -> "pd.DataFrame":
+    """Runs beside each other; those that differ in nothing but their seeds are one row, with mean and deviation.
+
+    Returns:
+        Columns: ``strategy``, ``dataset``, every other key in which rows differ that these do not decide, ``seeds`` (how many),
+        ``headline`` (which figure), its ``mean`` and ``deviation``, the ``majority`` beside it, ``seconds`` a round,
+        ``megabytes`` of a whole run.
+
+    Raises:
+        FedGraphError: a folder holds no run, or one that has not ended.
+    """
+    import pandas as pd
+
+    from fedgraph_flwr.report.runs import folded
+
+    return pd.DataFrame(folded([_run(one)._read for one in runs]))
+
+
+def plot(runs: Iterable[Run | str | os.PathLike[str]], metric: str = "accuracy") -> "Figure":
+    """Validation (thin) and test (bold) means of a metric by round, of runs beside each other.
+
+    Raises:
+        FedGraphError: no round of a run has such a score.
+    """
+    from fedgraph_flwr.report.figures import curve
+
+    read = [_run(one)._read for one in runs]
+    for one in read:
+        known = {
+            key.removeprefix("test_") for record in one.rounds for key in record["metrics"] if key.startswith("test_")
+        }
+        if metric not in known:
+            raise unknown("metric", metric, known, str(one.folder))
+    return curve(read, metric)
+
+
+def choices(group: str = "strategy") -> "pd.DataFrame":
+    """What may be chosen of a group (strategy, dataset, partition, model, protocol), a row a name.
+
+    Returns:
+        Columns: ``about``, such as a method's paper, and ``keys``, what its YAML file says.
+
+    Raises:
+        FedGraphError: no such group.
+    """
+    import pandas as pd
+
+    return pd.DataFrame.from_dict(described(group), orient="index").rename_axis(group)
+
+
+def _run(one: Run | str | os.PathLike[str]) -> Run:
+    return one if isinstance(one, Run) else load_run(one)
+
+
+def _with_graphs(
+    words: Sequence[str], keys: Mapping[str, Any], graphs: Sequence[Any], classes: Sequence[str], target: str
+) -> RunConfig:
+    """The configuration of a run on graphs in memory, which are written to its folder."""
+    from fedgraph_flwr.checks import check_method
+    from fedgraph_flwr.partition import objects, store
+    from fedgraph_flwr.run_folder import LAUNCHER, owned
+    from fedgraph_flwr.serving import here, with_folder
+
+    keys = dict(keys)
+    name = keys.pop("dataset", "graphs")
+    if not (isinstance(name, str) and re.fullmatch(NAME, name)):
+        raise FedGraphError(
+            f"dataset={name} is what graphs=[...] are called: expected lower-case letters, digits, - and _"
+        )
+    for key in (*keys, *words):
+        if key.startswith(("dataset", "partition", "graph", "resume")):
+            raise FedGraphError(
+                f"{key} and graphs=[...] do not go together: the graphs are the clients of a run of their own"
+            )
+    split = objects.any_split(graphs, target)
+    given = [f"num_clients={len(graphs)}", *(["split.kind=public"] if split else [])]
+    cfg = configuration(words, keys, given)
+    if not here(cfg):
+        raise FedGraphError(
+            f"graphs=[...] are clients of a simulation, engine={cfg.engine} is none: its nodes have their own"
+        )
+    if cfg.num_clients != len(graphs):
+        raise FedGraphError(f"num_clients={cfg.num_clients}, but graphs has {len(graphs)}: leave it out")
+    made = objects.clients(graphs, cfg, name, classes, target)
+    cfg = with_folder(dataclasses.replace(cfg, dataset=DatasetConfig(name)))
+    check_method(cfg)
+    folder = Path(cfg.out) / CLIENTS
+    cfg = dataclasses.replace(cfg, graph=str(folder))
+    with owned(Path(cfg.out), LAUNCHER):
+        store.write(folder, made, cfg)
+    return cfg

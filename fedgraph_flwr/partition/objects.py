@@ -1,0 +1,144 @@
+"""PyG objects in memory, one a client or one for all, as the program's own graphs."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.checks import check_file
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.importing import client_graph, from_data
+from fedgraph_flwr.data.importing_typed import from_hetero_data, in_order, typed_client
+from fedgraph_flwr.data.split import split_graph, split_targets
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.partition.hetero import share_schema
+
+SPLIT = ("train_mask", "test_mask")
+"""The masks that a split of one's own has; without validation nodes, some of its training nodes validate."""
+
+
+def whole(data: Any, classes: Sequence[str] = (), target: str = "", where: str = "the graph") -> Graph | HeteroGraph:
+    """The graph of a ``Data`` or ``HeteroData``, which stays as it is.
+
+    Args:
+        data: with ``x``, ``edge_index``, integer labels ``y`` (-1: unknown), and masks, if it is split.
+        classes: names of the labels 0..C-1; empty: the numbers.
+        target: typed nodes: the type with labels; empty: the only one that has ``y``.
+        where: names it in errors.
+
+    Raises:
+        FedGraphError: it is something else, or what `from_data` raises.
+    """
+    if not _typed(data):
+        if target:
+            raise FedGraphError(f"target={target} names a node type, but {where} has nodes of one type")
+        graph = from_data(data, where, classes=classes)
+        if isinstance(group := getattr(data, "group", None), Tensor):  # the client that each node is listed under
+            graph = check_file(replace(graph, group=group), where)
+        return graph
+    return in_order(from_hetero_data(data, where, target or _target(data, where), classes=classes))
+
+
+def clients(
+    graphs: Sequence[Any], cfg: RunConfig, name: str, classes: Sequence[str] = (), target: str = ""
+) -> list[Any]:
+    """One client's graph for each object; those that `ClientGraph.to_pyg` gave keep their cut edges and original ids.
+
+    Args:
+        graphs: at least one; `whole` says what each must hold; types that one of them lacks are empty there.
+        cfg: its ``split`` and ``seed`` split what brings no masks.
+        name: of the dataset that they are.
+        classes: names of the labels; empty: numbers up to the largest of all graphs.
+        target: as of `whole`.
+
+    Raises:
+        FedGraphError: what `whole` raises, one without training nodes, or some split and some not.
+    """
+    typed = _typed(graphs[0])
+    for index, data in enumerate(graphs):
+        if _typed(data) != typed:
+            raise FedGraphError(f"graphs[{index}] and graphs[0] must be of one kind, Data or HeteroData")
+    if typed and not target:
+        target = _target(graphs[0], "graphs[0]")
+    names = list(classes) or [str(label) for label in range(max(_classes(data, target) for data in graphs))]
+    made: list[Any] = [_client(data, index, len(graphs), cfg, names, target) for index, data in enumerate(graphs)]
+    made = share_schema(made) if typed and not cfg.strategy.private_schema else made
+    return [replace(graph, name=name) for graph in made]
+
+
+def any_split(graphs: Sequence[Any], target: str = "") -> bool:
+    """Whether one of the objects brings training and test nodes of its own, so that all must.
+
+    Raises:
+        FedGraphError: they are no list of objects, or as `whole`, of their kind and target.
+    """
+    if not isinstance(graphs, list | tuple) or not graphs:
+        got = "an empty one" if isinstance(graphs, list | tuple) else f"a {type(graphs).__name__}"
+        raise FedGraphError(
+            f"graphs must be a list of PyG Data or HeteroData, one a client, got {got}: fedgraph_flwr.datasets.partition cuts"
+            " one graph into many"
+        )
+    return any(_is_split(data, target) for data in graphs)
+
+
+def _is_split(data: Any, target: str) -> bool:
+    labelled = _labelled(data, target)
+    return all(isinstance(mask := getattr(labelled, key, None), Tensor) and bool(mask.any()) for key in SPLIT)
+
+
+def _client(
+    data: Any, index: int, number: int, cfg: RunConfig, classes: Sequence[str], target: str
+) -> ClientGraph | HeteroClientGraph:
+    where = f"graphs[{index}]"
+    cut = {} if target else {f.name: data[f.name] for f in fields(ClientGraph) if f.name in data}
+    if (cut.get("client"), cut.get("num_clients")) == (index, number):
+        return check_file(ClientGraph(**cut), where)
+    graph = whole(data, classes, target, where)
+    if cfg.split.kind != "public":
+        none = torch.zeros_like(graph.train_mask)
+        graph = replace(graph, train_mask=none, val_mask=none, test_mask=none)
+    elif not _is_split(data, target):
+        raise FedGraphError(
+            f"{where} lacks {' or '.join(SPLIT)}, which split.kind=public takes: mark nodes there, or say split.kind=ratio"
+        )
+    if isinstance(graph, HeteroGraph):
+        graph = split_targets(graph, cfg.split, cfg.seed) if cfg.split.kind == "public" else graph
+        return typed_client(graph, index, number, cfg.split, cfg.seed)
+    graph = split_graph(graph, cfg.split, cfg.seed) if cfg.split.kind == "public" else graph
+    return client_graph(graph, index, number, cfg.split, cfg.seed)
+
+
+def _typed(data: Any) -> bool:
+    from torch_geometric.data import Data, HeteroData
+
+    if not isinstance(data, Data | HeteroData):
+        raise FedGraphError(f"a graph must be a PyG Data or HeteroData, got {type(data).__name__}")
+    return isinstance(data, HeteroData)
+
+
+def _labelled(data: Any, target: str) -> Any:
+    """Where the labels are."""
+    if not _typed(data):
+        return data
+    target = target or _target(data, "the graph")
+    if target not in data.node_types:
+        raise unknown("target node type", target, data.node_types)
+    return data[target]
+
+
+def _target(data: Any, where: str) -> str:
+    labelled = [kind for kind in data.node_types if "y" in data[kind]]
+    if len(labelled) != 1:
+        raise FedGraphError(
+            f"{where}: say target=TYPE, the node type whose labels y are learnt, one of: {', '.join(data.node_types)}"
+        )
+    return str(labelled[0])
+
+
+def _classes(data: Any, target: str) -> int:
+    y = getattr(_labelled(data, target), "y", None)
+    return int(y.max()) + 1 if isinstance(y, Tensor) and y.numel() else 0

@@ -1,0 +1,198 @@
+"""Tests that every method passes, for packages that bring one: pytest collects what a subclass of `MethodContract` inherits.
+
+class TestMine(MethodContract):
+    words = ("strategy=mine",)
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedgraph_flwr import partition
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.config import CONF, RunConfig, compose
+from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.messages import from_record
+from fedgraph_flwr.methods.declarations import declaration
+from fedgraph_flwr.runner import run
+
+SMALL = (
+    *(
+        "dataset=csbm",
+        "dataset.nodes_per_client=[41,67]",
+        "dataset.features=5",
+        "dataset.classes=3",
+        "dataset.degree=4",
+    ),
+    *(
+        "dataset.cut_degree=1",
+        "dataset.gap=0.2",
+        "dataset.seed=3",
+        "partition=planted",
+        "num_clients=3",
+        "model.hidden=8",
+    ),
+)
+"""Three clients joined by edges. No other size of a model or message equals a client's number of nodes or edges."""
+
+
+@dataclass
+class Finished:
+    """A finished run: its configuration and summary, and what its folder holds."""
+
+    cfg: RunConfig
+    summary: dict[str, Any]
+
+    @property
+    def out(self) -> Path:
+        """The result folder."""
+        return Path(self.cfg.out)
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The records of the rounds."""
+        return [json.loads(line) for line in (self.out / "rounds.jsonl").read_text().splitlines()]
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The final shared parameters."""
+        return {name: t.numpy() for name, t in read_tensors(self.out / "model_final.safetensors")[0].items()}
+
+
+def assert_same_arrays(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    """Bit for bit."""
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def same_result(a: Finished, b: Finished) -> None:
+    """The same parameters, scores and losses in every round."""
+    assert_same_arrays(a.arrays, b.arrays)
+    for key in ("round", "cohort", "train", "metrics", "clients"):
+        np.testing.assert_equal([r[key] for r in a.rounds], [r[key] for r in b.rounds])
+
+
+def call_fresh(self: Any, message: Any) -> Any:
+    """In the place of `InlineGrid._call`: every message meets a fresh client, restored from what its node kept."""
+    context = self.contexts[message.metadata.dst_node_id]
+    context.node_config.pop("live", None)
+    session.forget(self.run_id)
+    return self.app(message, context)
+
+
+class MethodContract:
+    """What holds of any method on small clients in this process.
+
+    Attributes:
+        words: that choose the method, ``("strategy=mine",)``, and what it needs.
+        graph: words for the clients' graphs.
+        conf: the config folder that knows the method, where its package is not installed.
+    """
+
+    words: ClassVar[Sequence[str]] = ("strategy=fedavg",)
+    graph: ClassVar[Sequence[str]] = SMALL
+    conf: ClassVar[Path | None] = None
+
+    _count = count()
+
+    def go(self, tmp_path: Path, monkeypatch: Any, *words: str) -> Finished:
+        """Run the method with further words, by default three rounds."""
+        monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+        if self.conf:
+            monkeypatch.setenv(CONF, str(self.conf))
+        fixed = ["rounds=3", "checkpoint_every=0", f"out={tmp_path / f'run{next(self._count)}'}"]
+        cfg = compose([*self.graph, *fixed, *self.words, *words])
+        return Finished(cfg, run(cfg))
+
+    def test_it_runs_and_nobody_fails(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """Three rounds, whose losses, scores and parameters are numbers."""
+        found = self.go(tmp_path, monkeypatch)
+        assert found.summary["failures"] == {}
+        assert [r["round"] for r in found.rounds] == [1, 2, 3]
+        assert all(np.isfinite(r["train"]["train_loss"]) for r in found.rounds)
+        assert 0 <= found.summary["test_accuracy"] <= 1
+        assert all(np.isfinite(a).all() for a in found.arrays.values())
+
+    def test_training_lowers_the_loss(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """Over 25 rounds, without dropout."""
+        found = self.go(tmp_path, monkeypatch, "rounds=25", "model.dropout=0")
+        losses = [r["train"]["train_loss"] for r in found.rounds]
+        assert np.mean(losses[-5:]) < losses[0]
+
+    def test_the_same_seed_gives_the_same_and_another_another(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """Bit for bit, whatever the process drew before, and in whatever order clients answer."""
+        one = self.go(tmp_path, monkeypatch)
+        pull, rng = InlineGrid.pull_messages, random.Random(0)
+
+        def shuffled(grid: InlineGrid, message_ids: Any) -> list[Any]:
+            replies = list(pull(grid, message_ids))
+            rng.shuffle(replies)
+            return replies
+
+        with monkeypatch.context() as patch:
+            patch.setattr(InlineGrid, "pull_messages", shuffled)
+            np.random.seed(7)
+            same_result(self.go(tmp_path, monkeypatch), one)
+        other = self.go(tmp_path, monkeypatch, "seed=1")
+        assert [r["train"] for r in other.rounds] != [r["train"] for r in one.rounds]
+
+    def test_a_client_survives_between_messages_only_in_its_state(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """As on a fleet, where each message meets a new process: what it must keep stands in `memory`."""
+        one = self.go(tmp_path, monkeypatch)
+        with monkeypatch.context() as patch:
+            patch.setattr(InlineGrid, "_call", call_fresh)
+            same_result(self.go(tmp_path, monkeypatch), one)
+
+    def test_a_resumed_run_ends_like_one_that_was_never_interrupted(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """Resumed after round 1, on both sides."""
+        half = self.go(tmp_path, monkeypatch, "rounds=1", "checkpoint_every=1")
+        same_result(
+            self.go(tmp_path, monkeypatch, f"resume={half.out}", f"out={half.out}"), self.go(tmp_path, monkeypatch)
+        )
+
+    def test_a_part_of_the_clients_trains_in_a_round(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """Absent clients keep what is theirs."""
+        found = self.go(tmp_path, monkeypatch, "strategy.fraction=0.67", "rounds=4")
+        assert found.summary["failures"] == {}
+
+    def test_no_message_holds_rows_of_a_client(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """No array that goes up has a client's number of nodes, edges or training nodes in its shape, unless it is declared."""
+        call, seen = InlineGrid._call, []
+
+        def spy(grid: InlineGrid, message: Any) -> Any:
+            reply = call(grid, message)
+            seen.append(reply)
+            return reply
+
+        with monkeypatch.context() as patch:
+            patch.setattr(InlineGrid, "_call", spy)
+            found = self.go(tmp_path, monkeypatch)
+        graphs = [partition.load_client(found.cfg, i) for i in range(partition.num_clients(found.cfg))]
+        sizes = {s for g in graphs for s in (g.num_nodes, g.edge_index.size(1), int(g.train_mask.sum()))} - set(
+            range(10)
+        )
+        told = declaration(found.cfg.strategy.name).sized
+        records = [item for reply in seen if reply.has_content() for item in reply.content.array_records.items()]
+        assert records
+        for group, record in records:
+            shapes = [array.shape for array in from_record(record).values()]
+            assert f"up/{group}" in told or not any(sizes & set(shape) for shape in shapes), group
+
+    def test_it_is_another_method_at_the_limits_that_it_declares(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """The same losses in every round, and the same values of the parameters that both have."""
+        name = self.go(tmp_path, monkeypatch, "rounds=1").cfg.strategy.name
+        for limit in declaration(name).limits:
+            one = self.go(tmp_path, monkeypatch, *limit.words, *limit.also)
+            two = self.go(tmp_path, monkeypatch, *limit.equals, *limit.also)
+            mine, its = ([r["train"]["train_loss"] for r in found.rounds] for found in (one, two))
+            np.testing.assert_allclose(mine, its, rtol=limit.within, atol=limit.within)
+            for key in one.arrays.keys() & two.arrays.keys():
+                np.testing.assert_allclose(one.arrays[key], two.arrays[key], rtol=limit.within, atol=limit.within)

@@ -1,0 +1,77 @@
+"""Parties that trust nobody, as real processes: their policies, their pinned keys, and a node that claims another's index."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import client_graph
+from tests.engine.fleet import NAME, Fleet, wait_for
+
+pytestmark = pytest.mark.fleet
+
+POLICY = "strategies: [fedprox]\nmin_clients: 3\ndemands: {privacy.secagg: true}\n"
+SIZES = (12, 16, 20)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three SuperNodes that sign their keys and pin the others'; the second has a policy."""
+    folder = tmp_path_factory.mktemp("strangers")
+    for client, size in enumerate(SIZES):
+        client_graph(client, size).save(folder / "graphs" / f"client_{client:04d}.safetensors")
+    (folder / "policy.yaml").write_text(POLICY)
+    fleet = Fleet(folder, folder / "graphs")
+    fleet.make_keys("--nodes", str(len(SIZES) + 1))
+    (folder / "peers").mkdir()
+    for node in range(len(SIZES)):
+        shutil.copy(fleet.keys / f"node_{node}.pub", folder / "peers")
+    try:
+        fleet.start_superlink()
+        for node in range(len(SIZES)):
+            fleet.flwr("supernode", "register", str(fleet.keys / f"node_{node}.pub"), NAME)
+            own = {"policy": str(folder / "policy.yaml")} if node == 1 else {}
+            fleet.start_node(node, key=str(fleet.keys / f"node_{node}"), peers=str(folder / "peers"), **own)
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+def test_a_run_outside_a_partys_policy_is_refused_by_its_node(fleet, tmp_path):
+    told = r"this node's policy refuses strategy=fedavg \(client .*\): it accepts strategies fedprox"
+    assert fleet.begin(tmp_path / "outside", "rounds=1").wait(timeout=240) == 1
+    assert re.search(rf"error: 2 of 3 clients told who they are; node \d+: {told}", fleet.log("run-outside"))
+    assert re.search(told, fleet.log("node_1"))
+    assert not re.search("policy refuses", fleet.log("node_0") + fleet.log("node_2"))
+
+
+def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_path):
+    """Secure sums under pinned keys; all parties can read out the same fingerprints."""
+    out = tmp_path / "inside"
+    words = ["strategy=fedprox", "privacy.secagg=true", "strategy.min_clients=3", "rounds=60"]
+    process = fleet.begin(out, *words)
+    wait_for(lambda: (out / "rounds.jsonl").is_file(), "round 1 to end")
+    late = len(SIZES)
+    fleet.flwr("supernode", "register", str(fleet.keys / f"node_{late}.pub"), NAME)
+    fleet.files.append(fleet.files[1])  # the graph, and so the index, of another party
+    fleet.start_node(late)
+    told = r"warning: node (\d+) is refused: it says it is client 1, which is node (\d+) and answers"
+    wait_for(lambda: bool(re.search(told, fleet.log("run-inside"))), "the late node to be refused")
+    rounds = len((out / "rounds.jsonl").read_text().splitlines())
+    wait_for(lambda: len((out / "rounds.jsonl").read_text().splitlines()) > rounds, "a round after that")
+    process.terminate()
+    assert process.wait(timeout=60) == 130
+    last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
+    assert not last["failed"]
+    assert last["clients"]["test-count"] == [3.0, 4.0, 5.0]
+    assert (
+        re.search(r"SuperNode ID: (\d+)", fleet.log(f"node_{late}"))[1] == re.search(told, fleet.log("run-inside"))[1]
+    )
+    assert "train message" not in fleet.log(f"node_{late}")
+    lines = [
+        re.findall(r"keys of clients 0, 1, 2 \(secagg_keys 1\): [\d ]{47}", fleet.log(f"node_{i}")) for i in range(3)
+    ]
+    assert lines[0]
+    assert lines[0] == lines[1] == lines[2]

@@ -1,0 +1,385 @@
+"""The package from Python: the same runs as from the command line, graphs in memory, tables, and nothing left behind."""
+
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+import fedgraph_flwr as fg
+from fedgraph_flwr import api
+from fedgraph_flwr.cli import main
+from fedgraph_flwr.config import configuration
+from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.partition import load_client
+from tests.conftest import client_graph
+from tests.support import assert_same_arrays
+
+ROOT = Path(__file__).parents[1]
+SMALL = {"dataset": "csbm", "dataset.nodes": 60, "dataset.clients": 2, "dataset.nodes_per_client": [30, 30]}
+TINY = {**SMALL, "num_clients": 2, "rounds": 3, "model.hidden": 8, "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def final(run: fg.Run) -> dict[str, np.ndarray]:
+    return {name: t.numpy() for name, t in read_tensors(run.path / "model_final.safetensors")[0].items()}
+
+
+def data(client: int = 0, **changes: object) -> Data:
+    """A small graph with a split of its own, as PyG has it."""
+    graph = client_graph(client)
+    told = {key: getattr(graph, key) for key in ("x", "edge_index", "y", "train_mask", "val_mask", "test_mask")}
+    return Data(**{key: value for key, value in {**told, **changes}.items() if value is not None})
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = (
+        "import sys, fedgraph_flwr; heavy = {'torch', 'numpy', 'flwr', 'omegaconf', 'pandas'} & set(sys.modules);"
+        "sys.exit(len(heavy))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_every_name_is_there_typed_and_documented():
+    assert set(fg.__all__) <= set(dir(fg))
+    for name in fg.__all__:
+        value = getattr(fg, name)
+        assert value.__doc__
+        if callable(value) and not isinstance(value, type):
+            assert value.__annotations__["return"]
+    with pytest.raises(AttributeError, match="no attribute 'runn'"):
+        _ = fg.runn
+
+
+def test_no_module_takes_a_name_from_the_package():
+    """Python binds a submodule to its name in the package when it is imported, whatever stood there."""
+    modules = {path.stem for path in (ROOT / "fedgraph_flwr").iterdir()}
+    assert modules & set(fg.__all__) == {"datasets"}
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_that_of_the_command_line_bit_for_bit(folder):
+    nested = fg.run(
+        "train.lr=0.03",
+        strategy={"name": "fedprox", "mu": np.float32(0.5)},
+        train={"local_steps": 2},
+        out=folder / "python",
+        **TINY,
+    )
+    words = [f"{key}={value}".replace(" ", "") for key, value in TINY.items() if key != "progress"]
+    words += ["train.lr=0.03", "strategy=fedprox", "strategy.mu=0.5", "train.local_steps=2", "out=line"]
+    assert main(["run", *words, "--quiet", "--no-report"]) == 0
+    line = fg.load_run("line")
+    assert_same_arrays(final(nested), final(line))
+    assert nested.summary["metrics"] == line.summary["metrics"]
+    assert nested.summary["strategy"] == "fedprox"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"strategy": "fedavgg"}, ["strategy=fedavgg"]),
+        ({"train": {"lrr": 1}}, ["train.lrr=1"]),
+        ({"train.lr": "fast"}, ["train.lr=fast"]),
+        ({"rounds": 0}, ["rounds=0"]),
+        ({"strategy": "fedprox", "strategy.mu": -1}, ["strategy=fedprox", "strategy.mu=-1"]),
+        ({"engine": "rai"}, ["engine=rai"]),
+        ({"config": "nowhere.yaml"}, ["config=nowhere.yaml"]),
+        ({"resume": "nowhere"}, ["resume=nowhere"]),
+    ],
+)
+def test_wrong_input_is_the_sentence_of_the_command_line(keys, words, capsys, folder, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(folder / "flwr"))
+    with pytest.raises(fg.FedGraphError) as raised:
+        fg.run(**keys)
+    assert main(["run", *words]) == 2
+    assert capsys.readouterr().err == f"error: {raised.value}\n"
+
+
+def test_a_value_of_no_known_kind_is_refused():
+    with pytest.raises(fg.FedGraphError, match=r"train\.lr must be a number, a word, .* got a set"):
+        fg.run(train={"lr": {0.1}})
+
+
+def test_a_file_of_ones_own_and_keys_above_it(folder):
+    Path("mine.yaml").write_text("strategy: {name: fedprox, mu: 0.5}\nrounds: 7\n")
+    cfg = configuration((), {"config": "mine.yaml", "rounds": 2, "partition": None})
+    assert (cfg.strategy.params["mu"], cfg.rounds) == (0.5, 2)
+
+
+def test_nothing_is_printed_unless_asked(capfd):
+    fg.run(**{**TINY, "progress": "auto"})
+    assert capfd.readouterr() == ("", "")
+    fg.run(**{**TINY, "progress": True})
+    assert "fedavg on csbm" in capfd.readouterr().err
+
+
+def state() -> dict[str, object]:
+    """Of this process, what a library has no business to change."""
+    flower = logging.getLogger("flwr")
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": [np.asarray(part).tolist() for part in np.random.get_state()],
+        "python": random.getstate(),
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "grad": torch.is_grad_enabled(),
+        "logging": [(log.level, len(log.handlers), log.propagate) for log in (logging.getLogger(), flower)],
+        "signals": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
+        "running": {thread.name for thread in threading.enumerate()},
+        "folder": os.getcwd(),
+        "variables": dict(os.environ),
+        "warnings": len(warnings.filters),
+    }
+
+
+@pytest.fixture
+def three_threads():
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("keys", [{}, {"strategy": "fedspa", "dtype": "float64"}])
+def test_a_run_leaves_nothing_behind_in_the_process(keys):
+    fg.run(**TINY)  # what Flower does when it is imported is done
+    before = state()
+    first = fg.run(**TINY, **keys)
+    assert state() == before
+    torch.manual_seed(99)
+    assert_same_arrays(final(fg.run(**TINY, **keys)), final(first))
+
+
+def test_an_interrupted_run_says_how_it_goes_on_and_does(folder, monkeypatch):
+    whole = fg.run(**{**TINY, "rounds": 5})
+
+    class Stop:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+        def __call__(self, record):
+            if record["round"] == 3:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "shown_progress", lambda cfg, shown: Stop())
+        with pytest.raises(KeyboardInterrupt) as raised:
+            fg.run(**{**TINY, "rounds": 5}, checkpoint_every=2, out="stopped")
+    assert raised.value.__notes__ == [f"go on with fedgraph_flwr.load_run('{folder / 'stopped'}').resume()"]
+    stopped = fg.load_run("stopped")
+    assert not stopped.summary
+    assert "not ended" in repr(stopped)
+    with pytest.raises(fg.FedGraphError, match="has not ended"):
+        stopped.table()
+    with pytest.raises(fg.FedGraphError, match="has not ended"):
+        fg.compare([whole, stopped])
+    gone_on = stopped.resume(progress=False)
+    assert_same_arrays(final(gone_on), final(whole))
+    assert len(gone_on.rounds) == 5
+
+
+# --- what a run holds -------------------------------------------------------------------------------------------------
+
+
+def test_tables_hold_what_the_folder_holds(folder):
+    run = fg.run(**TINY)
+    records = [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
+    rounds = run.rounds
+    assert list(rounds.index) == [1, 2, 3]
+    assert list(rounds.test_accuracy) == [record["metrics"]["test_accuracy"] for record in records]
+    assert list(rounds.bytes_up) == [sum(p["bytes_up"] for p in record["phases"].values()) for record in records]
+    table, summary = run.table(), json.loads((run.path / "summary.json").read_text())
+    assert table.loc["test_accuracy", "best validation round"] == summary["metrics"]["best_val"]["test_accuracy"]
+    assert table.index[1] == "test_majority"
+    clients = run.clients
+    best = records[summary["best_round"] - 1]["clients"]["test-accuracy"]
+    assert list(clients.test_accuracy) == best
+    assert clients.test_accuracy.mean() == pytest.approx(summary["test_accuracy"])
+    assert run.config.num_clients == 2
+    assert "test_accuracy" in run._repr_html_()
+    assert run.plot("macro_f1")._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(fg.FedGraphError, match="did you mean 'accuracy'"):
+        run.plot("acuracy")
+    assert run.report().read_text().count("<figure>") == 7
+    with pytest.raises(fg.FedGraphError, match="holds no run"):
+        fg.load_run(folder / "nowhere")
+    assert "holds no run" in fg.Run(folder)._repr_html_()
+
+
+def test_runs_are_compared_with_their_seeds_folded():
+    lr = {0.01: [0, 1, 2], 0.1: [0]}
+    runs = {rate: [fg.run(**TINY, seed=seed, train={"lr": rate}) for seed in seeds] for rate, seeds in lr.items()}
+    prox = fg.run(**TINY, strategy="fedprox")
+    table = fg.compare([*runs[0.01], fg.run(**TINY), prox, str(runs[0.1][0].path)])
+    assert list(table.columns[:4]) == ["strategy", "dataset", "train.lr", "seeds"]
+    assert [tuple(row) for row in table.iloc[:, :4].to_numpy()] == [
+        ("fedavg", "csbm", 0.01, 3),
+        ("fedprox", "csbm", 0.01, 1),
+        ("fedavg", "csbm", 0.1, 1),
+    ]
+    values = np.array([run.summary["test_accuracy"] for run in runs[0.01]])
+    assert len(set(values)) > 1
+    assert table["mean"][0] == pytest.approx(values.mean())
+    assert table.deviation[0] == pytest.approx(values.std(ddof=1))
+    assert np.isnan(table.deviation[1])
+    assert table.majority[1] == prox.summary["metrics"]["best_val"]["test_majority"]
+
+
+def test_choices_name_every_method_with_its_paper():
+    table = fg.choices("strategy")
+    assert table.loc["fedprox"].about == "FedProx (Li et al., MLSys 2020)."
+    assert "mu" in table.loc["fedprox"]["keys"]
+    assert all(table.about)
+    with pytest.raises(fg.FedGraphError, match="group 'strategies' unknown"):
+        fg.choices("strategies")
+
+
+# --- graphs in memory -------------------------------------------------------------------------------------------------
+
+
+def test_graphs_of_a_partition_give_the_run_of_their_dataset():
+    """Cut edges included: FedStruct reads them."""
+    keys = {**TINY, "partition": "random", "strategy": "fedstruct", "rounds": 2}
+    whole = fg.datasets.load("csbm", num_clients=2, nodes=60, clients=2, nodes_per_client=[30, 30])
+    parts = fg.datasets.partition(whole, "random", num_clients=2)
+    assert sorted(torch.cat([part.node_id for part in parts]).tolist()) == list(range(60))
+    assert torch.equal(parts[1].x, whole.x[parts[1].node_id])
+    others = {key: value for key, value in keys.items() if not key.startswith(("dataset", "partition", "num_clients"))}
+    assert_same_arrays(final(fg.run(**keys)), final(fg.run(graphs=parts, **others)))
+
+
+def test_a_split_of_ones_own_is_kept_to_and_the_graphs_stay_as_they_are(folder):
+    graphs = [data(0), data(1, val_mask=None)]
+    before = [graph.clone() for graph in graphs]
+    run = fg.run(graphs=graphs, dataset="mine", rounds=1, progress=False)
+    assert run.summary["dataset"] == "mine"
+    assert run.config.num_clients == 2
+    for graph, was in zip(graphs, before, strict=True):
+        assert graph.keys() == was.keys()
+        assert all(torch.equal(graph[key], was[key]) for key in was.keys())  # noqa: SIM118 (of a Data)
+    first, second = (load_client(run.config, client) for client in (0, 1))
+    for key in ("train_mask", "val_mask", "test_mask"):
+        assert torch.equal(getattr(first, key), graphs[0][key])
+    assert torch.equal(second.test_mask, graphs[1].test_mask)
+    # Without validation nodes, a share of the training nodes validates.
+    assert torch.equal(second.train_mask | second.val_mask, graphs[1].train_mask)
+    assert int(second.val_mask.sum()) == round(0.2 * int(graphs[1].train_mask.sum()))
+    drawn = load_client(fg.run(graphs=graphs, split={"kind": "ratio"}, rounds=1, progress=False).config, 0)
+    assert int(drawn.train_mask.sum()) == int(0.6 * 16)
+    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] lacks train_mask or test_mask"):
+        fg.run(graphs=[data(0), data(1, train_mask=None)])
+
+
+def test_graphs_in_memory_go_on_after_a_rest(folder):
+    whole = fg.run(graphs=[data(0), data(1)], rounds=4, progress=False)
+    fg.run(graphs=[data(0), data(1)], rounds=2, checkpoint_every=2, out="rest", progress=False)
+    assert_same_arrays(final(fg.load_run("rest").resume(rounds=4, progress=False)), final(whole))
+
+
+def test_predictions_are_those_that_were_scored_and_name_the_classes():
+    graphs = [data(client) for client in range(2)]
+    run = fg.run(graphs=graphs, classes=["red", "green", "blue"], rounds=3, progress=False)
+    told = run.predict(graphs[1])
+    names = np.array(["red", "green", "blue"])[graphs[1].y]
+    right = (told.labels == names)[graphs[1].test_mask].mean()
+    assert right == run.clients.test_accuracy[1]
+    unlabelled = Data(x=graphs[1].x, edge_index=graphs[1].edge_index)
+    np.testing.assert_array_equal(run.predict(unlabelled).probabilities, told.probabilities)
+    np.testing.assert_array_equal(run.predict(client=1).probabilities, told.probabilities)
+    with pytest.raises(fg.FedGraphError, match="say what to predict"):
+        run.predict()
+    model, graph = run.model(), load_client(run.config, 1)
+    logits = model(model.prepare(graph)).detach()
+    assert torch.equal(logits, told.logits)
+
+
+def hetero(seed: int, edges: int = 40) -> HeteroData:
+    """Papers with labels, authors with features, and who wrote what; both directions, as PyG's ToUndirected gives."""
+    generator = torch.Generator().manual_seed(seed)
+    graph = HeteroData()
+    graph["paper"].x = torch.randn(20, 4, generator=generator)
+    graph["paper"].y = torch.arange(20) % 2
+    graph["author"].x = torch.randn(10, 3, generator=generator)
+    ends = torch.stack([torch.randint(0, n, (edges,), generator=generator) for n in (10, 20)])
+    graph["author", "writes", "paper"].edge_index = ends
+    graph["paper", "rev_writes", "author"].edge_index = ends.flip(0)
+    return graph
+
+
+def test_typed_graphs_in_memory():
+    graphs = [hetero(0), hetero(1)]
+    graphs[1]["paper", "cites", "paper"].edge_index = torch.tensor([[0, 1], [2, 3]])
+    run = fg.run(graphs=graphs, model="rgcn", rounds=2, progress=False)
+    held = load_client(run.config, 0)
+    names = [name for _, name, _ in held.edges]
+    assert names == ["writes", "cites", "rev_cites", "rev_writes"]
+    assert torch.equal(held.edges["author", "writes", "paper"], graphs[0]["author", "writes", "paper"].edge_index)
+    with pytest.raises(fg.FedGraphError, match="which each client keeps to itself"):
+        run.predict(graphs[1])
+    assert run.predict(client=1).logits.shape == (20, 2)
+    two = hetero(0)
+    two["author"].y = torch.zeros(10, dtype=torch.int64)
+    with pytest.raises(fg.FedGraphError, match="say target=TYPE"):
+        fg.run(graphs=[two], model="rgcn")
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"graphs": []}, "got an empty one"),
+        ({"graphs": Data()}, "got a Data"),
+        ({"graphs": [3]}, "must be a PyG Data or HeteroData, got int"),
+        ({"graphs": [data(), hetero(0)]}, r"graphs\[1\] and graphs\[0\] must be of one kind"),
+        ({"graphs": [Data(x=torch.ones(3, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64))]}, "no tensor 'y'"),
+        ({"graphs": [data(y=torch.full((16,), 5)), data()], "classes": ["a", "b", "c"]}, r"graphs\[0\]: labels must"),
+        ({"graphs": [data()], "num_clients": 3}, "num_clients=3, but graphs has 1"),
+        ({"graphs": [data()], "dataset": "My Bank"}, "dataset=My Bank is what graphs"),
+        ({"graphs": [data()], "partition": "random"}, "partition and graphs"),
+        ({"graphs": [data()], "target": "paper"}, "has nodes of one type"),
+        ({"graphs": [data()], "strategy": "fedprox", "strategy.mu": -1}, "strategy.mu must be"),
+        ({"graphs": [data()], "engine": "bank"}, "engine=bank is none"),
+        ({"classes": ["a"]}, "classes goes with graphs"),
+    ],
+)
+def test_wrong_graphs_are_one_sentence_and_leave_no_folder(keys, told):
+    with pytest.raises(fg.FedGraphError, match=told):
+        fg.run(**keys)
+    assert not Path("runs").exists()
+
+
+def test_datasets_by_name():
+    assert {"cora", "csbm"} <= set(fg.datasets.names())
+    loaded = fg.datasets.load("csbm", nodes=40, clients=2, nodes_per_client=[20, 20], seed=3)
+    assert (loaded.num_nodes, loaded.num_classes) == (40, 2)
+    planted = fg.datasets.partition(loaded, "planted", num_clients=2)
+    assert [part.num_nodes for part in planted] == [20, 20]
+    with pytest.raises(fg.FedGraphError, match="did you mean 'cora'"):
+        fg.datasets.load("coar")
+    with pytest.raises(fg.FedGraphError, match="dataset key 'knots' unknown"):
+        fg.datasets.load("csbm", knots=3)

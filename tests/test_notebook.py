@@ -1,0 +1,26 @@
+"""The notebook of `examples/` runs from top to bottom in a kernel, shows its bar and its plots, and says what it should."""
+
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    book = nbformat.read(ROOT / "examples" / "federated.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in book.cells)
+    for cell in book.cells:
+        cell.source = cell.source.replace('"rounds": 20', '"rounds": 2').replace("rounds=20", "rounds=2")
+    NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in book.cells for output in cell.get("outputs", ()) if "data" in output]
+    bars = [output.data["text/html"] for output in shown if "<progress" in output.data.get("text/html", "")]
+    assert len(bars) == 8
+    assert all(('value="2" max="2"' in bar and "fed" in bar) or "local" in bar for bar in bars)
+    assert sum("image/png" in output.data for output in shown) == 2
+    assert sum("test_majority" in output.data.get("text/html", "") for output in shown) == 3
+    assert book.cells[-1].outputs[0].text.endswith("of 80\n")
