@@ -11,7 +11,7 @@ declares: `GraphClient.needs_others`, `predicts_with`, `tunes`.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -142,7 +142,10 @@ class Predictor:
 
     def logits(self, graph: Any) -> Tensor:
         """Logits [N, C] of a graph, as `predict` has them."""
-        return self._predicted(self.as_graph(graph))
+        logits, classes = self._predicted(self.as_graph(graph)), len(self.meaning.classes)
+        if logits.shape[1] != classes:
+            raise FedGraphError(f"{self.source} names {classes} classes, and its network tells {logits.shape[1]} apart")
+        return logits
 
     def network(self, graph: Any) -> models.Model:
         """The trained network, made for graphs of the features of this one."""
@@ -299,8 +302,9 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
         tensors |= unflatten(read_tensors(path)[0]).get(str(client), {})
     if client is not None and (kept := StateFolder.find_model(run / "state", at, client)):
         parts, told = read_tensors(kept)
-        own = unflatten(parts)
-        tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), told["round"]
+        with _blamed(kept):
+            own = unflatten(parts)
+            tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), int(told["round"])
     found = Predictor(cfg, client, tensors, memory, done, _meaning(run))
     if client is not None and found.own is not None and found.own.schema:
         found.meaning = replace(found.meaning, schema=fitted_schema(found.own.schema, str(run)))
@@ -329,12 +333,22 @@ def load_node(state: Path, at: str = "") -> Predictor:
     if _which(at, cfg) == BEST and (best := path.with_name(f"model_{BEST}.safetensors")).is_file():
         path = best
     parts, told = read_tensors(path)
-    own, schema = unflatten(parts), told["schema"]
-    classes = schema["agreed"]["classes"] if schema else map(str, range(told["num_classes"]))
-    fitted, both = fitted_schema(schema, str(path)), bool(schema.get("undirected"))
-    meaning = Meaning(tuple(classes), told["num_features"], fitted, both, str(path))
-    file = Path(told["file"]) if told["file"] else None
-    return Predictor(cfg, told["client"], own["model"], own.get("method", {}), told["round"], meaning, file)
+    with _blamed(path):
+        own, schema = unflatten(parts), told["schema"]
+        classes = schema["agreed"]["classes"] if schema else map(str, range(told["num_classes"]))
+        fitted, both = fitted_schema(schema, str(path)), bool(schema.get("undirected"))
+        meaning = Meaning(tuple(classes), told["num_features"], fitted, both, str(path))
+        file = Path(told["file"]) if told["file"] else None
+        return Predictor(cfg, told["client"], own["model"], own.get("method", {}), int(told["round"]), meaning, file)
+
+
+@contextlib.contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Whatever a kept model lacks becomes one sentence with its file."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FedGraphError(f"{path} holds no kept model ({type(error).__name__}: {first_line(error)})") from error
 
 
 def _which(at: str, cfg: RunConfig) -> str:

@@ -72,6 +72,7 @@ class Table:
     grid: dict[str, list[str]] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [0])
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)  # further rows, of figures that no run gives
     notes: str = ""
     figure: str = ""
 
@@ -270,6 +271,9 @@ def summarise(table: Table) -> str:
             if not paper and (reached := success.get((setting, taken[setting, m]))):
                 cells[place] += f"; {statistics.mean(reached):.0f}"
         lines.append(f"| {setting} | " + " | ".join(cells) + " |")
+    for row, own in table.beside.items():
+        cells = ["" if paper else str(own.get(method, "")) for method, paper in columns]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
     seeds = {len(v) for v in values.values()}
     span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(next(iter(seeds), 0))
     lines += ["", f"Mean (standard deviation) in % over {span} of {len(table.seeds)} seeds. "]

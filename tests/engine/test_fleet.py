@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.conftest import client_graph
-from tests.engine.fleet import ROOT, Fleet, wait_for
+from tests.engine.fleet import ROOT, Fleet, finished, wait_for
 from tests.engine.misbehaving import WRONG
 from tests.support import assert_same_arrays
 
@@ -105,6 +106,24 @@ def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_bac
     first, *_, last = _rounds(out)
     assert first["failed"] == {f"{client} (train)": "no answer within 30 s" for client in (1, 2)}
     assert last["clients"]["test-count"] == [3.0, 4.0, 5.0]
+
+
+@pytest.mark.faults
+def test_a_secure_sum_is_right_when_a_node_is_killed_between_its_phases(fleet, inline, tmp_path):
+    """Node 1 has dealt its shares in round 2 when it dies: the others unmask their sum, and round 3 has all three again."""
+    words = ["rounds=4", "dtype=float64", "train.optimizer=sgd", "model.dropout=0", "strategy.timeout=120"]
+    words += ["strategy.client=tests.engine.misbehaving:Falling"]
+    out = tmp_path / "found"
+    trained = fleet.log("node_1").count("train message")
+    process = fleet.begin(out, *words, "privacy.secagg=true")
+    wait_for(lambda: fleet.log("node_1").count("train message") > trained + 1, "client 1 to be asked for a second term")
+    fleet.kill("node_1")
+    fleet.restart_node(1)
+    assert process.wait(timeout=800) == 0, fleet.log("run-found")
+    found, expected = finished(out), inline(*words)
+    assert [sorted(r["failed"]) for r in found.rounds] == [[], ["1 (train)"], [], []]
+    for name, array in expected.arrays.items():
+        np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9, err_msg=name)
 
 
 @pytest.mark.faults
