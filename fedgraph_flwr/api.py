@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.interrupt import after_the_round
 from fedgraph_flwr.progress import Shown
 from fedgraph_flwr.progress import progress as shown_progress
 
@@ -241,14 +242,20 @@ def run(
 
 
 def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
-    """Train by a configuration, and return the finished run."""
+    """Train by a configuration, and return the finished run.
+
+    Raises:
+        FedGraphError: wrong input.
+        RunFailed: the run could not go on.
+        KeyboardInterrupt: Ctrl-C; the first one lets the round at hand end and files a checkpoint.
+    """
     from fedgraph_flwr.runner import run as start
     from fedgraph_flwr.serving import with_folder
 
     cfg = with_folder(cfg)
     done = Run(cfg.out)
     try:
-        with shown_progress(cfg, progress) as (on_round, on_wait):
+        with after_the_round(), shown_progress(cfg, progress) as (on_round, on_wait):
             start(cfg, on_round, on_wait)
     except KeyboardInterrupt as error:
         error.add_note(
