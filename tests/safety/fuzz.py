@@ -38,6 +38,7 @@ from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.importing import Columns, from_saved, from_tables
 from fedgraph_flwr.data.importing_typed import from_saved_typed, from_typed_tables
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.prediction import load_predictor
 from fedgraph_flwr.report.runs import load_run
 from fedgraph_flwr.runner import run
 from fedgraph_flwr.secure.keyring import read_key, read_pins
@@ -139,6 +140,11 @@ def targets(folder: Path) -> dict[str, Target]:
         with kept.blamed("round_000002"):
             client.restore(unflatten(tensors))
 
+    wide = partition.load(graphs / "client_0001.safetensors")
+
+    def predict(path: Path) -> Any:
+        return load_predictor(out, client=0, at="last").predict(wide).to_frame()
+
     def dataset(path: Path) -> Any:
         return datasets.load(DatasetConfig(name="file", params={"path": str(path)}))
 
@@ -168,6 +174,9 @@ def targets(folder: Path) -> dict[str, Target]:
         "parquet": Target(folder / "nodes.parquet", lambda path: from_tables(path, folder / "edges.csv")),
         "saved": Target(folder / "data.pt", from_saved),
         "saved typed": Target(folder / "hetero.pt", lambda path: from_saved_typed(path, "paper")),
+        "meaning": Target(out / "meaning.json", predict),
+        "predicted summary": Target(out / "summary.json", predict),
+        "kept model": Target(state.with_name("model_last.safetensors"), predict, ours=True),
         "policy": Target(folder / "policy.yaml", lambda path: read_policy(str(path))),
         "asked": Target(kept.folder / "asked.json", lambda path: kept.read_asked()),
         "key": Target(folder / "keys" / "node_1", lambda path: read_key(str(path))),

@@ -142,7 +142,7 @@ def targets(tmp_path_factory):
     return fuzz.targets(tmp_path_factory.mktemp("files"))
 
 
-READ = "client, typed client, dataset, checkpoint, state, rounds, saved, nodes, policy, asked, key, peers"
+READ = "client, typed client, dataset, checkpoint, state, rounds, saved, nodes, policy, asked, key, peers, kept model"
 
 
 @pytest.mark.parametrize("name", READ.split(", "))
