@@ -133,6 +133,16 @@ class Run:
         own = partition.load_client(self.config, client) if graph is None and client is not None else graph
         return self._predictor(client).predict(own)
 
+    def export(self, folder: str | os.PathLike[str], client: int | None = None) -> Path:
+        """Write the trained network as a folder that plain PyG loads, with scores and a model card; returns the folder.
+
+        Raises:
+            FedGraphError: a network or method that cannot be exported, or a folder with something else in it.
+        """
+        from fedgraph_flwr.export.writing import export
+
+        return export(self._predictor(client), Path(folder), self.path)
+
     def model(self, client: int | None = None) -> "torch.nn.Module":
         """The trained network: ``model(model.prepare(graph))`` gives logits [N, C] of a graph of ours.
 

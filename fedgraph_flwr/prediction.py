@@ -150,8 +150,10 @@ class Predictor:
     def network(self, graph: Any) -> models.Model:
         """The trained network, made for graphs of the features of this one."""
         with same_process_state():
-            made = self._with_parameters(locate(self.cfg.strategy.client), self.as_graph(graph))
-        return made.model.cpu().eval()
+            client = self._with_parameters(locate(self.cfg.strategy.client), self.as_graph(graph))
+            if self.client is not None:
+                client.model.load_state_dict(client.own_values(), strict=False)
+        return client.model.cpu().eval()
 
     def as_graph(self, graph: Any) -> Graph | HeteroGraph:
         """A graph of ours, from PyG where it is not.

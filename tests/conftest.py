@@ -57,7 +57,7 @@ def client_graph(
         node_id=torch.arange(num_nodes) + 1000 * client,
         client=client,
         num_clients=3,
-        num_global_nodes=3000,
+        num_global_nodes=1000 * max(3, client + 1),
     )
 
 

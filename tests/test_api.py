@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -180,19 +181,16 @@ def test_a_run_leaves_nothing_behind_in_the_process(keys):
 def test_an_interrupted_run_says_how_it_goes_on_and_does(folder, monkeypatch):
     whole = fg.run(**{**TINY, "rounds": 5})
 
-    class Stop:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return None
-
-        def __call__(self, record):
+    @contextmanager
+    def stopping(cfg, shown):
+        def on_round(record):
             if record["round"] == 3:
                 raise KeyboardInterrupt
 
+        yield on_round, print
+
     with monkeypatch.context() as patch:
-        patch.setattr(api, "shown_progress", lambda cfg, shown: Stop())
+        patch.setattr(api, "shown_progress", stopping)
         with pytest.raises(KeyboardInterrupt) as raised:
             fg.run(**{**TINY, "rounds": 5}, checkpoint_every=2, out="stopped")
     assert raised.value.__notes__ == [f"go on with fedgraph_flwr.load_run('{folder / 'stopped'}').resume()"]
@@ -353,6 +351,15 @@ def test_predictions_are_those_that_were_scored_and_name_the_classes():
     model, graph = run.model(), load_client(run.config, 1)
     logits = model(model.prepare(graph)).detach()
     assert torch.equal(logits, told.logits)
+
+
+def test_a_clients_own_model_is_the_one_that_predicts():
+    run = fg.run(graphs=[data(0), data(1)], strategy="ditto", rounds=2, progress=False)
+    graph = load_client(run.config, 1)
+    own, shared = (model(model.prepare(graph)) for model in (run.model(1), run.model()))
+    assert torch.equal(own, run.predict(client=1).logits)
+    assert torch.equal(shared, run.predict(graph).logits)
+    assert not torch.equal(own, shared)
 
 
 def hetero(seed: int, edges: int = 40) -> HeteroData:

@@ -64,6 +64,7 @@ def test_the_pages_of_python_run_as_they_stand(tmp_path, monkeypatch, capsys):
     assert list(names["table"].seeds) == [3, 3]
     assert Path("local-and-fedavg.png").is_file()
     assert "p_keeps" in capsys.readouterr().out
+    assert (Path("network") / "MODEL_CARD.md").is_file()
 
 
 def test_the_readmes_python_runs_on_a_graph_that_is_at_hand(tmp_path, monkeypatch):

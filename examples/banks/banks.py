@@ -65,10 +65,10 @@ def imports() -> None:
         go(*words, "--num-clients", 3, "--out", f"parts/client_{number:04d}.safetensors")
 
 
-def train(rounds: int, *where: str) -> str:
-    """The three methods; returns the one of the best validation figure."""
+def train(methods: list[str], rounds: int, *where: str) -> str:
+    """The methods one after the other; returns the one of the best validation figure."""
     rows = {}
-    for method in METHODS:
+    for method in methods:
         words = [f"strategy={method}", f"rounds={rounds}", "train.loss=weighted", "evaluation.metric=average_precision"]
         go("run", *words, *where, f"out=runs/{method}", "--quiet", "--no-report")
         at = json.loads(Path(f"runs/{method}/summary.json").read_text())["metrics"]["best_val"]
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--customers", type=int, default=600, help="of each bank; default: 600")
     parser.add_argument("--rounds", type=int, default=40, help="default: 40")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help=f"default: {' '.join(METHODS)}")
     parser.add_argument("--fleet", action="store_true", help="on a SuperLink and three SuperNodes")
     args = parser.parse_args()
     folder = args.folder.absolute()
@@ -176,13 +177,13 @@ def main() -> None:
     new = ["--nodes", "tables/new_customers.csv", "--edges", "tables/new_payments.csv"]
     if args.fleet:
         with fleet(folder):
-            best = train(args.rounds, f"engine={NAME}", "num_clients=3")
+            best = train(args.methods, args.rounds, f"engine={NAME}", "num_clients=3")
         # The server and the other banks are gone: bank a has its own model of the last run.
         go("predict", "--node", "state_0", *new, "--out", "predictions.csv")
         look_at("predictions.csv")
         go("export", "--node", "state_0", "--out", "exported")
     else:
-        best = train(args.rounds, "graph=parts")
+        best = train(args.methods, args.rounds, "graph=parts")
         go("predict", f"runs/{best}", "--client", 0, *new, "--out", "predictions.csv")
         look_at("predictions.csv")
         go("export", f"runs/{best}", "--client", 0, "--out", "exported")

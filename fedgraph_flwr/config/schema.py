@@ -201,8 +201,8 @@ class ModelConfig(Section, group="model"):
     """The network. ``params`` holds what only this network knows."""
 
     name: str = "gcn"  # one of ours, or module:Class
-    hidden: int = number(64, low=1)  # width of hidden features
-    layers: int = number(2, low=1)  # how many, the last included
+    hidden: int = number(64, low=1, high=65_536)  # width of hidden features
+    layers: int = number(2, low=1, high=1000)  # how many, the last included
     dropout: float = number(0.5, high=1, without_high=True)  # share of features that a step leaves out
     params: dict[str, Any] = field(default_factory=dict)
 

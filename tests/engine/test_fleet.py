@@ -150,6 +150,7 @@ def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
     """The script of `examples/banks`, shortened: SuperLink and SuperNodes of its own, gone when the party predicts."""
     script = ROOT / "examples" / "banks" / "banks.py"
     words = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "120", "--rounds", "2", "--fleet"]
+    words += ["--methods", "ditto"]
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
     environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500, check=False)

@@ -109,6 +109,12 @@ def test_the_order_of_words_and_the_names_of_columns_make_no_other_run(toy, ran)
     assert {row["method"] for row in rows(toy.with_suffix(".csv"))} == {"Renamed", "Local", "Majority"}
 
 
+def test_majority_is_no_run_of_a_method_with_the_same_words(toy, ran):
+    toy.write_text(TOY.replace("FedAvg: [strategy=fedavg]", "FedAvg: []"))  # which is the default
+    sweep(toy, "--only", "few")
+    assert {method for _, method, _ in ran} == {"Majority", "FedAvg", "Local"}
+
+
 def test_only_part_of_a_table(toy, ran):
     sweep(toy, "--only", "few/FedAvg")
     assert ran == [("few", "FedAvg", 0), ("few", "FedAvg", 1)]
@@ -217,7 +223,9 @@ def test_a_run_with_an_attack_counts_its_accuracy(place):
 def test_markdown_against_means_by_hand(toy):
     known = {("few", "FedAvg"): (0.8, 0.9), ("few", "Local"): (0.5, 0.25), ("many", "FedAvg"): (0.123, 0.125)}
     fill(toy, {key: (value, None) for key, value in known.items()})
+    toy.write_text(TOY + "beside: {cost: {Local: none}}\n")
     lines = table(toy).splitlines()
+    assert "| cost |  |  |  | none |" in lines
     assert lines[:4] == ["# A toy", "", "Nobody, 2026, Table 1", ""]
     assert "| | Majority | FedAvg | paper | Local |" in lines
     # sample standard deviation of two values is |a - b| / sqrt 2: 10 / 1.4142 = 7.07, 25 / 1.4142 = 17.68, 0.2 / 1.4142
