@@ -52,10 +52,13 @@ class FedGCNClient(GraphClient):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """The first layer must be a graph convolution of Â, and each node one client's."""
-        if not method_params(cls, cfg).hops:
+        if not (hops := method_params(cls, cfg).hops):
             return
         if not isinstance(model, GCN):
-            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=gcn unless strategy.hops=0, got {cfg.model.name}")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} with strategy.hops={hops} computes GCN's first layer, got model={cfg.model.name}:"
+                " take model=gcn"
+            )
         if cfg.partition.name == "overlapping":
             raise FedGraphError(f"strategy={cfg.strategy.name} needs one owner for each node, got partition=overlapping")
 
