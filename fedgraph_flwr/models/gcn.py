@@ -5,6 +5,7 @@
 Shapes: X [N, F], Â [N, N] (`layers.gcn_adjacency`), W^0 [F, H], hidden W^l [H, H], last W [H, C] → logits [N, C].
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,11 @@ from fedgraph_flwr.models.layers import Linear
 from fedgraph_flwr.models.plain import PlainLayer, plain_gcn
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
+
+
+@dataclass
+class SmoothInputs(Inputs):
+    """Inputs whose x is Â X already, so that the first layer propagates no more."""
 
 
 class GCN(Stack):
@@ -28,6 +34,7 @@ class GCN(Stack):
         return plain_gcn(layer)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
-        """Â H W + b."""
-        propagated = inputs.adj @ (h @ layer.weight)
+        """Â H W + b; (Â X) W + b where Â X is at hand."""
+        product = h @ layer.weight
+        propagated = product if h is inputs.x and isinstance(inputs, SmoothInputs) else inputs.adj @ product
         return propagated if layer.bias is None else propagated + layer.bias

@@ -1,0 +1,24 @@
+"""GCFL+ client (Xie et al., NeurIPS 2021, arXiv:2106.13423): FedAvg's, which may tell how large its last gradient was.
+
+Leaves the client: what FedAvg sends; with ``plus=true`` and ``series=gradient``, ‖∇F_i‖ over the shared parameters at its last step.
+"""
+
+from typing import ClassVar
+
+import torch
+
+from fedgraph_flwr.clients.base import Answer, GraphClient
+from fedgraph_flwr.methods.gcfl import GRADIENT, Params
+
+
+class GCFLClient(GraphClient):
+    """FedAvg's client."""
+
+    Params: ClassVar[type] = Params
+
+    def send(self) -> Answer:
+        """The norm, where it is asked for."""
+        if not (self.params.plus and self.params.series == "gradient"):
+            return {}, {}
+        norms = [t.grad.norm() for t in self.shared.values() if t.grad is not None]
+        return {}, {GRADIENT: float(torch.stack(norms).norm()) if norms else 0.0}

@@ -1,0 +1,77 @@
+"""FedGCN: its keys, the names of what travels, and the cut edges of a client as both ends of them see it.
+
+Client i joins its nodes with those of client k by edges i → k. What travels from i to k is in the order of k's nodes (sums) or of
+i's nodes (rows) that these edges have, ascending by global id: both know it, so no id travels.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+from torch import Tensor
+
+from fedgraph_flwr.config import at_least
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+
+SUMS, ROWS, DEGREES = "sums", "rows", "degrees"
+"""Groups, up by receiver and down by sender: partial sums [b, F]; rows of Â X [b, F] and degrees [b] of their nodes."""
+
+
+@dataclass
+class Params:
+    """Keys of FedGCN."""
+
+    hops: int = 2  # 0, 1 or 2: how far a client knows sums of features beyond its nodes
+    min_nodes: int = 1  # sums over fewer are left out; on a fleet a node's policy asks for more
+
+    def __post_init__(self) -> None:
+        if self.hops not in (0, 1, 2):
+            raise FedGraphError(f"strategy.hops must be 0, 1 or 2, got {self.hops}")
+        at_least(self.min_nodes, 1, "strategy.min_nodes")
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Nodes of other clients at cut edges of one direction, and those edges.
+
+    Attributes:
+        nodes: their global ids, ascending [B].
+        owner: the client of each [B].
+        edges: how many edges join each of them with each own node, CSR [B, N].
+    """
+
+    nodes: np.ndarray
+    owner: np.ndarray
+    edges: sp.csr_matrix
+
+    @classmethod
+    def of(cls, cut: Tensor, owner: Tensor, num_nodes: int) -> "Boundary":
+        """Of ``cut_out`` or ``cut_in`` of a graph [2, E], and of the owner of each edge's other end [E]."""
+        own, other = cut.cpu().numpy()
+        nodes, first, row = np.unique(other, return_index=True, return_inverse=True)
+        edges = sp.csr_matrix((np.ones(row.size), (row, own)), shape=(nodes.size, num_nodes))
+        return cls(nodes, owner.cpu().numpy()[first], edges)
+
+    @property
+    def peers(self) -> list[int]:
+        """The clients of these nodes."""
+        return np.unique(self.owner).tolist()
+
+    def of_peer(self, peer: int) -> sp.csr_matrix:
+        """The edges that join nodes of one client, [b, N]."""
+        return self.edges[self.owner == peer]
+
+    def own(self, peer: int) -> np.ndarray:
+        """Own nodes that edges join with nodes of one client, ascending [b]."""
+        return np.unique(self.of_peer(peer).indices)
+
+
+def leaving(graph: ClientGraph) -> Boundary:
+    """The targets of cut edges from this client's nodes."""
+    return Boundary.of(graph.cut_out, graph.cut_out_owner, graph.num_nodes)
+
+
+def arriving(graph: ClientGraph) -> Boundary:
+    """The sources of cut edges to this client's nodes."""
+    return Boundary.of(graph.cut_in, graph.cut_in_owner, graph.num_nodes)

@@ -1,0 +1,48 @@
+"""FedGCN (Yao et al., NeurIPS 2023, arXiv:2201.12433), server side: sums over neighbours cross clients once, then FedAvg.
+
+    sums      Σ_{u ∈ V_i, u → v} x_u / √d_u, from each client i to the owner of v                      once
+    smooth    z_v = (Â X)_v at the owner; with two hops, from it to the clients of v's neighbours      once
+    extend    z_u and d_u of the external neighbours, taken in                                         once, with two hops
+    train     FedAvg
+
+The server relays; it learns how many nodes of two clients are joined by edges, and it can read what it relays: the sums are those of
+`fedgraph_flwr.clients.fedgcn`, which says what they reveal.
+Leaves a client: those sums, degrees of nodes at cut edges, and what FedAvg sends.
+"""
+
+from typing import ClassVar
+
+from fedgraph_flwr.answers import LARGEST, ArrayField, Schema
+from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Params
+from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.fedgrad import relayed
+
+
+class FedGCN(GraphStrategy):
+    """FedAvg after an exchange of neighbours' sums."""
+
+    Params: ClassVar[type] = Params
+
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """Rows for any other client."""
+        if phase not in ("sums", "smooth", "extend"):
+            return super().schema(phase, client)
+        some = range(1, LARGEST + 1)
+        others = [str(other) for other in self.clients if other != client]
+        rows = ArrayField((some, self.agreed("num_features")), self.cfg.dtype, optional=True)
+        if phase == "sums":
+            return Schema({SUMS: dict.fromkeys(others, rows)})
+        if phase == "extend" or self.params.hops < 2:
+            return Schema()
+        degrees = ArrayField((some,), "int64", 0, LARGEST, optional=True)
+        return Schema({ROWS: dict.fromkeys(others, rows), DEGREES: dict.fromkeys(others, degrees)})
+
+    def setup(self) -> None:
+        """Sums to the owners, their rows to the neighbours' clients."""
+        if not self.params.hops:
+            return
+        sums = relayed(self.ask_all("sums"), SUMS)
+        replies = self.ask_all("smooth", sums)
+        if self.params.hops == 2:
+            rows, degrees = (relayed(replies, group) for group in (ROWS, DEGREES))
+            self.ask_all("extend", {client: {**rows[client], **degrees[client]} for client in rows})

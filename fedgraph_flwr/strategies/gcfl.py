@@ -1,0 +1,139 @@
+"""GCFL and GCFL+ (Xie et al., NeurIPS 2021, arXiv:2106.13423), server side: clusters of clients, split where their updates disagree.
+
+    Δ_i = θ_i − θ_C                                                     the update of client i, of cluster C
+    C is split if ‖Σ_{i∈C} p_i Δ_i‖ < ε1 and max_{i∈C} ‖Δ_i‖ > ε2
+    GCFL    along the minimum cut of the complete graph over C with weights 1 + cos(Δ_i, Δ_j)
+    GCFL+   with weights max DTW − DTW(Q_i, Q_j),   Q_i = (‖Δ_i^{t−d+1}‖, .., ‖Δ_i^t‖)
+    θ_C ← θ_C + Σ_{i∈C} p_i Δ_i = Σ_{i∈C} p_i θ_i                          of each cluster as it is then
+
+from memory of the paper, so without its numbers of equations; p_i by ``strategy.weighting``. At first all clients are one cluster;
+ε1 = 0 keeps it so, and that is FedAvg. No cluster is split in the first ``warmup`` rounds, with fewer than three members in the round,
+or, in GCFL+, before each of its members has d norms; a split empties the series of all clients (all as the authors' program does).
+Where paper and program differ: the program compares an unweighted mean with ε1 (``mean=uniform``), sends the norm of the last step's
+gradient for the series (``series=gradient``), and shares graph convolutions alone, which ``strategy.private=[head]`` comes near to.
+Its 1 + cos is in the program too: a cut needs weights that are not negative. DTW is the program's library's, see `methods.gcfl`.
+Ours: a client that is absent keeps its cluster and is sent its cluster's model when it is back. Its updates are compared by the last
+round in which both clients of a pair trained (a pair that has not met: cos = 0), so a split takes it to a side too.
+Leaves a client: see `fedgraph_flwr.clients.gcfl`.
+Cost on the server: n² |θ| products for n clients, and their n models once they are split; a cut takes n³ steps (2.4 s for 200
+clients), a warped pair d².
+"""
+
+from logging import INFO
+from typing import ClassVar
+
+import numpy as np
+from flwr.common.logger import log
+
+from fedgraph_flwr.answers import NumberField, Schema
+from fedgraph_flwr.messages import TRAIN, Arrays, Reply
+from fedgraph_flwr.methods.gcfl import GRADIENT, Params, distances, halves
+from fedgraph_flwr.strategies.base import GraphStrategy
+
+
+class GCFL(GraphStrategy):
+    """FedAvg within clusters.
+
+    `memory` has each client's cluster, the cosines of all pairs and, in GCFL+, the latest norms of each client and how many there are.
+    """
+
+    Params: ClassVar[type] = Params
+    sums: ClassVar[tuple[str, ...]] = ()  # every update is compared with every other
+    averages: ClassVar[bool] = False  # rules in the place of the mean need more models than a cluster may have
+
+    def schema(self, phase: str, client: int | None) -> Schema:
+        """The norm of a gradient, where series are of those."""
+        wanted = super().schema(phase, client)
+        if phase != TRAIN or not (self.params.plus and self.params.series == "gradient"):
+            return wanted
+        return wanted | Schema(numbers={GRADIENT: NumberField(0)})
+
+    def setup(self) -> None:
+        """One cluster; nobody has met."""
+        n = self.cfg.num_clients
+        none = np.zeros(n, np.int64)
+        self.memory = {"cluster": none, "cosine": np.zeros((n, n))}
+        if self.params.plus:
+            self.memory |= {"series": np.zeros((n, self.params.length)), "recorded": none.copy()}
+
+    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+        """The mean of all; every cluster's own goes to `models`, once there are several."""
+        gram = self.gram(replies)
+        self.compare(replies, gram)
+        for cluster in [cluster for cluster in self.clusters if self.disagrees(cluster, replies, gram)]:
+            self.split(cluster)
+        if len(self.clusters) > 1:
+            for cluster in self.clusters:
+                present = [replies[place] for place in self.present(cluster, replies)]
+                members, weights = self.members(cluster), self.weights(present)
+                own = self.average([r.arrays for r in present], weights) if any(weights) else self.model_of(members[0])
+                self.models |= {client: {name: a.copy() for name, a in own.items()} for client in members}  # files want copies
+        return super().aggregate(arrays, replies)
+
+    @property
+    def clusters(self) -> list[int]:
+        """Their names, ascending."""
+        return np.unique(self.memory["cluster"]).tolist()
+
+    def members(self, cluster: int) -> list[int]:
+        """The clients of a cluster, ascending."""
+        return np.flatnonzero(self.memory["cluster"] == cluster).tolist()
+
+    def present(self, cluster: int, replies: list[Reply]) -> list[int]:
+        """Which of the replies are of a cluster's members."""
+        return [place for place, reply in enumerate(replies) if self.memory["cluster"][reply.client] == cluster]
+
+    def gram(self, replies: list[Reply]) -> np.ndarray:
+        """⟨Δ_i, Δ_j⟩ of the clients that answered, over what gradients train, [n, n]."""
+        products = np.zeros((len(replies), len(replies)))
+        for name in (name for name in self.arrays if name not in self.buffers):
+            updates = [r.arrays[name].astype(np.float64) - self.model_of(r.client)[name] for r in replies]
+            stacked = np.stack(updates).reshape(len(replies), -1)
+            products += stacked @ stacked.T
+        return products
+
+    def compare(self, replies: list[Reply], gram: np.ndarray) -> None:
+        """Keep the cosines of the pairs that met, and the norms of this round."""
+        clients, norms = [reply.client for reply in replies], np.sqrt(gram.diagonal())
+        lengths = np.outer(norms, norms)
+        self.memory["cosine"][np.ix_(clients, clients)] = np.divide(
+            gram, lengths, out=np.zeros_like(gram), where=lengths > 0
+        )
+        if self.params.plus:
+            told = norms if self.params.series == "update" else [reply.metrics[GRADIENT] for reply in replies]
+            series = self.memory["series"]
+            series[clients] = np.column_stack([series[clients, 1:], told])
+            self.memory["recorded"][clients] += 1
+
+    def disagrees(self, cluster: int, replies: list[Reply], gram: np.ndarray) -> bool:
+        """Whether a cluster is to be split, by the updates of its members that answered."""
+        present = self.present(cluster, replies)
+        if self.server_round <= self.params.warmup or len(present) < 3:
+            return False
+        if self.params.plus and self.memory["recorded"][self.members(cluster)].min() < self.params.length:
+            return False
+        weights = self.weights([replies[place] for place in present])
+        p = np.ones(len(present)) if self.params.mean == "uniform" or not any(weights) else np.array(weights)
+        p, own = p / p.sum(), gram[np.ix_(present, present)]
+        mean, largest = np.sqrt(max(p @ own @ p, 0.0)), np.sqrt(own.diagonal().max())
+        return bool(mean < self.params.eps1 and largest > self.params.eps2)
+
+    def split(self, cluster: int) -> None:
+        """Two clusters of one: the side without its first client becomes a new one."""
+        members = self.members(cluster)
+        stay, leave = halves(self.likeness(members), members)
+        self.memory["cluster"][leave] = self.memory["cluster"].max() + 1
+        if self.params.plus:
+            self.memory["recorded"][:] = 0
+        log(INFO, "round %d: a cluster is split into clients %s and %s", self.server_round, stay, leave)
+
+    def likeness(self, members: list[int]) -> np.ndarray:
+        """Weights of the graph that is cut, [n, n]."""
+        if not self.params.plus:
+            return np.clip(1 + self.memory["cosine"][np.ix_(members, members)], 0, 2)
+        series = self.memory["series"][members]
+        if self.params.standardize:
+            deviation = series.std(axis=1, keepdims=True)
+            series = series / np.where(deviation > 0, deviation, 1)
+        apart = distances(series)
+        return apart.max() - apart

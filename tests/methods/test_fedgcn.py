@@ -1,0 +1,231 @@
+"""FedGCN: what clients send and know against the whole graph, by hand; Central's logits; groups too small to tell."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr.checks import check_method
+from fedgraph_flwr.clients.fedgcn import FedGCNClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.messages import MODEL, from_record
+from tests.methods.worlds import WORDS, edges_of, world
+from tests.support import assert_same_arrays, dense_gcn_adjacency, recorded_messages
+
+METHOD = ["strategy=fedgcn", "model=gcn", "model.hidden=4"]
+SGD = ["train.optimizer=sgd", "train.lr=0.5", "train.local_steps=1", "strategy.weighting=train"]
+
+
+def relay(clients: list[FedGCNClient], phase: str, inbox: Any) -> Any:
+    """One exchange by hand: every client's answer, by receiver, under the sender."""
+    told: Any = {client.graph.client: {} for client in clients}
+    for client in clients:
+        groups, numbers = getattr(client, phase)(inbox.get(client.graph.client, {}), {})
+        assert numbers == {}
+        for group, arrays in groups.items():
+            for receiver, array in arrays.items():
+                told[int(receiver)].setdefault(group, {})[str(client.graph.client)] = array
+    return told
+
+
+def clients_after(kind: str, *words: str, partition: str = "random") -> list[FedGCNClient]:
+    """Clients of `world` that have answered all of setup."""
+    cfg = compose([*METHOD, *WORDS, *words])
+    clients = [FedGCNClient(cfg, graph) for graph in world(kind, partition)]
+    inbox: Any = {}
+    for phase in ("sums", "smooth", "extend")[: cfg.strategy.params.get("hops", 2) + 1]:
+        inbox = relay(clients, phase, inbox)
+    return clients
+
+
+def whole(kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Â [N, N], X [N, F] and in-degrees with the loop [N] of the graph that `world` cuts."""
+    graph = world(kind, "one")[0]
+    a = dense_gcn_adjacency(graph.edge_index, graph.num_nodes).numpy()
+    return a, graph.x.double().numpy(), 1 / a.diagonal()
+
+
+@pytest.mark.parametrize("kind", ["undirected", "directed"])
+def test_what_is_sent_and_known_is_of_the_whole_graph(kind):
+    """The sums of all clients add up to Â X, and every external neighbour's row is its row of Â X."""
+    a, x, degree = whole(kind)
+    for client in clients_after(kind):
+        own = client.graph.node_id.numpy()
+        known = np.concatenate([own, client.arriving.nodes])
+        np.testing.assert_allclose(client.memory["z"].numpy(), (a @ x)[known], atol=1e-13)
+        np.testing.assert_allclose(client.degree, degree[own], rtol=1e-13)
+        np.testing.assert_allclose(client.memory["degree"].numpy(), degree[client.arriving.nodes], rtol=1e-13)
+        np.testing.assert_allclose(client.inputs.adj.to_dense()[: own.size].numpy(), a[own][:, known], atol=1e-15)
+        assert not np.delete(a[own], known, axis=1).any()
+
+
+@pytest.mark.parametrize("kind", ["undirected", "directed"])
+@pytest.mark.parametrize("partition", ["random", "louvain"])
+def test_two_hops_give_centrals_logits(kind, partition):
+    central = world(kind, "one")[0]
+    for client in clients_after(kind, partition=partition):
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in client.model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        model = client.model
+        logits = model(model.prepare(central, dtype=torch.float64)).detach().numpy()
+        np.testing.assert_allclose(client.predict().numpy(), logits[client.graph.node_id], atol=1e-12, rtol=0)
+
+
+def test_one_hop_by_hand():
+    """The first layer is exact; the second misses the cut edges, and its degrees are the whole graph's."""
+    a, x, _ = whole("undirected")
+    for client in clients_after("undirected", "strategy.hops=1"):
+        own = client.graph.node_id.numpy()
+        w = {name: p.detach().numpy() for name, p in client.model.named_parameters()}
+        h = np.maximum(a[own] @ x @ w["layers.0.weight"] + w["layers.0.bias"], 0)
+        expected = a[np.ix_(own, own)] @ h @ w["head.weight"] + w["head.bias"]
+        np.testing.assert_allclose(client.predict().numpy(), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["undirected", "directed"])
+def test_training_is_centrals(train, kind):
+    """With one step a round and clients that weigh by their training nodes: every round's model, to rounding."""
+    ours = train(*METHOD, *SGD, "rounds=5", kind=kind)
+    central = train(*METHOD, "strategy=central", *SGD, "rounds=5", kind=kind)
+    for name, array in central.arrays.items():
+        np.testing.assert_allclose(ours.arrays[name], array, atol=1e-12, err_msg=name)
+    plain = train(*METHOD, "strategy=fedavg", *SGD, "rounds=5", kind=kind)
+    assert max(np.abs(plain.arrays[n] - a).max() for n, a in central.arrays.items()) > 1e-3
+
+
+def test_a_round_by_hand(train):
+    """The gradient of a two-layer GCN over the whole graph, in NumPy."""
+    a, x, _ = whole("undirected")
+    graph = world("undirected", "one")[0]
+    finished = train(*METHOD, *SGD, "rounds=1", "train.weight_decay=0")
+    torch.manual_seed(0)
+    client = FedGCNClient(finished.cfg, graph)
+    w = {name: p.detach().numpy() for name, p in client.model.named_parameters()}
+    train_mask = graph.train_mask.numpy()
+    s = a @ x
+    h = np.maximum(s @ w["layers.0.weight"] + w["layers.0.bias"], 0)
+    logits = a @ h @ w["head.weight"] + w["head.bias"]
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    d = (p - np.eye(3)[graph.y.numpy()]) * train_mask[:, None] / train_mask.sum()
+    back = (a.T @ d @ w["head.weight"].T) * (h > 0)
+    slopes = {
+        "head.weight": (a @ h).T @ d,
+        "head.bias": d.sum(0),
+        "layers.0.weight": s.T @ back,
+        "layers.0.bias": back.sum(0),
+    }
+    for name, slope in slopes.items():
+        np.testing.assert_allclose(finished.arrays[name], w[name] - 0.5 * slope, atol=1e-12, err_msg=name)
+
+
+def test_setup_is_once_and_a_round_is_fedavgs(train, monkeypatch):
+    words = ["rounds=2", "dtype=float32"]
+    with recorded_messages(monkeypatch) as messages:
+        finished = train(*METHOD, *words)
+    plain = train(*METHOD, "strategy=fedavg", *words)
+    spent, fedavg = finished.summary["bytes_by_phase"], plain.summary["bytes_by_phase"]
+    assert {phase: spent[phase] for phase in fedavg} == fedavg
+    assert spent.keys() - fedavg.keys() == {"sums", "smooth", "extend"}
+    pairs = [(g, k) for g in world() for k in set(g.cut_out_owner.tolist())]
+    boundary = sum(len(g.cut_out[1][g.cut_out_owner == k].unique()) for g, k in pairs)
+    up = {
+        phase: sum(
+            array.size * array.itemsize
+            for way, _, c in messages
+            if way == "up"
+            for group in ({"sums": ["sums"], "smooth": ["rows"]}[phase])
+            if group in c.array_records
+            for array in from_record(c[group]).values()
+        )
+        for phase in ("sums", "smooth")
+    }
+    assert up["sums"] == 4 * 5 * boundary
+    assert up["smooth"] == 4 * 5 * sum(len(g.cut_out[0][g.cut_out_owner == k].unique()) for g, k in pairs)
+    assert {name for way, _, c in messages[-6:] for name in c.array_records} <= {MODEL}
+
+
+def test_no_hops_is_fedavg(train):
+    words = [*METHOD, "model.dropout=0.5"]
+    assert_same_arrays(train(*words, "strategy.hops=0").arrays, train(*words, "strategy=fedavg").arrays)
+
+
+@pytest.mark.parametrize(("least", "by_policy"), [(2, False), (3, False), (3, True)])
+def test_sums_over_small_groups_are_left_out(least, by_policy):
+    """A second derivation with sets: who stands behind each row that another client is told."""
+    cfg = compose([*METHOD, *WORDS, f"strategy.min_nodes={1 if by_policy else least}"])
+    clients = [FedGCNClient(cfg, graph) for graph in world()]
+    if by_policy:
+        for client in clients:
+            client.policy = replace(client.policy, min_nodes=least)
+    owner = {int(v): c.graph.client for c in clients for v in c.graph.node_id}
+    edges, x = edges_of("undirected"), whole("undirected")[1]
+    behind = {v: {v} | {u for u, t in edges.T.tolist() if t == v} for v in owner}
+    degree = {v: len(group) for v, group in behind.items()}
+    told = {i: {v: {u for u in group if owner[u] == i} for v, group in behind.items()} for i in range(len(clients))}
+    sums = relay(clients, "sums", {})
+    kept = 0
+    for k, client in enumerate(clients):
+        for sender, rows in sums[k]["sums"].items():
+            i = int(sender)
+            targets = [v for v in client.graph.node_id.tolist() if told[i][v]]
+            for v, row in zip(targets, rows, strict=True):
+                group = told[i][v] if len(told[i][v]) >= least else set()
+                kept += bool(group)
+                np.testing.assert_allclose(row, sum((x[u] / degree[u] ** 0.5 for u in group), np.zeros(5)), atol=1e-14)
+    assert kept
+    rows = relay(clients, "smooth", sums)
+    answers = set()
+    for k, client in enumerate(clients):
+        for sender, found in rows[k]["degrees"].items():
+            i = int(sender)
+            sources = [v for v in clients[i].graph.node_id.tolist() if any(owner[t] == k for t in behind[v])]
+            for v, d in zip(sources, found, strict=True):
+                hidden = sum(
+                    len(told[j][v]) for j in range(len(clients)) if j == i or (j != k and len(told[j][v]) >= least)
+                )
+                assert d == (degree[v] if hidden >= least else 0)
+                answers.add(bool(d))
+        for sender, found in rows[k]["rows"].items():
+            assert (found[rows[k]["degrees"][sender] == 0] == 0).all()
+        client.extend(rows[k], {})
+        external = client.inputs.adj.to_dense()[:, client.graph.num_nodes :]
+        assert ((external[: client.graph.num_nodes] != 0).any(0).numpy() == (client.memory["degree"] > 0).numpy()).all()
+    assert answers == {True, False}
+
+
+def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
+    sums = FedGCNClient.sums
+
+    def short(self, groups, config):
+        told, numbers = sums(self, groups, config)
+        if self.graph.client == 1:
+            told["sums"]["0"] = told["sums"]["0"][1:]
+        return told, numbers
+
+    short.is_phase = True
+    monkeypatch.setattr(FedGCNClient, "sums", short)
+    with pytest.raises(RunFailed, match=r"client 1 sent client 0 .* rows of sums, expected"):
+        train(*METHOD)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["strategy.hops=3"], r"strategy\.hops must be 0, 1 or 2, got 3"),
+        (["strategy.min_nodes=0"], r"strategy\.min_nodes"),
+        (["model=sage"], "take model=gcn"),
+        (["partition=overlapping"], "one owner for each node"),
+    ],
+)
+def test_wrong_keys_are_refused(words, told):
+    with pytest.raises(FedGraphError, match=told):
+        check_method(compose(["strategy=fedgcn", *words]))
+
+
+def test_no_hops_serves_any_network():
+    check_method(compose(["strategy=fedgcn", "strategy.hops=0", "model=sage"]))
