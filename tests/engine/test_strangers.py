@@ -69,7 +69,7 @@ def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_p
     )
     assert "train message" not in fleet.log(f"node_{late}")
     lines = [
-        re.findall(r"keys of clients 0, 1, 2 \(secagg_keys 1\): [\d ]{47}", fleet.log(f"node_{i}")) for i in range(3)
+        re.findall(r"keys of clients 0, 1, 2 \(secagg_keys 1 0\): [\d ]{47}", fleet.log(f"node_{i}")) for i in range(3)
     ]
     assert lines[0]
     assert lines[0] == lines[1] == lines[2]
