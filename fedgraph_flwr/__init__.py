@@ -12,11 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedgraph_flwr import datasets
-    from fedgraph_flwr.api import Run, choices, compare, load_run, plot, run
+    from fedgraph_flwr.api import Run, choices, compare, keys, load_run, plot, ray_session, run
     from fedgraph_flwr.errors import FedGraphError, RunFailed
 
 __version__ = "0.1.0"
-__all__ = ["FedGraphError", "Run", "RunFailed", "choices", "compare", "datasets", "load_run", "plot", "run"]
+__all__ = [
+    "FedGraphError",
+    "Run",
+    "RunFailed",
+    "choices",
+    "compare",
+    "datasets",
+    "keys",
+    "load_run",
+    "plot",
+    "ray_session",
+    "run",
+]
 
 _ERRORS = ("FedGraphError", "RunFailed")
 

@@ -12,12 +12,13 @@ The command line is a cover of these functions. What takes long to import is imp
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgraph_flwr.config import DatasetConfig, RunConfig, configuration, described
+from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.progress import Shown
 from fedgraph_flwr.progress import progress as shown_progress
@@ -50,7 +51,7 @@ class Run:
     @property
     def config(self) -> RunConfig:
         """The resolved configuration."""
-        return self._read.cfg
+        return dataclasses.replace(self._read.cfg, out=str(self.path))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -237,8 +238,8 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
     cfg = with_folder(cfg)
     done = Run(cfg.out)
     try:
-        with shown_progress(cfg, progress) as on_round:
-            start(cfg, on_round)
+        with shown_progress(cfg, progress) as (on_round, on_wait):
+            start(cfg, on_round, on_wait)
     except KeyboardInterrupt as error:
         error.add_note(
             f"go on with fedgraph_flwr.load_run({cfg.out!r}).resume()"
@@ -258,6 +259,19 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     found = Run(path)
     found.config  # noqa: B018 (reads the folder)
     return found
+
+
+@contextmanager
+def ray_session(address: str = "") -> Iterator[None]:
+    """One Ray for all runs with ``engine="ray"`` within the block, which else starts anew for each.
+
+    Args:
+        address: auto or ``HOST:PORT`` of a cluster's head; empty: a Ray of this block's own.
+    """
+    from fedgraph_flwr.engine.ray import ray_session
+
+    with ray_session(RayConfig(address=address)):
+        yield
 
 
 def compare(runs: Iterable[Run | str | os.PathLike[str]]) -> "pd.DataFrame":
@@ -308,6 +322,24 @@ def choices(group: str = "strategy") -> "pd.DataFrame":
     import pandas as pd
 
     return pd.DataFrame.from_dict(described(group), orient="index").rename_axis(group)
+
+
+def keys(group: str = "") -> "pd.DataFrame":
+    """The keys of a group, such as ``train`` or ``evaluation``; of a name, ``strategy=fedspa``; or all.
+
+    Returns:
+        Columns: ``kind`` of value, what is ``accepted``, the ``default``, and its ``meaning``.
+
+    Raises:
+        FedGraphError: no such group, or no such name in it.
+    """
+    import pandas as pd
+
+    from fedgraph_flwr.config.meaning import asked_for, keys_of, own_keys_of
+
+    groups, path = asked_for(group)
+    found = own_keys_of(groups[0], path) if path else [key for each in groups for key in keys_of(each)]
+    return pd.DataFrame(map(dataclasses.asdict, found)).set_index("name")
 
 
 def _run(one: Run | str | os.PathLike[str]) -> Run:

@@ -18,6 +18,7 @@ from fedgraph_flwr.errors import FedGraphError, first_line, plain
 # Command → the module that registers it and its one-line help. Imported on demand, so that --help is quick.
 COMMANDS = {
     "run": ("fedgraph_flwr.run_command", "train: in this process, on Ray, or on a fleet"),
+    "sweep": ("fedgraph_flwr.sweeps.command", "many runs side by side, and their table"),
     "partition": ("fedgraph_flwr.partition.command", "cut a dataset into one file a client, or describe the cut"),
     "datasets": ("fedgraph_flwr.data.listing", "what is known, what is at hand, where files go"),
     "import": ("fedgraph_flwr.data.import_command", "bring your own graph: tables or a saved PyG object"),
@@ -26,6 +27,7 @@ COMMANDS = {
     "completion": ("fedgraph_flwr.completion_command", "a script for your shell: bash, zsh or fish"),
     "new": ("fedgraph_flwr.new_command", "a package for a method of your own, with its test"),
     "predict": ("fedgraph_flwr.predict_command", "what a trained network says of new nodes and graphs"),
+    "export": ("fedgraph_flwr.export.command", "a trained network as a folder that plain PyG loads"),
     "report": ("fedgraph_flwr.report.command", "an HTML page and PNG plots of one run or several"),
 }
 

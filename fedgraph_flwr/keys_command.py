@@ -4,9 +4,8 @@ import argparse
 from typing import Any
 
 from fedgraph_flwr.config import group_names
-from fedgraph_flwr.config.composition import GROUPS, group_path
-from fedgraph_flwr.config.meaning import Key, keys_of, own_keys_of, sections
-from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.config.composition import GROUPS
+from fedgraph_flwr.config.meaning import Key, asked_for, keys_of, own_keys_of
 
 
 def register(commands: Any) -> None:
@@ -30,21 +29,16 @@ def text(asked: str) -> str:
     Raises:
         FedGraphError: no such group, or no such name in it.
     """
-    group, _, name = asked.partition("=")
-    if group and group not in sections():
-        raise unknown("group of keys", group, sections())
-    if name:
-        path = group_path(group, name) if group in GROUPS else None
-        if path is None:
-            raise unknown(group, name, group_names(group))
+    groups, path = asked_for(asked)
+    if path:
         head = [
             line.lstrip("# ").rstrip()
             for line in path.read_text().split("\n\n")[0].splitlines()
             if line.startswith("#")
         ]
-        return "\n".join([*head, *map(line, own_keys_of(group, path))])
+        return "\n".join([*head, *map(line, own_keys_of(groups[0], path))])
     told = []
-    for each in [group] if group else sections():
+    for each in groups:
         told += [f"[{each}]", *map(line, keys_of(each)), *_names(each)]
     return "\n".join(told)
 

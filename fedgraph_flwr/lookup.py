@@ -12,7 +12,10 @@ from fedgraph_flwr.errors import FedGraphError
 
 def full_name(target: str) -> str:
     """``module:name`` as it is now: see `locate`."""
-    ours = target.startswith(("strategies.", "clients.")) and find_spec(f"{__package__}.{target.partition(':')[0]}")
+    try:
+        ours = target.startswith(("strategies.", "clients.")) and find_spec(f"{__package__}.{target.partition(':')[0]}")
+    except ModuleNotFoundError:  # of what it stands below
+        ours = False
     return f"{__package__}.{target}" if ours else target
 
 
@@ -28,14 +31,18 @@ def locate(target: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise FedGraphError(f"'{target}' cannot be imported ({error}); expected module:Class") from error
+        raise FedGraphError(
+            f"'{target}' cannot be imported ({error}); expected module:name, installed or on PYTHONPATH"
+        ) from error
 
 
 def named_code(cfg: RunConfig) -> dict[str, str]:
     """What of a configuration names code as ``module:name`` and is loaded where a client lives, by key."""
-    found = {"strategy.client": cfg.strategy.client, "model": cfg.model.name}
+    found = {"strategy.client": cfg.strategy.client}
+    if ":" in cfg.model.name:
+        found["model"] = cfg.model.name
     found |= {f"evaluation.metrics ({name})": target for name, target in cfg.evaluation.own.items()}
-    return {key: full_name(target) for key, target in found.items() if ":" in target}
+    return {key: full_name(target) for key, target in found.items()}
 
 
 def function(target: str, key: str) -> Callable[..., Any]:

@@ -49,7 +49,7 @@ _THRESHOLD = (
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that choose whose model of which round."""
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a run's result folder")
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a run's result folder, or an exported one")
     parser.add_argument("--node", type=Path, metavar="DIR", help="a party's state folder, instead of RUN")
     parser.add_argument("--client", type=int, metavar="I", help="whose model (0..M-1); default: the shared one")
     parser.add_argument("--round", default="", metavar="best|last", help="default: as the run's headline figure")
@@ -61,10 +61,13 @@ def chosen(args: argparse.Namespace) -> Any:
     Raises:
         FedGraphError: neither a run nor a node, or both.
     """
+    from fedgraph_flwr.export.writing import INDEX, load_export
     from fedgraph_flwr.prediction import load_node, load_predictor
 
     if (args.run is None) == (args.node is None):
         raise FedGraphError("say whose network: either RUN, a result folder, or --node DIR, a party's state folder")
+    if args.run is not None and (args.run / INDEX).is_file():
+        return load_export(args.run)
     if args.node is None:
         return load_predictor(args.run, args.client, args.round)
     found = load_node(args.node, args.round)
@@ -89,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
     found.write(args.out)
     counts = frame["class"].value_counts()
     whose = f"client {predictor.client}'s model" if predictor.client is not None else "the shared model"
-    print(f"{predictor.cfg.strategy.name}, {whose} of round {predictor.round}, on {len(frame)} nodes")
+    print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} nodes")
     print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")
     if found.threshold is not None:
         print(f"'{found.classes[1]}' from probability {found.threshold:.3f} on")
@@ -111,7 +114,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any]:
     if args.schema:
         schema = Schema.load(args.schema)
         meaning = replace(meaning, schema=schema, classes=schema.classes, where=str(args.schema))
-        predictor.meaning = meaning
+        predictor = replace(predictor, meaning=meaning)
     meaning = replace(meaning, undirected=meaning.undirected or args.undirected)
     if args.graph:
         return graph_file(args.graph, meaning), None

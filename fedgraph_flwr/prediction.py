@@ -35,6 +35,7 @@ from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import EVALUATE, derive_seed
+from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.run_folder import CONFIG, MEANING, SUMMARY
 from fedgraph_flwr.trees import Tree, unflatten
 
@@ -117,6 +118,11 @@ class Predictor:
     file: Path | None = None
 
     @property
+    def name(self) -> str:
+        """The method's."""
+        return self.cfg.strategy.name
+
+    @property
     def source(self) -> str:
         """What it was loaded from, for errors."""
         return self.meaning.where
@@ -132,9 +138,7 @@ class Predictor:
             FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
         """
         graph = self.as_graph(graph)
-        logits = self.logits(graph)
-        found = np.asarray(ids if ids is not None else _node_ids(graph), dtype=object)
-        return Predictions(found, logits, self.meaning.classes, self.threshold)
+        return Predictions(names_of(graph, ids), self.logits(graph), self.meaning.classes, self.threshold)
 
     def logits(self, graph: Any) -> Tensor:
         """Logits [N, C] of a graph, as `predict` has them."""
@@ -177,11 +181,48 @@ class Predictor:
 
     def _predicted(self, graph: Any) -> Tensor:
         with same_process_state():
-            torch.set_num_threads(self.cfg.threads)
-            client = self._client(graph)
-            torch.manual_seed(derive_seed(self.cfg.seed, client.graph.client, self.round, EVALUATE))
+            client = self._ready(graph)
             shared = self.client is None and self.cfg.strategy.personal
             return (client.predict_shared() if shared else client.predict()).detach().cpu()
+
+    def plain(self) -> Plain:
+        """The network as a module of plain PyG, with the parameters it predicts by.
+
+        Raises:
+            FedGraphError: it is of another kind, or the method cannot predict here.
+        """
+        with same_process_state():
+            client = self._ready(self.own if self.own is not None else self.probe())
+            client.model.eval()
+            if self.client is not None:
+                client.model.load_state_dict(client.own_values(), strict=False)
+            return client.model.plain()
+
+    def probe(self) -> Graph:
+        """A small random graph with as many features and classes, on which two networks can be compared."""
+        rng = torch.Generator().manual_seed(0)
+        nodes, features, classes = 24, self.meaning.num_features, len(self.meaning.classes)
+        if not isinstance(features, int):
+            raise FedGraphError(
+                f"{self.source} is of graphs with typed nodes and edges, whose networks cannot be exported"
+            )
+        mask = torch.rand(nodes, generator=rng) < 0.5
+        return Graph(
+            x=torch.randn(nodes, features, generator=rng),
+            edge_index=torch.randint(nodes, (2, 4 * nodes), generator=rng),
+            y=torch.randint(classes, (nodes,), generator=rng),
+            train_mask=mask,
+            val_mask=~mask,
+            test_mask=torch.zeros_like(mask),
+            num_classes=classes,
+        )
+
+    def _ready(self, graph: Any) -> GraphClient:
+        """A client that predicts a graph next, with threads and random numbers as in the run."""
+        torch.set_num_threads(self.cfg.threads)
+        client = self._client(graph)
+        torch.manual_seed(derive_seed(self.cfg.seed, client.graph.client, self.round, EVALUATE))
+        return client
 
     def _client(self, graph: Any) -> GraphClient:
         """A client of the run's method on the graph, with these parameters; one that tunes itself stays on its own."""
@@ -295,7 +336,8 @@ def load_node(state: Path, at: str = "") -> Predictor:
     with _blamed(path):
         own, schema = unflatten(parts), told["schema"]
         classes = schema["agreed"]["classes"] if schema else map(str, range(told["num_classes"]))
-        meaning = Meaning(tuple(classes), fitted_schema(schema, str(path)), bool(schema.get("undirected")), str(path))
+        fitted, both = fitted_schema(schema, str(path)), bool(schema.get("undirected"))
+        meaning = Meaning(tuple(classes), told["num_features"], fitted, both, str(path))
         file = Path(told["file"]) if told["file"] else None
         return Predictor(cfg, told["client"], own["model"], own.get("method", {}), int(told["round"]), meaning, file)
 
@@ -334,7 +376,9 @@ def _meaning(run: Path) -> Meaning:
     try:
         told = json.loads(path.read_bytes())
         schema = Schema.from_dict(told["schema"], str(path)) if told["schema"] else None
-        return Meaning(tuple(map(str, told["classes"])), schema, bool(told["undirected"]), str(run))
+        return Meaning(
+            tuple(map(str, told["classes"])), told["num_features"], schema, bool(told["undirected"]), str(run)
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedGraphError(
             f"{path} does not say what features and classes mean ({first_line(error)}): run it again"
@@ -353,7 +397,10 @@ def _as_client(graph: Any, client: Any) -> Any:
     return ClientGraph(**values, node_id=ids, client=index, num_clients=index + 1, num_global_nodes=graph.num_nodes)
 
 
-def _node_ids(graph: Any) -> np.ndarray:
-    ids = getattr(graph, "node_id", None)
-    ids = ids.get(graph.target) if isinstance(ids, dict) else ids
-    return ids.numpy() if ids is not None and len(ids) else np.arange(graph.y.size(0))
+def names_of(graph: Any, ids: Sequence[Any] | np.ndarray | None) -> np.ndarray:
+    """The ids of a graph's nodes [N]: those given, else its ``node_id``, else 0..N-1."""
+    if ids is None:
+        held = getattr(graph, "node_id", None)
+        held = held.get(graph.target) if isinstance(held, dict) else held
+        ids = held.numpy() if held is not None and len(held) else np.arange(graph.y.size(0))
+    return np.asarray(ids, dtype=object)

@@ -11,13 +11,21 @@ from fedgraph_flwr.config import RunConfig
 Shown = bool | Literal["auto"]
 """Whether progress is shown; ``auto``: where somebody watches, in a notebook or a terminal."""
 
+OnRound = Callable[[dict[str, Any]], None]
+
+OnWait = Callable[[str], None]
+
 _Show = Callable[[int, str], None]
 """Shows how many rounds are done, and their scores in words."""
 
 
 @contextmanager
-def progress(cfg: RunConfig, shown: Shown = "auto") -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar over the rounds of a run, for the time of the block; what it yields takes the record of each finished round."""
+def progress(cfg: RunConfig, shown: Shown = "auto") -> Iterator[tuple[OnRound, OnWait]]:
+    """A bar over the rounds of a run, for the time of the block.
+
+    Yields:
+        What takes the record of each finished round, and what takes words for what the run waits for before its first.
+    """
     title = f"{cfg.strategy.name} on {cfg.dataset.name}"
     with _bar(title, cfg.rounds, shown) as show:
 
@@ -26,7 +34,7 @@ def progress(cfg: RunConfig, shown: Shown = "auto") -> Iterator[Callable[[dict[s
             keys = {split: f"{split}_accuracy" for split in ("val", "test")}
             show(record["round"], " ".join(f"{split} {told[key]:.3f}" for split, key in keys.items() if key in told))
 
-        yield on_round
+        yield on_round, lambda what: show(0, what)
 
 
 def in_notebook() -> bool:

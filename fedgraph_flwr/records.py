@@ -227,7 +227,7 @@ class Recorder:
         ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
         ``failures`` (client and phase → reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``,
         ``commit``, ``nodes`` (the id of the node that each client was), and where it applies ``privacy`` (ε, δ and releases of
-        the whole run), ``attack`` and ``adversary`` (how often a backdoor opens).
+        the whole run), ``attack``, ``adversary`` (how often a backdoor opens) and ``classes`` (names, of imported graphs).
         """
         if self._pending is not None:
             self._write(self._pending)

@@ -1,7 +1,11 @@
 """The command ``run``: compose, train, show a closing table, write a report."""
 
 import argparse
+import contextlib
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +57,38 @@ def main(args: argparse.Namespace) -> int:
         print(f"split: the one that dataset={cfg.dataset.name} was imported with (split.kind=ratio draws another)")
     run = Run(Path(cfg.out))
     try:
-        train(cfg, progress=False if args.quiet else "auto")
+        with _after_the_round():
+            train(cfg, progress=False if args.quiet else "auto")
     except KeyboardInterrupt:
-        remedy = f"go on with: fedgraph-flwr run resume={cfg.out}" if run.resumable else "no checkpoint was due yet"
+        nothing = f"no round was finished that a run can go on from (checkpoint_every={cfg.checkpoint_every})"
+        remedy = f"go on with: fedgraph-flwr run resume={cfg.out}" if run.resumable else nothing
         print(f"interrupted; {remedy}", file=sys.stderr)
         return 130
     print_summary(run.summary, cfg)
     if not args.no_report and "last" in run.summary["metrics"]:
         print(f"report: {run.report()}")
     return 0
+
+
+@contextlib.contextmanager
+def _after_the_round() -> Iterator[None]:
+    """The first Ctrl-C lets a run in this process finish its round and write a checkpoint; the second one ends it at once."""
+    from fedgraph_flwr.strategies.loop import STOP
+
+    def asked(signum: int, frame: Any) -> None:
+        if STOP.wanted or not STOP.heard:
+            raise KeyboardInterrupt
+        STOP.wanted = True
+        print("\nfinishing this round, to go on from it later; Ctrl-C again ends at once", file=sys.stderr)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, asked)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:

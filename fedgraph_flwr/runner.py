@@ -8,12 +8,18 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.partition import resolved
+from fedgraph_flwr.progress import OnRound, OnWait
 from fedgraph_flwr.run_folder import LAUNCHER, owned
-from fedgraph_flwr.serving import OnRound, check_resume, fingerprint_of_data, here, with_folder
+from fedgraph_flwr.serving import check_resume, fingerprint_of_data, here, with_folder
 
 
-def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
+def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration on the engine it names; returns the summary.
+
+    Args:
+        cfg: what to run.
+        on_round: called with each finished round's record.
+        on_wait: called with what the run waits for, where that takes a while.
 
     Raises:
         FedGraphError: wrong input.
@@ -29,5 +35,5 @@ def run(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
     with owned(out, LAUNCHER):
         with owned(out):  # nobody serves a run there, such as one whose launcher has died
             pass
-        summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(cfg, on_round)
+        summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(cfg, on_round, on_wait)
     return summary

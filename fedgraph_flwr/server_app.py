@@ -14,10 +14,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Compose the configuration and run it on whatever engine owns the grid."""
     from fedgraph_flwr.config import from_run_config
-    from fedgraph_flwr.serving import serve
+    from fedgraph_flwr.serving import serve, with_folder
 
-    summary = serve(grid, from_run_config(context.run_config), _log_round)
+    cfg = with_folder(from_run_config(context.run_config))
+    summary = serve(grid, cfg, _log_round)
     log(INFO, "%s = %.4f after %d rounds", summary["headline"], summary["test_accuracy"], summary["rounds"])
+    log(INFO, "results: %s (fedgraph-flwr report %s makes a page of them)", cfg.out, cfg.out)
 
 
 def _log_round(record: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable
 from itertools import chain, count
 from logging import WARNING
 from pathlib import Path
@@ -21,10 +20,9 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.partition import content, meaning, resolved
+from fedgraph_flwr.progress import OnRound
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.run_folder import FAILURE, MEANING, InUse, check_resumable, owned, read_checkpoint
-
-OnRound = Callable[[dict[str, Any]], None]
 
 
 def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
@@ -48,8 +46,10 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
             recorder.extra |= {"classes": known["classes"]} if known else {}
             strategy = locate(cfg.strategy.server)(cfg, recorder)
             strategy.start(grid)
+            names = [str(number) for number in range(strategy.agreed("num_classes"))]
             plain = {
-                "classes": [str(c) for c in range(strategy.agreed("num_classes"))],
+                "classes": names,
+                "num_features": strategy.agreed("num_features"),
                 "schema": {},
                 "undirected": False,
             }

@@ -11,18 +11,26 @@ import csv
 import statistics
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.runner import run
-from simulations.run import RESULTS, read
 
 WORDS = ["dataset=csbm", "num_clients=10", "rounds=40", "evaluation.metric=accuracy", "checkpoint_every=0"]
 WORDS += ["dataset.nodes_per_client=[200,600]", "dataset.homophily=0.5", "dataset.gap=0.8", "dataset.mu=3"]
-PATH = RESULTS / "budget.csv"
+PATH = Path(__file__).parent / "results" / "budget.csv"
 FIELDS = ["method", "seed", "round", "validation", "bytes"]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows there are."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def methods() -> list[str]:

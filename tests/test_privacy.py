@@ -194,6 +194,40 @@ def test_no_score_and_no_loss_travels_where_none_is_wanted(run, monkeypatch, cap
     assert "not covered: numbers of training nodes" in shown
 
 
+def test_noised_scores_are_means_with_the_models_noise_and_count_as_releases(run, capsys):
+    """2 scores of 3 clients: noise of deviation z √2 / 3 on each mean, one release for each of 30 rounds beside its model."""
+    words = [
+        UNIFORM,
+        "privacy.dp=client_fixed",
+        "privacy.noise_multiplier=0.9",
+        "privacy.clipping_norm=1e-6",
+        "rounds=30",
+    ]
+    still, done = run(*words), run(*words, "privacy.scores=noised")  # updates so short that the model stays as it was
+    assert done.summary["privacy"]["releases"] == 60
+    assert done.rounds[9]["privacy"]["releases"] == 10 + 9
+    names = sorted(done.rounds[0]["metrics"])
+    assert names == ["test_accuracy", "val_accuracy"]
+    assert all(r["clients"] == {} and r["train"] == {} for r in done.rounds)
+    rounds = zip(done.rounds, still.rounds, strict=True)
+    errors = np.array([[noisy["metrics"][n] - true["metrics"][n] for n in names] for noisy, true in rounds])
+    assert errors.std() == pytest.approx(0.9 * math.sqrt(2) / 3, rel=5 / math.sqrt(2 * errors.size))
+    assert abs(errors.mean()) < 5 * errors.std() / math.sqrt(errors.size)
+    print_summary(done.summary, done.cfg)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "after 60 releases of the model and of scores" in shown
+    assert "not covered: numbers of training nodes" in shown
+
+
+def test_a_budget_covers_noised_scores_too(run):
+    """Five releases: two rounds with their scores, which a third would make six."""
+    budget = epsilon_at(1e-5, 4, 5) * 1.001
+    done = run(*NOISY, "privacy.scores=noised", f"privacy.epsilon_budget={budget}", "rounds=9", "checkpoint_every=2")
+    assert [r["round"] for r in done.rounds] == [1, 2]
+    assert all("metrics" in r for r in done.rounds)
+    assert done.summary["privacy"]["releases"] == 4
+
+
 def test_the_terminal_and_the_report_tell_epsilon_and_what_it_does_not_cover(run, capsys):
     done = run(*NOISY)
     print_summary(done.summary, done.cfg)
@@ -274,8 +308,14 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
         (["strategy=fedavg"], "strategy.weighting=uniform"),
         ([UNIFORM, "privacy.delta=0"], "privacy.delta must lie"),
         ([UNIFORM, "privacy.delta=0.4"], "publish one of 3 clients whole: expected at most 0.33"),
-        ([UNIFORM, "privacy.epsilon_budget=0.1"], "does not allow one release, whose ε is 4"),
+        ([UNIFORM, "privacy.epsilon_budget=0.1"], "does not allow one round, whose ε is 4"),
         ([UNIFORM, "privacy.scores=some"], "privacy.scores 'some' unknown"),
+        ([UNIFORM, "privacy.scores=noised", "evaluation.trained=true"], "evaluation.trained=true asks for more"),
+        (
+            [UNIFORM, "privacy.scores=noised", "evaluation.average=test_nodes"],
+            "evaluation.average=test_nodes asks for more",
+        ),
+        (["strategy=fedavg_ft", UNIFORM, "privacy.scores=noised"], "strategy.personal=true asks for more"),
         ([UNIFORM, "privacy.scores=none", "evaluation.patience=3"], "evaluation.patience=3 needs scores"),
         ([UNIFORM, "privacy.clipping_norm=0"], "privacy.clipping_norm must be > 0"),
     ],
@@ -290,6 +330,7 @@ def test_what_cannot_be_covered_is_refused(run, words, told):
     [
         (["privacy.noise_multiplier=1"], "adds no noise with privacy.dp=none"),
         (["privacy.dp=server_fixed"], "protects nobody"),
+        (["privacy.dp=client_fixed", "privacy.scores=noised"], "without privacy.noise_multiplier adds no noise"),
         (["privacy.dp=client_fixed", "privacy.epsilon_budget=1"], "has no ε to bound"),
     ],
 )

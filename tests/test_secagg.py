@@ -250,6 +250,20 @@ def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypat
         assert [text for text in told if "still shows the server each client's range" in text] == told[: len(seen)]
 
 
+def test_keys_of_a_rounds_two_sums_are_told_apart(go, monkeypatch):  # noqa: F811
+    """What a signature is of names the sum, so that a server cannot bring the first one's keys again."""
+    seen = []
+    publish = Member.publish
+
+    def spy(self, server_round, exchange=0):
+        seen.append((self.client, server_round, exchange))
+        return publish(self, server_round, exchange)
+
+    monkeypatch.setattr(Member, "publish", spy)
+    go("fedomd", "rounds=2", SECURE)
+    assert sorted(seen) == [(client, r, k) for client in range(3) for r in (1, 2) for k in (0, 1)]
+
+
 def test_coefficients_that_are_handed_on_travel_beside_the_sum_and_the_user_is_told(go, monkeypatch):  # noqa: F811
     with recorded_messages(monkeypatch) as messages:
         finished = go("fedhgn", "rounds=2", SECURE)
@@ -316,7 +330,7 @@ def test_a_client_that_lies_about_a_share_ends_the_run(run, monkeypatch):
         run(SECURE)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedomd"])
 def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
     words = [f"strategy={method}", SECURE, "rounds=4", "strategy.fraction=0.75"]
     whole = run(*words, sizes=FOUR)

@@ -60,7 +60,7 @@ class APFLClient(PersonalClient):
     def gradient(self, optimizer: Optimizer) -> Tensor:
         """One step of v_i, and of α_i at first; leaves ∇F_i(w_i) in the parameters."""
         current, alpha = dict(self.model.named_parameters()), self.memory["alpha"]
-        with self.instead(self.mixture()):
+        with self.instead(self.own_values()):
             super().gradient(optimizer)
             slopes = {name: p.grad for name, p in current.items() if p.grad is not None}
             for name, buffer in self.model.named_buffers():  # v̄_i's statistics are v_i's
@@ -75,12 +75,7 @@ class APFLClient(PersonalClient):
         self.mover.step()
         return super().gradient(optimizer)
 
-    def predict(self) -> Tensor:
-        """Logits [N, C] of v̄_i."""
-        with self.instead(self.mixture()):
-            return super().predict()
-
-    def mixture(self) -> dict[str, Tensor]:
+    def own_values(self) -> dict[str, Tensor]:
         """v̄_i, exactly w_i at α_i = 0 and v_i at 1."""
         current, own = self.model.state_dict(), self.memory.get("model", {})
         return {name: torch.lerp(current[name], v, self.memory["alpha"]) for name, v in own.items()}

@@ -254,6 +254,10 @@ class GraphClient(NumPyClient):
         with torch.no_grad():
             return self.logits(self.inputs)
 
+    def own_values(self) -> Mapping[str, Tensor]:
+        """Values of the network's tensors, by name, under which `predict` takes it; what is not named keeps its value."""
+        return {}
+
     def save(self) -> Tree:
         """What survives between messages beyond the model and the optimiser: `memory`."""
         return self.memory
@@ -345,6 +349,7 @@ class GraphClient(NumPyClient):
         Raises:
             RunFailed: arrays are asked for that would leave as they are.
         """
+        self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
         if not self.cfg.privacy.secagg:
             return self.plain_answer(name, groups, config)
         if name in (PUBLISH, DEAL, UNMASK):
@@ -364,7 +369,6 @@ class GraphClient(NumPyClient):
         Raises:
             FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
         """
-        self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
         if self.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
             self._weigh(groups.pop(CLASS_WEIGHTS, {}))
         if name == "describe":

@@ -57,7 +57,6 @@ class DittoClient(PersonalClient):
         loss = super().loss()
         return loss if self.anchor is None else loss + proximal_term(self.shared, self.anchor, self.params.lam)
 
-    def predict(self) -> Tensor:
-        """Logits [N, C] of v_i."""
-        with self.instead(self.memory.get("model", {})):
-            return super().predict()
+    def own_values(self) -> dict[str, Tensor]:
+        """v_i."""
+        return dict(self.memory.get("model", {}))

@@ -67,10 +67,9 @@ class FedALAClient(PersonalClient):
         self.memory = {"local": copied(self.upper()), "weights": weights}
         return loss
 
-    def predict(self) -> Tensor:
-        """Logits [N, C] of Θ̂_i."""
-        with self.instead(self.aggregated()[0]):
-            return super().predict()
+    def own_values(self) -> dict[str, Tensor]:
+        """Θ̂_i."""
+        return self.aggregated()[0]
 
     def upper(self) -> dict[str, Tensor]:
         """The parameters of the last p layers that travel; they alias the model."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedgraph_flwr.clients.personal import PersonalClient
+from fedgraph_flwr.clients.personal import PersonalClient, copied
 from fedgraph_flwr.config import at_least
 
 
@@ -32,11 +32,11 @@ class FineTunedClient(PersonalClient):
     Params: ClassVar[type] = Params
     tunes: ClassVar[bool] = True
 
-    def predict(self) -> Tensor:
-        """Logits [N, C] of v_i."""
+    def own_values(self) -> dict[str, Tensor]:
+        """v_i."""
         with self.instead({}):
             optimizer = self.begin_training()
             for _ in range(self.params.steps if self.num_train else 0):
                 self.gradient(optimizer)
                 optimizer.step()
-            return super().predict()
+            return copied(self.model.state_dict())

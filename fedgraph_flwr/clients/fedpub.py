@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgraph_flwr.clients.base import Answer, to_numpy
+from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.clients.fedprox import proximal_term
 from fedgraph_flwr.clients.personal import PersonalClient, assign, copied
 from fedgraph_flwr.config import RunConfig
@@ -77,6 +77,15 @@ class FedPUBClient(PersonalClient):
     def logits(self, inputs: Any) -> Tensor:
         """Logits [N, C] of θ ⊙ μ."""
         return functional_call(self.model, self.masked(), (inputs,))
+
+    def own_values(self) -> dict[str, Tensor]:
+        """θ ⊙ μ as `predict` has it."""
+        self.model.eval()
+        return {name: tensor.detach() for name, tensor in self.masked().items()}
+
+    def predict(self) -> Tensor:
+        """Logits [N, C], masked by `logits`."""
+        return GraphClient.predict(self)
 
     def train(self) -> float:
         """Remember θ̄_i, then train θ and μ."""

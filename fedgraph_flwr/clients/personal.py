@@ -38,6 +38,12 @@ class PersonalClient(GraphClient):
             self.optimizer = former
 
 
+    def predict(self) -> Tensor:
+        """Logits [N, C] under the client's `own_values`."""
+        with self.instead(self.own_values()):
+            return super().predict()
+
+
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values that later training does not change."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}

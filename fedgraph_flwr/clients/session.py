@@ -221,7 +221,7 @@ def _keep_models(client: GraphClient, folder: StateFolder, config: Mapping[str, 
     meaning: dict[str, Any] = {}
     if client.keeper.what == WHOLE:
         meaning = {"config": dataclasses.asdict(client.cfg), "file": str(client.file.absolute()) if client.file else ""}
-        meaning |= {"schema": client.graph.schema, "num_classes": client.graph.num_classes}
+        meaning |= {key: getattr(client.graph, key) for key in ("schema", "num_classes", "num_features")}
     for name, tree in client.keeper.state.items():
         parts = flatten({key: tree[key] for key in ("model", "method") if key in tree})
         folder.write_model(name, parts, meaning | {"round": int(tree["round"])})

@@ -203,6 +203,8 @@ def _plain(value: Any, key: str) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, type):  # code of one's own
+        return f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, list | tuple | range):
         return [_plain(item, key) for item in value]
     if hasattr(value, "tolist"):  # NumPy's and torch's numbers and arrays

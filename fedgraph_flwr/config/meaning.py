@@ -12,8 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.schema import _KINDS, LARGEST_INT, Range, RunConfig
 from fedgraph_flwr.config.written import load
+from fedgraph_flwr.errors import unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +45,28 @@ def sections() -> dict[str, type]:
     }
 
 
+def asked_for(asked: str) -> tuple[list[str], Path | None]:
+    """The groups of keys that are meant by a group, ``GROUP=NAME``, or nothing (all); and the file of the name, if there is one.
+
+    Raises:
+        FedGraphError: no such group, or no such name in it.
+    """
+    group, _, name = asked.partition("=")
+    if group and group not in sections():
+        raise unknown("group of keys", group, sections())
+    path = group_path(group, name) if name and group in GROUPS else None
+    if name and path is None:
+        raise unknown(group, name, group_names(group))
+    return ([group] if group else list(sections())), path
+
+
 def keys_of(group: str) -> list[Key]:
     """The keys of a group of `sections`, in their order; ``params``, which hold a name's own keys, aside."""
     cls = sections()[group]
     hints, comments = get_type_hints(cls), _comments(cls)
     keys = []
     for f in dataclasses.fields(cls):
-        if f.name == "params" or f.name in sections():
+        if f.name == "params" or (group == "run" and f.name in sections()):
             continue
         factory = f.default_factory
         default = f.default if factory is dataclasses.MISSING else factory()

@@ -347,8 +347,9 @@ class PrivacyConfig(Section, group="privacy"):
     # at which ε is told; at most 1 / num_clients
     delta: float = number(1e-5, high=1, without_low=True, without_high=True)
     epsilon_budget: float = 0.0  # the run ends before a release that would cost more; 0: none
-    # told: clients send scores and training losses, which no noise covers; none: they keep them
-    scores: str = choice("told", ("told", "none"))
+    # told: clients send scores and training losses, which no noise covers; none: they keep them; noised: the run tells the
+    # mean of evaluation.metric over clients alone, with noise as a model's, and counts that as a release too
+    scores: str = choice("told", ("told", "none", "noised"))
     secagg: bool = False  # the server learns the weighted sum of what clients trained, and no term of it
     # share of the cohort that must answer, and that can unmask
     secagg_threshold: float = number(2 / 3, low=0.5, high=1, without_low=True)
@@ -372,6 +373,10 @@ class PrivacyConfig(Section, group="privacy"):
             raise FedGraphError(
                 f"privacy.epsilon_budget={self.epsilon_budget:g} without noise has no ε to bound: set"
                 " privacy.noise_multiplier"
+            )
+        if self.scores == "noised" and not self.noise_multiplier:
+            raise FedGraphError(
+                "privacy.scores=noised without privacy.noise_multiplier adds no noise: set both, or neither"
             )
         if self.secagg and self.dp != "none":
             raise FedGraphError(
@@ -494,6 +499,16 @@ class RunConfig(Section):
         if self.privacy.scores == "none" and (self.evaluation.trained or self.evaluation.patience):
             key = "trained=true" if self.evaluation.trained else f"patience={self.evaluation.patience}"
             raise FedGraphError(f"evaluation.{key} needs scores, which privacy.scores=none keeps at the clients")
+        per_client = {
+            "evaluation.trained=true": self.evaluation.trained,
+            f"evaluation.average={self.evaluation.average}": self.evaluation.average != AVERAGES[0],
+            "evaluation.select=own_best_val": self.evaluation.select == "own_best_val",
+            "strategy.personal=true": self.strategy.personal,
+        }
+        if self.privacy.scores == "noised" and (asked := [key for key, holds in per_client.items() if holds]):
+            raise FedGraphError(
+                f"privacy.scores=noised tells means over clients of one model's scores, and {asked[0]} asks for more"
+            )
 
 
 _KINDS = {

@@ -27,12 +27,14 @@ class Meaning:
 
     Attributes:
         classes: names, in the order of the logits.
+        num_features: F, a list for typed graphs; None where nobody told.
         schema: with the statistics by which columns become features; None: features are taken as they are.
         undirected: whether each row of an edge table stands for both directions.
         where: whence it is known, for errors.
     """
 
     classes: tuple[str, ...]
+    num_features: Any = None
     schema: Schema | None = None
     undirected: bool = False
     where: str = "the run"

@@ -5,7 +5,7 @@ SIMULATIONS = {
     "ray": "fedgraph_flwr.engine.ray:run_ray",
     "flower-simulation": "fedgraph_flwr.engine.flower:run_flower",
 }
-"""Engines that run all clients, and what each is: ``run(cfg, on_round) -> summary``."""
+"""Engines that run all clients, and what each is: ``run(cfg, on_round, on_wait) -> summary``."""
 
 FLEET = "fedgraph_flwr.engine.flower:run_flower"
 """What any other name of an engine, that of a SuperLink connection, is run by."""

@@ -20,8 +20,9 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
+from fedgraph_flwr.progress import OnRound, OnWait
 from fedgraph_flwr.run_folder import FAILURE, ROUNDS, SUMMARY, read_rounds
-from fedgraph_flwr.serving import OnRound, make_folder
+from fedgraph_flwr.serving import make_folder
 
 APP = "FEDGRAPH_APP"
 """Environment: the name of a signed app that the fleet's SuperLink fetches, in the place of a bundle made here."""
@@ -48,21 +49,21 @@ config = ""
 """
 
 
-def run_flower(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
+def run_flower(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration through ``flwr run``; returns the summary.
 
     Raises:
         FedGraphError: as the server app raised it.
         RunFailed: Flower ended without a summary.
     """
-    out = Path(cfg.out)
+    out, say = Path(cfg.out), on_wait or (lambda what: None)
     if cfg.engine not in SIMULATIONS:
         check_connection(cfg.engine)
     make_folder(cfg)
     for name in (SUMMARY, FAILURE):
         (out / name).unlink(missing_ok=True)
     if cfg.engine not in SIMULATIONS:
-        _flwr_run(cfg, cfg.engine, _environment(), on_round)
+        _flwr_run(cfg, cfg.engine, _environment(), on_round, say)
         return _result(out)
     from fedgraph_flwr import partition
 
@@ -73,8 +74,9 @@ def run_flower(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any
         "client-resources-num-gpus": cfg.client_gpus,
     }
     federation = " ".join(f"{key}={value}" for key, value in shares.items())
+    say("a SuperLink starts")
     with local_superlink(out / "superlink.log") as environment:
-        _flwr_run(cfg, "own", environment, on_round, ["--federation-config", federation])
+        _flwr_run(cfg, "own", environment, on_round, say, ["--federation-config", federation])
     return _result(out)
 
 
@@ -143,6 +145,7 @@ def _flwr_run(
     connection: str,
     environment: dict[str, str],
     on_round: OnRound | None,
+    say: OnWait = lambda what: None,
     options: list[str] | None = None,
 ) -> None:
     config = Path(cfg.out) / "run-config.toml"
@@ -160,6 +163,7 @@ def _flwr_run(
         [*command, *(options or [])], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     rounds, shown, run_id = Path(cfg.out) / ROUNDS, 0, ""
+    say(f"flwr run hands the app to '{connection}'")
     tail: list[str] = []
     with (Path(cfg.out) / "flower.log").open("w") as log:
         try:
@@ -169,6 +173,8 @@ def _flwr_run(
                 tail = [*tail[-20:], line.rstrip()]
                 if started := re.search(r"started run (\d+)", line):
                     run_id = started[1]
+                    whom = "Flower's processes" if cfg.engine in SIMULATIONS else f"{cfg.num_clients} SuperNodes"
+                    say(f"run {run_id} waits for {whom}, then for round 1")
                 if cfg.engine not in SIMULATIONS and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
                     told = plain(warning[1].rstrip(), 1000)
                     print(f"warning: {told}", file=sys.stderr)  # somebody may have to look at a node

@@ -12,7 +12,8 @@ from flwr.clientapp import ClientApp
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine.grid import OwnGrid, answer, run_identity, virtual_context
-from fedgraph_flwr.serving import OnRound, serve
+from fedgraph_flwr.progress import OnRound, OnWait
+from fedgraph_flwr.serving import serve
 
 
 class InlineGrid(OwnGrid):
@@ -64,7 +65,7 @@ def same_process_state() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def run_inline(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
+def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration in this process; returns the summary."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.client_app import app

@@ -36,7 +36,8 @@ from fedgraph_flwr.engine.grid import OwnGrid, answer, run_identity, virtual_con
 from fedgraph_flwr.engine.inline import same_process_state
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import CONFIG
-from fedgraph_flwr.serving import OnRound, make_folder, serve
+from fedgraph_flwr.progress import OnRound, OnWait
+from fedgraph_flwr.serving import make_folder, serve
 
 Letter = tuple[int, str, str, dict[str, Any]]
 """A message on its way to an actor: node, type, group, and its records, those shared as their place among the shared ones."""
@@ -469,11 +470,13 @@ def ray_session(cfg: RayConfig | None = None) -> Iterator[Pool]:
         pool.end()
 
 
-def run_ray(cfg: RunConfig, on_round: OnRound | None = None) -> dict[str, Any]:
+def run_ray(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration with its clients in Ray actors; returns the summary."""
     from fedgraph_flwr import partition
 
     make_folder(cfg)
+    if on_wait:
+        on_wait("Ray starts")
     with ray_session(cfg.ray) as pool:
         num_nodes = partition.num_clients(cfg)  # while Ray starts
         grid = RayGrid(pool, num_nodes, cfg)

@@ -333,7 +333,9 @@ class OwnRounds:
         self._best = self._since = np.empty(0)  # best figure, and the round it is from
 
     def take(self, server_round: int, per_client: dict[str, list[float]]) -> None:
-        """A round's scores of all clients; a round that misses some is passed over."""
+        """A round's scores of all clients; a round that misses some, or tells none of single clients, is passed over."""
+        if not per_client:
+            return
         value = np.asarray(per_client[f"val-{self.cfg.headline}"])
         if not self.scores:
             self.scores = {key: np.array(column) for key, column in per_client.items()}

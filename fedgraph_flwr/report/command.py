@@ -32,13 +32,26 @@ pre {{ overflow: auto; background: #f6f6f6; padding: 1rem }}
 def register(commands: Any) -> None:
     """Add ``report`` to the subparsers."""
     parser = commands.add_parser("report", help="an HTML page and PNG plots of one run or several")
-    parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="result folders, compared side by side")
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", type=Path, help="folders of runs, side by side, or of sweeps"
+    )
     parser.add_argument("--out", type=Path, help="the page; default: DIR/report.html of the first folder")
     parser.set_defaults(func=main)
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``report``."""
+    from fedgraph_flwr.report.tables import body, tables_of
+
+    tables = [tables_of(folder) for folder in args.folders]
+    if all(tables):
+        out = args.out or args.folders[0] / "report.html"
+        page = _PAGE.format(
+            title="Sweeps", table=body([path for found in tables for path in found]), plots="", notes="", configs=""
+        )
+        write_bytes(out, page.encode())
+        print(out)
+        return 0
     print(write_report(args.folders, args.out or args.folders[0] / "report.html"))
     return 0
 

@@ -55,7 +55,7 @@ def per_client(runs: Sequence[FinishedRun]) -> Plot:
     for index, run in enumerate(runs):
         best = run.summary.get("best_round", run.rounds[-1]["round"])
         record = next((r for r in run.rounds if r["round"] == best), run.rounds[-1])
-        values = record["clients"]["test-accuracy"]
+        values = record["clients"].get("test-accuracy", [])
         axes.bar(np.arange(len(values)) + index * width, values, width, color=f"C{index}", label=run.label)
     axes.legend(fontsize=7)
     return figure

@@ -151,5 +151,5 @@ def _told_apart(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 def _majority(run: FinishedRun) -> float:
     """What stands beside the headline, at the same rounds and by the same means."""
-    key = metrics.headline(run.cfg.evaluation, "test").replace(run.cfg.evaluation.metric, metrics.MAJORITY, 1)
+    key = metrics.headline(run.cfg.evaluation, "test").replace(run.cfg.evaluation.headline, metrics.MAJORITY, 1)
     return float(run.summary["metrics"].get(run.cfg.evaluation.select, {}).get(key, float("nan")))

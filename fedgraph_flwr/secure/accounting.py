@@ -48,7 +48,8 @@ def told(spent: dict[str, Any], scores: str) -> str:
     beside = (
         "scores, training losses and numbers of training nodes" if scores == "told" else "numbers of training nodes"
     )
+    what = "the model and of scores" if scores == "noised" else "the model"
     return (
-        f"privacy: ε = {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of the model,"
+        f"privacy: ε = {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of {what},"
         f" for one client more or less; not covered: {beside}"
     )

@@ -22,6 +22,21 @@ if TYPE_CHECKING:
     from fedgraph_flwr.strategies.base import GraphStrategy
 
 
+class Stop:
+    """A wish that the run of this process ends after the round at hand, with a checkpoint.
+
+    Attributes:
+        heard: whether a loop is there to see it.
+        wanted: whether somebody has it.
+    """
+
+    heard = False
+    wanted = False
+
+
+STOP = Stop()
+
+
 class Loop:
     """One run of a strategy on a grid.
 
@@ -44,8 +59,23 @@ class Loop:
         method.setup()
         first = self._resume() + 1
         recorder.setup_done()
+        STOP.wanted, STOP.heard = False, bool(self.cfg.checkpoint_every)
+        try:
+            self._rounds(first)
+        finally:
+            STOP.heard = False
+        if recorder.pending and not recorder.should_stop and self._scores_told:
+            self._evaluate()
+        self._keep()
+        recorder.extra |= self._spent()
+        recorder.finish(method.models)
+        return Result(arrays=to_record(recorder.final_arrays))
+
+    def _rounds(self, first: int) -> None:
+        """The rounds from ``first`` on."""
+        method, recorder = self.strategy, self.recorder
         for server_round in range(first, self.cfg.rounds + 1):
-            if method.privacy and not method.privacy.affordable(1):
+            if method.privacy and not method.privacy.allows(method.privacy.next_round(recorder.pending)):
                 log(INFO, "the run ends: one more release would exceed privacy.epsilon_budget")
                 break
             self._begin(server_round)
@@ -62,12 +92,8 @@ class Loop:
             recorder.end_round(self._training(replies), method.arrays, **self._spent())
             if method.checkpoint_due:
                 self._checkpoint_with_absent(server_round)
-        if recorder.pending and not recorder.should_stop and self._scores_told:
-            self._evaluate()
-        self._keep()
-        recorder.extra |= self._spent()
-        recorder.finish(method.models)
-        return Result(arrays=to_record(recorder.final_arrays))
+            if STOP.wanted and server_round < self.cfg.rounds:
+                self._leave(server_round)
 
     # --- before the rounds --------------------------------------------------------------------------------------------
 
@@ -202,7 +228,7 @@ class Loop:
 
     @property
     def _scores_told(self) -> bool:
-        return self.cfg.privacy.scores == "told"
+        return self.cfg.privacy.scores != "none"
 
     # --- scores -------------------------------------------------------------------------------------------------------
 
@@ -230,6 +256,8 @@ class Loop:
         if self.cfg.strategy.personal:
             shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
+        if method.privacy and self.cfg.privacy.scores == "noised":
+            scores = {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}}
         self.recorder.scored(scores, method.arrays, nodes, method.models)
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -253,6 +281,19 @@ class Loop:
         if absent := sorted(set(method.clients) - set(method.cohort)):
             method.exchange(DESCRIBE, method.messages(DESCRIBE, absent, {}, method.filing))
         self._checkpoint(server_round)
+
+    def _leave(self, server_round: int) -> None:
+        """End here, after a checkpoint that all clients have filed their part of.
+
+        Raises:
+            KeyboardInterrupt: always.
+        """
+        method = self.strategy
+        if not method.checkpoint_due:
+            method.checkpoint_due = True
+            method.exchange(DESCRIBE, method.messages(DESCRIBE, sorted(method.clients), {}, method.filing))
+            self._checkpoint(server_round)
+        raise KeyboardInterrupt
 
     def _checkpoint(self, server_round: int) -> None:
         """Write what the server needs to go on after a round."""

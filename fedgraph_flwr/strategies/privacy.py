@@ -9,12 +9,20 @@ server draws the noise, afresh and never from the run's seed, from which anybody
 cryptographic one, and floats are no reals (Mironov, CCS 2012): neither is accounted for.
 
 What is accounted (`fedgraph_flwr.secure.accounting`) is the sequence of released models, with no amplification by sampling, for one
-client more or less. Scores and training losses are not covered; ``privacy.scores=none`` keeps them at the clients.
+client more or less. Scores and training losses are not covered; ``privacy.scores=none`` keeps them at the clients, and ``noised``
+releases, of s_i ∈ [0, 1]^2, each client's ``evaluation.metric`` on validation and test nodes, over all K clients of the run,
+
+    (1/K) Σ_i s_i + N(0, (z √2 / K)² I),
+
+as ‖s_i‖₂ ≤ √2, which counts as a release with the models' z; a client without nodes to be scored on adds 0. No client's own
+scores are recorded then, no other metric, and no loss, which nothing bounds.
 
 A run that dies may have released models that no record tells of, and its resumption draws other noise for the same rounds. So
 a checkpoint books, ahead, every release that may come before the next one, and a resumption books its own before its first.
 """
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +31,7 @@ import torch
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation.metrics import SPLITS
 from fedgraph_flwr.messages import Arrays, Reply, flat, shaped
 from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import SLACK, clipped
@@ -37,12 +46,15 @@ class Privacy:
 
     Attributes:
         size: n.
-        releases: models that left the server, or may have.
+        clients: K.
+        metric: which score is released where scores are noised.
+        releases: of models, and of scores where they are noised, that left the server, or may have.
     """
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg.privacy
-        self.size = cfg.strategy.cohort_size(cfg.num_clients)
+        self.metric = cfg.evaluation.headline
+        self.size, self.clients = cfg.strategy.cohort_size(cfg.num_clients), cfg.num_clients
         self.releases = 0
 
     def verify(self, reply: Reply, origin: Arrays) -> None:
@@ -69,6 +81,18 @@ class Privacy:
         self.releases += 1
         return shaped(start + total / self.size, origin)
 
+    def release_scores(self, scores: Mapping[str, list[float]]) -> dict[str, float]:
+        """Noised means over all clients, from each client's scores by split and metric; books them."""
+        told = {f"{split}_{self.metric}": scores[f"{split}-{self.metric}"] for split in SPLITS}
+        spread = self.cfg.noise_multiplier * math.sqrt(len(told)) / self.clients
+        noise = np.random.default_rng().normal(scale=spread, size=len(told))
+        self.releases += 1
+        return {key: float(np.nansum(v) / self.clients + more) for (key, v), more in zip(told.items(), noise, strict=True)}
+
+    def next_round(self, pending: bool) -> int:
+        """Releases that the next round brings: its model, and where scores are noised, its own and the ``pending`` ones before."""
+        return 1 + (self.cfg.scores == "noised") * (1 + pending)
+
     def spent(self) -> dict[str, Any]:
         """Releases so far, and the ε they cost at the run's δ, null where there is no noise."""
         noise = self.cfg.noise_multiplier
@@ -83,9 +107,14 @@ class Privacy:
             count -= 1
         return count
 
+    def allows(self, count: int) -> bool:
+        """Whether the budget covers ``count`` further releases."""
+        return self.affordable(count) == count
+
     def state(self, ahead: int) -> Tree:
-        """What a checkpoint holds: the noise, and the releases so far with those that may come ``ahead`` of the next one."""
-        booked = {"releases": self.releases + self.affordable(ahead), "noise_multiplier": self.cfg.noise_multiplier}
+        """What a checkpoint holds: the noise, and the releases so far with those of the rounds ``ahead``, before the next one."""
+        coming = self.affordable(ahead * self.next_round(False) + self.next_round(True) - self.next_round(False))
+        booked = {"releases": self.releases + coming, "noise_multiplier": self.cfg.noise_multiplier}
         return {key: torch.tensor(value, dtype=torch.float64) for key, value in booked.items()}
 
     def load_state(self, state: Tree) -> None:
@@ -152,8 +181,9 @@ def check_clients(cfg: RunConfig) -> None:
             f"privacy.delta={privacy.delta:g} would allow to publish one of {cfg.num_clients} clients whole: expected at most"
             f" {1 / cfg.num_clients:g}"
         )
-    if privacy.epsilon_budget and (first := epsilon_at(privacy.delta, privacy.noise_multiplier, 1)) > privacy.epsilon_budget:
+    least = 1 + (privacy.scores == "noised")
+    if privacy.epsilon_budget and (first := epsilon_at(privacy.delta, privacy.noise_multiplier, least)) > privacy.epsilon_budget:
         raise FedGraphError(
-            f"privacy.epsilon_budget={privacy.epsilon_budget:g} does not allow one release, whose ε is {first:.3g} at"
+            f"privacy.epsilon_budget={privacy.epsilon_budget:g} does not allow one round, whose ε is {first:.3g} at"
             f" privacy.noise_multiplier={privacy.noise_multiplier:g}"
         )

@@ -1,11 +1,13 @@
 """A client that answers wrongly, in rounds of its own; it travels with the app to the nodes of a fleet."""
 
 import os
+import time
 from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.clients.base import Answer, GraphClient
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import MODEL, Arrays
 
 WRONG = {(1, 0): "error", (1, 1): "nan", (2, 1): "shapes", (2, 2): "names", (3, 0): "phase"}
@@ -39,6 +41,18 @@ class Raising(GraphClient):
         """Fails."""
         if self.graph.client == 1:
             raise ZeroDivisionError("on purpose")
+        return super().train()
+
+
+class Falling(GraphClient):
+    """Client 1 leaves round 2 when it is to train: with secure sums it waits to be killed, else it gives an error."""
+
+    def train(self) -> float:
+        """Falls, or trains."""
+        if (self.server_round, self.graph.client) == (2, 1):
+            if self.cfg.privacy.secagg:
+                time.sleep(3600)
+            raise RunFailed("the power is out")
         return super().train()
 
 

@@ -4,14 +4,17 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.conftest import client_graph
-from tests.engine.fleet import Fleet, wait_for
+from tests.engine.fleet import ROOT, Fleet, finished, wait_for
 from tests.engine.misbehaving import WRONG
 from tests.support import assert_same_arrays
 
@@ -106,6 +109,24 @@ def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_bac
 
 
 @pytest.mark.faults
+def test_a_secure_sum_is_right_when_a_node_is_killed_between_its_phases(fleet, inline, tmp_path):
+    """Node 1 has dealt its shares in round 2 when it dies: the others unmask their sum, and round 3 has all three again."""
+    words = ["rounds=4", "dtype=float64", "train.optimizer=sgd", "model.dropout=0", "strategy.timeout=120"]
+    words += ["strategy.client=tests.engine.misbehaving:Falling"]
+    out = tmp_path / "found"
+    trained = fleet.log("node_1").count("train message")
+    process = fleet.begin(out, *words, "privacy.secagg=true")
+    wait_for(lambda: fleet.log("node_1").count("train message") > trained + 1, "client 1 to be asked for a second term")
+    fleet.kill("node_1")
+    fleet.restart_node(1)
+    assert process.wait(timeout=800) == 0, fleet.log("run-found")
+    found, expected = finished(out), inline(*words)
+    assert [sorted(r["failed"]) for r in found.rounds] == [[], ["1 (train)"], [], []]
+    for name, array in expected.arrays.items():
+        np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
 def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim):
     out = tmp_path / "found"
@@ -123,3 +144,15 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
     expected = inline("rounds=3")
     assert_same_arrays(found.arrays, expected.arrays)
     assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
+
+
+def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
+    """The script of `examples/banks`, shortened: SuperLink and SuperNodes of its own, gone when the party predicts."""
+    script = ROOT / "examples" / "banks" / "banks.py"
+    words = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "120", "--rounds", "2", "--fleet"]
+    environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
+    environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "predict --node state_0" in done.stdout
+    assert float(done.stdout.rpartition("differs by at most ")[2]) < 1e-6

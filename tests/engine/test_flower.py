@@ -98,6 +98,34 @@ def test_warnings_of_a_fleet_reach_whoever_waits(tmp_path, monkeypatch, capsys, 
     assert "hello: you" in (tmp_path / "flower.log").read_text()
 
 
+def test_flowers_own_command_says_where_results_are(tmp_path, monkeypatch, caplog):
+    from flwr.app import Context, RecordDict
+
+    from fedgraph_flwr import server_app, serving
+
+    seen = []
+    summary = {"headline": "test_accuracy at best_val", "test_accuracy": 0.5, "rounds": 1}
+    monkeypatch.setattr(serving, "serve", lambda grid, cfg, on_round: seen.append(cfg.out) or summary)
+    monkeypatch.chdir(tmp_path)
+    server_app.main(
+        None, Context(1, 0, {}, RecordDict(), {"overrides": "strategy=fedprox", "config": "", "num-clients": 2})
+    )
+    assert seen[0].startswith(str(tmp_path / "runs"))
+    assert f"results: {seen[0]} " in caplog.text
+
+
+def test_whoever_waits_is_told_for_what(tmp_path, monkeypatch):
+    import fedgraph_flwr.engine.flower as flower
+
+    fake, told = tmp_path / "flwr", []
+    fake.write_text("#!/bin/sh\nprintf 'Successfully started run 42\n'\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(flower, "tool", lambda name: str(fake))
+    cfg = compose(["engine=fleet", "num_clients=3", f"out={tmp_path}"])
+    flower._flwr_run(cfg, "fleet", dict(os.environ), None, told.append)
+    assert told == ["flwr run hands the app to 'fleet'", "run 42 waits for 3 SuperNodes, then for round 1"]
+
+
 @pytest.mark.parametrize(
     ("printed", "told"),
     [

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+import fedgraph_flwr as fg
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine import ray as engine
 from fedgraph_flwr.engine.inline import run_inline
@@ -82,6 +83,7 @@ def assert_same(ray: Finished, inline: Finished) -> None:
         ["strategy=central"],
         ["strategy=local", "ray.live_clients=1"],
         ["strategy=fedspa", "ray.live_clients=2", "ray.actors=1"],
+        ["strategy=fedomd", "privacy.secagg=true", "ray.live_clients=2"],  # masks are new each time, the sum is not
     ],
     ids=lambda words: "-".join(word.partition("=")[2] for word in words),
 )
@@ -255,3 +257,11 @@ def test_a_cluster_that_never_answers_is_one_sentence(data, tmp_path):
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"error: {address} did not answer within 3 s"
+
+
+def test_runs_of_python_share_a_session(pool, tmp_path):
+    keys = {"num_clients": 2, "dataset.nodes_per_client": [30, 50], "rounds": 2, "progress": False}
+    with fg.ray_session():  # within the tests' own: theirs
+        done = fg.run(**keys, engine="ray", out=tmp_path / "ray")
+    here = fg.run(**keys, out=tmp_path / "inline")
+    assert_same_arrays(*(Finished(run.config, run.summary).arrays for run in (done, here)))

@@ -377,6 +377,8 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
             {"overrides": "strategy.client=subprocess:Popen"},
             "refuses strategy.client=subprocess:Popen: it accepts modules none",
         ),
+        ({"overrides": "strategy.client=antigravity"}, "refuses strategy.client=antigravity"),
+        ({"overrides": "strategy.client=clients.x.y:Z"}, "refuses strategy.client=clients.x.y:Z"),
         ({"overrides": "model=subprocess:Popen"}, "refuses model=subprocess:Popen"),
         ({"overrides": "evaluation.metric=os:listdir"}, "refuses evaluation.metrics (listdir)=os:listdir"),
         (

@@ -1,0 +1,177 @@
+"""The model card of an exported network: data in numbers, method, privacy spent, scores by client, limits."""
+
+import contextlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr import partition
+from fedgraph_flwr.data.statistics import describe
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.prediction import Predictor
+from fedgraph_flwr.run_folder import ROUNDS, SUMMARY, read_rounds
+from fedgraph_flwr.secure import accounting
+
+_SHOWN = (
+    "test-accuracy",
+    "test-majority",
+    "test-balanced_accuracy",
+    "test-macro_f1",
+    "test-auc",
+    "test-average_precision",
+)
+
+
+def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
+    """Scores of the round that the network is of: means over the clients, each client's own, and what privacy was spent.
+
+    Args:
+        run: the run's result folder; None: it is elsewhere, and nothing is known.
+        predictor: the network.
+    """
+    if run is None or not (run / SUMMARY).is_file():
+        return {}
+    summary = json.loads((run / SUMMARY).read_bytes())
+    record: dict[str, Any] = next((r for r in read_rounds(run / ROUNDS) if r["round"] == predictor.round), {})
+    told = {"round": predictor.round, "rounds": summary["rounds"], "headline": summary["headline"]}
+    told |= {key: summary[key] for key in ("test_accuracy", "privacy", "versions", "nodes") if key in summary}
+    return _finite({**told, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
+
+
+def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables: bool) -> str:
+    """The text of ``MODEL_CARD.md``.
+
+    Args:
+        predictor: the network.
+        plain: as it is exported.
+        found: what `scores` gives.
+        tables: whether the folder holds ``preprocess.py``.
+    """
+    cfg = predictor.cfg
+    whose = "the shared network" if predictor.client is None else f"client {predictor.client}'s network"
+    secagg = "; answers by secure aggregation" if cfg.privacy.secagg else ""
+    private = "No differential privacy"
+    if "privacy" in found:
+        private = accounting.told(found["privacy"], cfg.privacy.scores)
+    lines = [
+        f"# {cfg.strategy.name} on {cfg.dataset.name}: {whose}",
+        "",
+        f"A {cfg.model.name} of {cfg.model.layers} layers, {cfg.model.hidden} wide, for node classification with"
+        f" {len(predictor.meaning.classes)} classes: {', '.join(predictor.meaning.classes)}.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "import torch",
+        "from model import CLASSES, load",
+        *(["from preprocess import read"] if tables else []),
+        *(['x, edge_index, ids = read("nodes.csv", "edges.csv")'] if tables else []),
+        "logits = load()(torch.as_tensor(x), torch.as_tensor(edge_index))   # [N, C]",
+        "```",
+        "",
+        "Needs torch and torch_geometric" + (", and pandas for tables." if tables else "."),
+        *(
+            ["", "Labels that are known may be given as `y` and `known`; edges between such nodes are typed."]
+            if plain.labels
+            else []
+        ),
+        "",
+        "## Data",
+        "",
+        *_data(predictor),
+        "",
+        "## Method",
+        "",
+        f"strategy={cfg.strategy.name}, {cfg.num_clients} clients, {found.get('rounds', predictor.round)} rounds, parameters of"
+        f" round {predictor.round}, seed {cfg.seed}, train.loss={cfg.train.loss}, {cfg.train.local_steps} local steps by"
+        f" {cfg.train.optimizer} at {cfg.train.lr:g}.",
+        "",
+        "## Privacy",
+        "",
+        f"{private}{secagg}.",
+        "",
+        "## Scores",
+        "",
+        *_scores(found),
+        "",
+        "## Limits",
+        "",
+        "- Scores are those of nodes of the graphs that it was trained on; other graphs may differ.",
+        "- A node's prediction depends on its neighbours: an edge that is missing changes it.",
+        "- Features must be made as in training (`preprocessing.json`), edges be given in the same direction.",
+        *_limits(predictor, found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _data(predictor: Predictor) -> list[str]:
+    """A table of the clients' graphs; a sentence where they are elsewhere."""
+    cfg, found = predictor.cfg, []
+    with contextlib.suppress(FedGraphError):
+        if predictor.file:
+            found = [describe(predictor.own)]
+        else:
+            found = [describe(partition.load_client(cfg, index)) for index in range(partition.num_clients(cfg))]
+    if not found:
+        return [f"{cfg.num_clients} clients; their graphs are not where this card was written."]
+    names = predictor.meaning.classes
+    lines = [
+        f"| client | nodes | edges | features | training nodes | {' | '.join(names)} |",
+        "|" + "---|" * (5 + len(names)),
+    ]
+    for index, told in enumerate(found):
+        numbers = [
+            told.get("client", index),
+            told["nodes"],
+            told["edges"],
+            told["features"],
+            told["train"],
+            *told["labels"],
+        ]
+        lines.append(f"| {' | '.join(map(str, numbers))} |")
+    return lines
+
+
+def _scores(found: dict[str, Any]) -> list[str]:
+    """A table of test scores: a row a client, and their mean."""
+    clients = found.get("clients", {})
+    shown = [key for key in _SHOWN if key in clients]
+    if not shown:
+        return ["None are known where this card was written."]
+    lines = [f"| client | {' | '.join(key.removeprefix('test-').replace('_', ' ') for key in shown)} |"]
+    lines.append("|" + "---|" * (1 + len(shown)))
+    for index in range(len(clients[shown[0]])):
+        lines.append(f"| {index} | {' | '.join(_number(clients[key][index]) for key in shown)} |")
+    means = [found["metrics"].get(key.replace("-", "_", 1)) for key in shown]
+    return [*lines, f"| mean | {' | '.join(map(_number, means))} |"]
+
+
+def _limits(predictor: Predictor, found: dict[str, Any]) -> list[str]:
+    """What holds of this network alone."""
+    told = []
+    schema = predictor.meaning.schema
+    if predictor.client is not None:
+        told.append(f"- It is client {predictor.client}'s: others' nodes may be unlike its own.")
+    if schema and schema.scaling == "local":
+        told.append("- Each party scaled its features by its own statistics.")
+    metrics = found.get("metrics", {})
+    if (majority := metrics.get("test_majority")) is not None and metrics.get("test_accuracy", 0) <= majority:
+        told.append(
+            f"- Always saying the most frequent class is right at least as often ({majority:.3f}): look at the other scores."
+        )
+    return told
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _finite(tree: Any) -> Any:
+    """The same with None for what is no number, which JSON has not."""
+    if isinstance(tree, dict):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree

@@ -1,0 +1,197 @@
+"""The folder of an exported network, and the way back.
+
+model.py             the network on torch and PyG alone, and ``load()``
+weights.safetensors  in that module's layout
+schema.yaml          what the tables' columns mean (of imported tables)
+preprocessing.json   columns with their statistics, and preprocess.py, which applies them with pandas and NumPy
+metrics.json         scores of the run, and of each client
+export.json          what this program needs to load it back: module, arguments, classes, schema
+MODEL_CARD.md        data in numbers, method, privacy spent, scores, limits
+"""
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from fedgraph_flwr.data.graph import Graph, write_bytes
+from fedgraph_flwr.data.new import Meaning, from_pyg
+from fedgraph_flwr.data.schema import NODE, Schema
+from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.export.card import model_card, scores
+from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.prediction import Predictions, Predictor, names_of
+
+MODULES = Path(__file__).parent / "plain"
+NAMES = ("stack", "decoupled", "acm", "fedspa")
+"""Of the modules there."""
+
+INDEX = "export.json"
+WEIGHTS = "weights.safetensors"
+
+_LOADER = '''
+
+# --- this network -----------------------------------------------------------------------------------------------------
+
+FOLDER = Path(__file__).parent
+CLASSES = {classes}
+ARGUMENTS = {arguments}
+
+
+def load(folder: Path = FOLDER) -> Net:
+    """The trained network, ready to predict: ``load()(x, edge_index)`` gives logits [N, C], in the order of `CLASSES`."""
+    raw = (folder / "{file}").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    kinds = {{"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}}
+    weights = {{}}
+    for name, told in header.items():
+        if name != "__metadata__":
+            start, end = (8 + size + place for place in told["data_offsets"])
+            weights[name] = torch.frombuffer(bytearray(raw[start:end]), dtype=kinds[told["dtype"]]).reshape(told["shape"])
+    net = Net(**ARGUMENTS).to(torch.{dtype})
+    net.load_state_dict(weights)
+    return net.eval()
+'''
+
+
+def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
+    """Write a trained network as a folder that plain PyG loads; returns the folder.
+
+    Args:
+        predictor: the network.
+        folder: new, or of an earlier export.
+        run: the result folder that holds its scores; None: they lie elsewhere.
+
+    Raises:
+        FedGraphError: a network or method that cannot be exported, or a folder with something else in it.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
+        raise FedGraphError(f"--out {folder} holds something else: choose a new folder")
+    plain = predictor.plain()
+    meaning, columns = predictor.meaning, predictor.meaning.columns(NODE)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()}
+    _check(plain, weights, predictor)
+    dtype = predictor.cfg.dtype
+    source = (MODULES / f"{plain.module}.py").read_text()
+    write_bytes(folder / "model.py", _module(source, plain, meaning, dtype).encode())
+    write_bytes(folder / WEIGHTS, save(weights))
+    index = {
+        "module": plain.module,
+        "arguments": plain.arguments,
+        "labels": plain.labels,
+        "dtype": dtype,
+        "classes": list(meaning.classes),
+        "num_features": meaning.num_features,
+        "schema": meaning.schema.to_dict() if meaning.schema else {},
+        "undirected": meaning.undirected,
+        "client": predictor.client,
+        "round": predictor.round,
+        "threshold": predictor.threshold,
+    }
+    if columns:
+        told = {"undirected": meaning.undirected, "classes": list(meaning.classes)}
+        told |= {"columns": {name: column.to_dict() for name, column in columns.items()}}
+        write_bytes(folder / "preprocessing.json", json.dumps(told, indent=1).encode())
+        write_bytes(folder / "preprocess.py", (MODULES / "preprocess.py").read_bytes())
+    if meaning.schema:
+        meaning.schema.save(folder / "schema.yaml")
+    found = scores(run, predictor)
+    write_bytes(folder / "metrics.json", json.dumps(found, indent=1).encode())
+    write_bytes(folder / "MODEL_CARD.md", model_card(predictor, plain, found, bool(columns)).encode())
+    write_bytes(folder / INDEX, json.dumps(index, indent=1).encode())  # last: where it is, the rest is whole
+    return folder
+
+
+def _module(source: str, plain: Plain, meaning: Meaning, dtype: str) -> str:
+    """The text of ``model.py``: a module of `plain`, and what loads these weights into it."""
+    text, _, rest = source.partition('"""\n\n')
+    needed = ["import json", "from pathlib import Path"] + ([] if "\nimport torch\n" in source else ["import torch"])
+    told = f"{text}\n\nWritten by `fedgraph-flwr export`; needs torch and torch_geometric alone.\n"
+    imports = "\n".join(needed)
+    loader = _LOADER.format(classes=list(meaning.classes), arguments=plain.arguments, file=WEIGHTS, dtype=dtype)
+    return f'{told}"""\n\n{imports}\n{rest}{loader}'
+
+
+def _check(plain: Plain, weights: dict[str, Tensor], predictor: Predictor) -> None:
+    """Check that what is written computes what the network does, on a graph drawn for it.
+
+    Raises:
+        FedGraphError: it does not, as for a network that changes its base's layers and not what it says of them.
+    """
+    graph = predictor.probe()
+    ours, theirs = predictor.logits(graph), run_plain(plain, weights, graph, predictor.cfg.dtype)
+    if not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
+        raise FedGraphError(
+            f"model={predictor.cfg.model.name} cannot be exported: on a trial graph what it says of itself gives other logits,"
+            f" by up to {float((ours - theirs).abs().max()):.2g}"
+        )
+
+
+def run_plain(plain: Plain, weights: dict[str, Tensor], graph: Graph, dtype: str) -> Tensor:
+    """Logits [N, C] of an exported network, computed by this package's own copy of its module."""
+    if plain.module not in NAMES:
+        raise FedGraphError(f"{INDEX} names the module '{plain.module}', expected one of: {', '.join(NAMES)}")
+    net = importlib.import_module(f"fedgraph_flwr.export.plain.{plain.module}").Net(**plain.arguments)
+    net.to(getattr(torch, dtype)).load_state_dict(weights)
+    net.eval()
+    known = {"y": graph.y, "known": graph.train_mask} if plain.labels else {}
+    with torch.no_grad():
+        return net(graph.x.to(getattr(torch, dtype)), graph.edge_index, **known)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported folder, loaded back; predicts as `Predictor` does.
+
+    Attributes:
+        plain: the network.
+        dtype: of its weights.
+        meaning: what features and classes mean.
+        client: whose it was; None: the shared one.
+        round: after which it was taken.
+        threshold: as `Predictor.threshold`.
+    """
+
+    name: ClassVar[str] = "exported network"
+    own: ClassVar[None] = None
+
+    plain: Plain
+    dtype: str
+    meaning: Meaning
+    client: int | None
+    round: int
+    threshold: float | None
+
+    def predict(self, graph: Any, ids: Sequence[Any] | None = None) -> Predictions:
+        """As `Predictor.predict`."""
+        graph = graph if isinstance(graph, Graph) else from_pyg(graph, self.meaning)
+        return Predictions(names_of(graph, ids), self.logits(graph), self.meaning.classes, self.threshold)
+
+    def logits(self, graph: Graph) -> Tensor:
+        """Logits [N, C]."""
+        return run_plain(self.plain, self.plain.weights, graph, self.dtype)
+
+
+def load_export(folder: Path) -> Exported:
+    """Read what `export` wrote; nothing in the folder is executed.
+
+    Raises:
+        FedGraphError: it is no such folder.
+    """
+    try:
+        told = json.loads((folder / INDEX).read_bytes())
+        weights = load_file(folder / WEIGHTS)
+        schema = Schema.from_dict(told["schema"], str(folder)) if told["schema"] else None
+        meaning = Meaning(tuple(told["classes"]), told["num_features"], schema, told["undirected"], str(folder))
+        plain = Plain(told["module"], told["arguments"], weights, told["labels"])
+        return Exported(plain, told["dtype"], meaning, told["client"], told["round"], told["threshold"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise FedGraphError(f"{folder} holds no exported network ({first_line(error)})") from error

@@ -1,0 +1,332 @@
+"""What a sweep asks for, as its YAML file says it.
+
+title, source      what it shows, and where that comes from
+common             words (``key=value``) of every run; ``[a=1, b=2]``, ``a=1 b=2`` and ``{a: 1, b: 2}`` are the same
+settings           name → words: the rows of the table, or the points of a figure's x axis; default: one row
+methods            name → words: the columns, or a list of strategies. Two run nothing: ``Majority`` scores the most frequent
+                   label, ``Homophily`` is the mean over clients of their graphs' node homophily
+baselines          whether Majority and Local stand beside where they are not named; default: true
+grid               choice → words. Every method is run with every choice, and a cell shows the one whose mean validation
+                   figure over the seeds is highest
+search             instead of a grid: ``trials`` and key → distribution, see `fedgraph_flwr.sweeps.search`
+seeds              list of seeds, or ``0..4``
+against            the column that differences are taken to; default: Local, else the first that runs
+paper              setting → method → the paper's figure, as it prints it
+beside             further rows: name → method → a figure that no run gives, such as a benchmark's
+notes              what a reader must know; printed under the table
+figure             the name of the x axis; settings are then numbers. false: no plot. Else points, by column
+out                folder of the results, from the file's own; default: that one
+extends            another file, whose keys hold where this one has none
+"""
+
+import functools
+import itertools
+import json
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedgraph_flwr.config import StrategyConfig, configuration
+from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
+from fedgraph_flwr.sweeps.search import Search
+from fedgraph_flwr.sweeps.values import expand
+
+LOCAL, _LOCAL = "Local", "strategy=local"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: its row, its column with the choice behind it (``FedAvg, lr 0.1``), its seed, its words."""
+
+    setting: str
+    method: str
+    seed: int
+    words: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """What `--only` looks at."""
+        return f"{self.setting}/{self.method}/{self.seed}"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What its row says of what was asked."""
+        return {"setting": self.setting, "method": self.method, "seed": self.seed, "words": " ".join(self.words)}
+
+    @property
+    def identity(self) -> Identity:
+        """The same for cells that are the same run, whatever they are called and the order of their words."""
+        return identity(self.method, " ".join(self.words))
+
+
+@dataclass
+class Sweep:
+    """What is asked for; see the module.
+
+    ``over`` are words over all others, ``places`` has file and line of keys and words, ``made`` the command that makes the table.
+    """
+
+    name: str
+    folder: Path
+    made: str
+    title: str = ""
+    source: str = ""
+    common: list[str] = field(default_factory=list)
+    settings: dict[str, list[str]] = field(default_factory=dict)
+    methods: dict[str, list[str]] = field(default_factory=dict)
+    over: list[str] = field(default_factory=list)
+    baselines: bool = True
+    grid: dict[str, list[str]] = field(default_factory=dict)
+    search: Search | None = None
+    seeds: list[int] = field(default_factory=lambda: [0])
+    against: str | bool = ""
+    paper: dict[str, dict[str, Any]] = field(default_factory=dict)
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: str = ""
+    figure: str | bool = True
+    places: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.grid and self.search:
+            raise FedGraphError(f"{self.name}: grid and search both choose on validation nodes: leave one out")
+        if self.baselines:
+            chosen = (_last("strategy", [*self.common, *how]) for how in self.methods.values())
+            beside = {LOCAL: [_LOCAL]} if "local" not in chosen and LOCAL not in self.methods else {}
+            self._added = list(beside)
+            self.methods = {MAJORITY: self.methods.get(MAJORITY, [])} | beside | self.methods
+        if isinstance(self.against, str) and self.against and self.against not in self.methods:
+            raise unknown("against: column", self.against, self.methods, self.places.get("against", ""))
+
+    _added: list[str] = field(default_factory=list, init=False)
+
+    @property
+    def reference(self) -> str:
+        """The column that differences are taken to; empty: none."""
+        if isinstance(self.against, bool):
+            return ""
+        running = [method for method in self.methods if method not in COUNTED]
+        local = [method for method in running if _last("strategy", [*self.common, *self.methods[method]]) == "local"]
+        return self.against or (local or running or [""])[0]
+
+    @property
+    def results(self) -> Path:
+        """The CSV; table and plot lie beside it."""
+        return self.folder / f"{self.name}.csv"
+
+    def cells(self, found: Found) -> Iterator[Cell]:
+        """Every run. Seeds go outermost, so that a table fills evenly.
+
+        Args:
+            found: rows at hand; of a search, which asks for more as it learns, those that it has learnt from.
+        """
+        chosen = {
+            (setting, method): self.choices(setting, method, found)
+            for setting, method in itertools.product(self.settings, self.methods)
+        }
+        for seed in self.seeds:
+            for (setting, _), choices in chosen.items():
+                for name, words in choices.items():
+                    yield Cell(setting, name, seed, (*words, *self.over, f"seed={seed}"))
+
+    def choices(self, setting: str, method: str, found: Found) -> dict[str, list[str]]:
+        """The words, but for ``over`` and the seed, of every choice of a row and column, by the name that a row has in the CSV.
+
+        A key of a method's own, such as ``strategy.mu``, is chosen for the columns whose method knows it.
+        """
+        words = [*self.common, *self.settings[setting], *self.methods[method]]
+        if method in self._added:  # what another method was given
+            words = [w for w in words if w == _LOCAL or not w.startswith(("strategy=", "strategy."))]
+        every: dict[str, list[str]] = {}
+        if method not in COUNTED and self.search:
+            search = self.search.of(lambda key: knows((*words, *self.over), key))
+            every = search.trials(lambda more: self._validation(setting, method, [*words, *more], found))
+        elif method not in COUNTED:
+            for choice, more in self.grid.items():
+                taken = [word for word in more if knows((*words, *self.over), word.partition("=")[0])]
+                if taken not in every.values():
+                    every[choice] = taken
+        if len(every) == 1 and not next(iter(every.values())):  # nothing to choose
+            every = {}
+        return {f"{method}, {name}": [*words, *more] for name, more in every.items()} or {method: words}
+
+    def _validation(self, setting: str, method: str, words: Sequence[str], found: Found) -> float | None:
+        """Mean validation figure over the seeds; NaN where one failed, None where one has not been run."""
+        cells = [Cell(setting, method, seed, (*words, *self.over, f"seed={seed}")) for seed in self.seeds]
+        rows = [found[cell.identity] for cell in cells if cell.identity in found]
+        return statistics.fmean(number(row, "validation") for row in rows) if len(rows) == len(cells) else None
+
+
+def _last(key: str, words: Sequence[str]) -> str:
+    """The value of the last word with this key; empty where there is none."""
+    return next((w.partition("=")[2] for w in reversed(words) if w.partition("=")[0] == key), "")
+
+
+def knows(words: Sequence[str], key: str) -> bool:
+    """Whether the method that words choose has a key; those that are not ``strategy.`` concern every method."""
+    group, _, own = key.partition(".")
+    if group != "strategy" or own in {f.name for f in fields(StrategyConfig)}:
+        return True
+    return own in _own_keys(tuple(word for word in words if word.startswith(("strategy=", "config=", "protocol="))))
+
+
+@functools.cache
+def _own_keys(words: tuple[str, ...]) -> set[str]:
+    from fedgraph_flwr.lookup import own_keys  # the methods' classes take a second to import
+
+    cfg = configuration(words)
+    return own_keys(cfg) | set(cfg.strategy.params)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Sweep:
+    """Read a YAML file.
+
+    Args:
+        path: the file.
+        out: folder of the results, before what the file says.
+        words: added to those of every run; ``seed=`` says the seeds.
+
+    Raises:
+        FedGraphError: it is missing, no YAML, or has a key or a value that is not understood; with its line.
+    """
+    body, places = _read(path, ())
+    known = {f.name for f in fields(Sweep)} - {"name", "folder", "made", "over", "places", "_added"} | {"out"}
+    for key in body:
+        if key not in known:
+            raise unknown("key", key, known | {"extends"}, places[str(key)])
+
+    def section(key: str) -> dict[str, list[str]]:
+        found = body.get(key) or {}
+        if key == "methods" and isinstance(found, list):
+            found = {name: [f"strategy={name}"] for name in found}
+        if not isinstance(found, dict):
+            raise FedGraphError(f"{places[key]}: {key} must hold names with their words, got {found!r}")
+        return {
+            str(name): _words(value, places.get(f"{key}.{name}", places[key]), places) for name, value in found.items()
+        }
+
+    common = _words(body.get("common"), places.get("common", ""), places)
+    seeds = body.get("seeds", [0])
+    for word in words:
+        key, _, value = word.partition("=")
+        seeds = value if key == "seed" else seeds
+        if key != "seed" and len(expand(value)) > 1:
+            raise FedGraphError(f"'{word}' has several values, which {path} is to name under settings, methods or grid")
+    told = {
+        key: value
+        for key, value in body.items()
+        if key in ("title", "source", "notes", "figure", "baselines", "against")
+    }
+    own = str(body.get("out", "") or "")
+    return Sweep(
+        name=path.stem,
+        folder=out or (path.parent / own),
+        made=f"fedgraph-flwr sweep {shlex.join([_shown(path), *words])}",
+        common=common,
+        settings=section("settings") or {path.stem: []},
+        methods=section("methods") or {"FedAvg": ["strategy=fedavg"]},
+        over=[word for word in words if not word.startswith("seed=")],
+        grid=section("grid"),
+        search=Search.read(body["search"], places["search"]) if body.get("search") else None,
+        seeds=seeds_of(seeds, places.get("seeds", "seed=")),
+        paper={str(key): value for key, value in (body.get("paper") or {}).items()},
+        beside={str(key): value for key, value in (body.get("beside") or {}).items()},
+        places=places,
+        **{"title": path.stem, **told},
+    )
+
+
+def _shown(path: Path) -> str:
+    """A path as a person would type it here."""
+    here = Path.cwd()
+    return str(path.resolve().relative_to(here)) if path.resolve().is_relative_to(here) else str(path)
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The keys of a file and of those that it extends, and where they and their words stand."""
+    if not path.is_file():
+        others = sorted(other.name for other in path.parent.glob("*.y*ml"))
+        raise FedGraphError(f"no such table: {path}{'; there are ' + ', '.join(others) if others else ''}")
+    try:
+        text = path.read_text()
+        body, tree = yaml.safe_load(text), yaml.compose(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise FedGraphError(
+            f"{path}{line}: no valid YAML ({getattr(error, 'problem', None) or first_line(error)})"
+        ) from error
+    if not isinstance(body, dict):
+        raise FedGraphError(f"{path} must hold keys with their values, such as methods and seeds")
+    places = {key: f"{path}, line {line}" for key, line in _lines(tree).items()}
+    if not (other := body.pop("extends", None)):
+        return body, places
+    below = path.parent / str(other)
+    if below.resolve() in (path.resolve(), *seen):
+        raise FedGraphError(f"{places['extends']}: extends: {other} leads back to itself")
+    if not below.is_file():
+        raise FedGraphError(f"{places['extends']}: extends: {other}, but there is no file {below}")
+    lower, its_places = _read(below, (path.resolve(), *seen))
+    return lower | body, its_places | places
+
+
+def _lines(tree: Any) -> dict[str, int]:
+    """The line of every dotted key, and of every word of a list."""
+    found: dict[str, int] = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                found[f"{prefix}{key.value}"] = key.start_mark.line + 1
+                walk(value, f"{prefix}{key.value}.")
+        elif isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                walk(item, prefix)
+        elif "=" in node.value:
+            for word in node.value.split():
+                found.setdefault(word, node.start_mark.line + 1)
+
+    walk(tree, "")
+    return found
+
+
+def _words(value: Any, place: str, places: dict[str, str]) -> list[str]:
+    """The words of an entry, which may be a list, a line, or keys with their values."""
+    if isinstance(value, str):
+        value = shlex.split(value)
+    if isinstance(value, Mapping):
+        value = list(_flat(value))
+        for word in value:
+            places.setdefault(word, place)
+    for word in value or []:
+        if not (isinstance(word, str) and word.partition("=")[1] and word.partition("=")[0]):
+            raise FedGraphError(f"{place}: {word!r} is not of the form key=value")
+    return list(value or [])
+
+
+def _flat(body: Mapping[Any, Any], above: str = "") -> Iterator[str]:
+    for key, value in body.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
+
+
+def seeds_of(told: Any, place: str) -> list[int]:
+    """Seeds of a list, a number, or words such as ``0..4``."""
+    every = expand(told) if isinstance(told, str) else told if isinstance(told, list) else [told]
+    try:
+        seeds = [int(str(seed)) for seed in every]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise FedGraphError(f"{place}: seeds must be different whole numbers from 0, such as 0..4, got {told!r}")
+    return seeds

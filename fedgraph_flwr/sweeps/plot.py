@@ -1,0 +1,62 @@
+"""The plot of a sweep: lines over the settings where they are numbers, else a point a seed beside the means."""
+
+import math
+import statistics
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedgraph_flwr.sweeps.tally import Tally
+
+
+def draw(tally: Tally) -> Figure:
+    """The plot that the sweep's ``figure`` asks for."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    (_lines if isinstance(tally.sweep.figure, str) else _points)(tally, axes)
+    axes.set_title(tally.sweep.title, fontsize=9, wrap=True)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    return figure
+
+
+def _lines(tally: Tally, axes: Any) -> None:
+    """Mean and standard deviation against the settings, and the paper's points where known."""
+    sweep = tally.sweep
+    x = [float(setting) for setting in sweep.settings]
+    for index, method in enumerate(sweep.methods):
+        groups = [_ended(tally, setting, method) for setting in sweep.settings]
+        known = [(a, g) for a, g in zip(x, groups, strict=True) if g]
+        means, spread = (
+            [statistics.mean(g) for _, g in known],
+            [statistics.stdev(g) if len(g) > 1 else 0.0 for _, g in known],
+        )
+        axes.errorbar([a for a, _ in known], means, spread, capsize=3, label=method, color=f"C{index}")
+        told = [(a, sweep.paper.get(s, {}).get(method)) for a, s in zip(x, sweep.settings, strict=True)]
+        paper = [(a, float(str(value).split(" ")[0])) for a, value in told if value is not None]
+        axes.plot([a for a, _ in paper], [value for _, value in paper], "x", color=f"C{index}")
+    steps = sorted(value for value in x if value > 0)
+    if len(steps) > 2 and steps[-1] >= 100 * steps[0]:
+        axes.set_xscale("symlog", linthresh=steps[0])
+    axes.set_xlabel(sweep.figure)
+    axes.set_ylabel("test figure, %")
+
+
+def _points(tally: Tally, axes: Any) -> None:
+    """Each seed's figure, and the mean with its 95 % interval, side by side for the columns of a setting."""
+    sweep, width = tally.sweep, 0.8 / len(tally.sweep.methods)
+    for index, method in enumerate(sweep.methods):
+        for place, setting in enumerate(sweep.settings):
+            values, at = _ended(tally, setting, method), place - 0.4 + width * (index + 0.5)
+            axes.plot([at] * len(values), values, ".", color=f"C{index}", alpha=0.4)
+            if found := tally.mean(setting, method):
+                half = 0.0 if math.isnan(found.half) else found.half
+                axes.errorbar([at], [found.mean], [half], fmt="o", ms=4, capsize=3, color=f"C{index}")
+        axes.plot([], [], "o", color=f"C{index}", label=method)
+    axes.set_xlim(-0.5, len(sweep.settings) - 0.5)
+    axes.set_xticks(range(len(sweep.settings)), list(sweep.settings), fontsize=7)
+    axes.set_ylabel("test figure, %; 95 % interval")
+
+
+def _ended(tally: Tally, setting: str, method: str) -> list[float]:
+    return [value for value in tally.shown(setting, method).values() if not math.isnan(value)]

@@ -1,0 +1,93 @@
+"""One run of a sweep, in this process: from its words to its row."""
+
+import math
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
+from fedgraph_flwr.sweeps.asked import Cell
+from fedgraph_flwr.sweeps.rows import COUNTED, DIED, FAILED, FIELDS, MAJORITY, REFUSED
+
+
+def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
+    """The row of a cell; one that gives no figure says why.
+
+    Args:
+        cell: what is to be run.
+        keep: folder in which the run's own stays; without one it goes, checkpoints are not written.
+    """
+    began = time.perf_counter()
+    try:
+        told = (majority if cell.method == MAJORITY else homophily)(cell.words) if cell.method in COUNTED else None
+        figures = {"value": told} if told is not None else _train(cell, keep)
+    except RunFailed as error:  # such as training that diverges: a result too, and no reason to lose the others
+        figures = {"value": math.nan, "headline": f"{FAILED}{error}"}
+    except FedGraphError as error:
+        figures = {"value": math.nan, "headline": f"{REFUSED}{error}"}
+    except Exception as error:
+        figures = {"value": math.nan, "headline": f"{DIED}{type(error).__name__}: {first_line(error)}"}
+    return {**cell.row, **figures, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
+    from fedgraph_flwr.config import configuration
+    from fedgraph_flwr.runner import run
+
+    with tempfile.TemporaryDirectory() as temporary:
+        out = keep / _name(cell) if keep else temporary
+        summary = run(configuration(["checkpoint_every=0", *cell.words, f"out={out}"]))
+    key, choice = summary["headline"].split(" at ")
+    if choice not in summary["metrics"]:
+        raise FedGraphError(f"the run told no {key}, so there is nothing to compare")
+    at = {name: summary["metrics"][name][key] for name in ("last", "last5")}
+    same = {name: summary[name] for name in FIELDS if name in summary and name != "seed"}
+    if "attack" in summary:
+        return {**same, "headline": "the attack's accuracy", "value": summary["attack"]["accuracy"]}
+    if "adversary" in summary:
+        same["success"] = summary["adversary"]["success"]
+    validation = summary["metrics"][choice][key.replace("test", "val", 1)]
+    return {**same, **at, "value": summary["test_accuracy"], "validation": validation}
+
+
+def _name(cell: Cell) -> str:
+    """Of a run's folder."""
+    return re.sub(r"[^\w.=-]+", "-", f"{cell.setting}-{cell.method}-{cell.seed}")
+
+
+def homophily(words: Sequence[str]) -> float:
+    """Mean over clients of the mean share of a node's in-neighbours that are of its class."""
+    from fedgraph_flwr.data.statistics import node_homophily
+
+    _, graphs = _clients(words)
+    return statistics.mean(node_homophily(g.edge_index, g.y) or 0.0 for g in graphs)
+
+
+def majority(words: Sequence[str]) -> float:
+    """The protocol's score of always predicting the most frequent training label of all clients."""
+    import torch
+    import torch.nn.functional as F
+
+    from fedgraph_flwr.evaluation import metrics
+
+    cfg, graphs = _clients(words)
+    label = torch.cat([g.y[g.train_mask] for g in graphs]).bincount().argmax()
+    scores: dict[str, list[float]] = {}
+    for g in graphs:
+        logits = F.one_hot(label, g.num_classes).float().expand(g.y.numel(), -1)
+        told = metrics.score(logits, g.y, {"test": g.test_mask}, metrics.wanted(cfg.evaluation, g.num_classes))
+        scores = {key: [*scores.get(key, []), *values] for key, values in told.items()}
+    return metrics.averages(scores, [float(g.num_nodes) for g in graphs])[metrics.headline(cfg.evaluation, "test")]
+
+
+def _clients(words: Sequence[str]) -> tuple[Any, list[Any]]:
+    """The configuration and the clients' graphs."""
+    from fedgraph_flwr import partition
+    from fedgraph_flwr.config import configuration
+
+    cfg = partition.resolved(configuration(words))
+    return cfg, [partition.load_client(cfg, index) for index in range(partition.num_clients(cfg))]

@@ -1,0 +1,140 @@
+"""A search on validation scores by Optuna, of each row and column of a table: twenty trials, say, each over all seeds.
+
+    search: {trials: 20, train.lr: "loguniform(1e-4, 1e-1)", train.local_steps: "int(1, 8)", model.hidden: "choice(16, 64)"}
+
+The rows of the CSV are all that it keeps: what trial k tries follows from the trials before it, the first ten being random, so
+that a search that was killed goes on as if it had not been.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.sweeps.values import expand
+
+KINDS = ("uniform", "loguniform", "int", "choice")
+RANDOM = 10
+"""Trials before the first that learns from others; all at once, where there are cores."""
+
+History = tuple[tuple[tuple[tuple[str, str], ...], float], ...]
+
+
+@dataclass(frozen=True)
+class Search:
+    """``trials`` of keys, each with its distribution: a kind of `KINDS` and its arguments."""
+
+    trials_each: int
+    keys: tuple[tuple[str, str, tuple[str, ...]], ...]
+
+    @classmethod
+    def read(cls, told: Any, where: str) -> "Search":
+        """From the section ``search`` of a file, or from words.
+
+        Raises:
+            FedGraphError: a number of trials or a distribution that is none.
+        """
+        if not isinstance(told, Mapping):
+            raise FedGraphError(f"{where}: search must hold trials and keys with their distributions, got {told!r}")
+        trials = told.get("trials", 20)
+        if type(trials) is not int or trials < 1:
+            raise FedGraphError(f"{where}: a search must have at least 1 trial, got {trials!r}")
+        keys = tuple((key, *_distribution(key, str(value), where)) for key, value in told.items() if key != "trials")
+        if not keys:
+            raise FedGraphError(
+                f"{where}: a search needs a key with a distribution, such as train.lr=loguniform(1e-4,1e-1)"
+            )
+        return cls(trials, keys)
+
+    def of(self, known: Callable[[str], bool]) -> "Search":
+        """The search over the keys that are known."""
+        return Search(self.trials_each, tuple(key for key in self.keys if known(key[0])))
+
+    def trials(self, validation: Callable[[list[str]], float | None]) -> dict[str, list[str]]:
+        """The words of every trial that can be told yet, by name.
+
+        Args:
+            validation: mean validation figure of a trial with these words; NaN: it failed, None: it has not been run.
+        """
+        if not self.keys:
+            return {}
+        told: dict[str, list[str]] = {}
+        history: History = ()
+        for trial in range(self.trials_each):
+            if trial >= RANDOM and len(history) < trial:
+                break
+            values = suggest(self.keys, history if trial >= RANDOM else (), trial)
+            words = [f"{key}={value}" for key, value in values]
+            told[", ".join(words)] = words
+            if (score := validation(words)) is not None:
+                history += ((values, score),)
+        return told
+
+
+def is_distribution(value: str) -> bool:
+    """Whether a value of a word is one to search for."""
+    return bool(re.fullmatch(rf"({'|'.join(KINDS)})\(.*\)", value))
+
+
+def _distribution(key: str, text: str, where: str) -> tuple[str, tuple[str, ...]]:
+    kind, _, rest = text.strip().partition("(")
+    values = tuple(expand(rest[:-1])) if is_distribution(text.strip()) else ()
+    if kind == "choice" and len(values) > 1:
+        return kind, values
+    try:
+        low, high = map(int if kind == "int" else float, values)
+    except ValueError:
+        low = high = 0
+    if not low < high < math.inf or (kind == "loguniform" and low <= 0):
+        raise FedGraphError(
+            f"{where}: {key}={text} is no distribution: expected loguniform(low,high) with low > 0, uniform(low,high),"
+            " int(low,high) or choice(a,b,...)"
+        )
+    return kind, values
+
+
+@functools.lru_cache(maxsize=100_000)
+def suggest(
+    keys: Sequence[tuple[str, str, tuple[str, ...]]], history: History, trial: int
+) -> tuple[tuple[str, str], ...]:
+    """What trial number ``trial`` tries after others: key and value; at random where there are none.
+
+    Raises:
+        FedGraphError: Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise FedGraphError("a search needs Optuna: pip install optuna (or fedgraph-flwr[search])") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    space = {key: _space(optuna.distributions, kind, values) for key, kind, values in keys}
+    sampler = (
+        optuna.samplers.TPESampler(seed=trial, n_startup_trials=0)
+        if history
+        else optuna.samplers.RandomSampler(seed=trial)
+    )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for values, score in history:
+        if not math.isnan(score):
+            params = {key: _typed(space[key], value) for key, value in values}
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=score))
+    params = study.ask(space).params
+    return tuple((key, f"{params[key]:.4g}" if isinstance(params[key], float) else str(params[key])) for key in space)
+
+
+def _space(distributions: Any, kind: str, values: tuple[str, ...]) -> Any:
+    if kind == "choice":
+        return distributions.CategoricalDistribution(values)
+    if kind == "int":
+        return distributions.IntDistribution(*map(int, values))
+    return distributions.FloatDistribution(*map(float, values), log=kind == "loguniform")
+
+
+def _typed(space: Any, value: str) -> Any:
+    """A value as the distribution has it: rounded, it may lie outside by a digit."""
+    if hasattr(space, "choices"):
+        return value
+    return min(max(type(space.low)(value), space.low), space.high)

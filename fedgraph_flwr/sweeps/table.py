@@ -1,0 +1,170 @@
+"""The Markdown of a sweep: ours beside the paper's, what was chosen, intervals, and what failed."""
+
+import math
+import statistics
+from collections.abc import Iterable
+
+from fedgraph_flwr.errors import plain
+from fedgraph_flwr.sweeps.rows import COUNTED
+from fedgraph_flwr.sweeps.tally import BySeed, Interval, Tally
+
+MADE = "Made by `"
+"""Before the command that makes a table; a file without it is somebody else's."""
+
+
+def markdown(tally: Tally) -> str:
+    """The whole file."""
+    sweep = tally.sweep
+    lines = [f"# {sweep.title}", "", *([sweep.source, ""] if sweep.source else []), *main_table(tally)]
+    lines += ["", _footer(tally)]
+    if sweep.grid:
+        lines += [
+            "",
+            "Of these choices each cell above shows the best on validation nodes; mean validation / test figure:",
+            "",
+        ]
+        lines += _grid(tally)
+    if sweep.search:
+        lines += ["", f"Each cell above shows the best of {sweep.search.trials_each} trials on validation nodes:", ""]
+        lines += _trials(tally)
+    lines += _intervals(tally)
+    if tally.failures:
+        lines += ["", "Runs without a figure:", "", *failures(tally)]
+    if sweep.notes:
+        lines += ["", sweep.notes.strip()]
+    return "\n".join(lines) + "\n"
+
+
+def main_table(tally: Tally) -> list[str]:
+    """Mean (standard deviation) of every row and column."""
+    sweep = tally.sweep
+    known = {method for cells in sweep.paper.values() for method in cells}
+    columns = [
+        (method, paper) for method in sweep.methods for paper in ((False, True) if method in known else (False,))
+    ]
+    lines = _head(("paper" if paper else method for method, paper in columns), _corner(tally))
+    for setting in sweep.settings:
+        theirs = sweep.paper.get(setting, {})
+        cells = [str(theirs.get(m, "")) if paper else _cell(tally.shown(setting, m)) for m, paper in columns]
+        for place, (method, paper) in enumerate(columns):
+            if not paper and (reached := tally.reached(setting, method)):
+                cells[place] += f"; {statistics.mean(reached.values()):.0f}"
+        lines.append(_line(setting, cells))
+    for name, row in sweep.beside.items():
+        lines.append(_line(name, ["" if paper else str(row.get(method, "")) for method, paper in columns]))
+    return lines
+
+
+def _footer(tally: Tally) -> str:
+    seeds = {len(values) for values in tally.values.values()}
+    span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(next(iter(seeds), 0))
+    of = f" of {next(iter(tally.headlines))}" if len(tally.headlines) == 1 else ""
+    text = (
+        f"Mean (standard deviation){of} in % over {span} of {len(tally.sweep.seeds)} seeds. {MADE}{tally.sweep.made}`."
+    )
+    if any(not tally.values.get((setting, name)) for (setting, _), names in tally.choices.items() for name in names):
+        text += " An empty cell has not been run yet."
+    return text
+
+
+def _grid(tally: Tally) -> list[str]:
+    """A row for every setting and method, a column for every choice; the one taken is bold."""
+    lines = _head(tally.sweep.grid)
+    for (setting, method), taken in tally.chosen.items():
+        if method not in COUNTED:
+            names = [f"{method}, {choice}" for choice in tally.sweep.grid]
+            texts = {name: _both(tally, setting, name) for name in names}
+            lines.append(_line(f"{setting}, {method}", (_bold(texts[name], name == taken) for name in names)))
+    return lines
+
+
+def _both(tally: Tally, setting: str, name: str) -> str:
+    test, val = tally.values.get((setting, name), {}), tally.validation.get((setting, name), {})
+    if any(map(math.isnan, test.values())):
+        return "failed"
+    return (
+        f"{statistics.mean(val.values()):.2f} / {statistics.mean(test.values()):.2f}"
+        if len(test) == len(val) > 0
+        else ""
+    )
+
+
+def _bold(text: str, bold: bool) -> str:
+    return f"**{text}**" if bold and text not in ("", "failed") else text
+
+
+def _trials(tally: Tally) -> list[str]:
+    """A row for every setting and method: what its search took."""
+    lines = _head(["trials", "taken", "validation / test"])
+    for (setting, method), taken in tally.chosen.items():
+        if method not in COUNTED:
+            done = sum((setting, name) in tally.values for name in tally.choices[setting, method])
+            cells = (
+                [str(done), taken.removeprefix(f"{method}, "), _both(tally, setting, taken)] if done else ["0", "", ""]
+            )
+            lines.append(_line(f"{setting}, {method}", cells))
+    return lines
+
+
+def _intervals(tally: Tally) -> list[str]:
+    """Of every mean, and of every difference to the reference."""
+    sweep, columns = tally.sweep, tally.running
+    means = {(s, m): tally.mean(s, m) for s in sweep.settings for m in columns}
+    gaps = {(s, m): tally.difference(s, m) for s in sweep.settings for m in columns}
+    lines = []
+    for told, what in ((means, "of the mean"), (gaps, f"of the difference to {sweep.reference}, paired by seed")):
+        known = [found for found in told.values() if found and found.n > 1]
+        if known:
+            sizes = {found.n for found in known}
+            over = f"n = {next(iter(sizes))} seeds" if len(sizes) == 1 else "n seeds, which stand behind"
+            lines += ["", f"95 % interval {what} (t, {over}):", ""]
+            shown = [m for m in columns if told is means or m != sweep.reference]
+            lines += _head(shown, _corner(tally))
+            for s in sweep.settings:
+                lines.append(_line(s, (_range(told[s, m], told is gaps, len(sizes) > 1) for m in shown)))
+    return lines
+
+
+def _range(found: Interval | None, signed: bool, with_n: bool) -> str:
+    """``mean ± half``; nothing where one seed tells nothing of the others."""
+    if not found or found.n < 2:
+        return ""
+    mean = f"{found.mean:+.2f}".replace("-", "−") if signed else f"{found.mean:.2f}"
+    return f"{mean} ± {found.half:.2f}{f' (n = {found.n})' if with_n else ''}"
+
+
+def failures(tally: Tally) -> list[str]:
+    """A line for every sentence, with the cells and seeds that ended with it."""
+    grouped: dict[tuple[str, str, str], list[int]] = {}
+    for cell, sentence in tally.failures:
+        grouped.setdefault((cell.setting, cell.method, sentence), []).append(cell.seed)
+    return [
+        f"- {setting}, {method}, seed {', '.join(map(str, seeds))}: {plain(sentence, 1000)}"
+        for (setting, method, sentence), seeds in grouped.items()
+    ]
+
+
+def _cell(values: BySeed) -> str:
+    """Mean (standard deviation) of the runs that ended; how many failed, if any did."""
+    ended = [value for value in values.values() if not math.isnan(value)]
+    parts = [f"{statistics.mean(ended):.2f}"] if ended else []
+    if len(ended) > 1:
+        parts.append(f"({statistics.stdev(ended):.2f})")
+    if len(ended) < len(values):
+        parts.append(f"{len(values) - len(ended)} of {len(values)} failed")
+    return " ".join(parts)
+
+
+def _corner(tally: Tally) -> str:
+    """What the settings are, where they are numbers."""
+    return tally.sweep.figure if isinstance(tally.sweep.figure, str) else ""
+
+
+def _head(columns: Iterable[str], corner: str = "") -> list[str]:
+    names = list(columns)
+    first = f"| {corner} |" if corner else "| |"
+    return [f"{first} {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+
+
+def _line(name: str, cells: Iterable[str]) -> str:
+    return f"| {name} | " + " | ".join(cells) + " |"

@@ -1,0 +1,112 @@
+"""What the rows of a sweep add up to: a figure of every row and column by seed, what was chosen, and intervals."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scipy.stats import t
+
+from fedgraph_flwr.sweeps.asked import Cell, Sweep
+from fedgraph_flwr.sweeps.rows import COUNTED, Found, failure, number
+
+BySeed = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and half of its 95 % interval by Student's t over ``n`` seeds; the half is NaN for one seed."""
+
+    mean: float
+    half: float
+    n: int
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean ± t(0.975, n − 1) s / √n, where s is the sample's standard deviation."""
+    n = len(values)
+    half = float(t.ppf(0.975, n - 1)) * statistics.stdev(values) / math.sqrt(n) if n > 1 else math.nan
+    return Interval(statistics.fmean(values), half, n)
+
+
+@dataclass
+class Tally:
+    """The figures of a sweep, in percent, by setting and by a row's method; NaN for a run that failed.
+
+    Attributes:
+        chosen: which choice each setting and column shows, by the name that its rows have.
+        choices: names of all choices of a setting and column.
+    """
+
+    sweep: Sweep
+    found: Found
+    values: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
+    validation: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
+    success: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
+    failures: list[tuple[Cell, str]] = field(default_factory=list)
+    choices: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    chosen: dict[tuple[str, str], str] = field(default_factory=dict)
+    headlines: set[str] = field(default_factory=set)
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        for cell in self.sweep.cells(self.found):
+            self.asked += 1
+            row = self.found.get(cell.identity)
+            if row is None:
+                continue
+            at = cell.setting, cell.method
+            self.values.setdefault(at, {})[cell.seed] = 100 * number(row, "value")
+            if sentence := failure(row):
+                self.failures.append((cell, sentence))
+            elif row.get("headline"):
+                self.headlines.add(str(row["headline"]))
+            for key in ("validation", "success"):
+                if row.get(key):
+                    getattr(self, key).setdefault(at, {})[cell.seed] = 100 * number(row, key)
+        for setting in self.sweep.settings:
+            for method in self.sweep.methods:
+                names = list(self.sweep.choices(setting, method, self.found))
+                self.choices[setting, method] = names
+                self.chosen[setting, method] = self._best(setting, names)
+
+    def _best(self, setting: str, names: Sequence[str]) -> str:
+        """The choice of the highest mean validation figure; only those that no seed failed with count."""
+        means = {
+            name: statistics.mean(told.values())
+            for name in names
+            if len(told := self.validation.get((setting, name), {})) == len(self.values.get((setting, name), {})) > 0
+            and not any(map(math.isnan, told.values()))
+        }
+        return max(means, key=means.__getitem__) if means else names[0]
+
+    def shown(self, setting: str, method: str) -> BySeed:
+        """The figures that a cell shows, by seed."""
+        return self.values.get((setting, self.chosen[setting, method]), {})
+
+    def reached(self, setting: str, method: str) -> BySeed:
+        """Of a backdoor, how often it opens, by seed."""
+        return self.success.get((setting, self.chosen[setting, method]), {})
+
+    def mean(self, setting: str, method: str) -> Interval | None:
+        """The mean over the seeds that gave a figure; None where none did."""
+        ended = _ended(self.shown(setting, method))
+        return interval(list(ended.values())) if ended else None
+
+    def difference(self, setting: str, method: str) -> Interval | None:
+        """The mean difference to the sweep's reference over the seeds that both have; None where there is none."""
+        reference = self.sweep.reference
+        if method == reference or not reference:
+            return None
+        ours, theirs = _ended(self.shown(setting, method)), _ended(self.shown(setting, reference))
+        pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+        return interval(pairs) if pairs else None
+
+    @property
+    def running(self) -> list[str]:
+        """The columns that run something."""
+        return [method for method in self.sweep.methods if method not in COUNTED]
+
+
+def _ended(values: BySeed) -> dict[int, float]:
+    return {seed: value for seed, value in values.items() if not math.isnan(value)}

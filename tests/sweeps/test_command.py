@@ -1,0 +1,170 @@
+"""The command as processes meet it: side by side, killed, interrupted, two at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.sweeps import execution, runs
+from fedgraph_flwr.sweeps.asked import load
+from fedgraph_flwr.sweeps.book import Book
+from fedgraph_flwr.sweeps.rows import alone
+from tests.sweeps.conftest import SMALL, TOY, rows, sweep
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(place: Path, *words: str) -> subprocess.Popen:
+    """The command in a process, and a group, of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedgraph_flwr", "sweep", *words],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def until(true, seconds: float = 120.0) -> None:
+    """Wait for something."""
+    ending = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < ending
+        time.sleep(0.05)
+
+
+def test_processes_side_by_side_give_the_same_values(toy):
+    sweep(toy, "--only", "few/FedAvg")
+    alone_ = {(r["method"], r["seed"]): r["value"] for r in rows(toy.with_suffix(".csv"))}
+    sweep(toy, "--only", "few/FedAvg", "--jobs", "2", "--out", "other")
+    assert {(r["method"], r["seed"]): r["value"] for r in rows(toy.parent / "other" / "toy.csv")} == alone_
+
+
+def test_interrupted_it_ends_its_children_keeps_what_there_is_and_goes_on(toy):
+    toy.write_text(TOY.replace("many: [train.local_steps=2]", "many: [rounds=100000]"))
+    path = toy.with_suffix(".csv")
+    process = start(toy.parent, "toy.yaml", "--jobs", "2")
+    try:
+        until(lambda: path.is_file() and len(rows(path)) >= 3)  # then both are at runs without an end
+        until(lambda: len(rows(path)) >= 4 or process.poll() is not None, 60)
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "interrupted; what has run is in toy.csv, the same command goes on" in err
+    assert "Traceback" not in err
+    assert children
+    psutil.wait_procs(children, timeout=20)
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    assert "An empty cell has not been run yet." in toy.with_suffix(".md").read_text()
+    left = {cell.label for cell in Book(load(toy)).missing()}
+    assert left.isdisjoint(f"{row['setting']}/{row['method']}/{row['seed']}" for row in rows(path))
+    assert len(left) == 12 - len(rows(path))
+
+
+def test_children_do_not_outlive_a_sweep_that_is_killed(toy):
+    toy.write_text(TOY.replace("few: [train.local_steps=1]", "few: [rounds=100000]"))
+    process = start(toy.parent, "toy.yaml", "--jobs", "1", "--only", "FedAvg")
+    try:
+        until(lambda: psutil.Process(process.pid).children(recursive=True))
+        time.sleep(1)
+        children = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.communicate()
+    gone, alive = psutil.wait_procs(children, timeout=30)
+    assert gone
+    assert not alive
+
+
+def test_a_run_whose_process_dies_is_told_and_the_others_go_on(toy, capsys):
+    """A class of one's own, named in the words, ends its process without a word."""
+    (toy.parent / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    words = "strategy=fedavg, 'strategy.server=deadly:Server'"
+    toy.write_text(TOY.replace("Local: [strategy=local]", f"Odd: [{words}]\n  Local: [strategy=local]"))
+    process = start(toy.parent, "toy.yaml", "--jobs", "1", "--only", "few", "seed=0")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1, err
+    assert "few, Odd, seed 0: died: its process ended by signal SIGKILL" in toy.with_suffix(".md").read_text()
+    told = rows(toy.with_suffix(".csv"))
+    assert len(told) == 4
+    assert sum(row["value"] != "nan" for row in told) == 3
+    assert "4/4" in out
+
+
+def test_a_mistake_in_a_run_is_a_cell_that_died(toy, monkeypatch):
+    monkeypatch.setattr(runs, "majority", lambda words: 1 / 0)
+    sweep(toy, "--only", "few/Majority/0", code=1)
+    assert "few, Majority, seed 0: died: ZeroDivisionError: division by zero" in toy.with_suffix(".md").read_text()
+
+
+def test_two_sweeps_on_one_file_do_not_interleave(toy, capsys, ran):
+    with alone(load(toy).results):
+        sweep(toy, code=2)
+    assert ran == []
+    assert "toy.csv is being written by another sweep" in capsys.readouterr().err
+    sweep(toy, "--only", "few/Majority")
+
+
+def test_a_dry_run_lists_the_runs_and_writes_nothing(toy, ran, capsys):
+    sweep(toy, "--dry-run")
+    out = capsys.readouterr().out
+    assert out.count("to run ") == 12
+    assert "few/Local/1: fedgraph-flwr run dataset=csbm" in out
+    assert "toy: 12 runs, 12 to be made, in a time that nothing at hand tells" in out
+    assert [path.name for path in toy.parent.iterdir() if path.name != "data"] == ["toy.yaml"]
+    sweep(toy, "--only", "few")
+    capsys.readouterr()
+    sweep(toy, "--dry-run")
+    out = capsys.readouterr().out
+    assert (out.count("to run "), out.count("at hand")) == (6, 6)
+    assert "toy: 12 runs, 6 to be made, in about" in out
+    assert len(ran) == 6
+
+
+def test_the_time_is_told_before_the_first_run(toy, capfd):
+    sweep(toy, "--jobs", "1", "--only", "few/FedAvg")
+    assert "toy: 12 runs, 2 to be made, in about" in capfd.readouterr().out
+
+
+def test_default_jobs_use_each_core_once(monkeypatch):
+    from fedgraph_flwr.config import compose
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert execution.default_jobs([compose([])]) == 8
+    assert execution.default_jobs([compose([]), compose(["threads=3"])]) == 2
+    assert execution.default_jobs([compose(["threads=16"])]) == 1
+    assert execution.default_jobs([compose([]), compose(["engine=ray"])]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--jobs", "-1", "strategy=fedavg"], "--jobs must be at least 0"),
+        (["toy.yaml", "--search", "3"], "--search goes with words alone"),
+        (["nonsense"], "no such table: nonsense"),
+        (["strategy=fedavg", "--against", "fedavgg"], "did you mean 'fedavg'"),
+        ([*SMALL, "seed=0..1", "out=x"], "out=x, but the runs of a sweep have folders of their own"),
+    ],
+)
+def test_wrong_input(toy, words, told, capsys):
+    assert cli.main(["sweep", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_old_command_is_the_new_one(toy):
+    words = [sys.executable, "-m", "simulations.run", "toy.yaml", "--dry-run"]
+    done = subprocess.run(
+        words, cwd=toy.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert "toy: 12 runs" in done.stdout

@@ -1,0 +1,52 @@
+"""The commands of `docs/sweeps.md` run as they stand, with figures in the place of training."""
+
+import re
+import shlex
+from pathlib import Path
+
+from fedgraph_flwr import cli
+from tests.sweeps.conftest import sweep
+
+DOCS = Path(__file__).parents[2] / "docs" / "sweeps.md"
+
+
+def test_the_commands_run_in_their_order(place, ran, capsys):
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", DOCS.read_text(), re.DOTALL))
+    for name, content in re.findall(r"cat > (\S+) <<END\n(.*?)\nEND", blocks, re.DOTALL):
+        (place / name).write_text(content)
+    commands = [shlex.split(line)[1:] for line in blocks.splitlines() if line.startswith("fedgraph-flwr ")]
+    counts = []
+    for words in commands:
+        before = len(ran)
+        assert cli.main([*words, "--jobs", "0"]) == 0, (words, capsys.readouterr().err)
+        counts.append(len(ran) - before)
+    assert counts == [
+        2 * 4 * 5,  # rows, columns, seeds
+        0,
+        (1 + 1 + 1 + 5)
+        * 5,  # Majority; lr 0.1 of Local and of FedAvg, which have no mu; all of FedProx: but what the first made
+        3 * 20 * 3,  # columns but for Majority, which is at hand; trials; seeds
+        2 * (1 + 4 * 2) * 5,  # rows; Majority, and columns with choices; seeds
+        2 * (1 + 4 * 2),
+    ]
+    assert {path.name for path in place.iterdir()} >= {"banks.csv", "banks.md", "banks.png", "sweeps", "quick"}
+    text = (place / "banks.md").read_text()
+    assert "| | Majority | Local | FedAvg | FedProx | FedSPA |" in text
+    assert "of the difference to FedAvg, paired by seed (t, n = 5 seeds)" in text
+
+
+def test_a_report_of_a_folder_of_sweeps_is_one_page(toy, ran, capsys):
+    sweep(toy)
+    (toy.parent / "people.csv").write_text("age,income\n1,2\n")
+    text = toy.with_suffix(".md").read_text()
+    toy.with_suffix(".md").write_text(text + "\n- refused: <script> of `x`, **y**\n")
+    toy.with_suffix(".png").write_bytes(b"a picture")
+    assert cli.main(["report", str(toy.parent)]) == 0
+    page = (toy.parent / "report.html").read_text()
+    assert page.count("<table>") == 3  # means, their intervals, differences
+    cell = next(line for line in text.splitlines() if line.startswith("| few")).split(" | ")[1]
+    assert f"<td>few</td><td>{cell}</td>" in page
+    assert "<li>refused: &lt;script&gt; of <code>x</code>, <b>y</b></li>" in page
+    assert 'src="data:image/png;base64,YSBwaWN0dXJl"' in page
+    assert cli.main(["report", str(toy.parent / "data")]) == 2
+    assert "holds no run" in capsys.readouterr().err
