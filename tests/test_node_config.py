@@ -63,7 +63,7 @@ def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch)
         ({"graph": "HERE/other"}, "<graph> holds a Graph, expected a client's graph"),
         ({"grpah": "x"}, "key 'grpah' unknown (in --node-config); did you mean 'graph'?"),
         ({"state": "HERE/cut/state"}, "cannot make the folder state=<state> of --node-config: Not a directory"),
-        ({"device": "gpu"}, "device 'gpu' unknown; did you mean 'cpu'"),
+        ({"device": "gpu"}, "device 'gpu' unknown; here it is cuda"),
         ({"threads": 0}, "threads=0 of --node-config must be a whole number, 1 to 256"),
         ({"threads": "two"}, "threads=two of --node-config must be a whole number"),
         ({"threads": 1.5}, "threads=1.5 of --node-config must be a whole number"),

@@ -153,6 +153,17 @@ def test_keys_that_the_server_swapped_for_the_clients_own_are_seen():
         made.members[1].deal(np.arange(2), keys[:2], made.round)
 
 
+def test_a_floor_holds_in_every_step():
+    made = Round().deal()
+    made.members[0].floor = 5
+    with pytest.raises(RunFailed, match="to those of 3 others"):
+        made.mask(0, among=range(4))
+    for client in range(5):
+        made.mask(client)
+    with pytest.raises(RunFailed, match="expected 5 at least"):
+        made.members[0].reveal(np.arange(4), made.round)
+
+
 def test_what_does_not_fit_the_fixed_point_is_refused():
     for value in (np.inf, np.nan, limit(40), -limit(40)):
         made = Round().deal()

@@ -184,7 +184,7 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     if graph.client in cfg.adversary.clients:
         kind = _hostile(kind, cfg, context)
     client = kind(cfg, graph, device(cfg, context), file)
-    client.policy = policy
+    client.policy, client.member.floor = policy, policy.min_clients
     client.keyring = _keyring(context, client)
     policy.check_client(client)
     if _simulated(context):

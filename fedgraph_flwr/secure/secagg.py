@@ -85,10 +85,12 @@ class Member:
 
     Attributes:
         state: all it must keep between the messages of a round, arrays by name; secret.
+        floor: fewer clients than its party wants behind a sum are refused in each step.
     """
 
     def __init__(self, client: int, share: float, bits: int):
         self.client, self.share, self.bits = client, share, bits
+        self.floor = 1
         self.state: Arrays = {}
         self._envelopes: Sealer | None = None  # of `deal` for `masked`, where both are of one process
 
@@ -134,9 +136,9 @@ class Member:
             RunFailed: the keys are of another round, were dealt before, are too few, or the own ones are not as published.
         """
         self._expect("self", CLIENTS, server_round)
-        if len(clients) < FEWEST:
+        if len(clients) < (least := max(FEWEST, self.floor)):
             raise RunFailed(
-                f"client {self.client} is to add up with {len(clients) - 1} others, expected at least {FEWEST - 1}"
+                f"client {self.client} is to add up with {len(clients) - 1} others, expected at least {least - 1}"
             )
         places = {int(client): place for place, client in enumerate(clients)}
         if not np.array_equal(self.published, keys[places.get(self.client, 0)]) or len(places) < len(clients):
@@ -176,7 +178,7 @@ class Member:
         """
         self._expect("kept", MEMBERS, server_round)
         chosen = set(members.tolist())
-        least = max(FEWEST, threshold(self.share, len(self.state[CLIENTS])))
+        least = max(FEWEST, self.floor, threshold(self.share, len(self.state[CLIENTS])))
         if (
             not {self.client} <= chosen <= set(self.state[CLIENTS].tolist())
             or len(chosen) < least
@@ -227,7 +229,7 @@ class Member:
         """
         self._expect(SHARES, "", server_round)
         members, alive = self.state[MEMBERS], set(survivors.tolist())
-        needed = threshold(self.share, len(self.state[CLIENTS]))
+        needed = max(self.floor, threshold(self.share, len(self.state[CLIENTS])))
         if not {self.client} <= alive <= set(members.tolist()) or len(alive) < needed:
             raise RunFailed(
                 f"client {self.client} is to unmask a sum over clients {sorted(alive)} of {members.tolist()}, "

@@ -47,7 +47,7 @@ from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.strategies import labels
 from fedgraph_flwr.strategies.aggregators import combine
-from fedgraph_flwr.strategies.connection import ClientInfo
+from fedgraph_flwr.strategies.connection import ClientInfo, difference
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.privacy import Privacy
@@ -454,6 +454,9 @@ class GraphStrategy(FlowerFedAvg):
         groups, numbers = wanted.read(message.content, answered)
         check_scores(numbers, self.counted.get(client, {}) if client is not None else {}, answered)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
+        known = self.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
+        if known and (differs := difference(known.description, numbers)):
+            raise FedGraphError(f"{answered} otherwise than before: it told {differs}")
         self.verify(phase, self.secure.unsealed(phase, reply) if self.secure else reply)
         if self.privacy and phase == TRAIN:
             self.privacy.verify(reply, self.model_of(reply.client))

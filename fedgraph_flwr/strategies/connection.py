@@ -99,8 +99,8 @@ class Connection:
             known = clients.get(info.client)
             if known and (known.node_id not in nodes or info.client in silent) and info.client not in back:
                 self._newcomers.remove(info)
-                if differs := _difference(known, info):
-                    log(WARNING, _refusal(info, differs))
+                if differs := difference(known.description, info.description):
+                    log(WARNING, _refusal(info, f"which told {differs}"))
                     continue
                 log(WARNING, "client %d is back as node %d", info.client, info.node_id)
                 back[info.client] = info
@@ -127,12 +127,12 @@ def _refusal(info: ClientInfo, why: str) -> str:
     return f"node {info.node_id} is refused: it says it is client {info.client}, {why}"
 
 
-def _difference(known: ClientInfo, info: ClientInfo) -> str:
+def difference(known: Mapping[str, Any], told: Mapping[str, Any]) -> str:
     """What a client tells of itself that it did not tell before; of its numbers those that no other machine rounds otherwise."""
-    for key in known.description.keys() | info.description.keys():
-        before, now = known.description.get(key), info.description.get(key)
+    for key in sorted(known.keys() | told.keys()):
+        before, now = known.get(key), told.get(key)
         if before != now and not (isinstance(before, float) and isinstance(now, float)):
-            return f"which told {key}={before}, not {plain(now, 60)}"
+            return f"{key}={before}, not {plain(now, 60)}"
     return ""
 
 

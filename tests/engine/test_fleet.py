@@ -114,9 +114,10 @@ def test_a_secure_sum_is_right_when_a_node_is_killed_between_its_phases(fleet, i
     words = ["rounds=4", "dtype=float64", "train.optimizer=sgd", "model.dropout=0", "strategy.timeout=120"]
     words += ["strategy.client=tests.engine.misbehaving:Falling"]
     out = tmp_path / "found"
-    trained = fleet.log("node_1").count("train message")
+    trained = fleet.log("node_1").count("Receiving: train message")
     process = fleet.begin(out, *words, "privacy.secagg=true")
-    wait_for(lambda: fleet.log("node_1").count("train message") > trained + 1, "client 1 to be asked for a second term")
+    asked = "Receiving: train message"
+    wait_for(lambda: fleet.log("node_1").count(asked) > trained + 1, "client 1 to be asked for a second term")
     fleet.kill("node_1")
     fleet.restart_node(1)
     assert process.wait(timeout=800) == 0, fleet.log("run-found")

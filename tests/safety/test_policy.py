@@ -314,6 +314,18 @@ def test_a_party_says_with_how_many_it_adds_up(adding):
     assert "with [0, 1]: its node's policy wants at least 3 (min_clients)" in told
 
 
+def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node):
+    from fedgraph_flwr.secure.secagg import Member
+
+    words = ("privacy.secagg=true", "privacy.secagg_threshold=0.6", "num_clients=5", "strategy.min_clients=4")
+    for others, refused in ((2, "with 2 others, expected at least 3"), (3, "")):
+        asked = node(*words, policy={"min_clients": 4})
+        keys = [asked.ask("secagg_keys", 1)["secagg"]["keys"].numpy()]
+        keys += [Member(client, 0.6, 24).publish(1)["keys"] for client in range(1, others + 1)]
+        told = asked.ask("secagg_shares", 1, {"secagg": {"clients": np.arange(len(keys)), "keys": np.stack(keys)}})
+        assert (refused in told) if refused else not isinstance(told, str)
+
+
 def test_no_checkpoint_brings_a_key_back(node, adding, tmp_path):
     """A resumed run publishes new keys; with the old ones its masks would be drawn twice."""
     from fedgraph_flwr.data.graph import read_tensors
