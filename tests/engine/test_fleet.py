@@ -147,6 +147,7 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
     assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
 
 
+@pytest.mark.faults
 def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
     """The script of `examples/banks`, shortened: SuperLink and SuperNodes of its own, gone when the party predicts."""
     script = ROOT / "examples" / "banks" / "banks.py"

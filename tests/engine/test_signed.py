@@ -13,7 +13,7 @@ from fedgraph_flwr.engine.flower import APP, free_port
 from tests.conftest import client_graph
 from tests.engine.fleet import NAME, ROOT, Fleet, wait_for
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.faults]
 
 SPEC = f"@fedgraph/fedgraph-flwr=={__version__}"
 

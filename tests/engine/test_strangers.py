@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import client_graph
 from tests.engine.fleet import NAME, Fleet, wait_for
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.faults]
 
 POLICY = "strategies: [fedprox]\nmin_clients: 3\ndemands: {privacy.secagg: true}\n"
 SIZES = (12, 16, 20)
