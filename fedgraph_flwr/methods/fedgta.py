@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.config import at_least, number, one_of
 from fedgraph_flwr.errors import FedGraphError
 
 SMOOTHED = "smoothed"
@@ -16,7 +16,7 @@ CONFIDENCE = "confidence"
 class Params:
     """Keys of FedGTA."""
 
-    epsilon: float = 0.5  # ε: clients at most this alike are not mixed; 1 is Local
+    epsilon: float = number(0.5, low=-2, high=1)  # ε: clients at most this alike are not mixed; 1 is Local
     confidence: bool = True  # clients weigh by H; false: by `weighting`
     steps: int = 5  # k of label propagation
     alpha: float = 0.5  # α, what a node keeps of its first label; 1 propagates nothing

@@ -381,12 +381,19 @@ def test_every_phase_costs_the_documented_bytes(run, exchange, width, dtype):
     }
     scalars = {"describe": (0, 4), "train": (2, 2), "evaluate": (0, 12)} | dict.fromkeys(own, (0, 1))
     assert finished.summary["bytes_by_phase"].keys() == {"describe", *own, "train", "evaluate"}
+    kept = (
+        3 * (len("describe") + 8 + 2 * 8 + 16),
+        3 * (8 * 4 + 8),
+    )  # asked again, to keep the models of a run with a name
     for name, booked in finished.summary["bytes_by_phase"].items():
         times = 3 * (1 if name in ("describe", "evaluate") else 2)
         (down, up), (told, answered) = arrays[name], scalars[name]
         scores = 3 * 12 * 8 if name == "train" else 0  # of round 1's model, with the replies of round 2
-        assert booked["bytes_down"] == times * (item * down + 8 * told + 8 + len(name)), name  # and round and phase
-        assert booked["bytes_up"] == times * (item * up + 8 * answered + 8) + scores, name  # and the client
+        again = kept if name == "describe" else (0, 0)
+        scored = 3 * 2 * 8 if name in ("train", "evaluate") else 0  # which round's model is scored, and which was best
+        asked = times * (item * down + 8 * told + 8 + len(name)) + scored + again[0]
+        assert booked["bytes_down"] == asked, name  # and round and phase
+        assert booked["bytes_up"] == times * (item * up + 8 * answered + 8) + scores + again[1], name  # and the client
     assert finished.summary["exchanges_per_round"] == len(own) + 1
 
 

@@ -180,7 +180,7 @@ def test_private_parameters_differ_between_clients_and_never_travel(words, priva
     private = set(model.head_names()) if private is None else private
     assert private <= floats
     assert travelled == floats - private == set(finished.arrays)
-    kept = [read_tensors(path)[0] for path in sorted((finished.out / "state").rglob("*.safetensors"))]
+    kept = [read_tensors(path)[0] for path in sorted((finished.out / "state").rglob("round_*.safetensors"))]
     assert len(kept) == 3
     for name in private:
         assert not torch.equal(kept[0][f"model/{name}"], kept[1][f"model/{name}"])
