@@ -204,6 +204,7 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
     words = [
         f"graph={imported / 'parts'}",
         f"strategy={method}",
+        "num_clients=3",
         "rounds=3",
         "model.hidden=8",
         f"out={tmp_path / 'run'}",
@@ -226,7 +227,14 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
 
 def test_a_run_that_stops_early_keeps_what_was_scored(imported, tmp_path):
     """Clients have trained on when the server finds that no round was better."""
-    words = [f"graph={imported / 'parts'}", "strategy=fedper", "rounds=30", "evaluation.patience=2", "train.lr=0.5"]
+    words = [
+        f"graph={imported / 'parts'}",
+        "num_clients=3",
+        "strategy=fedper",
+        "rounds=30",
+        "evaluation.patience=2",
+        "train.lr=0.5",
+    ]
     cfg = with_folder(compose([*words, f"out={tmp_path / 'run'}"]))
     summary = run_inline(cfg)
     assert summary["rounds"] < 30
