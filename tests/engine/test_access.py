@@ -56,7 +56,7 @@ def test_an_outsider_can_do_nothing_and_the_operator_everything(fleet):
     subprocess.run([sys.executable, str(script), str(keys), "--nodes", "1"], check=True, stdout=subprocess.DEVNULL)
     (node,) = _nodes(fleet)
     process = fleet.begin(fleet.folder / "out", "rounds=1", f"num_clients={len(fleet.files)}")
-    wait_for(lambda: bool(re.search(r"started run \d+", _log(fleet))), "the run to start")
+    wait_for(lambda: process.poll() is not None or bool(re.search(r"started run \d+", _log(fleet))), "the run to start")
     run = re.search(r"started run (\d+)", _log(fleet))[1]
     attempts = [
         ("supernode", "list", NAME),
