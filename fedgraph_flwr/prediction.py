@@ -293,10 +293,8 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     clients = 1 if cfg.strategy.pooled else cfg.num_clients
     if client is not None and not 0 <= client < clients:
         raise FedGraphError(f"{run} has no client {client}: expected 0..{clients - 1}")
-    at = _which(at, cfg)
-    stem, done = (
-        ("best", summary["best_round"]) if at == BEST and summary["best_round"] else ("final", summary["rounds"])
-    )
+    at = _which(at, cfg) if summary["best_round"] else LAST
+    stem, done = ("best", summary["best_round"]) if at == BEST else ("final", summary["rounds"])
     tensors, memory = read_tensors(run / f"model_{stem}.safetensors")[0], Tree()
     if (path := run / f"models_{stem}.safetensors").is_file():
         if client is None:

@@ -246,6 +246,7 @@ def test_a_run_that_stops_early_keeps_what_was_scored(imported, tmp_path):
 def test_each_client_of_a_run_may_choose_its_own_best_round(imported, tmp_path):
     words = [
         f"graph={imported / 'parts'}",
+        "num_clients=3",
         "strategy=fedavg",
         "rounds=6",
         "evaluation.select=own_best_val",
@@ -258,7 +259,7 @@ def test_each_client_of_a_run_may_choose_its_own_best_round(imported, tmp_path):
 
 
 def test_scores_that_clients_keep_to_themselves_leave_the_last_model(imported, tmp_path):
-    words = [f"graph={imported / 'parts'}", "strategy=fedper", "rounds=2", "privacy.scores=none"]
+    words = [f"graph={imported / 'parts'}", "num_clients=3", "strategy=fedper", "rounds=2", "privacy.scores=none"]
     run_inline(with_folder(compose([*words, f"out={tmp_path / 'run'}"])))
     predictor = load_predictor(tmp_path / "run", 1)
     assert (predictor.round, len(losses(predictor))) == (2, 1)
