@@ -47,7 +47,7 @@ def _outsider(fleet: GuardedFleet, *words: str) -> str:
 
 def _nodes(fleet: GuardedFleet) -> list[dict[str, str]]:
     found: list[dict[str, str]] = json.loads(fleet.flwr("supernode", "list", NAME, "--format", "json"))["nodes"]
-    return found
+    return [node for node in found if node["status"] != "unregistered"]
 
 
 def test_an_outsider_can_do_nothing_and_the_operator_everything(fleet):

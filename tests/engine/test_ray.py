@@ -121,8 +121,6 @@ def test_large_private_state_is_copied_only_now_and_then(both, monkeypatch):
 
 def test_an_interrupted_run_goes_on_on_another_engine(both, tmp_path):
     whole = both("strategy=local", "rounds=6", "checkpoint_every=2")[1]
-    for name in ("ray", "inline"):
-        (tmp_path / name / "rounds.jsonl").write_text("")
     words = [*WORDS, "strategy=local", "rounds=6", f"resume={tmp_path / 'ray'}"]
     cfg = compose([*words, "rounds=8", f"out={tmp_path / 'ray'}", "engine=ray"])
     longer = compose([*words, "rounds=8", f"resume={tmp_path / 'inline'}", f"out={tmp_path / 'inline'}"])
@@ -137,8 +135,8 @@ def test_an_exchange_is_one_call_an_actor_and_the_model_goes_once(both, monkeypa
     monkeypatch.setattr(engine.ray, "put", lambda shared: puts.append(len(pickle.dumps(shared))) or put(shared))
     both("strategy=fedavg", "rounds=2", "model.hidden=500")
     model = 500 * (64 + 1) * 4
-    assert len(calls) == 2 * len(puts) == 2 * 4  # describe, two rounds, the last scores; two actors
-    assert [size > model for size in puts] == [False, True, True, True]
+    assert len(calls) == 2 * len(puts) == 2 * 5  # describe, two rounds, the last scores, what is kept; two actors
+    assert [size > model for size in puts] == [False, True, True, True, False]
     assert max(len(pickle.dumps(call.letters)) for call in calls) < 2000
 
 
