@@ -120,12 +120,15 @@ def supernode(wake: int) -> None:
 
     def wait_and_push(*, state: Any, object_store: Any, **arguments: Any) -> None:
         looks = 0
-        while not _complete(state, object_store):
-            sleep(REPLY_LOOK)
-            looks += 1  # each fiftieth time: Flower looks through all tasks that there have been
-            if looks % 50 == 0 and _ended(state) and not _complete(state, object_store):
-                _answer_for_the_dead(state, object_store)
-        push(state=state, object_store=object_store, **arguments)
+        while True:
+            while not _complete(state, object_store):
+                sleep(REPLY_LOOK)
+                looks += 1  # each fiftieth time: Flower looks through all tasks that there have been
+                if looks % 50 == 0 and _ended(state) and not _complete(state, object_store):
+                    _answer_for_the_dead(state, object_store)
+            push(state=state, object_store=object_store, **arguments)
+            if not _asked(state):
+                break  # else the reply was to a message of a run that had ended, which Flower takes in and then calls ignored
         rhythm.answered(time.monotonic())
 
     loop.time = SimpleNamespace(sleep=sleep)
@@ -165,6 +168,12 @@ def _replies(state: Any) -> list[Any]:
     return [message for message in messages if message.metadata.reply_to_message_id]
 
 
+def _asked(state: Any) -> list[Any]:
+    """Entries of messages that no reply has been sent to; with its reply a message leaves the store."""
+    with state.lock_msg_store:
+        return [entry for entry in state.msg_store.values() if not entry.message.metadata.reply_to_message_id]
+
+
 def _complete(state: Any, store: Any) -> bool:
     """Whether a reply is there with all its objects."""
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -188,10 +197,9 @@ def _answer_for_the_dead(state: Any, store: Any) -> None:
     for message in _replies(state):
         state.delete_messages(message_ids=[message.metadata.message_id])
         store.delete(message.metadata.message_id)
-    with state.lock_msg_store:
-        asked = [entry for entry in state.msg_store.values() if not entry.message.metadata.reply_to_message_id]
-        for entry in asked:
-            entry.is_retrieved = True  # by nobody: else it would be no message that an error can answer
+    asked = _asked(state)
+    for entry in asked:
+        entry.is_retrieved = True  # by nobody: else it would be no message that an error can answer
     state._store_error_replies({entry.message.metadata.run_id for entry in asked}, CLIENT_APP_CRASHED_ERROR)
 
 
