@@ -118,7 +118,9 @@ def supernode(wake: int) -> None:
 
     def pull_and_wake(**arguments: Any) -> int | None:
         run_id: int | None = pull(**arguments)
-        if run_id is not None:
+        if run_id is None:
+            _forget(arguments["state"], arguments["object_store"])
+        else:
             rhythm.came(time.monotonic())
             with contextlib.suppress(BlockingIOError):  # full of bytes that nobody has read: it will wake
                 os.write(wake, b"\0")
@@ -184,6 +186,20 @@ def _asked(state: Any) -> list[Any]:
         return [entry for entry in state.msg_store.values() if not entry.message.metadata.reply_to_message_id]
 
 
+def _forget(state: Any, store: Any) -> None:
+    """Drop a message that Flower took in and then ignored, since its run ended before all of its objects had come.
+
+    Its task stays otherwise: a client would ask for those objects for minutes, and no other message be answered.
+    """
+    from flwr.common.constant import SubStatus
+
+    for entry in (left := _asked(state)):
+        state.delete_messages(message_ids=[entry.message.metadata.message_id])
+        store.delete(entry.message.metadata.message_id)
+    for task in _open_tasks(state) if left else ():
+        state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details="the run has ended")
+
+
 def _complete(state: Any, store: Any) -> bool:
     """Whether a reply is there with all its objects."""
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -195,9 +211,13 @@ def _complete(state: Any, store: Any) -> bool:
 
 def _ended(state: Any) -> bool:
     """Whether no task is left that could still reply. A claimed task whose process is gone is among the others for 30 to 60 s."""
+    return not _open_tasks(state)
+
+
+def _open_tasks(state: Any) -> list[Any]:
     from flwr.common.constant import Status
 
-    return not state.get_tasks(statuses=[Status.PENDING, Status.STARTING, Status.RUNNING], limit=1)
+    return list(state.get_tasks(statuses=[Status.PENDING, Status.STARTING, Status.RUNNING]))
 
 
 def _answer_for_the_dead(state: Any, store: Any) -> None:

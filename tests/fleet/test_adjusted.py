@@ -136,6 +136,19 @@ def test_a_task_that_ended_without_a_reply_is_answered_for(state):
     assert reply.metadata.reply_to_message_id == state.question.metadata.message_id
 
 
+def test_what_flower_ignored_is_forgotten(state):
+    """A message without its objects, of a run that has ended: a client would wait for them, and the next message for that client."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+    state.store.preregister(7, get_object_tree(state.question))
+    assert state.state.claim_task(state.task)
+    adjusted._forget(state.state, state.store)
+    assert not adjusted._asked(state.state)
+    assert adjusted._ended(state.state)
+    assert state.store.get(state.question.metadata.message_id) is None
+    adjusted._forget(state.state, state.store)  # nothing is left to forget
+
+
 def test_half_a_reply_is_none(state):
     from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
