@@ -158,7 +158,7 @@ def test_graphlet_degrees_by_hand(doubled):
 
 
 def orbits_by_force(adjacency: np.ndarray, size: int) -> list[tuple[int, ...]]:
-    """How often each node is the root of each kind of rooted connected induced subgraph of up to ``size`` nodes, by looking at all.
+    """How often each node is the root of each kind of rooted connected induced subgraph, of up to ``size`` nodes, by looking.
 
     A kind is the smallest adjacency matrix over all orders of the nodes but the root: as many kinds as orbits.
     """
