@@ -138,6 +138,7 @@ class DatasetConfig(Section, group="dataset"):
 
     name: str = "csbm"  # which; `fedgraph-flwr datasets` lists them
     source: str = ""  # module:function that makes the graph, of a dataset of one's own
+    reversed: bool = False  # turn every edge round
     undirected: bool = False  # add the reverse of every edge
     largest_component: bool = False  # keep its nodes alone
     remove_self_loops: bool = False  # edges from a node to itself
@@ -165,6 +166,8 @@ class SplitConfig(Section, group="split"):
     test: float = number(0.2, high=1)  # likewise, of test nodes, which are scored and choose nothing
     folds: int = 5  # kfold: groups of nodes; fold i tests on group i, validates on group i+1, trains on the rest
     fold: int = number(-1, low=-1)  # -1: seed modulo folds
+    # kfold, fold -1: each seed draws its own partition and groups; else those of seeds 0 to folds - 1 are one, and so on
+    redraw: bool = False
     stratify: bool = False  # ratio: the same ratios within each class
     min_train: int = 0  # a client left with fewer training nodes is given some from its unused nodes
 

@@ -56,7 +56,9 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
 
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
-    """Apply ``undirected``, ``remove_self_loops``, ``largest_component`` and ``normalize_features``, in this order."""
+    """Apply ``reversed``, ``undirected``, ``remove_self_loops``, ``largest_component``, ``normalize_features``, in this order."""
+    if cfg.reversed:
+        graph = replace(graph, edge_index=graph.edge_index.flip(0))
     if cfg.undirected:
         graph = replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes))
     if cfg.remove_self_loops:

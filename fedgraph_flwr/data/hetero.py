@@ -255,7 +255,7 @@ def clean(graph: HeteroGraph, cfg: DatasetConfig) -> HeteroGraph:
     Raises:
         FedGraphError: one of them is set.
     """
-    for key in ("undirected", "largest_component", "remove_self_loops", "normalize_features", "edge_flip"):
+    for key in ("reversed", "undirected", "largest_component", "remove_self_loops", "normalize_features", "edge_flip"):
         if getattr(cfg, key):
             raise FedGraphError(f"dataset.{key} does not apply to '{cfg.name}', whose nodes and edges are typed")
     return graph
