@@ -146,6 +146,8 @@ class DatasetConfig(Section, group="dataset"):
     edge_flip: float = number(
         0.0, high=1
     )  # probability with which a client's edge is removed and a random one put in its place
+    # typed graphs: what shares weights is a triple (source type, name, target type), or all edges of a name
+    edge_types: str = choice("triple", ("triple", "name"))
     params: dict[str, Any] = field(default_factory=dict)  # what only this dataset knows (CSBM's sizes, say)
 
     def __post_init__(self) -> None:
@@ -273,6 +275,9 @@ class EvaluationConfig(Section, group="evaluation"):
     )  # plain mean over clients | weighted by test nodes | weighted by all nodes
     # the round of the best validation figure | of each client's own | the last round | mean of the last five rounds
     select: str = choice("best_val", SELECTIONS)
+    # what chooses the round on validation nodes, and what patience waits for: the headline, or the cross entropy, which few
+    # validation nodes settle more steadily: it moves with every node's probability and has no ties
+    watch: str = choice("metric", ("metric", "loss"))
     every: int = number(1, low=1)  # rounds between evaluations
     patience: int = (
         0  # stop after so many rounds without a better validation figure (own_best_val: of any client); 0: never
@@ -301,6 +306,11 @@ class EvaluationConfig(Section, group="evaluation"):
     def headline(self) -> str:
         """The name of `metric` in results."""
         return self.metric.partition(":")[2] or self.metric
+
+    @property
+    def watched(self) -> tuple[str, float]:
+        """The name of what `watch` says, and the sign with which more of it is better."""
+        return ("loss", -1.0) if self.watch == "loss" else (self.headline, 1.0)
 
 
 @dataclass
@@ -513,6 +523,7 @@ class RunConfig(Section):
             "evaluation.trained=true": self.evaluation.trained,
             f"evaluation.average={self.evaluation.average}": self.evaluation.average != AVERAGES[0],
             "evaluation.select=own_best_val": self.evaluation.select == "own_best_val",
+            "evaluation.watch=loss": self.evaluation.watch == "loss",
             "strategy.personal=true": self.strategy.personal,
         }
         if self.privacy.scores == "noised" and (asked := [key for key, holds in per_client.items() if holds]):

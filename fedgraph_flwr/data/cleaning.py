@@ -57,6 +57,10 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
     """Apply ``reversed``, ``undirected``, ``remove_self_loops``, ``largest_component``, ``normalize_features``, in this order."""
+    if cfg.edge_types != "triple":
+        raise FedGraphError(
+            f"dataset.edge_types={cfg.edge_types} is for typed graphs, and '{cfg.name}' has edges of one type"
+        )
     if cfg.reversed:
         graph = replace(graph, edge_index=graph.edge_index.flip(0))
     if cfg.undirected:

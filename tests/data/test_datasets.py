@@ -326,3 +326,10 @@ def test_cleaning_by_hand():
 def test_impossible_graphs_are_one_sentence(graph, message):
     with pytest.raises(FedGraphError, match=message):
         check(graph, "own.csv")
+
+
+def test_names_for_edge_types_are_for_typed_graphs():
+    with pytest.raises(
+        FedGraphError, match=r"dataset\.edge_types=name is for typed graphs, and 'csbm' has edges of one type"
+    ):
+        load(config("csbm", "edge_types=name"))
