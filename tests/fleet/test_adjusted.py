@@ -137,7 +137,7 @@ def test_a_task_that_ended_without_a_reply_is_answered_for(state):
 
 
 def test_what_flower_ignored_is_forgotten(state):
-    """A message without its objects, of a run that has ended: a client would wait for them, and the next message for that client."""
+    """A message without its objects, of a run that has ended: a client would wait for them, and the next message for it."""
     from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
     state.store.preregister(7, get_object_tree(state.question))
