@@ -56,7 +56,7 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
 
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
-    """Apply ``undirected``, ``remove_self_loops``, ``drop_featureless``, ``largest_component`` and ``normalize_features``, in turn."""
+    """Apply the keys of ``cfg`` that change a graph, in the order in which they stand here."""
     if cfg.undirected:
         graph = replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes))
     if cfg.remove_self_loops:
