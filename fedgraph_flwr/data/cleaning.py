@@ -57,6 +57,12 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
     """Apply the keys of ``cfg`` that change a graph, in the order in which they stand here."""
+    if cfg.edge_types != "triple":
+        raise FedGraphError(
+            f"dataset.edge_types={cfg.edge_types} is for typed graphs, and '{cfg.name}' has edges of one type"
+        )
+    if cfg.reversed:
+        graph = replace(graph, edge_index=graph.edge_index.flip(0))
     if cfg.undirected:
         graph = replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes))
     if cfg.remove_self_loops:

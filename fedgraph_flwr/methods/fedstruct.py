@@ -25,7 +25,6 @@ class FedStructParams(FedGradParams):
     prune: int = 0  # p; 0 keeps every entry
     prune_mode: str = "per_row"  # per_row | per_block (the paper) | global (the authors' program)
     max_entries: int = 100_000_000  # of one client's rows; more is refused
-    dense_limit: int = 20_000_000  # entries up to which well-filled rows are stored dense
 
     def __post_init__(self) -> None:
         super().__post_init__()
