@@ -4,6 +4,7 @@ import json
 import re
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -323,6 +324,37 @@ def test_a_node_that_failed_in_any_exchange_of_a_round_is_replaced(run, monkeypa
         run("rounds=3")
     asked = [(c["config"]["phase"], c["config"]["round"], node) for d, node, c in messages if d == "down"]
     assert [node for phase, server_round, node in asked if (phase, server_round) == ("train", 3)] == [1, 77, 3]
+
+
+def test_a_secure_sum_waits_for_a_client_that_was_silent_and_comes_back(run, monkeypatch):
+    """Round 2 is summed without client 1, and three are needed: round 3 asks for it till it is there, or time is up."""
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode
+
+    from fedgraph_flwr.strategies import loop
+
+    call, now, until = InlineGrid._call, [0.0], [0.0]
+
+    def gone(self, message):
+        config = message.content["config"]
+        at_term = (config["round"], config["phase"]) == (2, "train")
+        if message.metadata.dst_node_id == 2 and (at_term or (config["round"] == 3 and now[0] < until[0])):
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        return call(self, message)
+
+    monkeypatch.setattr(InlineGrid, "_call", gone)
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(loop, "time", clock)
+    words = ["rounds=4", "privacy.secagg=true", "strategy.timeout=60"]
+    until[0] = 20.0
+    found = run(*words)
+    assert [sorted(r["failed"]) for r in found.rounds] == [[], ["1 (train)"], ["1 (describe)"], []]
+    assert 20 < now[0] < 60
+    assert len(found.rounds[2]["cohort"]) == 3
+    now[0], until[0] = 0.0, 100.0
+    with pytest.raises(RunFailed, match=r"round 3, secagg_keys: 2 of 3 clients .*client 1: gone"):
+        run(*words)
+    assert 40 < now[0] < 60
 
 
 def test_a_newcomer_does_not_take_the_place_of_a_client_that_answers(run, monkeypatch):

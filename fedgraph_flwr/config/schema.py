@@ -140,6 +140,7 @@ class DatasetConfig(Section, group="dataset"):
     source: str = ""  # module:function that makes the graph, of a dataset of one's own
     reversed: bool = False  # turn every edge round
     undirected: bool = False  # add the reverse of every edge
+    drop_featureless: bool = False  # leave out nodes whose features are all 0
     largest_component: bool = False  # keep its nodes alone
     remove_self_loops: bool = False  # edges from a node to itself
     normalize_features: bool = False  # rows of x sum to 1

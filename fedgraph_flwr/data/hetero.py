@@ -264,7 +264,16 @@ def clean(graph: HeteroGraph, cfg: DatasetConfig) -> HeteroGraph:
     Raises:
         FedGraphError: one of them is set.
     """
-    for key in ("reversed", "undirected", "largest_component", "remove_self_loops", "normalize_features", "edge_flip"):
+    keys = (
+        "reversed",
+        "undirected",
+        "remove_self_loops",
+        "drop_featureless",
+        "largest_component",
+        "normalize_features",
+        "edge_flip",
+    )
+    for key in keys:
         if getattr(cfg, key):
             raise FedGraphError(f"dataset.{key} does not apply to '{cfg.name}', whose nodes and edges are typed")
     return graph

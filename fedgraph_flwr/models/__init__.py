@@ -63,11 +63,7 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
     Raises:
         FedGraphError: no such model, a key it does not know, or a value of another type.
     """
-    accepted = {
-        n: p.annotation
-        for n, p in inspect.signature(network(cfg), eval_str=True).parameters.items()
-        if p.kind is p.KEYWORD_ONLY
-    }
+    accepted = _accepted(cfg)
     if missing := [key for key in COMMON if key not in accepted]:
         raise FedGraphError(f"model={cfg.name} does not take {', '.join(missing)} by keyword, as every network must")
     for key in cfg.params:
@@ -80,6 +76,17 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
     )
     own = vars(typed(schema, cfg.params, f"model={cfg.name}"))
     return {key: getattr(cfg, key) for key in COMMON} | own
+
+
+def _accepted(cfg: ModelConfig) -> dict[str, Any]:
+    """What the network takes by keyword, and its types."""
+    parameters = inspect.signature(network(cfg), eval_str=True).parameters.values()
+    return {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def own_keys(cfg: ModelConfig) -> set[str]:
+    """The keys of this network that not every network has."""
+    return _accepted(cfg).keys() - set(COMMON)
 
 
 def probe(cfg: ModelConfig) -> Model:

@@ -307,6 +307,10 @@ def test_cleaning_by_hand():
     assert kept.group.tolist() == [5, 6, 7]
     late = clean(toy([(0, 1), (2, 3), (3, 1)], n=5), DatasetConfig(largest_component=True))
     assert late.num_nodes == 4
+    x = torch.tensor([[0.0, -1], [0, 0], [2, 0], [0, 0]])
+    featured = clean(toy([(0, 1), (0, 2), (2, 0), (3, 2)], x=x), DatasetConfig(drop_featureless=True))
+    assert featured.edge_index.t().tolist() == [[0, 1], [1, 0]]
+    assert featured.x.tolist() == [[0, -1], [2, 0]]
     shifted = clean(toy([(1, 2), (2, 3)]), DatasetConfig(largest_component=True))
     assert shifted.edge_index.t().tolist() == [[0, 1], [1, 2]]  # ids follow the nodes that stay
 
