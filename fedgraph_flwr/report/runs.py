@@ -77,9 +77,9 @@ class FinishedRun:
 
     @property
     def per_client(self) -> dict[str, list[float]]:
-        """Each client's scores at `shown_round`, such as ``test-accuracy``; empty where none are told of single clients."""
+        """Each client's scores at `shown_round`, such as ``test-accuracy``; empty where none, or not all, are told."""
         record = next((record for record in self.rounds if record["round"] == self.shown_round), None)
-        return dict(record["clients"]) if record else {}
+        return dict(record["clients"]) if record and "scored_by" not in record else {}
 
     def number(self, key: str) -> float:
         """A figure of the summary; NaN where it has none."""
