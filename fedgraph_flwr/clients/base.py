@@ -500,7 +500,8 @@ class GraphClient(NumPyClient):
     def remember(self, told: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
         """Keep what these scores were of, where the server says of which round they are."""
         if self.keeper.what and "scored" in config:
-            figure = float(np.mean(told.get(f"val-{self.cfg.evaluation.metric}", np.nan)))
+            name, sign = self.cfg.evaluation.watched
+            figure = sign * float(np.mean(told.get(f"val-{name}", np.nan)))
             self.keeper.take(self._predictive, int(config["scored"]), int(config["best"]), figure)
 
     def _predictive(self) -> Tree:

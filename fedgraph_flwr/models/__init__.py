@@ -74,11 +74,7 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
 def _own_keywords(kind: Any, name: str, params: str) -> dict[str, Any]:
     """What a network's class is given beside `COMMON`; ``params`` in JSON. Every client of a process asks for the same."""
     values = json.loads(params)
-    accepted = {
-        n: p.annotation
-        for n, p in inspect.signature(kind, eval_str=True).parameters.items()
-        if p.kind is p.KEYWORD_ONLY
-    }
+    accepted = _accepted(kind)
     if missing := [key for key in COMMON if key not in accepted]:
         raise FedGraphError(f"model={name} does not take {', '.join(missing)} by keyword, as every network must")
     for key in values:
@@ -90,6 +86,17 @@ def _own_keywords(kind: Any, name: str, params: str) -> dict[str, Any]:
         [(key, _checkable(accepted[key], value), field(metadata=finite)) for key, value in values.items()],
     )
     return vars(typed(schema, values, f"model={name}"))
+
+
+def _accepted(kind: Any) -> dict[str, Any]:
+    """What a network's class takes by keyword, and its types."""
+    parameters = inspect.signature(kind, eval_str=True).parameters.values()
+    return {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def own_keys(cfg: ModelConfig) -> set[str]:
+    """The keys of this network that not every network has."""
+    return _accepted(network(cfg)).keys() - set(COMMON)
 
 
 def probe(cfg: ModelConfig) -> Model:

@@ -387,6 +387,14 @@ class GraphStrategy(FlowerFedAvg):
         """How many clients a round samples."""
         return self.cfg.strategy.cohort_size(len(self.clients))
 
+    @property
+    def fewest(self) -> int:
+        """How many of a round's clients have to answer."""
+        rules = self.cfg.strategy
+        if rules.on_failure == "fail":
+            return len(self.cohort)
+        return max(rules.min_clients, self.secure.fewest(len(self.cohort)) if self.secure else 0)
+
     # --- one exchange -------------------------------------------------------------------------------------------------
 
     def messages(

@@ -1,6 +1,7 @@
 """The loop of a run: connect, set up, rounds with their scores and checkpoints, and the end."""
 
-from logging import INFO
+import time
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Loop:
     def __init__(self, strategy: "GraphStrategy", grid: Grid):
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
+        self._silent: set[int] = set()  # of the cohort, those whose node said nothing in the round before
 
     def run(self) -> Result:
         """From the first node to the last score."""
@@ -84,6 +86,7 @@ class Loop:
             if recorder.should_stop:
                 break
             recorder.begin_round(server_round, method.cohort)
+            self._wait_for_silent()
             replies = self._train()
             if method.scores_due:
                 self._scored(replies)
@@ -179,16 +182,39 @@ class Loop:
     def _begin(self, server_round: int) -> None:
         """Take back clients that were away, sample the cohort, and see what is due."""
         method, cfg = self.strategy, self.cfg
-        answered = set(method.cohort) - method.failed.keys()
+        answered, self._silent = set(method.cohort) - method.failed.keys(), method.silent
         back = self.connection.returned(method.clients, method.silent, answered)
         method.next_round(server_round)
         if back:
             method.clients |= back
             self._bind()
         method.cohort = self._sample(server_round)
+        self._silent = self._silent & set(method.cohort) - back.keys()
         due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
         method.scores_due = due and self._scores_told
         method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
+
+    def _wait_for_silent(self) -> None:
+        """Where a round without the clients that said nothing in the last would fall short, wait until enough of them are back.
+
+        A SuperLink takes a node that died again only once it has missed its heartbeats, which is longer than a round.
+        """
+        method, away, began, pause = self.strategy, self._silent, time.perf_counter(), 1.0
+        if not away:
+            return
+        while away and len(method.cohort) - len(away) < method.fewest:
+            left = self.cfg.strategy.timeout - (time.perf_counter() - began)
+            if left <= pause:
+                return  # the round tells what is missing
+            log(WARNING, "round %d waits for clients %s, which said nothing", method.server_round, sorted(away))
+            time.sleep(pause)
+            back = self.connection.returned(method.clients, away, set())
+            method.clients |= back
+            asked = self._describe([method.clients[client].node_id for client in sorted(away - back.keys())])[0]
+            away = away - back.keys() - {info.client for info in asked}
+            pause = min(2 * pause, 10.0)
+        self._bind()
+        method.failed, method.silent = {}, set()  # of what was asked while waiting
 
     def _bind(self) -> None:
         """The record says which node each client is."""
