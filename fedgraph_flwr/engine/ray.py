@@ -199,6 +199,7 @@ def _added(reply: Message, plan: Plan, total: PartialSum) -> Message:
         groups, _ = plan.schema.read(arrays, f"client {node - 1} answered phase '{TRAIN}'")
         total.add(node, groups, plan.shares[node])
     except FedGraphError as error:
+        total.bytes += sum(len(array.data) for record in content.array_records.values() for array in record.values())
         return Message(Error(FAILED, str(error)), reply_to=reply)
     for group in groups:
         del content[group]

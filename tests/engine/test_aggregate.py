@@ -51,7 +51,7 @@ def assert_close(added, inline):
     [
         ["strategy=fedavg", "strategy.fraction=0.6", "strategy.weighting=nodes"],
         ["strategy=scaffold", "strategy.max_share=0.2"],
-        ["strategy=fedomd", "stack=4"],
+        ["strategy=fedomd"],
         ["strategy=fedper", "evaluation.clients=cohort"],
     ],
     ids=lambda words: words[0].partition("=")[2],
@@ -142,7 +142,7 @@ def test_a_sum_has_the_same_bits_in_any_order_and_any_parts():
     assert found[0]["b"].dtype == np.float32
     some = PartialSum()
     some.add(3, {"model": {"w": values[3]["w"]}}, shares[3])
-    np.testing.assert_allclose(some.means(shares, fields)["model"]["w"], values[3]["w"], rtol=1e-12)
+    np.testing.assert_allclose(some.means(shares, fields)["model"]["w"], values[3]["w"], atol=2**-70 / shares[3])
     with pytest.raises(FedGraphError, match=r"'w' has values of 2\^32 and more"):
         some.add(4, {"model": {"w": np.array([2.0**32])}}, 0.1)
     assert some.nodes == [3]
