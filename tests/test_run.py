@@ -57,12 +57,28 @@ def test_patience_stops_and_keeps_the_best_parameters(run):
     assert finished.summary["best_round"] == 1
 
 
-def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run):
-    words = ["strategy=local", "train.lr=0.003", "seed=2", "rounds=60"]
+def test_the_round_may_be_chosen_by_the_loss(run):
+    words = ["train.lr=0.05", "rounds=30", "model.dropout=0", "seed=2"]
+    rounds = run(*words).rounds
+    loss = [r["metrics"]["val_loss"] for r in rounds]
+    best = next(i for i in range(30) if min(loss[i : i + 6]) == loss[i])  # no better one in the five that follow
+    finished = run(*words, "evaluation.watch=loss", "evaluation.patience=5")
+    assert 1 < finished.summary["best_round"] == best + 1 < finished.summary["rounds"] == best + 6
+    assert finished.summary["headline"] == "test_accuracy at best_val"
+    assert finished.summary["test_accuracy"] == rounds[best]["metrics"]["test_accuracy"]
+    assert run(*words, "evaluation.patience=5").summary["best_round"] != best + 1
+
+
+@pytest.mark.parametrize("watch", ["metric", "loss"])
+def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run, watch):
+    words = ["strategy=local", "train.lr=0.003" if watch == "metric" else "train.lr=0.05", "seed=2", "rounds=60"]
     rounds = run(*words).rounds  # what each client scores in every round, were none to stop
     patience, picked, stopped = 4, [], []
     for client in range(3):
-        val = [r["clients"]["val-accuracy"][client] for r in rounds]
+        val = [
+            r["clients"]["val-accuracy"][client] if watch == "metric" else -r["clients"]["val-loss"][client]
+            for r in rounds
+        ]
         best = 0
         for now in range(len(val)):
             if now - best >= patience:
@@ -71,7 +87,9 @@ def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run
         picked.append(rounds[best]["clients"]["test-accuracy"][client])
         stopped.append(best + 1 + patience)
     assert len(set(stopped)) > 1  # they do stop at different rounds
-    finished = run(*words, "evaluation.select=own_best_val", f"evaluation.patience={patience}")
+    finished = run(
+        *words, "evaluation.select=own_best_val", f"evaluation.patience={patience}", f"evaluation.watch={watch}"
+    )
     assert finished.summary["rounds"] == max(stopped)
     assert finished.summary["test_accuracy"] == pytest.approx(np.mean(picked), abs=1e-12)
     assert finished.summary["headline"] == "test_accuracy at own_best_val"

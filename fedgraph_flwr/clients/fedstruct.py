@@ -26,7 +26,7 @@ from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods import hops, structure_features
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams
-from fedgraph_flwr.methods.hops import HopExchange, Pruning, RowMessage
+from fedgraph_flwr.methods.hops import HopExchange, Matrix, Pruning, RowMessage
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.numerics.sparse import SparseMatrix
@@ -34,29 +34,29 @@ from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.trees import Tree, as_arrays, flatten
 
-DENSE_ABOVE = 0.2  # share of non-zeros from which a dense product is faster
-
 
 class FedStructClient(FedGradClient):
     """Base version: the server holds S, every client sees the rows of S it needs.
 
     Attributes:
-        rows: the J combinations of Ā^[i], one below the other, CSR [J·N, Q]; its columns are the support.
+        rows: the J combinations of Ā^[i], one below the other, [J·N, Q]; its columns are the support.
+        found: the J combinations of the blocks of columns that are done, each [N, w].
         support: global ids of the Q nodes within L_s hops, ascending.
         reached: those of them that training nodes reach, bool [Q]; only their gradient is not zero.
     """
 
     Params: ClassVar[type] = FedStructParams
     needs_others: ClassVar[str] = "its rows of the whole graph's powers come from all clients"
-    repeats: ClassVar[Mapping[str, int]] = {"acquire": 64}  # two a hop at most
+    repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MOST_BLOCKS}  # one a hop and block, or two a hop
     model: FedStruct
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.sealer = Sealer(self.graph.client)
         self.acquisition: HopExchange | None = None
+        self.found: list[list[Matrix]] = []
         self.owner = np.zeros(0, np.int64)
-        self.rows = sp.csr_matrix((0, 0))
+        self.rows: Matrix = sp.csr_matrix((0, 0))
         self.support = np.zeros(0, np.int64)
         self.reached = np.zeros(0, bool)
         self.begun: Tensor | None = None
@@ -81,7 +81,10 @@ class FedStructClient(FedGradClient):
 
     @phase
     def acquire(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """One exchange of Algorithm 3: take in what the others sent, answer with the next envelopes until all hops are there."""
+        """One exchange of Algorithm 3: take in what the others sent, answer with the next envelopes until all hops are there.
+
+        The next block of columns begins in the answer that would have ended the one before.
+        """
         step = self.exchange + 1
         if "keys" in groups:
             self.meet(groups)
@@ -91,7 +94,7 @@ class FedStructClient(FedGradClient):
         inbox = self.opened(groups, f"acquire {step - 1}", lambda _: fields)
         if spectra and step % 2:  # every hop takes two exchanges: values, then rows
             if step > 1:
-                exchange.receive({k: RowMessage.of(a, self.graph.num_global_nodes) for k, a in inbox.items()})
+                self.take_rows(exchange, inbox)
             values, counts = hops.spectrum(exchange.current)
             everyone = set(range(self.graph.num_clients)) - {self.graph.client}
             return self.sealed({peer: {"values": values, "counts": counts} for peer in everyone}, f"acquire {step}"), {
@@ -101,10 +104,16 @@ class FedStructClient(FedGradClient):
             inbox[self.graph.client] = dict(zip(("values", "counts"), hops.spectrum(exchange.current), strict=True))
             exchange.keep_hop([(inbox[k]["values"], inbox[k]["counts"]) for k in sorted(inbox)])
         elif step > 1:
-            exchange.receive({k: RowMessage.of(a, self.graph.num_global_nodes) for k, a in inbox.items()})
+            self.take_rows(exchange, inbox)
+        del inbox
+        if exchange.hop == exchange.hops:
+            self.found.append(exchange.totals)
+            self.acquisition = None
+            if len(self.found) < len(self.blocks):
+                exchange = self.hop_exchange()
         if exchange.hop < exchange.hops:
             return self.sealed({k: m.arrays() for k, m in exchange.messages().items()}, f"acquire {step}"), {"done": 0}
-        self.finish_rows(exchange)
+        self.finish_rows()
         found = {"support": self.support.astype(np.int32), "reached": self.reached}
         return {"rows": found, **self.acquired(step)}, {"done": 1}
 
@@ -119,51 +128,63 @@ class FedStructClient(FedGradClient):
         self.keyring.check("announce", self.sealer.public, keys, groups.get(SIGNATURES, {}))
         self.sealer.meet(keys)
 
+    @property
+    def pruning(self) -> Pruning:
+        """What is kept of each hop."""
+        return Pruning(self.params.prune, self.params.prune_mode)
+
+    @property
+    def blocks(self) -> list[slice]:
+        """The blocks of columns that are exchanged one after another."""
+        return hops.blocks(self.graph.num_global_nodes, self.model.structure_weights.shape[1], self.pruning)
+
     def hop_exchange(self) -> HopExchange:
         """The exchange at hand, begun on first use."""
         if self.acquisition is None:
-            p = self.params
             self.acquisition = HopExchange(
                 self.graph,
                 self.model.structure_weights,
-                Pruning(p.prune, p.prune_mode),
+                self.pruning,
                 self.owner,
-                p.max_entries,
+                self.params.max_entries,
                 np.float64 if self.dtype == torch.float64 else np.float32,
+                self.blocks[len(self.found)],
             )
         return self.acquisition
 
-    def finish_rows(self, exchange: HopExchange) -> None:
-        """Keep Ā^[i] with its columns restricted to the support."""
-        stacked = sp.vstack(exchange.totals, format="csr")
-        self.support, columns = np.unique(stacked.indices, return_inverse=True)
-        shape = (stacked.shape[0], self.support.size)
-        self.set_rows(sp.csr_matrix((stacked.data, columns, stacked.indptr), shape=shape))
-        self.acquisition = None
+    def take_rows(self, exchange: HopExchange, inbox: dict[int, Arrays]) -> None:
+        """The others' part of a hop."""
+        exchange.receive({k: RowMessage.of(arrays, exchange.current.shape[1]) for k, arrays in inbox.items()})
 
-    def set_rows(self, rows: sp.csr_matrix) -> None:
+    def finish_rows(self) -> None:
+        """Keep Ā^[i] with its columns restricted to the support."""
+        found, self.found = self.found, []
+        self.support, rows = hops.supported([hops.joined(parts) for parts in zip(*found, strict=True)])
+        self.set_rows(rows)
+
+    def set_rows(self, rows: Matrix) -> None:
         """Prepare the products with all rows, for scores, and with those of training nodes, for gradients."""
         self.rows = rows
         own, combinations = self.graph.num_nodes, len(self.model.structure_weights)
         train = self.train_nodes.cpu().numpy()
         chosen = rows[np.concatenate([train + j * own for j in range(combinations)])]
-        self.reached = np.bincount(chosen.indices, minlength=rows.shape[1]) > 0
+        self.reached = hops.filled(chosen)
         self.inputs.rows, self.train_rows = self.operand(rows), self.operand(chosen)
 
-    def operand(self, matrix: sp.csr_matrix) -> SparseMatrix | Tensor:
-        """The faster of a sparse and, below ``dense_limit`` entries, a dense matrix."""
-        size = matrix.shape[0] * matrix.shape[1]
-        if size <= self.params.dense_limit and matrix.nnz > DENSE_ABOVE * size:
-            return torch.from_numpy(matrix.toarray()).to(self.device, self.dtype)
+    def operand(self, matrix: Matrix) -> SparseMatrix | Tensor:
+        """A matrix as it stands, for products; a dense one shares its memory."""
+        if isinstance(matrix, np.ndarray):
+            return torch.from_numpy(matrix).to(self.device, self.dtype)
         return SparseMatrix(matrix, self.dtype).to(self.device)
 
     def structure_features(self) -> np.ndarray:
         """The first s_u of the client's own nodes, [N, d_s]."""
         width, dtype = self.model.structure_width, np.float64 if self.dtype == torch.float64 else np.float32
         if self.params.features == "degree":
-            sources = torch.cat([self.graph.edge_index[0], self.graph.cut_out[0]])
-            degrees = sources.bincount(minlength=self.graph.num_nodes).numpy()
-            return structure_features.degree_one_hot(degrees, width).astype(dtype)
+            own, n = self.graph, self.graph.num_nodes
+            ends = ((own.edge_index[0], own.cut_out[0]), (own.edge_index[1], own.cut_in[0]))
+            leaving, arriving = (torch.cat(end).bincount(minlength=n).numpy() for end in ends)
+            return structure_features.degree_one_hot(leaving, arriving, width).astype(dtype)
         drawn = structure_features.hop2vec(self.graph.num_nodes, width, self.cfg.seed, self.graph.client)
         return drawn.astype(dtype)
 
@@ -193,7 +214,7 @@ class FedStructClient(FedGradClient):
     @property
     def row_fields(self) -> dict[str, ArrayField]:
         """What a message of Algorithm 3 holds."""
-        return RowMessage.fields(self.graph.num_global_nodes, self.cfg.dtype)
+        return RowMessage.fields(self.graph.num_global_nodes, self.hop_exchange().current.shape[1], self.cfg.dtype)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -266,9 +287,13 @@ class FedStructClient(FedGradClient):
             tree["keys"] = np.stack([np.frombuffer(self.sealer.peers[k], np.uint8) for k in met])
         if self.acquisition is not None:
             tree["exchange"] = self.acquisition.state()
+        if self.found:
+            tree["found"] = {
+                f"{block}": {f"{j}": hops.parts_of(total) for j, total in enumerate(totals)}
+                for block, totals in enumerate(self.found)
+            }
         if self.support.size:
-            rows = {part: getattr(self.rows, part) for part in ("data", "indices", "indptr")}
-            tree |= {"support": self.support, "shape": np.array(self.rows.shape), "rows": rows}
+            tree |= {"support": self.support, "rows": hops.parts_of(self.rows)}
         if self.inputs.s is not None and not self.trains_structure:
             tree["s"] = self.inputs.s
         return tree
@@ -281,11 +306,14 @@ class FedStructClient(FedGradClient):
             self.sealer = Sealer(self.graph.client, arrays["private"].tobytes())
             if "met" in arrays:
                 self.sealer.meet({int(k): key.tobytes() for k, key in zip(arrays["met"], arrays["keys"], strict=True)})
+        for block, totals in sorted(arrays.get("found", {}).items(), key=lambda item: int(item[0])):
+            columns = self.blocks[int(block)]
+            width = columns.stop - columns.start
+            self.found.append([hops.from_parts(totals[f"{j}"], width) for j in range(len(totals))])
         if "exchange" in arrays:
             self.hop_exchange().restore({name: leaf.numpy() for name, leaf in flatten(tree["exchange"]).items()})
         if "support" in arrays:
             self.support = arrays["support"]
-            parts = tuple(arrays["rows"][part] for part in ("data", "indices", "indptr"))
-            self.set_rows(sp.csr_matrix(parts, shape=tuple(arrays["shape"])))
+            self.set_rows(hops.from_parts(arrays["rows"], self.support.size))
         if "s" in tree:
             self.inputs.s = tree["s"].to(self.device, self.dtype)

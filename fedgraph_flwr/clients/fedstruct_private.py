@@ -15,17 +15,17 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, up_to
+from fedgraph_flwr.answers import ArrayField
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, derive_seed
+from fedgraph_flwr.methods import hops
 from fedgraph_flwr.methods.fedstruct import STRUCTURE
-from fedgraph_flwr.methods.hops import RowMessage
+from fedgraph_flwr.methods.hops import Matrix, RowMessage
 from fedgraph_flwr.numerics.optim import NamedOptimizer
 from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved
 
@@ -35,7 +35,7 @@ class PrivateFedStructClient(FedStructClient):
 
     Attributes:
         s: structure features of its own nodes, [N, d_s].
-        blocks: by client i, ā_vu of the rows of i that meet this client's nodes (b of its J·n_i), [b, N].
+        met: by client i, ā_vu of the rows of i that meet this client's nodes (b of its J·n_i), [b, N].
         met_rows: by client j, which of this client's J·N rows meet j's nodes.
         parts: Σ_j s̄^(j) of its own nodes, [J·N, C]: ``train`` with dropout, ``scored`` without.
         embedding: number of the phase 1 that they are of.
@@ -51,7 +51,7 @@ class PrivateFedStructClient(FedStructClient):
                 f" got {self.params.features} and {self.params.local_epochs}"
             )
         self.s = torch.from_numpy(self.structure_features()).to(self.device, self.dtype)
-        self.blocks: dict[int, sp.csr_matrix] = {}
+        self.met: dict[int, Matrix] = {}
         self.met_rows: dict[int, np.ndarray] = {}
         self.parts: dict[str, Tensor] = {}
         self.embedding = 0
@@ -64,13 +64,11 @@ class PrivateFedStructClient(FedStructClient):
         contents = {}
         for j in range(self.graph.num_clients):
             columns = np.flatnonzero(self.owner[self.support] == j)
-            block = self.rows[:, columns]
-            self.met_rows[j] = np.flatnonzero(np.diff(block.indptr))
+            owned = np.flatnonzero(self.owner == j)
+            place = np.searchsorted(owned, self.support[columns])
+            self.met_rows[j], block = hops.spread(self.rows[:, columns], place, owned.size)
             if self.met_rows[j].size:
-                block = block[self.met_rows[j]]
-                parts = (block.data, self.support[columns][block.indices], block.indptr)
-                wide = sp.csr_matrix(parts, shape=(block.shape[0], self.owner.size))
-                contents[j] = RowMessage(self.met_rows[j], wide).arrays()
+                contents[j] = RowMessage(self.met_rows[j], block).arrays()
         self.take_blocks({self.graph.client: contents.pop(self.graph.client)})
         return self.sealed(contents, "blocks")
 
@@ -83,14 +81,13 @@ class PrivateFedStructClient(FedStructClient):
     @property
     def block_fields(self) -> dict[str, ArrayField]:
         """Rows of all combinations, of another client's nodes."""
-        rows = up_to(self.owner.size * len(self.model.structure_weights) + 1)
-        names = {"nodes": ArrayField((rows,), "int32", 0, LARGEST), "starts": ArrayField((rows,), "int32", 0, LARGEST)}
-        return {**RowMessage.fields(self.owner.size, self.cfg.dtype), **names}
+        most = self.owner.size * len(self.model.structure_weights)
+        return RowMessage.fields(most, self.graph.num_nodes, self.cfg.dtype)
 
     def take_blocks(self, contents: dict[int, Arrays]) -> None:
-        """Keep blocks with this client's own node numbers as columns."""
+        """Keep blocks, whose columns are this client's own nodes."""
         for i, arrays in contents.items():
-            self.blocks[i] = RowMessage.of(arrays, self.owner.size).rows[:, self.graph.node_id.numpy()]
+            self.met[i] = RowMessage.of(arrays, self.graph.num_nodes).rows
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
@@ -101,7 +98,7 @@ class PrivateFedStructClient(FedStructClient):
         wanted = [kind for kind in ("train", "scored") if config[kind]]
         with torch.no_grad():
             embedded = {kind: self.embedded(kind == "train").cpu().numpy() for kind in wanted}
-        contents = {i: {kind: block @ embedded[kind] for kind in wanted} for i, block in self.blocks.items()}
+        contents = {i: {kind: block @ embedded[kind] for kind in wanted} for i, block in self.met.items()}
         own = contents.pop(self.graph.client)
         self.parts = {kind: self.spread({self.graph.client: own[kind]}) for kind in wanted}
         self.embedding = int(config["embedding"])
@@ -168,7 +165,7 @@ class PrivateFedStructClient(FedStructClient):
 
     def save(self) -> Tree:
         """s_u and its optimiser's moments, the blocks, and the own parts of this round."""
-        blocks = {str(i): {k: getattr(b, k) for k in ("data", "indices", "indptr")} for i, b in self.blocks.items()}
+        blocks = {str(i): hops.parts_of(block) for i, block in self.met.items()}
         own = {"own_s": self.s, "embedding": torch.tensor(self.embedding), "stepper": self.stepper.state()}
         met = {str(j): rows for j, rows in self.met_rows.items()}
         return {**super().save(), **own, "parts": self.parts, "met_rows": met, "blocks": blocks}
@@ -181,5 +178,4 @@ class PrivateFedStructClient(FedStructClient):
         self.parts = moved(tree.get("parts", {}), self.device)
         self.met_rows = {int(j): rows for j, rows in as_arrays(tree.get("met_rows", {})).items()}
         for i, parts in as_arrays(tree.get("blocks", {})).items():
-            shape = (parts["indptr"].size - 1, self.graph.num_nodes)
-            self.blocks[int(i)] = sp.csr_matrix((parts["data"], parts["indices"], parts["indptr"]), shape=shape)
+            self.met[int(i)] = hops.from_parts(parts, self.graph.num_nodes)

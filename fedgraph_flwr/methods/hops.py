@@ -5,16 +5,19 @@
     [Â^[i]]^l = D̃_i⁻¹ Σ_k B_i^k,   Ā^[i] = Σ_l β_l [Â^[i]]^l                        Eqs. (45), (46)
 
 A row is a node, its columns are the out-neighbours; parallel edges count once, and a self-loop in the data is the loop that
-A + I adds. Client k knows Ã_k^[i], the edges from i's nodes to its own, as its arriving cut edges. Everything is CSR with
-global column ids and built in blocks of rows. No formal privacy is claimed: with few hops a message can reveal edges of its
-sender to the client that it is addressed to.
+A + I adds. Client k knows Ã_k^[i], the edges from i's nodes to its own, as its arriving cut edges. A matrix is CSR until more
+than `DENSE_ABOVE` of its entries are there, then dense; what is pruned stays CSR. Columns of a power depend on the same columns
+of the power before alone: all hops are exchanged for one block of columns after another (`blocks`), so that messages stay small.
+No formal privacy is claimed: with few hops a message can reveal edges of its sender to the client that it is addressed to.
 
-Letters: n nodes of the whole graph, n_i nodes of client i, b rows of i that touch k, L hops, J combinations of hops.
+Letters: n nodes of the whole graph, n_i nodes of client i, b rows of i that touch k, L hops, J combinations of hops, w columns
+of a block.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,6 +28,12 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 
 Array = NDArray[Any]
+Matrix: TypeAlias = sp.csr_matrix | Array
+"""By its entries, or, well filled, dense."""
+
+DENSE_ABOVE = 0.2  # share of entries from which on a dense matrix is smaller, and its products are faster
+HELD = 2**24  # entries of a power's columns that the clients together hold at once, 64 MB of float32,
+MOST_BLOCKS = 32  # in no more blocks than these
 BLOCK = 2048  # rows of a product that are built, and pruned, at a time
 TIE_DIGITS = 12  # values equal to so many decimals tie, so that the order of a sum does not decide what is pruned
 
@@ -58,9 +67,30 @@ EXACT = Pruning()
 
 
 SAMPLE = 64  # nodes whose reach stands for that of all
-BYTES = (
-    104  # an entry, while clients of one machine exchange hops: 1065 MB at most for Cora, 10 random clients, 20 hops
-)
+BYTES = 104  # an entry of CSR, while clients of one machine exchange hops
+FLIGHT = 5  # copies of an entry on its way: sent, sealed and opened by clients of one machine
+
+
+def bytes_held(
+    graphs: Sequence[ClientGraph], weights: Array, pruning: Pruning, itemsize: int, handed_on: bool = False
+) -> float:
+    """About how much clients of one machine hold at most while they exchange hops.
+
+    Args:
+        graphs: of all clients.
+        weights: of the hops, [J, L].
+        pruning: what is kept of each hop.
+        itemsize: bytes of a value.
+        handed_on: whether at the end all rows are sent to the owners of their columns, who keep them.
+    """
+    n, hops = graphs[0].num_global_nodes, weights.shape[1]
+    entries = expected_entries(graphs, hops, pruning.keep)
+    if pruning.keep or entries <= DENSE_ABOVE * n**2:
+        return BYTES * entries * len(weights)
+    width = blocks(n, hops, pruning)[0].stop
+    crossing = sum(len(np.unique(np.stack([g.cut_out[0].numpy(), g.cut_out_owner.numpy()]), axis=1).T) for g in graphs)
+    exchanged = 2 * n * width + FLIGHT * crossing * width
+    return itemsize * (len(weights) * n**2 + max(exchanged, handed_on * (FLIGHT + 1) * len(weights) * n**2))
 
 
 def expected_entries(graphs: Iterable[ClientGraph], hops: int, keep: int = 0) -> float:
@@ -130,6 +160,87 @@ def row_normalized(matrix: sp.csr_matrix) -> sp.csr_matrix:
     )
 
 
+def blocks(num_nodes: int, hops: int, pruning: Pruning = EXACT) -> list[slice]:
+    """The blocks of columns that Algorithm 3 goes through, by what all clients know alike; pruning compares whole rows."""
+    if hops == 1 or pruning.keep:
+        return [slice(0, num_nodes)]
+    width = max(HELD // num_nodes, -(-num_nodes // MOST_BLOCKS), 1)
+    return [slice(start, min(start + width, num_nodes)) for start in range(0, num_nodes, width)]
+
+
+def stored(matrix: Matrix) -> Matrix:
+    """The smaller of the two forms of a matrix; what is dense stays it."""
+    if isinstance(matrix, np.ndarray) or matrix.nnz <= DENSE_ABOVE * math.prod(matrix.shape):
+        return matrix
+    return _dense(matrix)
+
+
+def joined(parts: Sequence[Matrix]) -> Matrix:
+    """Blocks of columns side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    filled, size = (
+        sum(of) for of in zip(*((np.count_nonzero(_values(p)), math.prod(p.shape)) for p in parts), strict=True)
+    )
+    if filled > DENSE_ABOVE * size:
+        return np.hstack([_dense(part) for part in parts])
+    return sp.hstack([sp.csr_matrix(part) for part in parts], format="csr")
+
+
+def filled(matrix: Matrix) -> Array:
+    """Which columns have an entry, bool [w]."""
+    if isinstance(matrix, np.ndarray):
+        return np.asarray(matrix.any(axis=0))
+    return np.bincount(matrix.indices, minlength=matrix.shape[1]) > 0
+
+
+def supported(combinations: Sequence[Matrix]) -> tuple[Array, Matrix]:
+    """The columns of J combinations [N, n] that have an entry, int64 [Q], and these one below the other, [J·N, Q]."""
+    if any(isinstance(part, np.ndarray) for part in combinations):
+        whole = (
+            _dense(combinations[0]) if len(combinations) == 1 else np.vstack([_dense(part) for part in combinations])
+        )
+    else:
+        whole = sp.vstack(combinations, format="csr")
+    held = filled(whole)
+    return np.flatnonzero(held), stored(whole if held.all() else whole[:, held])
+
+
+def spread(matrix: Matrix, places: Array, columns: int) -> tuple[Array, Matrix]:
+    """The rows that have an entry, int64 [b], and those rows with column c at ``places[c]`` of as many columns."""
+    if isinstance(matrix, np.ndarray):
+        met = np.flatnonzero(matrix.any(axis=1))
+        wide = np.zeros((met.size, columns), matrix.dtype)
+        wide[:, places] = matrix[met]
+        return met, wide
+    met = np.flatnonzero(np.diff(matrix.indptr))
+    kept = matrix[met]
+    return met, sp.csr_matrix((kept.data, places[kept.indices], kept.indptr), shape=(met.size, columns))
+
+
+def parts_of(matrix: Matrix) -> dict[str, Array]:
+    """Either form as named arrays."""
+    if isinstance(matrix, np.ndarray):
+        return {"dense": matrix}
+    return {part: getattr(matrix, part) for part in ("data", "indices", "indptr")}
+
+
+def from_parts(parts: Mapping[str, Array], columns: int) -> Matrix:
+    """From what `parts_of` gave."""
+    if "dense" in parts:
+        return parts["dense"]
+    shape = (parts["indptr"].size - 1, columns)
+    return sp.csr_matrix((parts["data"], parts["indices"], parts["indptr"]), shape=shape)
+
+
+def _values(matrix: Matrix) -> Array:
+    return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.data)
+
+
+def _dense(matrix: Matrix) -> Array:
+    return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
+
+
 def combined_rows(adjacency: sp.csr_matrix, weights: Array, pruning: Pruning = EXACT) -> list[sp.csr_matrix]:
     """The J combinations Σ_l weights[j, l] Â^l of a whole graph, each [n, n] in CSR, from Ã [n, n].
 
@@ -153,8 +264,10 @@ def combined_rows(adjacency: sp.csr_matrix, weights: Array, pruning: Pruning = E
     return totals
 
 
-def multiply(left: sp.csr_matrix, right: sp.csr_matrix, pruning: Pruning = EXACT) -> sp.csr_matrix:
+def multiply(left: sp.csr_matrix, right: Matrix, pruning: Pruning = EXACT) -> Matrix:
     """``left @ right`` in blocks of rows; where pruning is per row, each block is pruned before the next is built."""
+    if isinstance(right, np.ndarray):
+        return left @ right
 
     def block(start: int) -> sp.csr_matrix:
         rows = left[start : start + BLOCK] @ right
@@ -226,8 +339,14 @@ def _entries(matrix: sp.csr_matrix, kept: Array) -> sp.csr_matrix:
     return sp.csr_matrix((matrix.data[kept], matrix.indices[kept], before[matrix.indptr]), shape=matrix.shape)
 
 
-def _accumulated(totals: Sequence[sp.csr_matrix], weights: Array, current: sp.csr_matrix) -> list[sp.csr_matrix]:
-    return [total + float(w) * current if w else total for total, w in zip(totals, weights, strict=True)]
+def _accumulated(totals: Sequence[Matrix], weights: Array, current: Matrix) -> list[Matrix]:
+    return [_plus(total, float(w) * current) if w else total for total, w in zip(totals, weights, strict=True)]
+
+
+def _plus(left: Matrix, right: Matrix) -> Matrix:
+    if sp.issparse(left) and sp.issparse(right):
+        return left + right
+    return _dense(right) if not isinstance(left, np.ndarray) and not left.nnz else _dense(left) + _dense(right)
 
 
 @dataclass(frozen=True)
@@ -236,42 +355,56 @@ class RowMessage:
 
     Attributes:
         nodes: global ids of the rows, nodes of client i that client k's nodes receive edges from, [b].
-        rows: the entries, CSR [b, n].
+        rows: [b, w].
     """
 
     nodes: Array
-    rows: sp.csr_matrix
+    rows: Matrix
 
     def arrays(self) -> dict[str, Array]:
         """As named arrays, ids in 32 bits."""
-        rows = self.rows
-        ids = {"nodes": self.nodes, "starts": rows.indptr, "columns": rows.indices}
-        return {key: value.astype(np.int32) for key, value in ids.items()} | {"values": rows.data}
-
-    @staticmethod
-    def fields(num_nodes: int, dtype: str) -> dict[str, ArrayField]:
-        """What `arrays` must be, whoever sent them; ``num_nodes`` is n, ``dtype`` the values'."""
-        rows, entries = up_to(num_nodes), up_to(LARGEST)
-        return {
-            "nodes": ArrayField((rows,), "int32", 0, num_nodes - 1),
-            "starts": ArrayField((up_to(num_nodes + 1),), "int32", 0, LARGEST),
-            "columns": ArrayField((entries,), "int32", 0, num_nodes - 1),
-            "values": ArrayField((entries,), dtype),
+        nodes, rows = {"nodes": self.nodes.astype(np.int32)}, self.rows
+        if isinstance(rows, np.ndarray):
+            return nodes | {"dense": rows}
+        return nodes | {
+            "starts": rows.indptr.astype(np.int32),
+            "columns": rows.indices.astype(np.int32),
+            "values": rows.data,
         }
 
     @staticmethod
-    def of(arrays: Mapping[str, Array], num_nodes: int) -> "RowMessage":
-        """From `arrays`; ``num_nodes`` is n.
+    def fields(most: int, columns: int, dtype: str) -> dict[str, ArrayField]:
+        """What `arrays` must be, whoever sent them; ``most`` bounds the rows and their ids, ``dtype`` is the values'."""
+        rows, entries = up_to(most), up_to(LARGEST)
+        return {
+            "nodes": ArrayField((rows,), "int32", 0, most - 1),
+            "starts": ArrayField((up_to(most + 1),), "int32", 0, LARGEST, optional=True),
+            "columns": ArrayField((entries,), "int32", 0, columns - 1, optional=True),
+            "values": ArrayField((entries,), dtype, optional=True),
+            "dense": ArrayField((rows, columns), dtype, optional=True),
+        }
+
+    @staticmethod
+    def of(arrays: Mapping[str, Array], columns: int) -> "RowMessage":
+        """From `arrays`; ``columns`` is w.
 
         Raises:
-            FedGraphError: they are no rows of a sparse matrix.
+            FedGraphError: they are no rows of a matrix.
         """
-        nodes, starts = arrays["nodes"], arrays["starts"]
-        entries = {arrays["values"].size, arrays["columns"].size, int(starts[-1]) if starts.size else -1}
-        if starts.size != nodes.size + 1 or starts[0] or (np.diff(starts) < 0).any() or len(entries) > 1:
-            raise FedGraphError(f"{nodes.size} rows that came from another client are no rows of a sparse matrix")
-        parts = (arrays["values"], arrays["columns"], starts)
-        return RowMessage(nodes, sp.csr_matrix(parts, shape=(nodes.size, num_nodes)))
+        nodes = arrays["nodes"]
+        if arrays.keys() == {"nodes", "dense"} and len(arrays["dense"]) == nodes.size:
+            return RowMessage(nodes, arrays["dense"])
+        if arrays.keys() == {"nodes", "starts", "columns", "values"}:
+            starts, entries = arrays["starts"], {arrays["values"].size, arrays["columns"].size}
+            if (
+                starts.size == nodes.size + 1
+                and not starts[0]
+                and (np.diff(starts) >= 0).all()
+                and entries == {starts[-1]}
+            ):
+                parts = (arrays["values"], arrays["columns"], starts)
+                return RowMessage(nodes, sp.csr_matrix(parts, shape=(nodes.size, columns)))
+        raise FedGraphError(f"{nodes.size} rows that came from another client are no rows of a matrix")
 
 
 class HopExchange:
@@ -279,8 +412,8 @@ class HopExchange:
 
     Attributes:
         hop: l, the power that ``current`` holds.
-        current: [Â^[i]]^l, CSR [n_i, n].
-        totals: the J combinations so far, each [n_i, n].
+        current: [Â^[i]]^l, [n_i, w].
+        totals: the J combinations so far, each [n_i, w].
     """
 
     def __init__(
@@ -291,6 +424,7 @@ class HopExchange:
         owner: Array | None = None,
         max_entries: int = 0,
         dtype: Any = np.float64,
+        columns: slice | None = None,
     ):
         """Start from hop 1, the client's own adjacency.
 
@@ -299,12 +433,14 @@ class HopExchange:
             weights: of the hops, [J, L] (`hop_weights`).
             pruning: what is kept of each hop.
             owner: client of each node [n], known to all; needed by ``per_block``.
-            max_entries: refuse a hop with more entries; 0 allows any.
+            max_entries: refuse a hop with more entries, a block of it with more than its share of them; 0 allows any.
             dtype: of the values.
+            columns: which are exchanged, one of `blocks`; None: all.
         """
         self.weights, self.pruning, self.owner, self.max_entries = weights, pruning, owner, max_entries
         self.client, self.nodes = graph.client, graph.node_id.numpy()
         n, own = graph.num_global_nodes, graph.num_nodes
+        self.num_nodes = n
         source, target = graph.edge_index.numpy()
         out_source, out_target = graph.cut_out.numpy()
         sources, targets = np.concatenate([source, out_source]), np.concatenate([self.nodes[target], out_target])
@@ -313,8 +449,9 @@ class HopExchange:
         self.inner = edges[:, self.nodes]  # Ã_i^[i]
         self.arriving = {peer: _arriving(graph, peer, dtype) for peer in np.unique(graph.cut_in_owner.numpy()).tolist()}
         self.expected = set(graph.cut_out_owner.tolist())
-        self.hop, self.current = 1, row_normalized(edges)
-        self.totals = [sp.csr_matrix((own, n), dtype=dtype)] * len(weights)
+        first = row_normalized(edges)
+        self.hop, self.current = 1, first if columns in (None, slice(0, n)) else first[:, columns]
+        self.totals: list[Matrix] = [sp.csr_matrix(self.current.shape, dtype=dtype)] * len(weights)
         if not pruning.active("global"):
             self.keep_hop()
 
@@ -334,9 +471,12 @@ class HopExchange:
             self.current = top_globally(self.current, spectra, self.client, keep * self.current.shape[1])
         elif self.pruning.active("per_row"):
             self.current = top_per_row(self.current, keep)
-        if 0 < self.max_entries < self.current.nnz:
+        if not keep:
+            self.current = stored(self.current)
+        columns, size = self.current.shape[1], self.current.size  # of CSR: its entries
+        if 0 < self.max_entries < (entries := size * self.num_nodes // columns):
             raise FedGraphError(
-                f"client {self.client} holds {self.current.nnz} entries of hop {self.hop}, more than"
+                f"client {self.client} holds {entries} entries of hop {self.hop}, more than"
                 f" strategy.max_entries={self.max_entries}: set strategy.prune (30 in the paper)"
             )
         self.totals = _accumulated(self.totals, self.weights[:, self.hop - 1], self.current)
@@ -356,6 +496,27 @@ class HopExchange:
         """
         if set(messages) != self.expected:
             raise FedGraphError(f"client {self.client} expects rows from clients {self.expected}, got {set(messages)}")
+        for peer, message in messages.items():
+            nodes = message.nodes
+            known = (np.diff(nodes) > 0).all() and np.isin(nodes, self.nodes).all()
+            if message.rows.shape[1] != self.current.shape[1] or not known:
+                raise FedGraphError(f"client {peer} sent client {self.client} rows of nodes that are not its own")
+        held = [self.current, *(message.rows for message in messages.values())]
+        self.current = self._sparse_sum(messages) if all(map(sp.issparse, held)) else self._dense_sum(messages)
+        self.hop += 1
+        if not self.pruning.active("global"):
+            self.keep_hop()
+
+    def _dense_sum(self, messages: Mapping[int, RowMessage]) -> Array:
+        """Eq. (45) where any of the parts is dense."""
+        total = _dense(self.inner @ self.current)
+        for peer in sorted(messages):
+            total[np.searchsorted(self.nodes, messages[peer].nodes)] += _dense(messages[peer].rows)
+        total *= self.scale[:, None]
+        return total
+
+    def _sparse_sum(self, messages: Mapping[int, RowMessage]) -> sp.csr_matrix:
+        """Eq. (45) of CSR, pruned."""
         own = self.nodes.size
         parts, selectors = [self.current], [self.inner]
         if self.pruning.active("per_block"):
@@ -363,36 +524,32 @@ class HopExchange:
             selectors = [sp.identity(own, self.inner.dtype, format="csr")]
         for peer in sorted(messages):
             nodes, rows = messages[peer].nodes, messages[peer].rows
-            place = np.searchsorted(self.nodes, nodes).clip(max=own - 1)
-            if rows.shape[1] != self.current.shape[1] or not np.array_equal(self.nodes[place], nodes):
-                raise FedGraphError(f"client {peer} sent client {self.client} rows of nodes that are not its own")
+            place = np.searchsorted(self.nodes, nodes)
             ones = np.ones(nodes.size, self.inner.dtype)
             selectors.append(sp.csr_matrix((ones, (place, np.arange(nodes.size))), shape=(own, nodes.size)))
             parts.append(rows)
         left = sp.diags(self.scale) @ sp.hstack(selectors, format="csr")
-        self.current = multiply(sp.csr_matrix(left), sp.vstack(parts, format="csr"), self.pruning)
-        self.hop += 1
-        if not self.pruning.active("global"):
-            self.keep_hop()
+        return multiply(sp.csr_matrix(left), sp.vstack(parts, format="csr"), self.pruning)
 
     def state(self) -> dict[str, Array]:
         """What must survive between two messages to this client, as named arrays."""
         arrays = {"hop": np.array([self.hop])}
         for name, matrix in [("current", self.current), *((f"total{j}", total) for j, total in enumerate(self.totals))]:
-            arrays |= {f"{name}.{part}": getattr(matrix, part) for part in ("data", "indices", "indptr")}
+            arrays |= {f"{name}.{part}": array for part, array in parts_of(matrix).items()}
         return arrays
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Go on from what `state` gave."""
 
-        def matrix(name: str) -> sp.csr_matrix:
-            parts = tuple(arrays[f"{name}.{part}"] for part in ("data", "indices", "indptr"))
-            return sp.csr_matrix(parts, shape=self.current.shape)
+        def matrix(name: str) -> Matrix:
+            parts = {key.removeprefix(f"{name}."): array for key, array in arrays.items() if key.startswith(f"{name}.")}
+            return from_parts(parts, columns)
 
+        columns = self.current.shape[1]
         self.hop, self.current = int(arrays["hop"][0]), matrix("current")
         self.totals = [matrix(f"total{j}") for j in range(len(self.weights))]
 
-    def _block_pruned(self, rows: sp.csr_matrix, receiver: int) -> sp.csr_matrix:
+    def _block_pruned(self, rows: Matrix, receiver: int) -> Matrix:
         if not self.pruning.active("per_block"):
             return rows
         if self.owner is None:

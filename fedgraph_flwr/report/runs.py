@@ -77,8 +77,8 @@ class FinishedRun:
 
     @property
     def per_client(self) -> dict[str, list[float]]:
-        """Each client's scores at `shown_round`, such as ``test-accuracy``; empty where none are told of single clients."""
-        return dict(self._shown.get("clients", {}))
+        """Each client's scores at `shown_round`, such as ``test-accuracy``; empty where none, or not all, are told."""
+        return {} if "scored_by" in self._shown else dict(self._shown.get("clients", {}))
 
     @property
     def confusion(self) -> list[list[int]]:

@@ -5,6 +5,10 @@
     place      s_u of the support, for features that are not learned                    once
     train      ∇_θ F = (1/|V~|) Σ_i g_i,   ∇_S F = (1/|V~|) Σ_i G_S^i                   Algorithms 4 and 5
 
+What reproduces: its paper's claims, and nearly all its figures, with the authors' program where the paper is silent. What does not: Local on Cora
+and CiteSeer, and some rows of FL-GNN, lie below; we think for GraphSAGE's size and rounds, which the paper does not give
+(docs/reproduction.md).
+
 The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and hands each client the rows of S in its support:
 exact, since all others meet a zero of Ā^[i]. A part of the clients' gradients is divided by those clients' |V~_i|.
 Threat model: an honest-but-curious server. It holds θ and S, relays what it cannot read, and learns who owns which node, which
@@ -29,7 +33,8 @@ from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.methods import hops
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams, S
-from fedgraph_flwr.models import keywords
+from fedgraph_flwr.models import keywords, probe
+from fedgraph_flwr.models.fedstruct import FedStruct as Network
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
@@ -44,10 +49,12 @@ class FedStruct(FedGrad):
         s: structure features of all nodes, [n, d_s].
         support: global ids of the nodes whose s_u a client needs; ``reached`` marks those it sends gradients of.
         nodes: global ids of each client's nodes.
+        hands_on: whether clients send the columns of their rows to the owners of these nodes.
     """
 
     Params: ClassVar[type] = FedStructParams
     sums: ClassVar[tuple[str, ...]] = ()  # the rows of S are handed out to single clients
+    hands_on: ClassVar[bool] = False
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
@@ -59,9 +66,12 @@ class FedStruct(FedGrad):
     @classmethod
     def needs(cls, cfg: RunConfig, graphs: Callable[[], Iterable[ClientGraph]]) -> tuple[float, str]:
         """The rows of Ā while they are exchanged."""
-        params, length = method_params(cls, cfg), keywords(cfg.model)["structure_hops"]
-        entries = hops.expected_entries(graphs(), length, params.prune)
-        return hops.BYTES * entries, "set strategy.prune (30 in the paper), or lower model.structure_hops"
+        params, network = method_params(cls, cfg), probe(cfg.model)
+        if not isinstance(network, Network):  # which the client's side refuses
+            return 0.0, ""
+        pruning, itemsize = hops.Pruning(params.prune, params.prune_mode), np.dtype(cfg.dtype).itemsize
+        held = hops.bytes_held(list(graphs()), network.structure_weights, pruning, itemsize, cls.hands_on)
+        return held, "set strategy.prune (30 in the paper), or lower model.structure_hops"
 
     def schema(self, phase: str, client: int | None) -> Schema:
         """Keys and ids, envelopes between clients or the rows that they end in, gradients of S."""

@@ -11,6 +11,8 @@ The server's threat model is FedStruct-B's, less S: it sees ∂F/∂g(S) and θ,
 model file does not.
 """
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 
@@ -31,6 +33,8 @@ class PrivateFedStruct(FedStruct):
         g: θ_s by name.
         embeddings: phases 1 so far.
     """
+
+    hands_on: ClassVar[bool] = True
 
     def schema(self, phase: str, client: int | None) -> Schema:
         """Envelopes between clients; U_i of Eq. (52); gradients of θ_s."""

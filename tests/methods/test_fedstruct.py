@@ -11,7 +11,7 @@ from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import derive_seed, groups_of
-from fedgraph_flwr.methods import structure_features
+from fedgraph_flwr.methods import hops, structure_features
 from fedgraph_flwr.secure.sealed import Sealer
 from tests.methods.worlds import C, F, N, dense_step, edges_of, world
 from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
@@ -141,17 +141,31 @@ def test_fixed_features_agree_in_a_and_b_and_stay_fixed(train):
     words = ["strategy.features=degree", "checkpoint_every=3"]
     b, a = (parameters(train(f"strategy={name}", *words)) for name in ("fedstruct", "fedstruct_a"))
     degree = np.bincount(edges_of("undirected")[0], minlength=N)
-    np.testing.assert_array_equal(b.pop("s"), structure_features.degree_one_hot(degree, 6))
+    np.testing.assert_array_equal(b.pop("s"), structure_features.degree_one_hot(degree, degree, 6))
     assert a.keys() == b.keys()
     for key, array in a.items():
         np.testing.assert_allclose(array, b[key], atol=1e-12, err_msg=key)
 
 
+@pytest.mark.parametrize("name", ["fedstruct", "fedstruct_private"])
+@pytest.mark.parametrize("beta", ["last", "learned"])
+def test_blocks_of_columns_and_the_form_of_the_rows_change_nothing(train, monkeypatch, name, beta):
+    """Several blocks, rows dense or never, clients that live for one message: as one block does."""
+    words = [f"strategy={name}", f"model.beta={beta}", "checkpoint_every=3"]
+    one = parameters(train(*words))
+    monkeypatch.setattr(hops, "HELD", 25 * N)
+    monkeypatch.setattr("fedgraph_flwr.engine.inline.InlineGrid._call", call_fresh)
+    for bound in (2.0, 0.0):
+        monkeypatch.setattr(hops, "DENSE_ABOVE", bound)
+        finished = train(*words)
+        assert finished.summary["bytes_by_phase"]["acquire"]["exchanges"] == 3 * 2 + 1
+        for key, array in parameters(finished).items():
+            np.testing.assert_allclose(array, one[key], atol=1e-12, rtol=0, err_msg=f"{bound} {key}")
+
+
 @pytest.mark.parametrize("mode", ["per_row", "per_block", "global"])
 def test_pruning_travels_and_p_of_n_prunes_nothing(train, mode):
-    whole, kept, cut = (
-        train(f"strategy.prune={p}", f"strategy.prune_mode={mode}", "strategy.dense_limit=0") for p in (0, N, 2)
-    )
+    whole, kept, cut = (train(f"strategy.prune={p}", f"strategy.prune_mode={mode}") for p in (0, N, 2))
     for key, array in whole.arrays.items():
         np.testing.assert_allclose(kept.arrays[key], array, atol=1e-12, err_msg=key)
     assert any(np.abs(cut.arrays[key] - array).max() > 1e-6 for key, array in whole.arrays.items())

@@ -14,12 +14,14 @@ from fedgraph_flwr.strategies.base import GraphStrategy
 from tests.methods.worlds import N, clients_of, dense_step, edges_of, partition_of
 
 
-def acquire(graphs: list[ClientGraph], weights: np.ndarray, pruning: Pruning = hops.EXACT) -> list[HopExchange]:
+def acquire(
+    graphs: list[ClientGraph], weights: np.ndarray, pruning: Pruning = hops.EXACT, columns: slice | None = None
+) -> list[HopExchange]:
     """Algorithm 3 with messages handed over directly, through their wire form."""
     owner = np.empty(graphs[0].num_global_nodes, np.int64)
     for graph in graphs:
         owner[graph.node_id.numpy()] = graph.client
-    clients = [HopExchange(graph, weights, pruning, owner) for graph in graphs]
+    clients = [HopExchange(graph, weights, pruning, owner, columns=columns) for graph in graphs]
     while True:
         if pruning.active("global"):
             spectra = [hops.spectrum(client.current) for client in clients]
@@ -30,14 +32,60 @@ def acquire(graphs: list[ClientGraph], weights: np.ndarray, pruning: Pruning = h
         sent = [client.messages() for client in clients]
         for client in clients:
             inbox = {k: out[client.client].arrays() for k, out in enumerate(sent) if client.client in out}
-            client.receive({k: RowMessage.of(arrays, owner.size) for k, arrays in inbox.items()})
+            width = client.current.shape[1]
+            client.receive({k: RowMessage.of(arrays, width) for k, arrays in inbox.items()})
+
+
+def dense_of(matrix: hops.Matrix) -> np.ndarray:
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
 
 
 def gathered(clients: list[HopExchange], combination: int = 0) -> np.ndarray:
-    dense = np.zeros((N, N))
+    dense = np.zeros((N, clients[0].current.shape[1]))
     for client in clients:
-        dense[client.nodes] = client.totals[combination].toarray()
+        dense[client.nodes] = dense_of(client.totals[combination])
     return dense
+
+
+FORMS = {"dense from the first": -1.0, "dense when well filled": 0.1, "never dense": 2.0}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_blocks_of_columns_in_either_form_make_up_the_powers(monkeypatch, form):
+    monkeypatch.setattr(hops, "DENSE_ABOVE", FORMS[form])
+    monkeypatch.setattr(hops, "HELD", 17 * N)
+    edges, weights = edges_of("directed"), hops.hop_weights([0.5, 0.0, -0.2, 0.7], 4)
+    graphs = clients_of(edges, partition_of("random", edges))
+    columns = hops.blocks(N, 4)
+    assert [c.stop - c.start for c in columns] == [17, 17, 17, 9]
+    ends = [acquire(graphs, weights, columns=block) for block in columns]
+    step = dense_step(edges)
+    wanted = sum(b * np.linalg.matrix_power(step, h + 1) for h, b in enumerate([0.5, 0.0, -0.2, 0.7]))
+    np.testing.assert_allclose(np.hstack([gathered(clients) for clients in ends]), wanted, atol=1e-12, rtol=0)
+    for clients in zip(*ends, strict=True):
+        rows = hops.joined([client.totals[0] for client in clients])
+        assert form == "dense when well filled" or isinstance(rows, np.ndarray) == (form == "dense from the first")
+        np.testing.assert_allclose(dense_of(rows), wanted[clients[0].nodes], atol=1e-12)
+        held, (support, kept) = wanted[clients[0].nodes].any(axis=0), hops.supported([rows])
+        np.testing.assert_array_equal(support, np.flatnonzero(held))
+        np.testing.assert_allclose(dense_of(kept), wanted[clients[0].nodes][:, held], atol=1e-12)
+
+
+def test_blocks_are_bounded_in_size_and_number_and_one_where_rows_are_compared():
+    assert hops.blocks(2708, 20) == [slice(0, 2708)]
+    columns = hops.blocks(19717, 20)
+    assert [b.start for b in columns[1:]] == [b.stop for b in columns[:-1]]
+    assert (columns[0].start, columns[-1].stop) == (0, 19717)
+    assert max(b.stop - b.start for b in columns) * 19717 <= hops.HELD
+    assert len(hops.blocks(10**6, 2)) == hops.MOST_BLOCKS
+    assert len(hops.blocks(10**6, 1)) == len(hops.blocks(10**6, 9, Pruning(30))) == 1
+
+
+def test_a_few_full_columns_do_not_make_the_whole_dense():
+    full, empty = np.ones((5, 2)), hops.sp.csr_matrix((5, 98))
+    joined = hops.joined([full, empty])
+    assert hops.sp.issparse(joined)
+    np.testing.assert_array_equal(joined.toarray()[:, :2], full)
 
 
 @pytest.mark.parametrize("partition", ["random", "louvain", "kmeans"])
@@ -81,7 +129,7 @@ def test_the_entries_of_the_powers_are_told_from_the_clients_edges(length):
 
 
 def test_a_run_that_the_machine_has_no_memory_for_is_refused_before_it_starts(run, monkeypatch):
-    free = hops.BYTES * 100
+    free = 100
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free, total=free))
     monkeypatch.setattr(GraphStrategy, "start", lambda *_: pytest.fail("it started"))
     with pytest.raises(FedGraphError) as told:
@@ -91,6 +139,21 @@ def test_a_run_that_the_machine_has_no_memory_for_is_refused_before_it_starts(ru
         r"strategy\.prune \(30 in the paper\), or lower model\.structure_hops",
         str(told.value),
     )
+
+
+def test_the_memory_told_is_what_clients_hold():
+    """Full rows: themselves, a block of columns twice, and what is on its way five times; else by entry."""
+    edges, weights = edges_of("undirected"), hops.hop_weights("uniform", 30)
+    owner = partition_of("random", edges)
+    graphs = clients_of(edges, owner)
+    crossing = {(v, owner[u]) for v, u in edges.T if owner[v] != owner[u]}
+    assert hops.expected_entries(graphs, 30) > 0.5 * N**2
+    wanted = 4 * (N**2 + 2 * N**2 + 5 * len(crossing) * N)
+    assert hops.bytes_held(graphs, weights, hops.EXACT, 4) == pytest.approx(wanted)
+    handed = hops.bytes_held(graphs, weights, hops.EXACT, 4, handed_on=True)
+    assert handed == pytest.approx(max(wanted, 4 * 7 * N**2))
+    entries = hops.expected_entries(graphs, 30, 2)
+    assert hops.bytes_held(graphs, weights, Pruning(2), 4) == pytest.approx(hops.BYTES * entries)
 
 
 def test_central_rows_equal_powers():
@@ -164,7 +227,8 @@ def test_state_survives_between_messages():
     fresh = HopExchange(graphs[0], weights)
     fresh.restore(done.state())
     assert fresh.hop == 3
-    assert (fresh.totals[0] != done.totals[0]).nnz == 0
+    np.testing.assert_array_equal(dense_of(fresh.totals[0]), dense_of(done.totals[0]))
+    np.testing.assert_array_equal(dense_of(fresh.current), dense_of(done.current))
 
 
 def test_wrong_messages_are_refused():
@@ -174,9 +238,13 @@ def test_wrong_messages_are_refused():
     with pytest.raises(FedGraphError, match="expects rows"):
         client.receive({})
     good = {k: HopExchange(graphs[k], weights).messages()[0] for k in (1, 2, 3)}
-    good[1] = RowMessage(other.nodes[:1], other.current[:1])
-    with pytest.raises(FedGraphError, match="not its own"):
-        client.receive(good)
+    for odd in (RowMessage(other.nodes[:1], other.current[:1]), RowMessage(client.nodes[[0, 0]], np.ones((2, N)))):
+        with pytest.raises(FedGraphError, match="not its own"):
+            client.receive(good | {1: odd})
+    narrow = {"nodes": client.nodes[:2].astype(np.int32), "dense": np.ones((1, N))}
+    for arrays in (narrow, narrow | {"values": np.ones(3)}, {"nodes": client.nodes[:2]}):
+        with pytest.raises(FedGraphError, match="2 rows that came from another client are no rows of a matrix"):
+            RowMessage.of(arrays, N)
 
 
 def test_limits_and_options_are_checked():
