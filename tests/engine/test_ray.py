@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runner import with_folder
+from tests.engine.fleet import wait_for
 from tests.support import Finished, assert_same_arrays
 
 ROOT = Path(__file__).parents[2]
@@ -193,9 +193,7 @@ def command(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]
 @pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.faults)])
 def test_a_run_that_is_told_to_stop_ends_with_all_that_it_started(data, tmp_path, stop):
     process = command(tmp_path, "strategy=local", "rounds=4000", "checkpoint_every=5")
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for((tmp_path / "checkpoint.safetensors").is_file, "a checkpoint", 300)
     started = psutil.Process(process.pid).children(recursive=True)
     assert {"raylet", "gcs_server"} <= {p.name() for p in started}
     process.send_signal(stop)
@@ -208,9 +206,7 @@ def test_a_run_that_is_told_to_stop_ends_with_all_that_it_started(data, tmp_path
 @pytest.mark.faults
 def test_a_killed_run_leaves_no_clients_behind(data, tmp_path):
     process = command(tmp_path, "rounds=4000", "checkpoint_every=5")
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for((tmp_path / "checkpoint.safetensors").is_file, "a checkpoint", 300)
     started = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
