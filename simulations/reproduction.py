@@ -205,7 +205,7 @@ def main(words: list[str]) -> None:
         return
     for name in words or papers():
         if name not in papers():
-            raise unknown("paper", name, papers())
+            sys.exit(f"error: {unknown('paper', name, papers())}")
         print(f"# {name}\n\n{picture(name)}\n")
 
 

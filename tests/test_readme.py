@@ -64,6 +64,7 @@ def test_the_worked_example_of_contributing_is_the_code():
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 RESULTS = ROOT / "simulations" / "results"
+PAGE = ROOT / "docs" / "results.md"
 TABLES = [path for path in sorted((ROOT / "simulations").glob("*.yaml")) if (RESULTS / f"{path.stem}.csv").is_file()]
 
 
@@ -101,6 +102,11 @@ def test_results_at_a_glance_are_those_that_the_rule_chooses():
     for row, setting in zip(told, (min(gaps, key=gaps.get), max(gaps, key=gaps.get)), strict=True):
         assert row[0] == f"{method}, {setting}"
         assert row[1:4] == [ours(main.name, setting, column) for column in ("Local-GNN", "FL-GNN", method)]
+
+
+def test_the_page_of_results_tells_the_first_table_as_it_is_stored():
+    told, stored = ({row[0]: row[1:] for row in rows(text.read_text())[::-1]} for text in (PAGE, RESULTS / "cora.md"))
+    assert told["Cora"] == stored["Cora"]
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
