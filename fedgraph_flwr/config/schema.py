@@ -280,15 +280,28 @@ class EvaluationConfig(Section, group="evaluation"):
     # validation nodes settle more steadily: it moves with every node's probability and has no ties
     watch: str = choice("metric", ("metric", "loss"))
     every: int = number(1, low=1)  # rounds between evaluations
+    # who scores a model: all | cohort, those who train next, at no exchange of its own | a number, as many, always the same
+    clients: str = "all"
     patience: int = (
         0  # stop after so many rounds without a better validation figure (own_best_val: of any client); 0: never
     )
     min_delta: float = 0.0  # by how much a figure must be better
     trained: bool = False  # also score each client's model right after local training
     full: bool = False  # auc, average_precision and the F1 of each class with more than two classes too
+    # clients tell, with their scores, how many test nodes of each class are taken for which; for the report of a fleet
+    confusion: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.clients not in ("all", "cohort") and not (
+            self.clients.isdecimal() and 0 < int(self.clients) <= MOST_CLIENTS
+        ):
+            raise FedGraphError(f"evaluation.clients must be all, cohort or a number from 1, got '{self.clients}'")
+        if self.clients == "cohort" and self.select == "own_best_val":
+            raise FedGraphError(
+                "evaluation.select=own_best_val follows each client's own figure, and evaluation.clients=cohort lets others"
+                " score each round: set all or a number"
+            )
         for target in self.metrics:
             if not is_own(target):
                 raise FedGraphError(
@@ -470,6 +483,8 @@ class RayConfig(Section, group="ray"):
     address: str = ""  # empty: a Ray instance of this run's own | auto | HOST:PORT of a cluster's head
     actors: int = 0  # processes that hold the clients; 0: as many as client_cpus and client_gpus leave room for
     live_clients: int = 0  # clients a process holds at once, the others are built from their state when asked; 0: all
+    # each process adds up what its clients trained, and sends one sum: equal to rounding, for very many clients a round
+    aggregate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -517,20 +532,36 @@ class RunConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.privacy.scores == "none" and (self.evaluation.trained or self.evaluation.patience):
-            key = "trained=true" if self.evaluation.trained else f"patience={self.evaluation.patience}"
-            raise FedGraphError(f"evaluation.{key} needs scores, which privacy.scores=none keeps at the clients")
+        by_scores = {
+            "evaluation.trained=true": self.evaluation.trained,
+            "evaluation.confusion=true": self.evaluation.confusion,
+            f"evaluation.patience={self.evaluation.patience}": self.evaluation.patience,
+        }
+        if self.privacy.scores == "none" and (asked := [key for key, holds in by_scores.items() if holds]):
+            raise FedGraphError(f"{asked[0]} needs scores, which privacy.scores=none keeps at the clients")
+        if self.ray.aggregate and self.engine != "ray":
+            raise FedGraphError(
+                f"ray.aggregate=true adds up in Ray's actors, and engine={self.engine} has none: set engine=ray"
+            )
         per_client = {
             "evaluation.trained=true": self.evaluation.trained,
+            "evaluation.confusion=true": self.evaluation.confusion,
             f"evaluation.average={self.evaluation.average}": self.evaluation.average != AVERAGES[0],
             "evaluation.select=own_best_val": self.evaluation.select == "own_best_val",
             "evaluation.watch=loss": self.evaluation.watch == "loss",
             "strategy.personal=true": self.strategy.personal,
+            f"evaluation.clients={self.evaluation.clients}": self.evaluation.clients != "all",
         }
         if self.privacy.scores == "noised" and (asked := [key for key, holds in per_client.items() if holds]):
             raise FedGraphError(
                 f"privacy.scores=noised tells means over clients of one model's scores, and {asked[0]} asks for more"
             )
+
+    @property
+    def sums_alone(self) -> str:
+        """The key by which the server sees sums of what clients trained, and no client's own; empty: none."""
+        told = {"privacy.secagg": self.privacy.secagg, "ray.aggregate": self.ray.aggregate}
+        return next((key for key, holds in told.items() if holds), "")
 
 
 _KINDS = {

@@ -10,14 +10,14 @@ of all types follow each other in the order of the schema.
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
-from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_tensors
+from fedgraph_flwr.data.graph import ClientGraph, Graph, Source, read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 
 EdgeType = tuple[str, str, str]
@@ -167,7 +167,7 @@ class HeteroGraph:
             data[a].node_id = ids
         return data
 
-    def save(self, path: Path | str) -> None:
+    def save(self, path: Path | str | BinaryIO) -> None:
         """Write one file atomically: tensors by the place of their type, names and counts as JSON in its header."""
         tensors = {key: getattr(self, key) for key in ("y", "train_mask", "val_mask", "test_mask")}
         tensors |= {f"x.{i}": self.x[a] for i, a in enumerate(self.counts) if a in self.x}
@@ -181,7 +181,7 @@ class HeteroGraph:
         return {}, {}
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
+    def load(cls, path: Source) -> Self:
         """Read what `save` wrote.
 
         Raises:
@@ -190,7 +190,7 @@ class HeteroGraph:
         return cls.unpack(path, *read_tensors(path))
 
     @classmethod
-    def unpack(cls, path: Path | str, tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
+    def unpack(cls, path: Source, tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
         """From the tensors and values of the file ``path``."""
         kind = values.pop("kind", None)
         if kind != cls.__name__:
@@ -284,7 +284,7 @@ _KINDS: dict[str, type[Graph] | type[HeteroGraph]] = {
 }
 
 
-def load_graph(path: Path | str) -> Graph | HeteroGraph:
+def load_graph(path: Source) -> Graph | HeteroGraph:
     """The graph of a file, of whichever kind it is."""
     tensors, values = read_tensors(path)
     if not isinstance(values.get("kind"), str) or values["kind"] not in _KINDS:

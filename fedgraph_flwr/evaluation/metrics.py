@@ -16,6 +16,9 @@ DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
 
 SPLITS = ("val", "test")
 
+CONFUSION = "confusion"
+"""What a client calls `confusion` of its test nodes, row after row."""
+
 
 def confusion(guess: ArrayLike, y: ArrayLike, num_classes: int) -> np.ndarray:
     """How many nodes of each class (row) are taken for which (column): [C, C] of labels and predictions [N]."""
@@ -339,8 +342,8 @@ class OwnRounds:
         self._best = self._since = np.empty(0)  # best figure, and the round it is from
 
     def take(self, server_round: int, per_client: dict[str, list[float]]) -> None:
-        """A round's scores of all clients; a round that misses some, or tells none of single clients, is passed over."""
-        if not per_client:
+        """A round's scores of all clients; passed over are rounds that miss some, are scored by others, or tell of none."""
+        if not per_client or self.cfg.clients == "cohort":
             return
         name, sign = self.cfg.watched
         value = sign * np.asarray(per_client[f"val-{name}"])

@@ -70,10 +70,10 @@ class FedHGN(GraphStrategy):
             raise FedGraphError(
                 f"strategy.shared holds '{averaged[0]}': averaging coefficients needs strategy.private_schema=false"
             )
-        if averaged and cfg.privacy.secagg:
+        if averaged and cfg.sums_alone:
             raise FedGraphError(
                 f"strategy.shared holds '{averaged[0]}': coefficients are averaged over the clients that hold a type, which no sum"
-                " over all gives; use privacy.secagg=false"
+                f" over all gives; use {cfg.sums_alone}=false"
             )
         if averaged and cfg.strategy.aggregator != "mean":
             raise FedGraphError(
