@@ -57,7 +57,8 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
     """Apply ``reversed``, ``undirected``, ``remove_self_loops``, ``drop_featureless``, ``largest_component`` and then
-    ``normalize_features``."""
+    ``normalize_features``.
+    """
     if cfg.edge_types != "triple":
         raise FedGraphError(
             f"dataset.edge_types={cfg.edge_types} is for typed graphs, and '{cfg.name}' has edges of one type"
