@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -487,6 +488,20 @@ def test_a_client_that_never_answers_is_named_after_the_timeout(monkeypatch):
     assert replies == [0]
     assert failures == {1: "no answer within 30 s"}
     assert 30 < sum(pauses) <= 31
+
+
+def test_a_look_that_waits_past_the_timeout_for_one_answer_costs_no_other_client_its_own(monkeypatch):
+    """As over HTTP, where a look fetches what a node that died had begun to send."""
+
+    class Stuck(_SlowGrid):
+        def pull_messages(self, message_ids):
+            if len(message_ids) == 2:
+                time.sleep(100)  # of the clock that `_asked` gives
+            return super().pull_messages(message_ids)
+
+    replies, failures, pauses = _asked([1, 1], monkeypatch, "strategy.timeout=30", grid=Stuck([1, 1]))
+    assert (replies, failures) == ([0, 1], {})
+    assert pauses[0] == 100
 
 
 def test_state_of_another_schema_is_not_taken(tmp_path, monkeypatch):

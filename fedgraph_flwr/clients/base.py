@@ -326,7 +326,10 @@ class GraphClient(NumPyClient):
 
     def scores(self) -> dict[str, list[float]]:
         """Scores on the validation and test nodes; of a personal method, of the shared parameters beside its own."""
-        told = self.score(self.predict())
+        logits = self.predict()
+        told = self.score(logits)
+        if self.cfg.evaluation.confusion:
+            told[metrics.CONFUSION] = self.confusion(logits)
         if self.cfg.strategy.personal:
             told |= {f"global-{key}": value for key, value in self.score(self.predict_shared()).items()}
         return told
@@ -340,6 +343,13 @@ class GraphClient(NumPyClient):
         part = self.graph.part.to(self.device) if self.graph.part.numel() else None
         wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
         return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes, self.cfg.evaluation.own)
+
+    def confusion(self, logits: Tensor) -> list[float]:
+        """Of the test nodes how many of a class are taken for which, row after row; 0 for fewer than the policy lets be told."""
+        test = self.masks["test"] & (self.y >= 0)
+        guess, y = logits[test].argmax(1).cpu(), self.y[test].cpu()
+        counts = metrics.confusion(guess, y, self.graph.num_classes).ravel()
+        return np.where(counts >= self.policy.min_nodes, counts, 0).astype(float).tolist()
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 

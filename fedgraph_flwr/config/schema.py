@@ -288,6 +288,8 @@ class EvaluationConfig(Section, group="evaluation"):
     min_delta: float = 0.0  # by how much a figure must be better
     trained: bool = False  # also score each client's model right after local training
     full: bool = False  # auc, average_precision and the F1 of each class with more than two classes too
+    # clients tell, with their scores, how many test nodes of each class are taken for which; for the report of a fleet
+    confusion: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -530,15 +532,20 @@ class RunConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.privacy.scores == "none" and (self.evaluation.trained or self.evaluation.patience):
-            key = "trained=true" if self.evaluation.trained else f"patience={self.evaluation.patience}"
-            raise FedGraphError(f"evaluation.{key} needs scores, which privacy.scores=none keeps at the clients")
+        by_scores = {
+            "evaluation.trained=true": self.evaluation.trained,
+            "evaluation.confusion=true": self.evaluation.confusion,
+            f"evaluation.patience={self.evaluation.patience}": self.evaluation.patience,
+        }
+        if self.privacy.scores == "none" and (asked := [key for key, holds in by_scores.items() if holds]):
+            raise FedGraphError(f"{asked[0]} needs scores, which privacy.scores=none keeps at the clients")
         if self.ray.aggregate and self.engine != "ray":
             raise FedGraphError(
                 f"ray.aggregate=true adds up in Ray's actors, and engine={self.engine} has none: set engine=ray"
             )
         per_client = {
             "evaluation.trained=true": self.evaluation.trained,
+            "evaluation.confusion=true": self.evaluation.confusion,
             f"evaluation.average={self.evaluation.average}": self.evaluation.average != AVERAGES[0],
             "evaluation.select=own_best_val": self.evaluation.select == "own_best_val",
             "evaluation.watch=loss": self.evaluation.watch == "loss",

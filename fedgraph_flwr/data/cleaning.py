@@ -56,9 +56,7 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
 
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
-    """Apply ``reversed``, ``undirected``, ``remove_self_loops``, ``drop_featureless``, ``largest_component`` and then
-    ``normalize_features``.
-    """
+    """Apply the keys of ``cfg`` that change a graph, in the order of these lines."""
     if cfg.edge_types != "triple":
         raise FedGraphError(
             f"dataset.edge_types={cfg.edge_types} is for typed graphs, and '{cfg.name}' has edges of one type"

@@ -16,6 +16,9 @@ DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
 
 SPLITS = ("val", "test")
 
+CONFUSION = "confusion"
+"""What a client calls `confusion` of its test nodes, row after row."""
+
 
 def confusion(guess: ArrayLike, y: ArrayLike, num_classes: int) -> np.ndarray:
     """How many nodes of each class (row) are taken for which (column): [C, C] of labels and predictions [N]."""

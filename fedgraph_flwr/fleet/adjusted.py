@@ -3,7 +3,8 @@
 Three processes of a fleet use it. `FEDGRAPH_PLAIN=1` in their environment (``--plain`` of `fedgraph-flwr node` and `server`)
 turns all of it off.
 
-The **ServerApp's**: objects that are on their way are asked for again after 20 ms, not after 1 s.
+The **ServerApp's**: objects that are on their way are asked for again after 20 ms, not after 1 s, and no longer than
+``strategy.timeout``: a node may have died while it sent them.
 
 A **SuperNode** with ``--isolation process``. As `flower-supernode`, and:
 
@@ -86,13 +87,19 @@ def refusal() -> str:
     return f"Flower {found} is installed, its adjustments are made for {MADE_FOR}: install that, or say --plain ({PLAIN}=1)"
 
 
-def quicken_pulls() -> None:
-    """Ask for objects that are on their way again after `BACKOFF` seconds, in this process."""
+def quicken_pulls(longest: float | None = None) -> None:
+    """Ask for objects that are on their way again after `BACKOFF` seconds, in this process.
+
+    Args:
+        longest: seconds after which they are given up; None: as Flower has it, two hours.
+    """
     from flwr.supercore.inflatable import inflatable_utils
 
     functions: Any = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
     for function in functions:
         function.__kwdefaults__["initial_backoff"] = BACKOFF
+        if longest is not None:
+            function.__kwdefaults__["max_time"] = longest
 
 
 def supernode(wake: int) -> None:

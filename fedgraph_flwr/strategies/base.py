@@ -52,6 +52,7 @@ from fedgraph_flwr.strategies.connection import ClientInfo, difference
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.privacy import Privacy
+from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
@@ -542,7 +543,10 @@ class GraphStrategy(FlowerFedAvg):
         return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
 
     def _score_fields(self) -> dict[str, NumberField]:
-        return self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
+        fields = self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
+        if self.cfg.evaluation.confusion:
+            fields[CONFUSION] = NumberField(0, LARGEST, length=self.agreed("num_classes") ** 2)
+        return fields
 
     def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:
         return score_fields(self.cfg.evaluation, self.agreed("num_classes"), prefix, self._parts)

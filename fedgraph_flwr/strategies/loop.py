@@ -16,7 +16,7 @@ from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Re
 from fedgraph_flwr.strategies.added import AddedSums
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.labels import class_weights
-from fedgraph_flwr.strategies.scoring import counts_of, scores_of, training_record
+from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
 
@@ -304,6 +304,8 @@ class Loop:
         if self.cfg.strategy.personal:
             shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
+        if evaluation.confusion:
+            scores["confusion"] = confusion_of(replies, classes)
         if evaluation.clients != "all":
             scores["scored_by"] = [reply.client for reply in replies]
         if method.privacy and self.cfg.privacy.scores == "noised":

@@ -60,8 +60,17 @@ def test_pulls_are_quickened(monkeypatch):
     functions = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
     for function in functions:
         monkeypatch.setitem(function.__kwdefaults__, "initial_backoff", 1)
+        monkeypatch.setitem(function.__kwdefaults__, "max_time", 7200)
     adjusted.quicken_pulls()
     assert all(function.__kwdefaults__["initial_backoff"] == adjusted.BACKOFF for function in functions)
+    assert all(function.__kwdefaults__["max_time"] == 7200 for function in functions)
+
+    def never(object_id):
+        raise inflatable_utils.ObjectUnavailableError(object_id)
+
+    adjusted.quicken_pulls(longest=0.1)
+    with pytest.raises(inflatable_utils.ObjectPullError):
+        inflatable_utils.pull_objects(["of a node that died"], never)
 
 
 def test_the_executors_imports_leave_out_this_projects_modules_and_threads():
@@ -137,7 +146,7 @@ def test_a_task_that_ended_without_a_reply_is_answered_for(state):
 
 
 def test_what_flower_ignored_is_forgotten(state):
-    """A message without its objects, of a run that has ended: a client would wait for them, and the next message for that client."""
+    """A message without its objects, of a run that has ended: a client would wait for them, and the next message for it."""
     from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
     state.store.preregister(7, get_object_tree(state.question))
