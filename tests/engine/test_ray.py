@@ -24,7 +24,7 @@ from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runner import with_folder
-from tests.support import Finished, assert_same_arrays
+from tests.support import Finished, assert_same_arrays, same_result
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["num_clients=5", "dataset.nodes_per_client=[30,50]", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
@@ -296,7 +296,7 @@ def test_a_full_disk_loses_no_checkpoint(both, tmp_path):
             run_ray(with_folder(compose(line)), fill)
         (disk / "filler").unlink()
         cfg = compose([*line, f"resume={disk / 'run'}"])
-        assert_same(Finished(cfg, run_ray(cfg)), whole)
+        same_result(Finished(cfg, run_ray(cfg)), whole)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
