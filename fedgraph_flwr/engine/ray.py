@@ -114,7 +114,8 @@ class ClientActor:
             config = json.loads(run.run_config["config"]) | {"graph": self.folder.name}
             run = replace(run, run_config=run.run_config | {"config": json.dumps(config)})
         self.app, self.run = app, run
-        self.contexts: dict[int, Context] = {}  # those asked last stand last
+        self.contexts: dict[int, Context] = {}
+        self.live: dict[int, None] = {}  # clients that are built, those asked last at the end
         self.sizes: dict[int, int] = {}  # of private state, in bytes
         os.environ.update(run.environment)
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 0
@@ -150,6 +151,8 @@ class ClientActor:
         node, kind, group, records = letter
         content = RecordDict({key: shared[r] if isinstance(r, int) else r for key, r in records.items()})
         message = Message(content, dst_node_id=node, message_type=kind, group_id=group)
+        self.live.pop(node, None)
+        self.live[node] = None
         return answer(self.app, message, self._context(node))
 
     def end(self) -> None:
@@ -157,30 +160,34 @@ class ClientActor:
         from fedgraph_flwr.clients import session
 
         session.forget(self.run.run_id)
-        self.contexts = {}
+        self.contexts, self.live = {}, {}
         if self.folder:
             self.folder.cleanup()
 
     def _context(self, node: int) -> Context:
         run = self.run
-        context = self.contexts.pop(node, None) or virtual_context(run.run_id, node, run.num_nodes, run.run_config)
-        self.contexts[node] = context
-        return context
+        if node not in self.contexts:
+            self.contexts[node] = virtual_context(run.run_id, node, run.num_nodes, run.run_config)
+        return self.contexts[node]
 
     def _make_room(self) -> None:
         """Drop the clients that were asked longest ago, but keep their state."""
         from fedgraph_flwr.clients import session
 
-        if live := self.run.live_clients:
-            for context in itertools.islice(reversed(self.contexts.values()), live, 2 * live):
-                session.give_state(context, session.private_state(context))
+        while 0 < self.run.live_clients < len(self.live):
+            node = next(iter(self.live))
+            del self.live[node]
+            state = session.private_state(self.contexts[node])
+            session.give_state(self.contexts[node], state)
+            if not state:
+                del self.contexts[node]
 
     def _states(self, asked: list[int], keep: bool) -> States | None:
         """A copy of all private state, looking at no more clients than it must; None where it is not due."""
         from fedgraph_flwr.clients import session
 
         for node in asked:
-            self.sizes[node] = _size(session.private_state(self.contexts[node]))
+            self.sizes[node] = _size(session.private_state(self.contexts[node])) if node in self.contexts else 0
         if not keep and sum(self.sizes.values()) > SMALL:
             return None
         states = {node: session.private_state(self.contexts[node]) for node, size in self.sizes.items() if size}

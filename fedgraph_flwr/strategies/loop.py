@@ -328,10 +328,17 @@ class Loop:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _checkpoint_with_absent(self, server_round: int) -> None:
-        """A checkpoint of the server, once clients that did not train have filed theirs too."""
+        """A checkpoint of the server, once clients that did not train, or failed to, have filed theirs too.
+
+        Where one cannot (its disk is full), the former checkpoint stays, since from this one no run could go on.
+        """
         method = self.strategy
-        if absent := sorted(self._with_state - set(method.cohort)):
-            method.exchange(DESCRIBE, method.messages(DESCRIBE, absent, {}, method.filing))
+        filed = set(method.cohort) - method.failed.keys()
+        if absent := sorted(self._with_state - filed - method.silent):
+            failures = method.collect(DESCRIBE, method.messages(DESCRIBE, absent, {}, method.filing)).failures
+            if failures:
+                log(WARNING, "no checkpoint after round %d: clients %s did not file their state", server_round, sorted(failures))
+                return
         self._checkpoint(server_round)
 
     @property

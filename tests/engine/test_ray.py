@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import pytest
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine import ray as engine
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runner import with_folder
 from tests.engine.fleet import wait_for
-from tests.support import Finished, assert_same_arrays
+from tests.support import Finished, assert_same_arrays, same_result
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["num_clients=5", "dataset.nodes_per_client=[30,50]", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
@@ -265,3 +267,41 @@ def test_runs_of_python_share_a_session(pool, tmp_path):
         done = fg.run(**keys, engine="ray", out=tmp_path / "ray")
     here = fg.run(**keys, out=tmp_path / "inline")
     assert_same_arrays(*(Finished(run.config, run.summary).arrays for run in (done, here)))
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_full_disk_loses_no_checkpoint(both, tmp_path):
+    """Full from round 3 on, for the server and for clients that file their state; with room again the run goes on."""
+    words = ["strategy=local", "rounds=8", "checkpoint_every=2"]
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    whole = both(*words)[1]
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)], check=False).returncode:
+        pytest.skip("may not mount")
+
+    def fill(record):
+        if record["round"] == 3:
+            with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+                while file.write(bytes(512)):
+                    pass
+
+    try:
+        line = [*WORDS, *words, "engine=ray", f"out={disk / 'run'}"]
+        with pytest.raises(FedGraphError, match="No space left on device"):
+            run_ray(with_folder(compose(line)), fill)
+        (disk / "filler").unlink()
+        cfg = compose([*line, f"resume={disk / 'run'}"])
+        same_result(Finished(cfg, run_ray(cfg)), whole)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_a_client_that_cannot_file_its_state_leaves_the_former_checkpoint(both, tmp_path, many):
+    """The server's own disk has room: a checkpoint that lacks one client's state would be none."""
+    words = ["strategy.client=tests.engine.misbehaving:Unfiled", "strategy.shared=[]", "checkpoint_every=1", "rounds=3"]
+    words += ["strategy.fraction=0.6"] if many else []
+    both(*words)
+    for place in ("ray", "inline"):
+        assert read_tensors(tmp_path / place / "checkpoint.safetensors")[1]["round"] == 1
