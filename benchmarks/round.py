@@ -91,7 +91,7 @@ def scale(clients: int, engine: str) -> dict[str, Any]:
         while process.poll() is None:
             if not begun and (Path(out) / "rounds.jsonl").exists():
                 begun = time.perf_counter() - began
-            held = max(held, _held(process.pid))
+            held = max(held, held_by(process.pid))
             time.sleep(0.2)
         if process.returncode:
             raise SystemExit(f"{' '.join(command)} ended with code {process.returncode}")
@@ -99,7 +99,7 @@ def scale(clients: int, engine: str) -> dict[str, Any]:
     return summary | {"megabytes": held / 2**20, "start": begun}
 
 
-def _held(pid: int) -> int:
+def held_by(pid: int) -> int:
     """Bytes that a process and all that came of it hold, pages shared by several counted once among them."""
     held = 0
     with contextlib.suppress(psutil.Error):

@@ -40,8 +40,9 @@ def check_method(cfg: RunConfig) -> None:
     aggregators.check(cfg, sides[0].averages)
     privacy.check(cfg, sides[0].plain_average)
     adversaries.check(cfg, sides[0].averages)
+    _check_sums(cfg, sides[0])
     if cfg.privacy.secagg:
-        _check_secagg(cfg, sides[0])
+        _check_secagg(cfg)
     model = models.probe(cfg.model)
     for side in sides:
         side.check(cfg, model)
@@ -76,8 +77,16 @@ def _side(cfg: RunConfig, key: str, base: type) -> Any:
     return side
 
 
-def _check_secagg(cfg: RunConfig, server: Any) -> None:
-    """Refuse secure aggregation of what is no sum over several clients, by what the method declares."""
+_SUMS = {
+    "privacy.secagg": "shows the server weighted sums of what clients trained",
+    "ray.aggregate": "adds up what clients trained before the server sees it",
+}
+
+
+def _check_sums(cfg: RunConfig, server: Any) -> None:
+    """Refuse to show the server sums alone of what is no sum over several clients, by what the method declares."""
+    if cfg.privacy.secagg and cfg.ray.aggregate:
+        raise FedGraphError("privacy.secagg=true masks what ray.aggregate=true would add up: set one of the two")
     rules = cfg.strategy
     needs = server.beyond_sums
     if not rules.shared or rules.pooled:
@@ -88,11 +97,13 @@ def _check_secagg(cfg: RunConfig, server: Any) -> None:
         needs = needs or f"single models for strategy.aggregator={rules.aggregator}"
     elif cfg.privacy.dp != "none":
         needs = needs or f"single models, which privacy.dp={cfg.privacy.dp} bounds"
-    if needs:
-        raise FedGraphError(
-            f"privacy.secagg=true shows the server weighted sums of what clients trained, and strategy={rules.name} needs "
-            f"{needs}; use privacy.secagg=false"
-        )
+    if needs and (key := cfg.sums_alone):
+        raise FedGraphError(f"{key}=true {_SUMS[key]}, and strategy={rules.name} needs {needs}; use {key}=false")
+
+
+def _check_secagg(cfg: RunConfig) -> None:
+    """Refuse secure aggregation of too few clients."""
+    rules = cfg.strategy
     size = min(max(round(rules.fraction * cfg.num_clients), rules.min_clients), cfg.num_clients)
     if size < FEWEST:
         raise FedGraphError(

@@ -173,7 +173,9 @@ def weighted_mean(groups: Iterable[Arrays], weights: Iterable[float]) -> Arrays:
 
 
 def _mixed(arrays: list[np.ndarray], shares: np.ndarray) -> np.ndarray:
-    """Σ_i shares_i arrays_i of one shape, in pieces that stay in a core's cache."""
+    """Σ_i shares_i arrays_i of one shape, in pieces that stay in a core's cache; of one array n times, that."""
+    if all(array is arrays[0] for array in arrays):
+        return arrays[0].copy()
     mixed = np.empty(arrays[0].size, dtype=arrays[0].dtype)
     flat = [array.reshape(-1) for array in arrays]
     for start in range(0, mixed.size, _BLOCK):

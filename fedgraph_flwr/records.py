@@ -121,7 +121,7 @@ class Recorder:
             raise RuntimeError("scores without a finished round")
         record, self._pending = self._pending, None
         record |= scores
-        value = scores["metrics"].get(metrics.headline(self.cfg.evaluation, "val"), float("nan"))
+        value = metrics.watched(self.cfg.evaluation, scores["metrics"])
         if value > self.best_score + self.cfg.evaluation.min_delta or not self.best_round:
             self.best_round, self.best_score, self.best_arrays = record["round"], value, arrays
             self.best_models = dict(models or {})

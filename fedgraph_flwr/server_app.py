@@ -22,12 +22,12 @@ def main(grid: Grid, context: Context) -> None:
     from fedgraph_flwr.fleet.packing import PackingGrid
     from fedgraph_flwr.serving import serve, with_folder
 
+    cfg = with_folder(from_run_config(context.run_config))
     if type(grid).__name__ == "HttpGrid" and not adjusted.plain():  # a fleet's, not a simulation's
         if reason := adjusted.refusal():
             raise FedGraphError(reason)
-        adjusted.quicken_pulls()
+        adjusted.quicken_pulls(cfg.strategy.timeout)
         grid = PackingGrid(grid)
-    cfg = with_folder(from_run_config(context.run_config))
     summary = serve(grid, cfg, _log_round)
     _log_end(summary, cfg)
 

@@ -56,6 +56,8 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
             recorder = Recorder(cfg, tell, data)
             if cfg.stack:
                 recorder.extra["stacked"] = 0 if not_stacked(cfg) else cfg.stack
+            if cfg.ray.aggregate:
+                recorder.extra["aggregated"] = "actors"
             trackers.begin(recorder.run_name)
             known = meaning(cfg) if here(cfg) else {}
             recorder.extra |= {"classes": known["classes"]} if known else {}

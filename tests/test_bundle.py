@@ -3,10 +3,12 @@
 import dataclasses
 import io
 import logging
+import re
 import tomllib
 import zipfile
 from pathlib import Path
 
+import click
 import pytest
 from flwr.cli.build import build_fab_from_files
 from flwr.cli.utils import collect_files
@@ -60,6 +62,14 @@ def test_wrong_plain_keys_are_sentences():
         told('train.lr="fast"')
     with pytest.raises(ValueError, match="'stratgy' is not present"):
         told('stratgy="fedspa"')
+
+
+def test_a_group_and_a_key_below_it_go_into_overrides_and_the_page_has_the_sentence_that_another_attempt_gives():
+    with pytest.raises(click.ClickException) as refused:
+        parse_config_args(['strategy="fedprox" strategy.mu=0.1'])
+    (quoted,) = re.findall(r'Flower says "([^"]*)"', (ROOT / "docs" / "flower.md").read_text())
+    assert quoted in refused.value.message
+    assert told('overrides="strategy=fedprox strategy.mu=0.1"').strategy.params["mu"] == 0.1
 
 
 def test_a_node_resolves_nothing_in_a_servers_plain_keys():

@@ -316,7 +316,9 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
             "evaluation.average=test_nodes asks for more",
         ),
         (["strategy=fedavg_ft", UNIFORM, "privacy.scores=noised"], "strategy.personal=true asks for more"),
+        ([UNIFORM, "privacy.scores=noised", "evaluation.confusion=true"], "evaluation.confusion=true asks for more"),
         ([UNIFORM, "privacy.scores=none", "evaluation.patience=3"], "evaluation.patience=3 needs scores"),
+        ([UNIFORM, "privacy.scores=none", "evaluation.confusion=true"], "evaluation.confusion=true needs scores"),
         ([UNIFORM, "privacy.clipping_norm=0"], "privacy.clipping_norm must be > 0"),
     ],
 )

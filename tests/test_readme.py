@@ -4,13 +4,19 @@ import csv
 import re
 import shlex
 import statistics
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedgraph_flwr.cli import COMMANDS
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.sweeps.asked import load
+from fedgraph_flwr.sweeps.book import Book
+from fedgraph_flwr.sweeps.rows import identity, read
+from simulations import reproduction
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -57,6 +63,9 @@ def test_the_worked_example_of_contributing_is_the_code():
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
+RESULTS = ROOT / "simulations" / "results"
+TABLES = [path for path in sorted((ROOT / "simulations").glob("*.yaml")) if (RESULTS / f"{path.stem}.csv").is_file()]
+
 
 def rows(text: str) -> list[list[str]]:
     """The cells of a Markdown text's tables, the rows of all of them in their order."""
@@ -67,82 +76,75 @@ def rows(text: str) -> list[list[str]]:
     ]
 
 
-def stored(table: str) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the first table of a stored result."""
-    cells = rows((ROOT / "simulations" / "results" / f"{table}.md").read_text())
-    width = next(i for i, row in enumerate(cells[1:], 1) if row[0] == "")
-    return cells[0], cells[1:width]
-
-
-def figure(cell: str) -> str:
-    """A stored cell's mean to one decimal, rounded as it is read: half up."""
-    value = re.match(r"[\d.]+", cell)
-    return f"{float(value.group()) + 1e-9:.1f}" if value else ""
+def mean(table: str, setting: str, column: str) -> float:
+    """Of a table's runs in percent, from their CSV."""
+    with (RESULTS / f"{table}.csv").open(newline="") as file:
+        found = [r["value"] for r in csv.DictReader(file) if (r["setting"], r["method"]) == (setting, column)]
+    return 100 * statistics.mean(map(float, filter(None, found)))
 
 
 def ours(table: str, setting: str, column: str) -> str:
-    """The mean of a table's runs in percent, from their CSV."""
-    with (ROOT / "simulations" / "results" / f"{table}.csv").open(newline="") as file:
-        found = [r["value"] for r in csv.DictReader(file) if (r["setting"], r["method"]) == (setting, column)]
-    return f"{100 * statistics.mean(map(float, filter(None, found))):.1f}"
+    """The same to one decimal."""
+    return f"{mean(table, setting, column):.1f}"
 
 
-GLANCE = [  # a row of the README's table: the stored table, and the columns of Local, FedAvg and the method
-    ("Cora, 10 clients: FedProx", "cora", "Local", "FedAvg", "FedProx"),
-    ("Cora, 3 clients: FedOMD", "fedomd_table4", "Local-GCN", "FedAvg-GCN", "FedOMD"),
-    ("Cora, 10 clients: FedSPA", "fedspa_table1", "Local", "FedAvg", "FedSPA"),
-    ("Cora, 5 clients: FedStruct", "fedstruct_table1", "Local-GNN", "FL-GNN", "FedStruct-H2V"),
-    ("Chameleon, 3 clients: FedHERO", "fedhero_table3", "Local", "FedAvg", "FedHERO"),
-    ("AIFB, 3 clients: FedHGN", "fedhgn_table3", "Local", "FedAvg", "FedHGN"),
-]
+def test_results_at_a_glance_are_those_that_the_rule_chooses():
+    """`python -m simulations.reproduction --write` writes them anew."""
+    assert reproduction.written(TEXT) == TEXT
+    told = [row for row in rows(TEXT) if row[0].startswith("FedStruct")]
+    main = reproduction.main_table("fedstruct").sweep
+    method = reproduction.column(reproduction.main_table("fedstruct"), ("fedstruct",))
+    gaps = {
+        setting: mean(main.name, setting, method) - float(re.match(r"[\d.]+", str(cells[method])).group())
+        for setting, cells in main.paper.items()
+    }
+    for row, setting in zip(told, (min(gaps, key=gaps.get), max(gaps, key=gaps.get)), strict=True):
+        assert row[0] == f"{method}, {setting}"
+        assert row[1:4] == [ours(main.name, setting, column) for column in ("Local-GNN", "FL-GNN", method)]
 
 
-@pytest.mark.parametrize(("label", "table", "columns"), [(row[0], row[1], row[2:]) for row in GLANCE])
-def test_results_at_a_glance_are_the_first_rows_of_the_stored_tables(label, table, columns):
-    (told,) = [row for row in rows(TEXT) if row[0] == label]
-    head, (first, *_) = stored(table)
-    assert told[1:4] == [ours(table, first[0], column) for column in columns]
-    at = head.index(columns[-1]) + 1
-    paper = figure(first[at]) if head[at : at + 1] == ["paper"] else ""
-    assert told[4].strip("()| ") == paper
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_stored_row_is_a_run_that_its_table_asks_for(path):
+    """A row under a table's names with other words would stand beside figures of another run."""
+    book = Book(load(path))
+    book.missing()
+    asked = {(cell.setting, cell.method, str(cell.seed)): cell.identity for cell in book.sweep.cells(book.found)}
+    for row in read(book.sweep.results):
+        at = row["setting"], row["method"], row["seed"]
+        assert asked.get(at, identity(row["method"], row["words"])) == identity(row["method"], row["words"]), at
 
 
-FEDHGN, FEDOMD = ("Local", "FedAvg", "FedHGN"), ("Local-GCN", "FedAvg-GCN", "FedOMD")
-FEDSPA, FEDSTRUCT, FEDHERO = (
-    ("Local", "FedAvg", "FedSPA"),
-    ("Local-GNN", "FL-GNN", "FedStruct-H2V"),
-    ("Local", "FedAvg", "FedHERO"),
-)
-TOLD = {  # rows of the page of results: the stored table, its row, and the columns of Local, FedAvg and the method
-    "FedHGN, AIFB, Random Edges, K=5": ("fedhgn_table3", "RE K=5", FEDHGN),
-    "FedHGN, AIFB, Random Edge Types, K=10": ("fedhgn_table3", "RET K=10", FEDHGN),
-    "FedHERO, Chameleon, METIS M=5, edges as stored": ("fedhero_table3", "METIS M=5", FEDHERO),
-    "FedHERO, Chameleon, METIS M=5, edges both ways": ("fedhero_table3_undirected", "METIS M=5", FEDHERO),
-    "FedOMD, Cora, Louvain, M=3": ("fedomd_table4", "Cora M=3", FEDOMD),
-    "FedOMD, CiteSeer, Louvain, M=5": ("fedomd_table4", "CiteSeer M=5", FEDOMD),
-    "FedOMD, Computers, Louvain, M=3": ("fedomd_table4", "Computers M=3", FEDOMD),
-    "FedOMD, CS, Louvain, M=20": ("fedomd_table4", "CS M=20", FEDOMD),
-    "FedSPA, Cora, Louvain, M=10": ("fedspa_table1", "Cora", FEDSPA),
-    "FedSPA, CS, Louvain, M=10": ("fedspa_table1", "CS", FEDSPA),
-    "FedSPA, Minesweeper, Louvain, M=10": ("fedspa_table1", "Minesweeper", FEDSPA),
-    "FedStruct (Hop2Vec), Cora, random, M=10": ("fedstruct_table1", "Cora M=10", FEDSTRUCT),
-    "FedStruct (Hop2Vec), CiteSeer, random, M=10": ("fedstruct_table1", "CiteSeer M=10", FEDSTRUCT),
-    "FedStruct (Hop2Vec), Chameleon, random, M=10": ("fedstruct_table1", "Chameleon M=10", FEDSTRUCT),
-}
+def older_than(commit: str, change: str) -> bool:
+    """Whether a commit lies before a change, as far as the history at hand knows both."""
+
+    def git(*words: str) -> int:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True).returncode
+
+    known = all(git("cat-file", "-e", f"{each}^{{commit}}") == 0 for each in (commit, change))
+    return known and git("merge-base", "--is-ancestor", change, commit) == 1
 
 
-def test_the_page_of_results_tells_what_is_stored():
-    told = {row[0]: row[1:] for row in rows((ROOT / "docs" / "results.md").read_text())}
-    assert told["Cora"] == next(row for row in stored("cora")[1])[1:]
-    for label, (table, setting, columns) in TOLD.items():
-        head, body = stored(table)
-        (row,) = [row for row in body if row[0] == setting]
-        for cell, column in zip(told[label], columns, strict=True):
-            at = head.index(column)
-            paper = figure(row[at + 1]) if head[at + 1 : at + 2] == ["paper"] else ""
-            mine, _, theirs = cell.rstrip(")").partition(" (")
-            assert mine == ours(table, setting, column), (label, column)
-            assert theirs in ("", paper), (label, column)
+def test_no_row_is_older_than_a_change_that_moves_it():
+    """`simulations/moved.yaml` names the changes, and the words of the runs that they move."""
+    every = [row for path in TABLES for row in read(RESULTS / f"{path.stem}.csv")]
+    for change in yaml.safe_load((ROOT / "simulations" / "moved.yaml").read_text()):
+        moved, kept = set(change["words"]), set(change.get("without", []))
+        made = {r["commit"] for r in every if moved <= set(words := r["words"].split()) and not kept & set(words)}
+        assert not [commit for commit in made - {""} if older_than(commit, change["commit"])], change["what"]
+
+
+def told_by_tables() -> set[str]:
+    """Every figure of the stored tables, to one decimal."""
+    numbers = re.findall(r"\d+\.\d+", "".join(path.read_text() for path in RESULTS.glob("*.md")))
+    return {f"{float(number) + nudge:.1f}" for number in numbers for nudge in (1e-9, -1e-9)}
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md", "docs/reproduction.md"])
+def test_the_figures_of_the_prose_stand_in_the_tables(name):
+    text = re.sub(r"```.*?```|<!--.*?-->|`[^`]*`|\]\([^)]*\)", "", (ROOT / name).read_text(), flags=re.S)
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    told = re.findall(r"(?<![\d.])\d+\.\d(?![\d.]| (?:MB|kB|GB|s\b))", prose)
+    assert not set(told) - told_by_tables()
 
 
 def test_the_three_figures_of_hostile_clients():

@@ -17,7 +17,7 @@ VARIANTS = {
     "plain": {},
     "private": {"privacy": NOISE, "strategy.weighting": "uniform"},
     "untold": {"privacy": NOISE | {"scores": "none"}, "strategy.weighting": "uniform"},
-    "personal": {"strategy": "ditto", "evaluation.average": "nodes"},
+    "personal": {"strategy": "ditto", "evaluation.average": "nodes", "evaluation.confusion": True},
     "attacked": {"attack": "link_inference"},
     "backdoor": {"adversary.kind": "backdoor_central", "adversary.clients": [0]},
 }

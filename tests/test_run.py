@@ -2,8 +2,10 @@
 
 import json
 import re
+import time
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,12 +57,28 @@ def test_patience_stops_and_keeps_the_best_parameters(run):
     assert finished.summary["best_round"] == 1
 
 
-def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run):
-    words = ["strategy=local", "train.lr=0.003", "seed=2", "rounds=60"]
+def test_the_round_may_be_chosen_by_the_loss(run):
+    words = ["train.lr=0.05", "rounds=30", "model.dropout=0", "seed=2"]
+    rounds = run(*words).rounds
+    loss = [r["metrics"]["val_loss"] for r in rounds]
+    best = next(i for i in range(30) if min(loss[i : i + 6]) == loss[i])  # no better one in the five that follow
+    finished = run(*words, "evaluation.watch=loss", "evaluation.patience=5")
+    assert 1 < finished.summary["best_round"] == best + 1 < finished.summary["rounds"] == best + 6
+    assert finished.summary["headline"] == "test_accuracy at best_val"
+    assert finished.summary["test_accuracy"] == rounds[best]["metrics"]["test_accuracy"]
+    assert run(*words, "evaluation.patience=5").summary["best_round"] != best + 1
+
+
+@pytest.mark.parametrize("watch", ["metric", "loss"])
+def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run, watch):
+    words = ["strategy=local", "train.lr=0.003" if watch == "metric" else "train.lr=0.05", "seed=2", "rounds=60"]
     rounds = run(*words).rounds  # what each client scores in every round, were none to stop
     patience, picked, stopped = 4, [], []
     for client in range(3):
-        val = [r["clients"]["val-accuracy"][client] for r in rounds]
+        val = [
+            r["clients"]["val-accuracy"][client] if watch == "metric" else -r["clients"]["val-loss"][client]
+            for r in rounds
+        ]
         best = 0
         for now in range(len(val)):
             if now - best >= patience:
@@ -69,7 +87,9 @@ def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run
         picked.append(rounds[best]["clients"]["test-accuracy"][client])
         stopped.append(best + 1 + patience)
     assert len(set(stopped)) > 1  # they do stop at different rounds
-    finished = run(*words, "evaluation.select=own_best_val", f"evaluation.patience={patience}")
+    finished = run(
+        *words, "evaluation.select=own_best_val", f"evaluation.patience={patience}", f"evaluation.watch={watch}"
+    )
     assert finished.summary["rounds"] == max(stopped)
     assert finished.summary["test_accuracy"] == pytest.approx(np.mean(picked), abs=1e-12)
     assert finished.summary["headline"] == "test_accuracy at own_best_val"
@@ -307,6 +327,37 @@ def test_a_node_that_failed_in_any_exchange_of_a_round_is_replaced(run, monkeypa
     assert [node for phase, server_round, node in asked if (phase, server_round) == ("train", 3)] == [1, 77, 3]
 
 
+def test_a_secure_sum_waits_for_a_client_that_was_silent_and_comes_back(run, monkeypatch):
+    """Round 2 is summed without client 1, and three are needed: round 3 asks for it till it is there, or time is up."""
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode
+
+    from fedgraph_flwr.strategies import loop
+
+    call, now, until = InlineGrid._call, [0.0], [0.0]
+
+    def gone(self, message):
+        config = message.content["config"]
+        at_term = (config["round"], config["phase"]) == (2, "train")
+        if message.metadata.dst_node_id == 2 and (at_term or (config["round"] == 3 and now[0] < until[0])):
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        return call(self, message)
+
+    monkeypatch.setattr(InlineGrid, "_call", gone)
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(loop, "time", clock)
+    words = ["rounds=4", "privacy.secagg=true", "strategy.timeout=60"]
+    until[0] = 20.0
+    found = run(*words)
+    assert [sorted(r["failed"]) for r in found.rounds] == [[], ["1 (train)"], ["1 (describe)"], []]
+    assert 20 < now[0] < 60
+    assert len(found.rounds[2]["cohort"]) == 3
+    now[0], until[0] = 0.0, 100.0
+    with pytest.raises(RunFailed, match=r"round 3, secagg_keys: 2 of 3 clients .*client 1: gone"):
+        run(*words)
+    assert 40 < now[0] < 60
+
+
 def test_a_newcomer_does_not_take_the_place_of_a_client_that_answers(run, monkeypatch):
     def double(grid):
         from flwr.app import Context, RecordDict
@@ -437,6 +488,20 @@ def test_a_client_that_never_answers_is_named_after_the_timeout(monkeypatch):
     assert replies == [0]
     assert failures == {1: "no answer within 30 s"}
     assert 30 < sum(pauses) <= 31
+
+
+def test_a_look_that_waits_past_the_timeout_for_one_answer_costs_no_other_client_its_own(monkeypatch):
+    """As over HTTP, where a look fetches what a node that died had begun to send."""
+
+    class Stuck(_SlowGrid):
+        def pull_messages(self, message_ids):
+            if len(message_ids) == 2:
+                time.sleep(100)  # of the clock that `_asked` gives
+            return super().pull_messages(message_ids)
+
+    replies, failures, pauses = _asked([1, 1], monkeypatch, "strategy.timeout=30", grid=Stuck([1, 1]))
+    assert (replies, failures) == ([0, 1], {})
+    assert pauses[0] == 100
 
 
 def test_state_of_another_schema_is_not_taken(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import re
 import statistics
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import stored  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
 
 from fedgraph_flwr.config.meaning import keys_of, sections  # noqa: E402
+from simulations import reproduction  # noqa: E402
 
 RESULTS = stored.RESULTS
 CARRIED = {"SECURITY.md": "security.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -92,7 +94,14 @@ def result_page(path: Path) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Fill what a page asks for, draw its pictures into it, and turn links out of `docs/`."""
-    asked = {"methods": methods.table, "keys": keys, "results": results_list, "hostile": hostile}
+    asked = {
+        "methods": methods.table,
+        "keys": keys,
+        "results": results_list,
+        "hostile": hostile,
+        "tables": reproduction.whole,
+    }
+    asked |= {paper: partial(reproduction.picture, paper) for paper in reproduction.papers()}
     markdown = re.sub(r"^<!-- made: (\w+) -->$", lambda match: asked[match[1]](), markdown, flags=re.M)
     markdown = re.sub(
         r"^<!-- (not run|checked|words|instead): .*-->\n", "", markdown, flags=re.M

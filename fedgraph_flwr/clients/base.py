@@ -38,6 +38,7 @@ from fedgraph_flwr.numerics import stacked
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.policy import simulated
@@ -133,7 +134,7 @@ class GraphClient(NumPyClient):
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
-        torch.manual_seed(derive_seed(cfg.seed, "model"))
+        reseed(derive_seed(cfg.seed, "model"), self.device)
         self.model = self.build_model().to(self.device, self.dtype)
         self.inputs = self.build_inputs()
         self.y = graph.y.to(self.device)
@@ -196,15 +197,10 @@ class GraphClient(NumPyClient):
 
     def describe(self) -> dict[str, Any]:
         """What the server learns before round 1."""
-        told: dict[str, Any] = {
-            "client": self.graph.client,
-            "num_train": self.num_train,
-            "num_features": self.graph.num_features,
-            "num_classes": self.graph.num_classes,
-        }
-        if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
-            part = self.graph.part
-            told["num_nodes"] = part.bincount().tolist() if part.numel() else self.graph.num_nodes
+        part = self.graph.part
+        nodes = part.bincount().tolist() if part.numel() else self.graph.num_nodes
+        sizes = {"num_train": self.num_train, "num_features": self.graph.num_features, "num_classes": self.graph.num_classes}
+        told = {"client": self.graph.client, **introduced(self.cfg, nodes, sizes)}
         if (schema := fingerprint(self.graph)) != [0]:
             told["schema"] = schema
         return told
@@ -330,7 +326,10 @@ class GraphClient(NumPyClient):
 
     def scores(self) -> dict[str, list[float]]:
         """Scores on the validation and test nodes; of a personal method, of the shared parameters beside its own."""
-        told = self.score(self.predict())
+        logits = self.predict()
+        told = self.score(logits)
+        if self.cfg.evaluation.confusion:
+            told[metrics.CONFUSION] = self.confusion(logits)
         if self.cfg.strategy.personal:
             told |= {f"global-{key}": value for key, value in self.score(self.predict_shared()).items()}
         return told
@@ -348,6 +347,13 @@ class GraphClient(NumPyClient):
     def _scored(self) -> metrics.Scored:
         """The nodes that models are scored on."""
         return metrics.Scored(self.y, self.masks, self.graph.part, self.train_nodes)
+
+    def confusion(self, logits: Tensor) -> list[float]:
+        """Of the test nodes how many of a class are taken for which, row after row; 0 for fewer than the policy lets be told."""
+        test = self.masks["test"] & (self.y >= 0)
+        guess, y = logits[test].argmax(1).cpu(), self.y[test].cpu()
+        counts = metrics.confusion(guess, y, self.graph.num_classes).ravel()
+        return np.where(counts >= self.policy.min_nodes, counts, 0).astype(float).tolist()
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
@@ -513,7 +519,8 @@ class GraphClient(NumPyClient):
     def remember(self, told: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
         """Keep what these scores were of, where the server says of which round they are."""
         if self.keeper.what and "scored" in config:
-            figure = float(np.mean(told.get(f"val-{self.cfg.evaluation.metric}", np.nan)))
+            name, sign = self.cfg.evaluation.watched
+            figure = sign * float(np.mean(told.get(f"val-{name}", np.nan)))
             self.keeper.take(self._predictive, int(config["scored"]), int(config["best"]), figure)
 
     def _predictive(self) -> Tree:
@@ -558,6 +565,11 @@ class GraphClient(NumPyClient):
         self.load(tree.get("method", {}))
         self.keeper.state = tree.get("kept", {})
         self.member.state = as_arrays(tree.get(SECAGG, {}))
+
+
+def introduced(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dict[str, Any]:
+    """What a client tells of its graph: its sizes, and where they weigh its nodes, of one part or of several."""
+    return {**sizes, "num_nodes": nodes} if cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes" else sizes
 
 
 @cache

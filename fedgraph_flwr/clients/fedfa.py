@@ -58,6 +58,11 @@ class FedFAClient(GraphClient):
                 f"strategy={cfg.strategy.name} needs a network that is a stack of at least 2 layers, such as model=gcn,"
                 f" got model={cfg.model.name} with model.layers={cfg.model.layers}"
             )
+        if set(model.widths) != {cfg.model.hidden}:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} keeps statistics of layers that are all model.hidden wide, got model.widths="
+                f"{model.widths} where model.hidden={cfg.model.hidden}"
+            )
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """The running statistics and their spread; none come with a model that is only scored."""

@@ -43,8 +43,9 @@ class FedHGNClient(GraphClient):
             graph = graph.on_schema(held, edge_types)
         super().__init__(cfg, graph, *args, **kwargs)
         self.pool: dict[str, Tensor] = {}
-        sizes = {NODE: list(graph.counts.values()), EDGE: [index.size(1) for index in graph.edges.values()]}
-        held_types = {kind: torch.tensor(n).nonzero().view(-1) for kind, n in sizes.items()}
+        edges = np.bincount(graph.edge_kinds, [index.size(1) for index in graph.edges.values()])
+        sizes = {NODE: np.array(list(graph.counts.values())), EDGE: edges}
+        held_types = {kind: torch.from_numpy(n.nonzero()[0]) for kind, n in sizes.items()}
         self.rows = {name: held_types[self.model.kinds[name]] for name in self.model.coefficients}
         sampled = self.params.batch_size or self.params.fanout
         self.whole = None if sampled else self.model.inputs_for(graph.train_mask.nonzero().view(-1).numpy())

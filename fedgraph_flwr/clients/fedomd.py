@@ -71,7 +71,7 @@ class FedOMDClient(GraphClient):
         if self.target:
             target = self.target["moments"]
             span = self.target.get("span", target.new_ones(len(target)))
-            loss = loss + self.params.beta * discrepancy(self._moments(out.hidden), target, span)
+            loss = loss + self.params.beta * discrepancy(self._moments(out.hidden), target, span, self.params.cmd_norm)
         return loss
 
     def predict(self) -> Tensor:

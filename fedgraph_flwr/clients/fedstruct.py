@@ -181,9 +181,10 @@ class FedStructClient(FedGradClient):
         """The first s_u of the client's own nodes, [N, d_s]."""
         width, dtype = self.model.structure_width, np.float64 if self.dtype == torch.float64 else np.float32
         if self.params.features == "degree":
-            sources = torch.cat([self.graph.edge_index[0], self.graph.cut_out[0]])
-            degrees = sources.bincount(minlength=self.graph.num_nodes).numpy()
-            return structure_features.degree_one_hot(degrees, width).astype(dtype)
+            own, n = self.graph, self.graph.num_nodes
+            ends = ((own.edge_index[0], own.cut_out[0]), (own.edge_index[1], own.cut_in[0]))
+            leaving, arriving = (torch.cat(end).bincount(minlength=n).numpy() for end in ends)
+            return structure_features.degree_one_hot(leaving, arriving, width).astype(dtype)
         drawn = structure_features.hop2vec(self.graph.num_nodes, width, self.cfg.seed, self.graph.client)
         return drawn.astype(dtype)
 

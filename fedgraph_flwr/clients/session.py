@@ -27,6 +27,7 @@ from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, derive_seed, from_record, groups_of, pack, to_record
 from fedgraph_flwr.methods.secagg import SECAGG
+from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.trees import flatten, unflatten
@@ -100,12 +101,9 @@ def _answer(message: Message, context: Context) -> RecordDict:
         _resume(client, checkpoints, config["resume"])
         version += 1
         _keep(client, version, context)
-    # As torch.manual_seed, which beside this formats a stack trace for each accelerator that is not there: 0.2 ms a message.
     # The first exchange of a phase in a round keeps the stream that it had before exchanges were counted.
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
-    torch.default_generator.manual_seed(seed)
-    if client.device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    reseed(seed, client.device)
     client.server_round = server_round
     groups, metrics = client.answer(phase, groups_of(message.content), config)
     if phase not in ("describe", "evaluate") or (phase == "evaluate" and client.keeper.state):

@@ -138,13 +138,17 @@ class DatasetConfig(Section, group="dataset"):
 
     name: str = "csbm"  # which; `fedgraph-flwr datasets` lists them
     source: str = ""  # module:function that makes the graph, of a dataset of one's own
+    reversed: bool = False  # turn every edge round
     undirected: bool = False  # add the reverse of every edge
+    drop_featureless: bool = False  # leave out nodes whose features are all 0
     largest_component: bool = False  # keep its nodes alone
     remove_self_loops: bool = False  # edges from a node to itself
     normalize_features: bool = False  # rows of x sum to 1
     edge_flip: float = number(
         0.0, high=1
     )  # probability with which a client's edge is removed and a random one put in its place
+    # typed graphs: what shares weights is a triple (source type, name, target type), or all edges of a name
+    edge_types: str = choice("triple", ("triple", "name"))
     params: dict[str, Any] = field(default_factory=dict)  # what only this dataset knows (CSBM's sizes, say)
 
     def __post_init__(self) -> None:
@@ -165,6 +169,8 @@ class SplitConfig(Section, group="split"):
     test: float = number(0.2, high=1)  # likewise, of test nodes, which are scored and choose nothing
     folds: int = 5  # kfold: groups of nodes; fold i tests on group i, validates on group i+1, trains on the rest
     fold: int = number(-1, low=-1)  # -1: seed modulo folds
+    # kfold, fold -1: each seed draws its own partition and groups; else those of seeds 0 to folds - 1 are one, and so on
+    redraw: bool = False
     stratify: bool = False  # ratio: the same ratios within each class
     min_train: int = 0  # a client left with fewer training nodes is given some from its unused nodes
 
@@ -270,16 +276,32 @@ class EvaluationConfig(Section, group="evaluation"):
     )  # plain mean over clients | weighted by test nodes | weighted by all nodes
     # the round of the best validation figure | of each client's own | the last round | mean of the last five rounds
     select: str = choice("best_val", SELECTIONS)
+    # what chooses the round on validation nodes, and what patience waits for: the headline, or the cross entropy, which few
+    # validation nodes settle more steadily: it moves with every node's probability and has no ties
+    watch: str = choice("metric", ("metric", "loss"))
     every: int = number(1, low=1)  # rounds between evaluations
+    # who scores a model: all | cohort, those who train next, at no exchange of its own | a number, as many, always the same
+    clients: str = "all"
     patience: int = (
         0  # stop after so many rounds without a better validation figure (own_best_val: of any client); 0: never
     )
     min_delta: float = 0.0  # by how much a figure must be better
     trained: bool = False  # also score each client's model right after local training
     full: bool = False  # auc, average_precision and the F1 of each class with more than two classes too
+    # clients tell, with their scores, how many test nodes of each class are taken for which; for the report of a fleet
+    confusion: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.clients not in ("all", "cohort") and not (
+            self.clients.isdecimal() and 0 < int(self.clients) <= MOST_CLIENTS
+        ):
+            raise FedGraphError(f"evaluation.clients must be all, cohort or a number from 1, got '{self.clients}'")
+        if self.clients == "cohort" and self.select == "own_best_val":
+            raise FedGraphError(
+                "evaluation.select=own_best_val follows each client's own figure, and evaluation.clients=cohort lets others"
+                " score each round: set all or a number"
+            )
         for target in self.metrics:
             if not is_own(target):
                 raise FedGraphError(
@@ -298,6 +320,11 @@ class EvaluationConfig(Section, group="evaluation"):
     def headline(self) -> str:
         """The name of `metric` in results."""
         return self.metric.partition(":")[2] or self.metric
+
+    @property
+    def watched(self) -> tuple[str, float]:
+        """The name of what `watch` says, and the sign with which more of it is better."""
+        return ("loss", -1.0) if self.watch == "loss" else (self.headline, 1.0)
 
 
 @dataclass
@@ -456,6 +483,8 @@ class RayConfig(Section, group="ray"):
     address: str = ""  # empty: a Ray instance of this run's own | auto | HOST:PORT of a cluster's head
     actors: int = 0  # processes that hold the clients; 0: as many as client_cpus and client_gpus leave room for
     live_clients: int = 0  # clients a process holds at once, the others are built from their state when asked; 0: all
+    # each process adds up what its clients trained, and sends one sum: equal to rounding, for very many clients a round
+    aggregate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -503,19 +532,36 @@ class RunConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.privacy.scores == "none" and (self.evaluation.trained or self.evaluation.patience):
-            key = "trained=true" if self.evaluation.trained else f"patience={self.evaluation.patience}"
-            raise FedGraphError(f"evaluation.{key} needs scores, which privacy.scores=none keeps at the clients")
+        by_scores = {
+            "evaluation.trained=true": self.evaluation.trained,
+            "evaluation.confusion=true": self.evaluation.confusion,
+            f"evaluation.patience={self.evaluation.patience}": self.evaluation.patience,
+        }
+        if self.privacy.scores == "none" and (asked := [key for key, holds in by_scores.items() if holds]):
+            raise FedGraphError(f"{asked[0]} needs scores, which privacy.scores=none keeps at the clients")
+        if self.ray.aggregate and self.engine != "ray":
+            raise FedGraphError(
+                f"ray.aggregate=true adds up in Ray's actors, and engine={self.engine} has none: set engine=ray"
+            )
         per_client = {
             "evaluation.trained=true": self.evaluation.trained,
+            "evaluation.confusion=true": self.evaluation.confusion,
             f"evaluation.average={self.evaluation.average}": self.evaluation.average != AVERAGES[0],
             "evaluation.select=own_best_val": self.evaluation.select == "own_best_val",
+            "evaluation.watch=loss": self.evaluation.watch == "loss",
             "strategy.personal=true": self.strategy.personal,
+            f"evaluation.clients={self.evaluation.clients}": self.evaluation.clients != "all",
         }
         if self.privacy.scores == "noised" and (asked := [key for key, holds in per_client.items() if holds]):
             raise FedGraphError(
                 f"privacy.scores=noised tells means over clients of one model's scores, and {asked[0]} asks for more"
             )
+
+    @property
+    def sums_alone(self) -> str:
+        """The key by which the server sees sums of what clients trained, and no client's own; empty: none."""
+        told = {"privacy.secagg": self.privacy.secagg, "ray.aggregate": self.ray.aggregate}
+        return next((key for key, holds in told.items() if holds), "")
 
 
 _KINDS = {

@@ -56,11 +56,19 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
 
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
-    """Apply ``undirected``, ``remove_self_loops``, ``largest_component`` and ``normalize_features``, in this order."""
+    """Apply the keys of ``cfg`` that change a graph, in the order of these lines."""
+    if cfg.edge_types != "triple":
+        raise FedGraphError(
+            f"dataset.edge_types={cfg.edge_types} is for typed graphs, and '{cfg.name}' has edges of one type"
+        )
+    if cfg.reversed:
+        graph = replace(graph, edge_index=graph.edge_index.flip(0))
     if cfg.undirected:
         graph = replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes))
     if cfg.remove_self_loops:
         graph = replace(graph, edge_index=graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]])
+    if cfg.drop_featureless:
+        graph = subgraph(graph, (graph.x != 0).any(dim=1))
     if cfg.largest_component:
         graph = subgraph(graph, largest_component(graph.edge_index, graph.num_nodes))
     if cfg.normalize_features:

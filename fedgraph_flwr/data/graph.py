@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any, BinaryIO, Self
 
 import psutil
 import torch
@@ -103,14 +104,14 @@ class Graph:
         empty = [key for key, value in told.items() if key in _OPTIONAL and len(value) == 0]
         return Data(**{key: value for key, value in told.items() if key not in empty})
 
-    def save(self, path: Path | str) -> None:
-        """Write one file atomically: tensors as safetensors, everything else as JSON in its header."""
+    def save(self, path: Path | str | BinaryIO) -> None:
+        """Write one file atomically: tensors as safetensors, everything else as JSON in its header; or into an open file."""
         tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
+    def load(cls, path: "Source") -> Self:
         """Read what `save` wrote.
 
         Raises:
@@ -119,7 +120,7 @@ class Graph:
         return cls.unpack(path, *read_tensors(path))
 
     @classmethod
-    def unpack(cls, path: Path | str, tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
+    def unpack(cls, path: "Source", tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
         """From the tensors and values of the file ``path``."""
         kind = values.pop("kind", None)
         if kind != cls.__name__:
@@ -153,8 +154,38 @@ class ClientGraph(Graph):
     num_global_nodes: int = 0
 
 
-def write_tensors(path: Path | str, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Write named tensors and JSON values to one safetensors file, atomically (a reader never sees half a file).
+@dataclass(frozen=True)
+class Piece:
+    """A client's file that lies with others in one.
+
+    Attributes:
+        whole: that one.
+        name: of the client's.
+        start: where it begins, in bytes.
+        size: how many bytes it has.
+    """
+
+    whole: Path
+    name: str
+    start: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.whole}"
+
+    def read_bytes(self) -> bytes:
+        """What the client's own file would hold."""
+        with self.whole.open("rb") as file:
+            file.seek(self.start)
+            return file.read(self.size)
+
+
+Source = Path | str | Piece
+"""Where a graph is read from."""
+
+
+def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Write named tensors and JSON values to one safetensors file, atomically (a reader never sees half a file), or an open one.
 
     Wide sparse float matrices (bags of words) are stored as compressed rows.
     """
@@ -175,10 +206,14 @@ def write_tensors(path: Path | str, tensors: dict[str, Tensor], values: dict[str
         packed[key] = tensor
     told = json.dumps(values)
     header = {"format": str(FORMAT_VERSION), "values": told, "digest": _digest(packed, told)}
-    write_bytes(path, save(packed, metadata=header))
+    content = save(packed, metadata=header)
+    if isinstance(path, Path | str):
+        write_bytes(path, content)
+    else:
+        path.write(content)
 
 
-def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Source) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `write_tensors` wrote; nothing is unpickled.
 
     Raises:
@@ -201,7 +236,7 @@ def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, values
 
 
-def read_digest(path: Path | str) -> str:
+def read_digest(path: Source) -> str:
     """The hash of its content that a file tells, and that `read_tensors` checks; empty where it tells none.
 
     Two files of one content have the same, though safetensors may write them differently.
@@ -245,7 +280,7 @@ def _values(header: dict[str, str]) -> dict[str, Any]:
     return values
 
 
-def read_header(path: Path | str) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+def read_header(path: Source) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
     """The shapes of the tensors and the JSON values of what `write_tensors` wrote, without reading the tensors.
 
     Raises:
@@ -281,15 +316,38 @@ def clients_of(path: Path | str) -> int:
         return int(group.max()) + 1 if group.numel() else 0
 
 
+class _Held:
+    """As an open safetensors file, of bytes that are at hand."""
+
+    def __init__(self, content: bytes):
+        from safetensors.torch import load
+
+        self.content, self.tensors = content, load(content)
+
+    def metadata(self) -> dict[str, str]:
+        end = 8 + int.from_bytes(self.content[:8], "little")
+        return dict(json.loads(self.content[8:end]).get("__metadata__", {}))
+
+    def keys(self) -> list[str]:
+        return list(self.tensors)
+
+    def get_tensor(self, key: str) -> Tensor:
+        return self.tensors[key]
+
+    def get_slice(self, key: str) -> Any:
+        return SimpleNamespace(get_shape=lambda: tuple(self.tensors[key].shape))
+
+
 @contextlib.contextmanager
-def _opened(path: Path | str) -> Iterator[Any]:
+def _opened(path: Source) -> Iterator[Any]:
     """A safetensors file of this format version; what goes wrong while it is read is one sentence."""
     from safetensors import SafetensorError, safe_open
 
-    if not Path(path).is_file():
+    if not (path.whole if isinstance(path, Piece) else Path(path)).is_file():
         raise FedGraphError(f"no such file: {path}; expected one written by `fedgraph-flwr partition` or `import`")
     try:
-        with safe_open(str(path), framework="pt") as file:
+        opened: Any = _Held(path.read_bytes()) if isinstance(path, Piece) else safe_open(str(path), framework="pt")
+        with contextlib.nullcontext(opened) if isinstance(path, Piece) else opened as file:
             version = (file.metadata() or {}).get("format")
             if version != str(FORMAT_VERSION):
                 raise FedGraphError(

@@ -10,14 +10,14 @@ of all types follow each other in the order of the schema.
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
-from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_tensors
+from fedgraph_flwr.data.graph import ClientGraph, Graph, Source, read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 
 EdgeType = tuple[str, str, str]
@@ -38,6 +38,7 @@ class HeteroGraph:
         x: features float32 [N_a, F_a] of the node types that have some.
         name: the dataset's name.
         schema: what an imported graph's features and classes mean (`schema.stored`); empty for others.
+        by_name: whether edge types of one name have weights in common, whatever types they join.
     """
 
     counts: dict[str, int]
@@ -51,6 +52,7 @@ class HeteroGraph:
     x: dict[str, Tensor] = field(default_factory=dict)
     name: str = ""
     schema: dict[str, Any] = field(default_factory=dict)
+    by_name: bool = False
 
     def __post_init__(self) -> None:
         if self.target not in self.counts:
@@ -62,9 +64,16 @@ class HeteroGraph:
 
     @property
     def num_features(self) -> list[int]:
-        """What the shapes of a network's weights depend on: A, R, then F_a of every node type (0: no features)."""
+        """What the shapes of a network's weights depend on: A, kinds of edges, then F_a of every node type (0: no features)."""
         widths = [self.x[a].size(1) if a in self.x else 0 for a in self.counts]
-        return [len(self.counts), len(self.edges), *widths]
+        return [len(self.counts), int(self.edge_kinds.max(initial=-1)) + 1, *widths]
+
+    @property
+    def edge_kinds(self) -> np.ndarray:
+        """The kind of each edge type, int64 [R]: its own, or with ``by_name`` that of its name, in the order of the schema."""
+        keys = [name if self.by_name else (a, name, b) for a, name, b in self.edges]
+        place = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
+        return np.array([place[key] for key in keys], np.int64)
 
     @property
     def num_nodes(self) -> int:
@@ -158,13 +167,13 @@ class HeteroGraph:
             data[a].node_id = ids
         return data
 
-    def save(self, path: Path | str) -> None:
+    def save(self, path: Path | str | BinaryIO) -> None:
         """Write one file atomically: tensors by the place of their type, names and counts as JSON in its header."""
         tensors = {key: getattr(self, key) for key in ("y", "train_mask", "val_mask", "test_mask")}
         tensors |= {f"x.{i}": self.x[a] for i, a in enumerate(self.counts) if a in self.x}
         tensors |= {f"edges.{i}": index for i, index in enumerate(self.edges.values())}
         values = {"node_types": list(self.counts.items()), "edge_types": list(self.edges)}
-        values |= {key: getattr(self, key) for key in ("target", "num_classes", "name", "schema")}
+        values |= {key: getattr(self, key) for key in ("target", "num_classes", "name", "schema", "by_name")}
         more_tensors, more_values = self._own_fields()
         write_tensors(path, tensors | more_tensors, values | more_values | {"kind": type(self).__name__})
 
@@ -172,7 +181,7 @@ class HeteroGraph:
         return {}, {}
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
+    def load(cls, path: Source) -> Self:
         """Read what `save` wrote.
 
         Raises:
@@ -181,7 +190,7 @@ class HeteroGraph:
         return cls.unpack(path, *read_tensors(path))
 
     @classmethod
-    def unpack(cls, path: Path | str, tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
+    def unpack(cls, path: Source, tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
         """From the tensors and values of the file ``path``."""
         kind = values.pop("kind", None)
         if kind != cls.__name__:
@@ -255,7 +264,16 @@ def clean(graph: HeteroGraph, cfg: DatasetConfig) -> HeteroGraph:
     Raises:
         FedGraphError: one of them is set.
     """
-    for key in ("undirected", "largest_component", "remove_self_loops", "normalize_features", "edge_flip"):
+    keys = (
+        "reversed",
+        "undirected",
+        "remove_self_loops",
+        "drop_featureless",
+        "largest_component",
+        "normalize_features",
+        "edge_flip",
+    )
+    for key in keys:
         if getattr(cfg, key):
             raise FedGraphError(f"dataset.{key} does not apply to '{cfg.name}', whose nodes and edges are typed")
     return graph
@@ -266,7 +284,7 @@ _KINDS: dict[str, type[Graph] | type[HeteroGraph]] = {
 }
 
 
-def load_graph(path: Path | str) -> Graph | HeteroGraph:
+def load_graph(path: Source) -> Graph | HeteroGraph:
     """The graph of a file, of whichever kind it is."""
     tensors, values = read_tensors(path)
     if not isinstance(values.get("kind"), str) or values["kind"] not in _KINDS:

@@ -39,8 +39,8 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
 
 
 def grouping_seed(cfg: SplitConfig, seed: int) -> int:
-    """The seed of what the folds of a k-fold split share: the graph, its partition, and the groups of nodes."""
-    return seed // cfg.folds if cfg.kind == "kfold" and cfg.fold < 0 else seed
+    """The seed of the graph, its partition, and the groups of nodes, which folds that rotate share unless they ``redraw``."""
+    return seed // cfg.folds if cfg.kind == "kfold" and cfg.fold < 0 and not cfg.redraw else seed
 
 
 def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:
@@ -106,7 +106,8 @@ def _stratified(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _kfold(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
     """Nodes at random in ``folds`` groups; fold i tests on group i, validates on i+1, trains on the rest (FedHERO 4.1).
 
-    With ``fold: -1`` seeds 0..folds-1 rotate the test group over one and the same grouping, the next ones over another.
+    With ``fold: -1`` seeds 0..folds-1 rotate the test group over one and the same grouping, the next ones over another;
+    with ``redraw`` each seed groups anew.
     """
     if not -1 <= cfg.fold < cfg.folds:
         raise FedGraphError(f"split.fold must lie in 0..{cfg.folds - 1}, or be -1 for the seed's, got {cfg.fold}")

@@ -1,8 +1,9 @@
 """What our own grids share: nodes that stand for the clients of one run, and how one of them answers a message."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -10,6 +11,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+from fedgraph_flwr.config import RunConfig
 
 _run_ids = itertools.count(1)
 _CRASHED = 0
@@ -20,7 +23,12 @@ class OwnGrid(Grid):
 
     Args:
         num_nodes: M.
+
+    Attributes:
+        told: what each client would say of itself, by its index, where that is known without asking; else nothing.
     """
+
+    told: Mapping[int, dict[str, Any]] = MappingProxyType({})
 
     def __init__(self, num_nodes: int):
         self.run_id = next(_run_ids)
@@ -85,6 +93,20 @@ def answer_all(answers: Sequence[Callable[[], Message]], stack: int) -> list[Mes
     from fedgraph_flwr.clients.together import answer_together
 
     return answer_together(answers, stack)
+
+
+def introductions(cfg: RunConfig) -> dict[int, dict[str, Any]]:
+    """What very many clients would each say of itself, from the description of their partition: none of them is built for it."""
+    from fedgraph_flwr import partition
+    from fedgraph_flwr.checks import client_class
+    from fedgraph_flwr.clients.base import GraphClient, introduced
+
+    plain = client_class(cfg).describe is GraphClient.describe and not cfg.adversary.clients
+    if not plain or (known := partition.outline(cfg)) is None:
+        return {}
+    columns = zip(known.nodes, known.told["num_train"], strict=True)
+    sizes = {key: known.told[key] for key in ("num_features", "num_classes")}
+    return {i: introduced(cfg, nodes, {"num_train": trains, **sizes}) for i, (nodes, trains) in enumerate(columns)}
 
 
 @contextmanager

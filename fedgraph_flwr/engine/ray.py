@@ -27,25 +27,26 @@ import numpy as np
 import psutil
 import ray
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.supercore.task_identity import TaskIdentity
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.schema import RayConfig
-from fedgraph_flwr.engine.grid import OwnGrid, answer, answer_all, run_identity, virtual_context
+from fedgraph_flwr.engine.grid import OwnGrid, answer, answer_all, introductions, run_identity, virtual_context
 from fedgraph_flwr.engine.inline import same_process_state
-from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.messages import CONFIG
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN
+from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
 from fedgraph_flwr.progress import OnRound, OnWait
 from fedgraph_flwr.serving import make_folder, serve
 
 Letter = tuple[int, str, str, dict[str, Any]]
 """A message on its way to an actor: node, type, group, and its records, those shared as their place among the shared ones."""
 
-Answered = tuple[list[RecordDict | Error], bool]
-"""What a call answers: one content or error a letter, and whether the private state came with it."""
+Answered = tuple[list[RecordDict | Error], bool, PartialSum]
+"""What a call answers: one content or error a letter, whether the private state came with it, and what was added up."""
 
 States = dict[int, dict[str, np.ndarray]]
 """Private state by node."""
@@ -122,22 +123,28 @@ class ClientActor:
             session.give_state(self._context(node), tensors)
             self.sizes[node] = _size(tensors)
 
-    def answer(self, shared: list[Any], letters: list[Letter], keep: bool) -> tuple[Answered, States | None]:
+    def answer(
+        self, shared: list[Any], letters: list[Letter], keep: bool, plan: Plan | None = None
+    ) -> tuple[Answered, States | None]:
         """Answer all letters of an exchange, in their order.
 
         Args:
             shared: records that several letters hold.
             letters: what this actor's clients are asked.
             keep: whether a copy of the private state of all clients is due, however large.
+            plan: what of the answers is added up here, and does not go back.
         """
         replies: list[Message] = []
+        total = PartialSum()
         at_once = min(self.run.live_clients or len(letters), len(letters)) if self.run.stack > 1 else 1
         for start in range(0, len(letters), at_once):
             asked = [partial(self._answer, shared, letter) for letter in letters[start : start + at_once]]
-            replies += answer_all(asked, self.run.stack)
+            answered = answer_all(asked, self.run.stack)
+            replies += [_added(reply, plan, total) for reply in answered] if plan else answered
             self._make_room()
         states = self._states([node for node, *_ in letters], keep)
-        return ([reply.error if reply.has_error() else reply.content for reply in replies], states is not None), states
+        contents = [reply.error if reply.has_error() else reply.content for reply in replies]
+        return (contents, states is not None, total), states
 
     def _answer(self, shared: list[Any], letter: Letter) -> Message:
         node, kind, group, records = letter
@@ -180,6 +187,25 @@ class ClientActor:
         return {node: {k: t.detach().cpu().numpy() for k, t in state.items()} for node, state in states.items()}
 
 
+def _added(reply: Message, plan: Plan, total: PartialSum) -> Message:
+    """An answer without its arrays, which were added to a sum; or why they were not."""
+    if reply.has_error():
+        return reply
+    content, node = reply.content, reply.metadata.src_node_id
+    arrays = RecordDict(
+        {METRICS: MetricRecord(), **{group: content[group] for group in plan.groups if group in content}}
+    )
+    try:
+        groups, _ = plan.schema.read(arrays, f"client {node - 1} answered phase '{TRAIN}'")
+        total.add(node, groups, plan.shares[node])
+    except FedGraphError as error:
+        total.bytes += sum(len(array.data) for record in content.array_records.values() for array in record.values())
+        return Message(Error(FAILED, str(error)), reply_to=reply)
+    for group in groups:
+        del content[group]
+    return reply
+
+
 def _size(state: dict[str, torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
@@ -192,6 +218,7 @@ class _Call:
     shared: Any  # of all actors, in the object store
     letters: list[Letter]
     keep: bool
+    plan: Plan | None = None
     states: Any = None  # what was kept after it, in the object store
 
 
@@ -250,6 +277,12 @@ class RayGrid(OwnGrid):
                 ray.kill(actor)
             raise
         self._replies: dict[str, Message] = {}
+        self.plan: Plan | None = None
+        self.added = PartialSum()
+
+    def add_up(self, plan: Plan | None) -> None:
+        """Let actors add up what a plan says of the answers to come, or no more; the sum is `added`."""
+        self.plan, self.added = plan, PartialSum()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send each actor the messages of its clients, in one call."""
@@ -267,7 +300,7 @@ class RayGrid(OwnGrid):
                 # What it reads or writes on disk must not be read or written again when an actor is made anew.
                 once = any("run" in m.content.config_records.get(CONFIG, {}) for m in mine)
                 keep = once or len(share.since) + len(share.flying) + 1 >= KEEP_EVERY
-                self._send(share, _Call(mine, shared, letters, keep))
+                self._send(share, _Call(mine, shared, letters, keep, self._own_plan(mine)))
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -286,9 +319,16 @@ class RayGrid(OwnGrid):
                 self.pool.put(share.actor, self.cfg)
 
     def _send(self, share: _Share, call: _Call) -> None:
-        answered, states = share.actor.answer.options(num_returns=2).remote(call.shared, call.letters, call.keep)
+        answered, states = share.actor.answer.options(num_returns=2).remote(
+            call.shared, call.letters, call.keep, call.plan
+        )
         call.states = states
         share.flying[answered] = call
+
+    def _own_plan(self, messages: list[Message]) -> Plan | None:
+        """The plan as far as it is of the clients that are asked."""
+        nodes = [message.metadata.dst_node_id for message in messages]
+        return self.plan and Plan(self.plan.groups, {node: self.plan.shares[node] for node in nodes})
 
     def _receive(self) -> None:
         waiting = {answered: share for share in self.shares for answered in share.flying}
@@ -298,7 +338,7 @@ class RayGrid(OwnGrid):
         for answered in ready:
             share = waiting[answered]
             try:
-                contents, kept = ray.get(answered)
+                contents, kept, total = ray.get(answered)
             except (RayActorError, ObjectLostError) as error:
                 self._again(share, error)
                 continue
@@ -307,6 +347,10 @@ class RayGrid(OwnGrid):
             call = share.flying.pop(answered)
             share.deaths = 0
             share.since.append(call)
+            if (
+                self.plan and call.plan and call.plan.groups is self.plan.groups
+            ):  # else it is of an exchange that was given up
+                self.added.merge(total)
             if kept:
                 share.kept, share.since = call.states, []
             for message, content in zip(call.messages, contents, strict=True):
@@ -515,6 +559,7 @@ def run_ray(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | N
     with ray_session(cfg.ray) as pool:
         num_nodes = partition.num_clients(cfg)  # while Ray starts
         grid = RayGrid(pool, num_nodes, cfg)
+        grid.told = introductions(cfg)
         try:
             with run_identity(grid.run_id), same_process_state():
                 torch.set_num_threads(cfg.threads)  # as the clients', which in one process set the server's too

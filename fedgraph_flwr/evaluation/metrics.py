@@ -16,6 +16,9 @@ DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
 
 SPLITS = ("val", "test")
 
+CONFUSION = "confusion"
+"""What a client calls `confusion` of its test nodes, row after row."""
+
 
 def confusion(guess: ArrayLike, y: ArrayLike, num_classes: int) -> np.ndarray:
     """How many nodes of each class (row) are taken for which (column): [C, C] of labels and predictions [N]."""
@@ -334,6 +337,12 @@ def headline(cfg: EvaluationConfig, split: str) -> str:
     return f"{split}_{cfg.headline}{_SUFFIX[cfg.average]}"
 
 
+def watched(cfg: EvaluationConfig, averages: Mapping[str, float]) -> float:
+    """What chooses the round, among means over clients of validation scores: more is better; NaN where it was not told."""
+    name, sign = cfg.watched
+    return sign * averages.get(f"val_{name}{_SUFFIX[cfg.average]}", float("nan"))
+
+
 _ORDER = ("accuracy", MAJORITY, "balanced_accuracy", "macro_f1", AT_THRESHOLD, "auc", "average_precision")
 
 
@@ -362,10 +371,11 @@ class OwnRounds:
         self._best = self._since = np.empty(0)  # best figure, and the round it is from
 
     def take(self, server_round: int, per_client: dict[str, list[float]]) -> None:
-        """A round's scores of all clients; a round that misses some, or tells none of single clients, is passed over."""
-        if not per_client:
+        """A round's scores of all clients; passed over are rounds that miss some, are scored by others, or tell of none."""
+        if not per_client or self.cfg.clients == "cohort":
             return
-        value = np.asarray(per_client[f"val-{self.cfg.headline}"])
+        name, sign = self.cfg.watched
+        value = sign * np.asarray(per_client[f"val-{name}"])
         if not self.scores:
             self.scores = {key: np.array(column) for key, column in per_client.items()}
             self._best, self._since = np.where(np.isnan(value), -np.inf, value), np.full(value.size, server_round)

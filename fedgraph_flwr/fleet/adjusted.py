@@ -3,7 +3,8 @@
 Three processes of a fleet use it. `FEDGRAPH_PLAIN=1` in their environment (``--plain`` of `fedgraph-flwr node` and `server`)
 turns all of it off.
 
-The **ServerApp's**: objects that are on their way are asked for again after 20 ms, not after 1 s.
+The **ServerApp's**: objects that are on their way are asked for again after 20 ms, not after 1 s, and no longer than
+``strategy.timeout``: a node may have died while it sent them.
 
 A **SuperNode** with ``--isolation process``. As `flower-supernode`, and:
 
@@ -59,10 +60,16 @@ PRELOADED = (
     "numpy",
     "scipy.sparse",
     "safetensors.torch",
+    "safetensors.numpy",
     "omegaconf",
     "filelock",
     "psutil",
+    "greenlet",
     "cryptography.x509",
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "flwr.clientapp",
+    "flwr.serverapp",
+    "flwr.supernode.runtime.run_clientapp",
 )
 """Imported by the executor: libraries, none of them this project's. One that is missing is left out."""
 
@@ -80,13 +87,19 @@ def refusal() -> str:
     return f"Flower {found} is installed, its adjustments are made for {MADE_FOR}: install that, or say --plain ({PLAIN}=1)"
 
 
-def quicken_pulls() -> None:
-    """Ask for objects that are on their way again after `BACKOFF` seconds, in this process."""
+def quicken_pulls(longest: float | None = None) -> None:
+    """Ask for objects that are on their way again after `BACKOFF` seconds, in this process.
+
+    Args:
+        longest: seconds after which they are given up; None: as Flower has it, two hours.
+    """
     from flwr.supercore.inflatable import inflatable_utils
 
     functions: Any = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
     for function in functions:
         function.__kwdefaults__["initial_backoff"] = BACKOFF
+        if longest is not None:
+            function.__kwdefaults__["max_time"] = longest
 
 
 def supernode(wake: int) -> None:
@@ -112,8 +125,10 @@ def supernode(wake: int) -> None:
 
     def pull_and_wake(**arguments: Any) -> int | None:
         run_id: int | None = pull(**arguments)
-        if run_id is not None:
-            rhythm.asked(time.monotonic())
+        if run_id is None:
+            _forget(arguments["state"], arguments["object_store"])
+        else:
+            rhythm.came(time.monotonic())
             with contextlib.suppress(BlockingIOError):  # full of bytes that nobody has read: it will wake
                 os.write(wake, b"\0")
         return run_id
@@ -129,7 +144,8 @@ def supernode(wake: int) -> None:
             push(state=state, object_store=object_store, **arguments)
             if not _asked(state):
                 break  # else the reply was to a message of a run that had ended, which Flower takes in and then calls ignored
-        rhythm.answered(time.monotonic())
+        rhythm.begin(time.monotonic())
+        sleep(IDLE)  # Flower would look at once
 
     loop.time = SimpleNamespace(sleep=sleep)
     loop._pull_and_store_message, loop._push_messages = pull_and_wake, wait_and_push
@@ -137,7 +153,7 @@ def supernode(wake: int) -> None:
 
 
 class Rhythm:
-    """When to look for a message again: rounds resemble each other, so not before four fifths of the time that the last one took.
+    """When to look again for what is awaited: rounds resemble each other, so not before four fifths of what the last wait took.
 
     Each look costs the SuperLink some 10 ms of CPU. From then on a look every `SHORTEST` seconds, later after a tenth of the time
     that was waited, at last every `IDLE` seconds.
@@ -145,21 +161,24 @@ class Rhythm:
 
     def __init__(self) -> None:
         self.since = -1e9  # idle
-        self.gap = 0.0
+        self.took = 0.0
+        self.blind = False  # no look as yet
 
-    def answered(self, now: float) -> None:
-        """A reply has been sent."""
+    def begin(self, now: float) -> None:
+        """The wait begins."""
         self.since = now
 
-    def asked(self, now: float) -> None:
-        """A message has come."""
-        self.gap, self.since = now - self.since, now
+    def came(self, now: float) -> None:
+        """What is awaited has come, or more of it."""
+        waited = now - self.since
+        self.took = 0.7 * waited if self.blind else waited  # at the first look: who knows since when it was there
 
     def pause(self, now: float) -> float:
         """Seconds until the next look."""
         waited = now - self.since
-        early = min(0.8 * self.gap, IDLE) - waited
-        return early if early > SHORTEST else min(IDLE, max(SHORTEST, 0.1 * waited))
+        early = min(0.8 * self.took, IDLE) - waited
+        self.blind = early > SHORTEST
+        return early if self.blind else min(IDLE, max(SHORTEST, 0.1 * waited))
 
 
 def _replies(state: Any) -> list[Any]:
@@ -174,6 +193,20 @@ def _asked(state: Any) -> list[Any]:
         return [entry for entry in state.msg_store.values() if not entry.message.metadata.reply_to_message_id]
 
 
+def _forget(state: Any, store: Any) -> None:
+    """Drop a message that Flower took in and then ignored, since its run ended before all of its objects had come.
+
+    Its task stays otherwise: a client would ask for those objects for minutes, and no other message be answered.
+    """
+    from flwr.common.constant import SubStatus
+
+    for entry in (left := _asked(state)):
+        state.delete_messages(message_ids=[entry.message.metadata.message_id])
+        store.delete(entry.message.metadata.message_id)
+    for task in _open_tasks(state) if left else ():
+        state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details="the run has ended")
+
+
 def _complete(state: Any, store: Any) -> bool:
     """Whether a reply is there with all its objects."""
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -185,9 +218,13 @@ def _complete(state: Any, store: Any) -> bool:
 
 def _ended(state: Any) -> bool:
     """Whether no task is left that could still reply. A claimed task whose process is gone is among the others for 30 to 60 s."""
+    return not _open_tasks(state)
+
+
+def _open_tasks(state: Any) -> list[Any]:
     from flwr.common.constant import Status
 
-    return not state.get_tasks(statuses=[Status.PENDING, Status.STARTING, Status.RUNNING], limit=1)
+    return list(state.get_tasks(statuses=[Status.PENDING, Status.STARTING, Status.RUNNING]))
 
 
 def _answer_for_the_dead(state: Any, store: Any) -> None:
@@ -283,6 +320,8 @@ class ForkingExecutor:
             os.pwrite(self.held, str(os.getpid()).encode(), 0)
             if numpy := sys.modules.get("numpy"):
                 numpy.random.seed()  # from the system: forks would draw the same numbers
+            sys.dont_write_bytecode = False  # of the bundle, which else each child would compile
+            sys.pycache_prefix = str(self.lock.with_name("bytecode"))
             client.install_from_fab = functools.partial(_install_once, client.install_from_fab, self.lock.parent)
             client.run_clientapp(
                 runtime_api_address=spec.runtime_api_address,

@@ -1,4 +1,4 @@
-"""One object a message: what travels on a fleet, packed.
+"""One object a message: what travels on a fleet, packed; and when the server looks for it.
 
 Flower moves a message as a tree of objects, two for each array and one for each record, and each costs requests at the SuperLink.
 Small messages go as one record of bytes: Flower's own encoding of all the others. What is read of an answer, how it is checked,
@@ -6,6 +6,8 @@ and what the ledger of bytes counts, is what was packed.
 """
 
 import contextlib
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.fleet.adjusted import Rhythm
 from fedgraph_flwr.messages import payload_bytes
 
 PACKED = "fedgraph-packed"
@@ -48,14 +51,19 @@ def unpacked(content: RecordDict) -> RecordDict:
 
 
 class PackingGrid(Grid):
-    """Flower's grid on a fleet, over which messages travel packed.
+    """Flower's grid on a fleet, over which messages travel packed; who looks for answers waits until some may be there.
 
     Args:
         grid: Flower's.
     """
 
+    blocks = True
+
     def __init__(self, grid: Grid):
         self.grid = grid
+        self.rhythms = defaultdict[str, Rhythm](Rhythm)
+        self.rhythm = Rhythm()
+        self.look = 0.0
 
     def set_run(self, run: Run) -> None:
         """As Flower's."""
@@ -79,11 +87,25 @@ class PackingGrid(Grid):
         outgoing = list(messages)
         for message in outgoing:
             message.content = packed(message.content)
-        return self.grid.push_messages(outgoing)
+        sent = self.grid.push_messages(outgoing)
+        if outgoing:
+            self.rhythm = self.rhythms[outgoing[0].metadata.message_type]
+            self.rhythm.begin(time.monotonic())
+        return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Receive, then unpack; an answer that cannot be unpacked is an error of its node."""
-        return [_opened(message) for message in self.grid.pull_messages(message_ids)]
+        """Wait, receive, then unpack; an answer that cannot be unpacked is an error of its node.
+
+        With a thousand nodes a look takes Flower a while: four times as long it may work undisturbed.
+        """
+        time.sleep(min(max(self.rhythm.pause(time.monotonic()), 4 * self.look), 1.0))
+        asked = time.monotonic()
+        arrived = list(self.grid.pull_messages(message_ids))
+        if arrived:
+            self.rhythm.came(time.monotonic())
+        else:
+            self.look = time.monotonic() - asked
+        return [_opened(message) for message in arrived]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """As Flower's."""

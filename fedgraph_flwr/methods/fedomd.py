@@ -23,6 +23,9 @@ class Params:
     cmd: bool = True  # exchange moments and use them
     exchange: str = "one_phase"  # one_phase | two_phase
     cmd_range: str = "pooled"  # b − a of Eq. (11): pooled (largest minus smallest feature of each layer) | unit (1)
+    cmd_norm: str = (
+        "norm"  # norm (Eq. 11) | squared | mean (of the squares, its root) | mean_squared: of differences of moments
+    )
     cmd_nodes: str = "all"  # all (Algorithm 1) | train (Eq. 11): whose features count
     cmd_act: str = "none"  # none | sigmoid, which bounds the features before their moments are taken
     min_nodes: int = 1  # a client tells no statistics of fewer; on a fleet its node's policy asks for more
@@ -33,5 +36,6 @@ class Params:
         at_least(self.min_nodes, 1, "strategy.min_nodes")
         one_of(self.exchange, ("one_phase", "two_phase"), "strategy.exchange")
         one_of(self.cmd_range, ("unit", "pooled"), "strategy.cmd_range")
+        one_of(self.cmd_norm, ("norm", "squared", "mean", "mean_squared"), "strategy.cmd_norm")
         one_of(self.cmd_nodes, ("all", "train"), "strategy.cmd_nodes")
         one_of(self.cmd_act, ("none", "sigmoid"), "strategy.cmd_act")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedgrad import FedGradParams
 from fedgraph_flwr.methods.hops import Pruning
@@ -43,13 +44,15 @@ class FedStructAParams(FedGradParams):
 
     features: str = "hop2vec"  # hop2vec | degree | graphlets | node2vec
     width: int = 256  # d_s with another model than fedstruct
-    graphlet_size: int = 4  # graphlets of up to 4 or 5 nodes
+    graphlet_size: int = 0  # graphlets of up to 4 or 5 nodes; 0: of 5 where 32 bits can count them
+    graphlet_scale: str = "standard"  # standard | log
     walks: int = 10  # node2vec: walks from each node,
-    walk_length: int = 40  # their nodes,
-    window: int = 5  # context on either side,
+    walk_length: int = 20  # their nodes,
+    window: int = 10  # context on either side,
+    negatives: int = 1  # nodes drawn against each of the context,
     p: float = 1.0  # return parameter,
     q: float = 1.0  # in-out parameter,
-    epochs: int = 1  # passes of the skip-gram
+    epochs: int = 50  # passes of the skip-gram
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,5 +60,9 @@ class FedStructAParams(FedGradParams):
             raise FedGraphError(
                 f"strategy.features must be hop2vec, degree, graphlets or node2vec, got '{self.features}'"
             )
+        one_of(str(self.graphlet_size), ("0", "4", "5"), "strategy.graphlet_size")
+        one_of(self.graphlet_scale, ("standard", "log"), "strategy.graphlet_scale")
+        for name in ("walks", "walk_length", "window", "negatives", "epochs"):
+            at_least(getattr(self, name), 1, f"strategy.{name}")
         if min(self.p, self.q) <= 0:
             raise FedGraphError(f"strategy.p and strategy.q must be > 0, got {self.p} and {self.q}")

@@ -8,6 +8,7 @@ Source: Tang et al., ICPP Workshops 2024, Eq. 10-11; Zellinger et al., ICLR 2017
 """
 
 import itertools
+from collections.abc import Callable
 from math import comb
 from typing import Any
 
@@ -108,10 +109,19 @@ def pool(moments: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
     return np.stack([mean, *(mean_over_nodes(np.asarray(s), counts) for s in shifted)], axis=1)
 
 
-def discrepancy(own: Tensor, target: Tensor, span: Tensor) -> Tensor:
-    """d_CMD (Eq. 11) between moments own and target [H, 5, D], summed over layers; span [H] holds b − a.
+NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "norm": lambda squares: (squares.sum(-1) + EPS).sqrt(),  # ‖·‖₂, as Eq. (11) and CMD print it
+    "squared": lambda squares: squares.sum(-1),
+    "mean": lambda squares: (squares.mean(-1) + EPS).sqrt(),
+    "mean_squared": lambda squares: squares.mean(-1),
+}
+"""How the D entries of a difference of moments become a number, from their squares [..., D]."""
+
+
+def discrepancy(own: Tensor, target: Tensor, span: Tensor, norm: str = "norm") -> Tensor:
+    """d_CMD (Eq. 11) between moments own and target [H, 5, D], summed over layers; span [H] holds b − a, ``norm`` is of `NORMS`.
 
     Σ_k ( ‖M_i − M‖₂ / (b−a) + Σ_{j=2}^{5} ‖C_{i,j} − S_j‖₂ / (b−a)^j ), a scalar with the gradient of ``own``.
     """
     scale = span.unsqueeze(1) ** torch.arange(1, 6, device=span.device)  # [H, 5]
-    return ((((own - target) / scale.unsqueeze(2)).square().sum(-1) + EPS).sqrt()).sum()
+    return NORMS[norm](((own - target) / scale.unsqueeze(2)).square()).sum()

@@ -7,23 +7,36 @@ Edges count in both directions here, once a pair, and loops not at all (degree a
 Letters: n nodes, E directed edges, d_s width of the features.
 """
 
+import contextlib
+import hashlib
+import json
 import math
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 
+from fedgraph_flwr.data.graph import read_tensors, write_tensors
+from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import derive_seed
 
 Array = NDArray[Any]
 _ORCA_MAX = 2**31 - 1  # orbit-count hands back 32-bit numbers, which wrap around without a word
+_KEPT_VERSION = 1  # of what `node2vec` computes
 HOP2VEC_SCALE = 0.05  # standard deviation of the first draw, as in the authors' program
 
 
-def degree_one_hot(degree: Array, width: int) -> Array:
-    """One-hot degrees, [n] → float32 [n, d_s]; degrees beyond the last column share it."""
+def degree_one_hot(leaving: Array, arriving: Array, width: int) -> Array:
+    """One-hot degrees, [n] edges that leave and that arrive → float32 [n, d_s]; degrees beyond the last column share it.
+
+    Where edges have a direction the degree is round((in + out) / 2), halves to the even number, as in the authors' program; the
+    paper does not say.
+    """
+    degree = np.rint((leaving + arriving) / 2).astype(np.int64)
     features = np.zeros((degree.size, width), np.float32)
     features[np.arange(degree.size), degree.clip(max=width - 1)] = 1
     return features
@@ -35,18 +48,22 @@ def hop2vec(num_nodes: int, width: int, seed: int, client: int) -> Array:
     return rng.normal(0.0, HOP2VEC_SCALE, (num_nodes, width))
 
 
-def graphlet_degrees(edges: Array, num_nodes: int, size: int = 4) -> Array:
-    """Graphlet degree vectors (Pržulj, 2007): log(1 + times a node sits on each orbit of graphlets of up to ``size`` nodes).
+def graphlet_degrees(edges: Array, num_nodes: int, size: int = 0, scale: str = "standard") -> Array:
+    """Graphlet degree vectors (Pržulj, 2007): how often a node sits on each orbit of graphlets of up to ``size`` nodes.
 
-    Shapes: edges [2, E] → float32 [n, 15] for size 4, [n, 73] for size 5. Counted by ORCA; the logarithm is ours, since counts
-    span many orders of magnitude.
+    Shapes: edges [2, E] → float32 [n, 15] for size 4, [n, 73] for size 5. Counted by ORCA, in 32 bits. The authors'
+    program counts up to five nodes and standardises each orbit over the nodes.
+
+    Args:
+        edges: [2, E].
+        num_nodes: n.
+        size: 4 or 5; 0: five nodes where 32 bits can count them, else four.
+        scale: ``standard``, mean 0 and deviation 1 over the nodes, an orbit that nobody sits on 0; ``log``, log(1 + count).
 
     Raises:
-        FedGraphError: another size, or the package `orbit-count` is missing.
-        RunFailed: a node may sit on more graphlets than ORCA's 32-bit numbers hold.
+        FedGraphError: the package `orbit-count` is missing.
+        RunFailed: a node may sit on more graphlets than 32 bits hold.
     """
-    if size not in (4, 5):
-        raise FedGraphError(f"strategy.graphlet_size must be 4 or 5, got {size}")
     try:
         from orbit_count import node_orbit_counts
     except ImportError as error:
@@ -54,15 +71,18 @@ def graphlet_degrees(edges: Array, num_nodes: int, size: int = 4) -> Array:
     import networkx as nx
 
     adjacency = _undirected(edges, num_nodes)
-    bound = max(float(_embeddings(tree, adjacency).max()) for tree in _rooted_trees(size))
-    if bound > _ORCA_MAX:
+    taken = size or (5 if _most(5, adjacency) <= _ORCA_MAX else 4)
+    if (bound := _most(taken, adjacency)) > _ORCA_MAX:
         raise RunFailed(
             f"strategy.graphlet_size={size} may need counts up to {bound:.1e} on this graph, where {_ORCA_MAX:.1e} is the"
-            " most: take graphlet_size=4, or other strategy.features"
+            f" most: take {'graphlet_size=4, or ' if taken == 5 else ''}other strategy.features"
         )
     graph = nx.from_scipy_sparse_array(adjacency)
-    counts = node_orbit_counts(graph, graphlet_size=size, node_list=list(range(num_nodes)))
-    return np.log1p(np.asarray(counts, np.float64)).astype(np.float32)
+    counts = np.asarray(node_orbit_counts(graph, graphlet_size=taken, node_list=list(range(num_nodes))), np.float64)
+    if scale == "log":
+        return np.log1p(counts).astype(np.float32)
+    spread = counts.std(axis=0)
+    return ((counts - counts.mean(axis=0)) / np.where(spread > 0, spread, 1)).astype(np.float32)
 
 
 Tree = tuple[Any, ...]
@@ -79,6 +99,11 @@ def _rooted_trees(size: int) -> set[Tree]:
         for branch in _rooted_trees(part)
         for rest in _rooted_trees(size - part)
     }
+
+
+def _most(size: int, adjacency: sp.csr_matrix) -> float:
+    """No node sits on an orbit of graphlets of ``size`` nodes more often than this."""
+    return max(float(_embeddings(tree, adjacency).max()) for tree in _rooted_trees(size))
 
 
 def _embeddings(tree: Tree, adjacency: sp.csr_matrix) -> Array:
@@ -100,11 +125,12 @@ def node2vec(
     *,
     seed: int,
     walks: int = 10,
-    length: int = 40,
-    window: int = 5,
+    length: int = 20,
+    window: int = 10,
+    negatives: int = 1,
     p: float = 1.0,
     q: float = 1.0,
-    epochs: int = 1,
+    epochs: int = 50,
 ) -> Array:
     """Node2Vec (Grover & Leskovec, KDD 2016): skip-gram vectors of biased random walks, float32 [n, d_s].
 
@@ -116,6 +142,7 @@ def node2vec(
         walks: walks that start at each node.
         length: nodes of a walk.
         window: nodes on either side of a node that are its context.
+        negatives: nodes drawn against each of the context.
         p: return parameter; small values turn back often.
         q: in-out parameter; small values walk away.
         epochs: passes of the skip-gram over the walks.
@@ -130,10 +157,22 @@ def node2vec(
     rng = np.random.default_rng(derive_seed(seed, "walks"))
     steps = random_walks(_undirected(edges, num_nodes), np.tile(np.arange(num_nodes), walks), length, p, q, rng)
     sentences = [list(map(str, walk)) for walk in steps[rng.permutation(len(steps))].tolist()]
-    model = Word2Vec(
-        sentences, vector_size=width, window=window, min_count=1, sg=1, workers=1, seed=seed % 2**31, epochs=epochs
-    )
+    skip_gram = {"sg": 1, "window": window, "negative": negatives, "epochs": epochs, "min_count": 1}
+    model = Word2Vec(sentences, vector_size=width, workers=1, seed=seed % 2**31, **skip_gram)
     return np.asarray(model.wv[list(map(str, range(num_nodes)))], np.float32)
+
+
+def kept_node2vec(edges: Array, num_nodes: int, width: int, **how: Any) -> Array:
+    """What `node2vec` gives, which takes a minute on 3000 nodes: kept with the data, by the edges and all that it depends on."""
+    told = json.dumps([_KEPT_VERSION, num_nodes, width, how], sort_keys=True).encode()
+    key = hashlib.sha256(told + np.ascontiguousarray(edges, np.int64).tobytes()).hexdigest()
+    path = cache_dir() / f"node2vec-{key[:24]}.safetensors"
+    with FileLock(path.with_suffix(".lock")):
+        with contextlib.suppress(FedGraphError):  # not there, or damaged
+            return np.asarray(read_tensors(path)[0]["vectors"])
+        vectors = node2vec(edges, num_nodes, width, **how)
+        write_tensors(path, {"vectors": torch.from_numpy(vectors)}, {})
+    return vectors
 
 
 def random_walks(

@@ -1,6 +1,9 @@
 """GNN modules and layers; no federation in them."""
 
+import copy
+import functools
 import inspect
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import field, make_dataclass
 from typing import Any, get_args, get_origin
@@ -63,23 +66,37 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
     Raises:
         FedGraphError: no such model, a key it does not know, or a value of another type.
     """
-    accepted = {
-        n: p.annotation
-        for n, p in inspect.signature(network(cfg), eval_str=True).parameters.items()
-        if p.kind is p.KEYWORD_ONLY
-    }
+    own = _own_keywords(network(cfg), cfg.name, json.dumps(cfg.params))
+    return {key: getattr(cfg, key) for key in COMMON} | copy.deepcopy(own)
+
+
+@functools.lru_cache(maxsize=64)
+def _own_keywords(kind: Any, name: str, params: str) -> dict[str, Any]:
+    """What a network's class is given beside `COMMON`; ``params`` in JSON. Every client of a process asks for the same."""
+    values = json.loads(params)
+    accepted = _accepted(kind)
     if missing := [key for key in COMMON if key not in accepted]:
-        raise FedGraphError(f"model={cfg.name} does not take {', '.join(missing)} by keyword, as every network must")
-    for key in cfg.params:
+        raise FedGraphError(f"model={name} does not take {', '.join(missing)} by keyword, as every network must")
+    for key in values:
         if key not in accepted:
-            raise unknown(f"model {cfg.name}: key", key, accepted)
+            raise unknown(f"model {name}: key", key, accepted)
     finite = {"range": ANY}
     schema = make_dataclass(
         "Keywords",
-        [(key, _checkable(accepted[key], value), field(metadata=finite)) for key, value in cfg.params.items()],
+        [(key, _checkable(accepted[key], value), field(metadata=finite)) for key, value in values.items()],
     )
-    own = vars(typed(schema, cfg.params, f"model={cfg.name}"))
-    return {key: getattr(cfg, key) for key in COMMON} | own
+    return vars(typed(schema, values, f"model={name}"))
+
+
+def _accepted(kind: Any) -> dict[str, Any]:
+    """What a network's class takes by keyword, and its types."""
+    parameters = inspect.signature(kind, eval_str=True).parameters.values()
+    return {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def own_keys(cfg: ModelConfig) -> set[str]:
+    """The keys of this network that not every network has."""
+    return _accepted(network(cfg)).keys() - set(COMMON)
 
 
 def probe(cfg: ModelConfig) -> Model:

@@ -14,6 +14,7 @@ type. The first part of a parameter's name says what it is, which is all that a 
     common.*         θ_c, weights that belong to no type
     entities.*       what turns a node into its initial state: its own embedding, or a projection of its type's features
 
+An edge type is a triple, or with ``dataset.edge_types: name`` a name that several triples bear.
 Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, H hidden width, B bases, C classes.
 """
 
@@ -157,20 +158,21 @@ class TypedSum:
 
     Args:
         block: the layer's edges.
+        kinds: of each edge type, `HeteroGraph.edge_kinds`: means are over edges of a type, weights are a kind's.
         device: where it is computed.
         dtype: of the values.
     """
 
-    def __init__(self, block: Block, device: torch.device | str, dtype: torch.dtype):
+    def __init__(self, block: Block, kinds: np.ndarray, device: torch.device | str, dtype: torch.dtype):
         row = np.zeros(block.target.size, dtype=np.int64)
-        self.groups: list[tuple[slice, Tensor]] = []  # rows of the means, the edge types
+        self.groups: list[tuple[slice, Tensor]] = []  # rows of the means, their edges' kinds
         start = 0
         for _, nodes in block.of_type():
             first, last = np.searchsorted(block.target, [nodes.start, nodes.stop])
             types, place = np.unique(block.relation[first:last], return_inverse=True)
             row[first:last] = start + (block.target[first:last] - nodes.start) * types.size + place
             rows = slice(start, start + (nodes.stop - nodes.start) * types.size)
-            self.groups.append((rows, torch.from_numpy(types).to(device)))
+            self.groups.append((rows, torch.from_numpy(kinds[types]).to(device)))
             start = rows.stop
         self.sizes = [nodes.stop - nodes.start for _, nodes in block.of_type()]
         means = sp.csr_matrix((block.mean_weights(), (row, block.source)), shape=(start, block.inputs.size))

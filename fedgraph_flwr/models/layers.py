@@ -42,8 +42,10 @@ def gcn_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
     As PyG's ``GCNConv``, on directed edges too: both factors come from in-degrees; a loop that is there is kept single.
     """
     loops = adjacency(edge_index, num_nodes, self_loops=True)
-    scale = sp.diags(1 / np.sqrt(np.asarray(loops.sum(axis=1)).ravel()))
-    return sp.csr_matrix(scale @ loops @ scale)
+    scale = 1 / np.sqrt(np.asarray(loops.sum(axis=1)).ravel())
+    loops.data *= np.repeat(scale, np.diff(loops.indptr))
+    loops.data *= scale[loops.indices]
+    return loops
 
 
 def mean_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:

@@ -68,7 +68,7 @@ class RGCN(HeteroModel):
 
     def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Layer:
         """The sum over edges as sparse products."""
-        edges = TypedSum(block, device, dtype) if layer else plain_sum(block, device, dtype)
+        edges = TypedSum(block, self.graph.edge_kinds, device, dtype) if layer else plain_sum(block, device, dtype)
         rows = torch.from_numpy(block.rows).to(device)
         types = [(rows[place], torch.tensor([kind], device=device)) for kind, place in block.of_type()]
         return Layer(edges, types)

@@ -48,6 +48,7 @@ class GraphSAGE(Stack):
         input_norm: whether X is normalised by layer first.
         head: whether the last layer is H wide too and a linear classifier follows it.
         out_neighbours: whether a node hears the nodes its edges lead to, not those they come from.
+        widths: of the hidden layers, where they differ, see `Stack`.
     """
 
     stacks = True
@@ -65,6 +66,7 @@ class GraphSAGE(Stack):
         input_norm: bool = False,
         head: bool = False,
         out_neighbours: bool = False,
+        widths: Sequence[int] = (),
     ):
         super().__init__(
             num_features,
@@ -76,6 +78,7 @@ class GraphSAGE(Stack):
             head=Linear if head else None,
             norm=norm,
             input_norm=input_norm,
+            widths=widths,
         )
         self.linear_head = head
         self.out_neighbours = out_neighbours

@@ -98,7 +98,7 @@ class SimpleHGN(HeteroModel):
 
     def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Edges:
         """The edges as tensors."""
-        columns = (block.source, block.target, block.relation, block.rows)
+        columns = (block.source, block.target, self.graph.edge_kinds[block.relation], block.rows)
         return Edges(*(torch.from_numpy(column).to(device) for column in columns))
 
     def initial(self, inputs: HeteroInputs) -> Tensor:

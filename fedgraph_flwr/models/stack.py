@@ -42,13 +42,14 @@ class Stack(Model):
         head: makes the last one, where it is of another kind.
         norm: of hidden features, ``none`` or a key of `NORMS`.
         input_norm: whether X is normalised by layer first.
+        widths: of the hidden layers, where they differ, of which the first L − 1 count; empty: each H.
 
     Attributes:
         after_hidden: (H^l, l - 1) → what takes its place, [N, H], for a method that changes hidden features; None changes none.
             Parameters of a module put here would count among the network's.
 
     Raises:
-        FedGraphError: an unknown norm.
+        FedGraphError: an unknown norm, or too few widths.
     """
 
     def __init__(
@@ -63,17 +64,22 @@ class Stack(Model):
         head: Layer | None = None,
         norm: str = "none",
         input_norm: bool = False,
+        widths: Sequence[int] = (),
     ):
         super().__init__()
         one_of(norm, ("none", *NORMS), "model.norm")
-        self.norm, self.width = norm, hidden
+        if widths and (len(widths) < layers - 1 or min(widths) < 1):
+            raise FedGraphError(
+                f"model.widths must be at least {layers - 1} numbers >= 1, one a layer, got {list(widths)}"
+            )
+        self.norm, self.widths = norm, (list(widths) or [hidden] * (layers - 1))[: layers - 1]
         self.stacks = self.stacks and norm != "batch"  # whose statistics would count rows that are no nodes
-        widths = [num_features, *[hidden] * (layers - 1)]
+        sizes = [num_features, *self.widths]
         self.input_norm: Any = nn.LayerNorm(num_features) if input_norm else nn.Identity()
         self.dense_features = self.dense_features or input_norm
-        self.layers = nn.ModuleList([layer(a, b) for a, b in pairwise(widths)])
-        self.norms = nn.ModuleList([NORMS[norm](hidden) for _ in self.layers] if norm != "none" else [])
-        self.head: Any = (head or layer)(widths[-1], num_classes)
+        self.layers = nn.ModuleList([layer(a, b) for a, b in pairwise(sizes)])
+        self.norms = nn.ModuleList([NORMS[norm](width) for width in self.widths] if norm != "none" else [])
+        self.head: Any = (head or layer)(sizes[-1], num_classes)
         self.dropout = dropout
         self.after_hidden: Callable[[Tensor, int], Tensor] | None = None
 
@@ -123,7 +129,7 @@ class Stack(Model):
             {
                 "layers": [[kind, arguments] for kind, arguments, _ in made],
                 "activations": [self.plain_activation(index) for index in range(len(self.layers))],
-                "norms": [[self.norm, self.width]] * len(self.layers),
+                "norms": [[self.norm, width] for width in self.widths],
                 "input_norm": features,
             },
             weights | of_modules("norms", self.norms) | of_modules("input_norm", self.input_norm),

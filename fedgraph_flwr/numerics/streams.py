@@ -39,6 +39,13 @@ def generators(device: torch.device) -> list[torch.Generator]:
     return [torch.default_generator, torch.cuda.default_generators[device.index or torch.cuda.current_device()]]
 
 
+def reseed(seed: int, device: torch.device) -> None:
+    """As ``torch.manual_seed``, which beside this formats, and keeps, a stack trace an accelerator that is not there."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 def random_bits(like: Tensor) -> Tensor:
     """16 random bits an entry, int16, in the shape of ``like``."""
     words = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)

@@ -9,6 +9,7 @@ from fedgraph_flwr.partition.store import (
     load_client,
     meaning,
     num_clients,
+    outline,
     resolved,
 )
 
@@ -22,6 +23,7 @@ __all__ = [
     "load_client",
     "meaning",
     "num_clients",
+    "outline",
     "pool",
     "resolved",
 ]

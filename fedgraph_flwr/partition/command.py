@@ -1,7 +1,6 @@
 """The command ``partition``: cut a dataset into one file a client, or describe the cut."""
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def export(folder: Path, out: Path) -> None:
         what = f"holds {strangers[0]}" if strangers else "is a file"
         raise FedGraphError(f"--out {out} {what}: give a new or an empty folder, or one of an earlier partition")
     with store.replacing(out) as temporary:
-        shutil.copytree(folder, temporary)
+        store.copy(folder, temporary)
 
 
 def print_description(cfg: RunConfig, folder: Path) -> None:

@@ -144,6 +144,7 @@ def _metis(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
 
     adjacency = simple_adjacency(graph)
     rows = pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices)
+    seed = 2**31 - 1 if seed == 1 else seed  # METIS calls srand, for which 1 and 0 are the same seed
     _, label = pymetis.part_graph(num_parts, rows, options=pymetis.Options(seed=seed))
     return np.asarray(label)
 

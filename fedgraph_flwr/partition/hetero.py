@@ -27,6 +27,7 @@ def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
 
     With ``strategy.private_schema`` a client names the types it holds; otherwise all clients name the types of all, in
     one order, which is what schema sharing (FedAvg) needs. With ``strategy.pooled`` there is one client, the whole graph.
+    With ``dataset.edge_types: name`` weights belong to names of edges, as in FedHGN's program, instead of to triples.
     ``partition.seed: null`` deals anew for each seed of a run, a number once for all.
 
     Raises:
@@ -47,6 +48,7 @@ def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
         else:
             parts = _dealt(graph, name, cfg.num_clients, np.random.default_rng(cfg.seed if seed is None else seed))
         parts = [part.with_reverse() for part in parts]
+    parts = [replace(part, by_name=cfg.dataset.edge_types == "name") for part in parts]
     return parts if cfg.strategy.private_schema else share_schema(parts)
 
 

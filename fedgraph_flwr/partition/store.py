@@ -2,7 +2,8 @@
 
 A folder holds ``client_0000.safetensors``... and ``partition.json`` (number of clients, sizes, key, configuration). A cached
 one is written under another name and renamed when it is whole; a file lock lets many processes ask at once, and those that
-find it whole read neither the dataset nor anybody else's file.
+find it whole read neither the dataset nor anybody else's file. There the files of very many clients are one, ``clients.pack``, in
+their order, and ``partition.json`` says what each client would tell of itself.
 """
 
 import contextlib
@@ -12,13 +13,14 @@ import glob
 import hashlib
 import importlib
 import inspect
+import itertools
 import json
 import os
 import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from filelock import FileLock
@@ -26,7 +28,7 @@ from filelock import FileLock
 from fedgraph_flwr.config import DatasetConfig, RunConfig, is_own
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.checks import check_file
-from fedgraph_flwr.data.graph import FORMAT_VERSION, read_digest, read_header, write_bytes
+from fedgraph_flwr.data.graph import FORMAT_VERSION, ClientGraph, Piece, Source, read_digest, read_header, write_bytes
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.schema import check_same
@@ -48,6 +50,27 @@ MODULES = {
 
 MANIFEST = "partition.json"
 
+PACK = "clients.pack"
+
+MANY = 256
+"""Clients beyond which their files in the cache are one: to write, sync and list a hundred thousand takes half an hour."""
+
+
+class Manifest(NamedTuple):
+    """What a cached folder says of its clients, by index.
+
+    Attributes:
+        sizes: of their files, in bytes.
+        starts: of their files in the `PACK`.
+        nodes: of their graphs.
+        told: of packed clients ``num_train``, and of all of them ``num_features`` and ``num_classes``; else empty.
+    """
+
+    sizes: list[int]
+    starts: list[int]
+    nodes: list[int]
+    told: dict[str, Any]
+
 
 def client_files(cfg: RunConfig) -> Path:
     """The folder of client files of a configuration: checked if the user names one, else computed once.
@@ -65,7 +88,7 @@ def client_files(cfg: RunConfig) -> Path:
     if not _whole(folder):
         with FileLock(folder.with_suffix(".lock")):
             if not _whole(folder):
-                write(folder, _make(cfg), cfg)
+                write(folder, clients := _make(cfg), cfg, packed=len(clients) > MANY)
     return folder
 
 
@@ -83,7 +106,15 @@ def _given(cfg: RunConfig) -> Path:
 
 def num_clients(cfg: RunConfig) -> int:
     """How many client files there are: M, or 1 for the pooled graph."""
-    return len(files(client_files(cfg)))
+    folder = client_files(cfg)
+    return len(_manifest_of(folder).sizes if _packed(folder) else files(folder))
+
+
+def outline(cfg: RunConfig) -> Manifest | None:
+    """What is known of all clients without reading one of them; None where they are few, or their graphs are of other kinds."""
+    folder = client_files(cfg)
+    manifest = _manifest_of(folder) if _packed(folder) else None
+    return manifest if manifest and manifest.told else None
 
 
 def resolved(cfg: RunConfig) -> RunConfig:
@@ -115,18 +146,29 @@ def load_client(cfg: RunConfig, index: int) -> Any:
         FedGraphError: there is no such client, or its file cannot be read.
     """
     given = cfg.graph and not _pooled(cfg)
-    path = (Path(cfg.graph).expanduser() if given else _cached(cfg)) / f"client_{index:04d}.safetensors"
+    folder = Path(cfg.graph).expanduser() if given else _cached(cfg)
     # Looks at this one file: with all of them looked at for each client, a thousand clients would take 12 s to start.
-    if not path.is_file() or not (given or path.stat().st_size in _sizes(path.parent)[index : index + 1]):
+    path = _place(folder, index, whole=not given)
+    if path is None:
         clients = num_clients(cfg)
         if index >= clients:
             raise FedGraphError(
                 f"there is no client {index}: this run has {clients} (num_clients, or 1 for a pooled graph)"
             )
-    return load(path)
+        path = _place(folder, index, whole=False)
+    return load(path or _name(folder, index))
 
 
-def load(path: Path | str) -> Any:
+def _place(folder: Path, index: int, whole: bool) -> Path | Piece | None:
+    """Where a client's file is; None where it is not, or ``whole`` is asked for and it is not as it was written."""
+    sizes, path = _manifest_of(folder).sizes if whole or _packed(folder) else [], _name(folder, index)
+    if _packed(folder):
+        found = index < len(sizes) and (not whole or _whole(folder))
+        return _piece(folder, _manifest_of(folder), index) if found else None
+    return path if path.is_file() and (not whole or path.stat().st_size in sizes[index : index + 1]) else None
+
+
+def load(path: Source) -> Any:
     """One client file, of whichever kind.
 
     Raises:
@@ -137,8 +179,16 @@ def load(path: Path | str) -> Any:
     return check_file(graph, str(path))
 
 
-def files(folder: Path) -> list[Path]:
-    """The client files of a folder, by number: names have four digits or, from client 10,000 on, more."""
+def files(folder: Path) -> list[Path | Piece]:
+    """The client files of a folder, by number."""
+    if _packed(folder):
+        manifest = _manifest_of(folder)
+        return [_piece(folder, manifest, index) for index in range(len(manifest.sizes))]
+    return [*_single(folder)]
+
+
+def _single(folder: Path) -> list[Path]:
+    """Client files that lie by themselves, by number: names have four digits or, from client 10,000 on, more."""
     return sorted(folder.glob("client_*.safetensors"), key=lambda path: (len(path.name), path.name))
 
 
@@ -149,7 +199,7 @@ def check(folder: Path) -> None:
         FedGraphError: there is none, a number is missing, or a file is truncated, of another version, another client's, or
             does not fit the others (kind, schema, features, classes).
     """
-    paths = files(folder)
+    paths = _single(folder)
     if not paths:
         raise FedGraphError(
             f"graph={folder} holds no client files; make them with `fedgraph-flwr partition --out {folder}`"
@@ -174,24 +224,65 @@ def check(folder: Path) -> None:
                 raise FedGraphError(f"{path} has {key} {value}, but {paths[0].name} has {first[key]}: they must agree")
 
 
-def write(folder: Path, clients: Sequence[Any], cfg: RunConfig) -> None:
-    """Write client files and ``partition.json`` as a whole, in the place of what may be there.
+def write(folder: Path, clients: Sequence[Any], cfg: RunConfig, packed: bool = False) -> None:
+    """Write client files, or all of them as one, and ``partition.json`` as a whole, in the place of what may be there.
 
     Raises:
         FedGraphError: the folder cannot be written; what was there stays.
     """
     with replacing(folder) as temporary:
-        for client in clients:
-            client.save(temporary / f"client_{client.client:04d}.safetensors")
+        if packed:
+            sizes, told = _pack(temporary, clients), _told(clients)
+        else:
+            for client in clients:
+                client.save(temporary / f"client_{client.client:04d}.safetensors")
+            sizes, told = [path.stat().st_size for path in _single(temporary)], {}
         manifest = {
             "version": VERSION,
             "num_clients": len(clients),
             "nodes": [client.num_nodes for client in clients],
-            "bytes": [path.stat().st_size for path in files(temporary)],
+            "bytes": sizes,
+            "told": told,
             "key": key(cfg),
             "config": _relevant(cfg),
         }
         write_bytes(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+
+def _pack(folder: Path, clients: Sequence[Any]) -> list[int]:
+    """Write all client files as one; how long each is."""
+    folder.mkdir(parents=True)
+    ends = [0]
+    (folder / PACK).touch(0o600)
+    with (folder / PACK).open("wb") as file:
+        for client in clients:
+            client.save(file)
+            ends.append(file.tell())
+        file.flush()
+        os.fsync(file.fileno())
+    return [end - start for start, end in itertools.pairwise(ends)]
+
+
+def _told(clients: Sequence[Any]) -> dict[str, Any]:
+    """What clients would tell of themselves, where it is no more than this."""
+    if not all(isinstance(client, ClientGraph) and not client.schema for client in clients):
+        return {}
+    return {
+        "num_train": [int(client.train_mask.sum()) for client in clients],
+        "num_features": clients[0].num_features,
+        "num_classes": clients[0].num_classes,
+    }
+
+
+def copy(folder: Path, out: Path) -> None:
+    """What `write` wrote, to a folder that is not there, with a file a client."""
+    if not _packed(folder):
+        shutil.copytree(folder, out)
+        return
+    out.mkdir(parents=True)
+    shutil.copy(folder / MANIFEST, out)
+    for piece in files(folder):
+        (out / piece.name).write_bytes(piece.read_bytes())
 
 
 @contextlib.contextmanager
@@ -240,7 +331,7 @@ def _relevant(cfg: RunConfig) -> dict[str, Any]:
 def content(cfg: RunConfig) -> list[str]:
     """Hashes of the files a partition is made from, where their name alone does not say what is in them."""
     if cfg.graph:
-        paths = files(Path(cfg.graph).expanduser())
+        paths = _single(Path(cfg.graph).expanduser())
     else:
         path = datasets.own_path(cfg.dataset)
         paths = [path] if path and path.is_file() else []
@@ -259,9 +350,10 @@ def meaning(cfg: RunConfig) -> dict[str, Any]:
 
     The ``schema`` is that of all; without statistics where each client has its own.
     """
-    told = [values for path in files(client_files(cfg)) if (values := read_header(path)[1].get("schema"))]
-    if not told:
+    paths = files(client_files(cfg))
+    if not read_header(paths[0])[1].get("schema"):  # they are all imported, or none is
         return {}
+    told = [read_header(path)[1]["schema"] for path in paths]
     alike = all(values["fitted"] == told[0]["fitted"] for values in told)
     return {
         "classes": told[0]["agreed"]["classes"],
@@ -270,7 +362,7 @@ def meaning(cfg: RunConfig) -> dict[str, Any]:
     }
 
 
-def _client_kind(path: Path | str, kind: str | None) -> None:
+def _client_kind(path: Source, kind: str | None) -> None:
     accepted = [name for name in MODULES if name.endswith("ClientGraph")]
     if kind not in accepted:
         raise FedGraphError(f"{path} holds a {kind}, expected a client's graph ({', '.join(accepted)})")
@@ -296,21 +388,39 @@ def _cached(cfg: RunConfig) -> Path:
 
 def _whole(folder: Path) -> bool:
     """Whether a cached folder holds the files that were written, at their full length."""
-    sizes = _sizes(folder)
-    return bool(sizes) and sizes == [path.stat().st_size for path in files(folder)]
+    sizes = _manifest_of(folder).sizes
+    if _packed(folder):
+        return (folder / PACK).stat().st_size == sum(sizes)
+    return bool(sizes) and sizes == [path.stat().st_size for path in _single(folder)]
 
 
-def _sizes(folder: Path) -> list[int]:
-    """How long each client file of a cached folder was when it was written; empty where the folder does not tell."""
+def _packed(folder: Path) -> bool:
+    return (folder / PACK).is_file()
+
+
+def _name(folder: Path, index: int) -> Path:
+    return folder / f"client_{index:04d}.safetensors"
+
+
+def _piece(folder: Path, manifest: Manifest, index: int) -> Piece:
+    return Piece(folder / PACK, _name(folder, index).name, manifest.starts[index], manifest.sizes[index])
+
+
+def _manifest_of(folder: Path) -> Manifest:
+    """What a cached folder said when it was written; of nobody, where it does not tell."""
     try:
         return _manifest(folder / MANIFEST, (folder / MANIFEST).stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return Manifest([], [], [], {})
 
 
 @functools.lru_cache(maxsize=8)
-def _manifest(path: Path, modified: int) -> list[int]:
-    return list(json.loads(path.read_bytes())["bytes"])
+def _manifest(path: Path, modified: int) -> Manifest:
+    told = json.loads(path.read_bytes())
+    sizes = list(told["bytes"])
+    return Manifest(
+        sizes, list(itertools.accumulate(sizes, initial=0))[:-1], list(told["nodes"]), dict(told.get("told", {}))
+    )
 
 
 def _make(cfg: RunConfig) -> Sequence[Any]:

@@ -1,7 +1,8 @@
 """What the trained models say of the clients' test nodes: confusions, curves of two classes, calibration, a map of nodes.
 
 The models predict once more, from the run's folder and the clients' files, so this is of simulations, whose clients' graphs
-belong to whoever reads the report. A run that keeps scores at its clients (``privacy.scores``) has it kept here too.
+belong to whoever reads the report. A run that keeps scores at its clients (``privacy.scores``) has it kept here too. Of a fleet
+there are the confusions that its clients told (``evaluation.confusion``).
 """
 
 from collections.abc import Sequence
@@ -72,33 +73,49 @@ def predict(run: FinishedRun) -> Predicted:
 
 def shown(page: Page, folds: Sequence[Fold]) -> list[str]:
     """The parts of the section: of each setting, its first run."""
-    known, missing = {}, {}
+    known, told, missing = {}, {}, {}
     for fold in folds[:MOST_SETTINGS]:
         try:
             known[fold.name] = fold.runs[0], predict(fold.runs[0])
         except (FedGraphError, ValueError, KeyError, IndexError, RuntimeError) as error:
-            missing[fold.name] = first_line(error)
+            if fold.runs[0].confusion:
+                told[fold.name] = fold.runs[0]
+            else:
+                missing[fold.name] = first_line(error)
+    matrices = {
+        name: _matrix(run, confusion(p.chances.argmax(1), p.y, p.chances.shape[1])) for name, (run, p) in known.items()
+    }
+    matrices |= {name: _matrix(run, np.array(run.confusion)) for name, run in told.items()}
     parts = []
-    if known:
-        parts.append(_charts(page, known))
+    if matrices:
+        parts.append(grid(_confusions(page, matrices), *(_curves(page, known) if known else ())))
         few = [f"{name}: {p.clients} of {p.of} clients" for name, (_, p) in known.items() if p.clients < p.of]
         parts += [note(f"Predicted of some clients alone: {text('; '.join(few))}.")] if few else []
+    parts += [
+        note(
+            f"As clients told of {text(name)} (evaluation.confusion): a count below their policy's min_nodes is told as 0."
+        )
+        for name in told
+    ]
     parts += [note(f"Not shown of {text(name)}: {text(reason)}.") for name, reason in missing.items()]
     left = [fold.name for fold in folds[MOST_SETTINGS:]]
     return parts + ([note(f"Not predicted, of {len(folds)} settings: {text(', '.join(left))}.")] if left else [])
 
 
-def _charts(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> str:
-    matrices = {name: _matrix(run, found) for name, (run, found) in known.items()}
+def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> str:
     rows = max(len(view["rows"]) for view in matrices.values())
+    return page.chart(
+        "Confusion matrix",
+        "Of the test nodes of a class (row), which share was taken for which class (column), in %. Colour: the same share.",
+        "heat",
+        height=max(320, 110 + 26 * rows),
+        views=matrices,
+    )
+
+
+def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list[str]:
+    """What needs the chances of single nodes."""
     parts = [
-        page.chart(
-            "Confusion matrix",
-            "Of the test nodes of a class (row), which share was taken for which class (column), in %. Colour: the same share.",
-            "heat",
-            height=max(320, 110 + 26 * rows),
-            views=matrices,
-        ),
         page.chart(
             "Calibration",
             "How often predictions of a confidence are right. On the dashed line a chance means what it says; below it, the"
@@ -116,12 +133,11 @@ def _charts(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> str:
     ]
     if all(found.chances.shape[1] == 2 for _, found in known.values()):
         parts += _of_two(page, {name: found for name, (_, found) in known.items()})
-    return grid(*parts)
+    return parts
 
 
-def _matrix(run: FinishedRun, found: Predicted) -> dict[str, Any]:
-    names = class_names(run, found.chances.shape[1])
-    counts = confusion(found.chances.argmax(1), found.y, len(names))
+def _matrix(run: FinishedRun, counts: np.ndarray) -> dict[str, Any]:
+    names = class_names(run, len(counts))
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return {"rows": names, "columns": names, "names": ["is", "taken for"], "values": shares, "told": counts}
 

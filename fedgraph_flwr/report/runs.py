@@ -77,9 +77,17 @@ class FinishedRun:
 
     @property
     def per_client(self) -> dict[str, list[float]]:
-        """Each client's scores at `shown_round`, such as ``test-accuracy``; empty where none are told of single clients."""
-        record = next((record for record in self.rounds if record["round"] == self.shown_round), None)
-        return dict(record["clients"]) if record else {}
+        """Each client's scores at `shown_round`, such as ``test-accuracy``; empty where none, or not all, are told."""
+        return {} if "scored_by" in self._shown else dict(self._shown.get("clients", {}))
+
+    @property
+    def confusion(self) -> list[list[int]]:
+        """How many test nodes of each class (row) were taken for which at `shown_round`; empty where clients did not tell."""
+        return list(self._shown.get("confusion", []))
+
+    @property
+    def _shown(self) -> dict[str, Any]:
+        return next((record for record in self.rounds if record["round"] == self.shown_round), {})
 
     def number(self, key: str) -> float:
         """A figure of the summary; NaN where it has none."""
@@ -271,7 +279,7 @@ def alike(folds: Sequence[Fold], like: Fold) -> list[Fold]:
 def cut_of(run: FinishedRun) -> str:
     """What two runs must agree in for their figures to stand beside each other: data, cut, split and scoring."""
     same = ("dataset.", "split.", "partition.", "evaluation.", "num_clients")
-    free = ("evaluation.every", "evaluation.patience", "evaluation.full", "evaluation.trained")
+    free = {f"evaluation.{key}" for key in ("every", "patience", "full", "trained", "confusion")}
     settings = {key: value for key, value in _settings(run).items() if key.startswith(same) and key not in free}
     return json.dumps(settings | {"graph": run.cfg.graph}, sort_keys=True)
 

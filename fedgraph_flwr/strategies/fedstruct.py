@@ -5,6 +5,10 @@
     place      s_u of the support, for features that are not learned                    once
     train      ∇_θ F = (1/|V~|) Σ_i g_i,   ∇_S F = (1/|V~|) Σ_i G_S^i                   Algorithms 4 and 5
 
+What reproduces: its paper's claims, and nearly all its figures, with the authors' program where the paper is silent. What does not: Local on Cora
+and CiteSeer, and some rows of FL-GNN, lie below; we think for GraphSAGE's size and rounds, which the paper does not give
+(docs/reproduction.md).
+
 The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and hands each client the rows of S in its support:
 exact, since all others meet a zero of Ā^[i]. A part of the clients' gradients is divided by those clients' |V~_i|.
 Threat model: an honest-but-curious server. It holds θ and S, relays what it cannot read, and learns who owns which node, which

@@ -101,12 +101,14 @@ class FedStructA(FedGrad):
         """S from the edges [2, E] of the whole graph: [n, width], graphlets as wide as they are."""
         p, seed = self.params, self.cfg.seed
         if p.features == "degree":
-            return structure_features.degree_one_hot(np.bincount(edges[0], minlength=n), width)
+            leaving, arriving = (np.bincount(ends, minlength=n) for ends in edges)
+            return structure_features.degree_one_hot(leaving, arriving, width)
         if p.features == "graphlets":
-            return structure_features.graphlet_degrees(edges, n, p.graphlet_size)
+            return structure_features.graphlet_degrees(edges, n, p.graphlet_size, p.graphlet_scale)
         if p.features == "node2vec":
-            walk = {"walks": p.walks, "length": p.walk_length, "window": p.window, "p": p.p, "q": p.q}
-            return structure_features.node2vec(edges, n, width, seed=seed, epochs=p.epochs, **walk)
+            walk = {"walks": p.walks, "length": p.walk_length, "p": p.p, "q": p.q}
+            skip_gram = {"window": p.window, "negatives": p.negatives, "epochs": p.epochs}
+            return structure_features.kept_node2vec(edges, n, width, seed=seed, **walk, **skip_gram)
         s = np.empty((n, width))
         for client, ids in self.nodes.items():  # each client's own stream, as in FedStruct-B
             s[ids] = structure_features.hop2vec(ids.size, width, seed, client)

@@ -1,6 +1,7 @@
 """The loop of a run: connect, set up, rounds with their scores and checkpoints, and the end."""
 
-from logging import INFO
+import time
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from flwr.serverapp.strategy import Result
 from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
+from fedgraph_flwr.strategies.added import AddedSums
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.labels import class_weights
-from fedgraph_flwr.strategies.scoring import counts_of, scores_of, training_record
+from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
 
@@ -48,6 +50,7 @@ class Loop:
     def __init__(self, strategy: "GraphStrategy", grid: Grid):
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
+        self._silent: set[int] = set()  # of the cohort, those whose node said nothing in the round before
 
     def run(self) -> Result:
         """From the first node to the last score."""
@@ -83,6 +86,7 @@ class Loop:
             if recorder.should_stop:
                 break
             recorder.begin_round(server_round, method.cohort)
+            self._wait_for_silent()
             replies = self._train()
             if method.scores_due:
                 self._scored(replies)
@@ -111,6 +115,8 @@ class Loop:
         self.recorder.check_clients({index: info.description for index, info in method.clients.items()})
         if self.cfg.privacy.secagg:
             method.secure = SecureSums(method)
+        if self.cfg.ray.aggregate:
+            method.added = AddedSums(method, self.grid)
 
     def _describe(self, nodes: list[int]) -> tuple[list[ClientInfo], dict[int, str]]:
         """Ask nodes who they are."""
@@ -149,7 +155,8 @@ class Loop:
             method.privacy.load_state(tree.get("privacy", {}))
             self._checkpoint(done)  # books what this attempt may release, should it die as well
         told = {"resume": done, "run": recorder.run_name}
-        everyone = sorted(method.clients)
+        method.involved = set(as_arrays(tree)["involved"].tolist()) if "involved" in tree else set(method.clients)
+        everyone = sorted(method.involved)
         restored = method.exchange(DESCRIBE, method.messages(DESCRIBE, everyone, {}, told)).replies
         if len(restored) < len(everyone):
             reasons = "; ".join(recorder.setup_record["failed"].values())
@@ -175,26 +182,55 @@ class Loop:
     def _begin(self, server_round: int) -> None:
         """Take back clients that were away, sample the cohort, and see what is due."""
         method, cfg = self.strategy, self.cfg
-        answered = set(method.cohort) - method.failed.keys()
+        answered, self._silent = set(method.cohort) - method.failed.keys(), method.silent
         back = self.connection.returned(method.clients, method.silent, answered)
         method.next_round(server_round)
-        method.clients |= back
-        self._bind()
-        method.cohort = self._sample()
+        if back:
+            method.clients |= back
+            self._bind()
+        method.cohort = self._sample(server_round)
+        self._silent = self._silent & set(method.cohort) - back.keys()
         due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
         method.scores_due = due and self._scores_told
         method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
 
+    def _wait_for_silent(self) -> None:
+        """Where a round without the clients that said nothing in the last would fall short, wait until enough of them are back.
+
+        A SuperLink takes a node that died again only once it has missed its heartbeats, which is longer than a round.
+        """
+        method, away, began, pause = self.strategy, self._silent, time.perf_counter(), 1.0
+        if not away:
+            return
+        while away and len(method.cohort) - len(away) < method.fewest:
+            left = self.cfg.strategy.timeout - (time.perf_counter() - began)
+            if left <= pause:
+                return  # the round tells what is missing
+            log(WARNING, "round %d waits for clients %s, which said nothing", method.server_round, sorted(away))
+            time.sleep(pause)
+            back = self.connection.returned(method.clients, away, set())
+            method.clients |= back
+            asked = self._describe([method.clients[client].node_id for client in sorted(away - back.keys())])[0]
+            away = away - back.keys() - {info.client for info in asked}
+            pause = min(2 * pause, 10.0)
+        self._bind()
+        method.failed, method.silent = {}, set()  # of what was asked while waiting
+
     def _bind(self) -> None:
         """The record says which node each client is."""
         self.recorder.nodes = {client: info.node_id for client, info in self.strategy.clients.items()}
+        self.strategy.forget_agreed()
 
-    def _sample(self) -> list[int]:
-        """The round's cohort, from its own random stream."""
-        everyone, size = sorted(self.strategy.clients), self.strategy.cohort_size
-        if size == len(everyone):
+    def _sample(self, server_round: int) -> list[int]:
+        """A round's cohort, from its own random stream."""
+        return self._drawn(self.strategy.cohort_size, "cohort", server_round)
+
+    def _drawn(self, size: int, *stream: str | int) -> list[int]:
+        """So many of the clients, ascending."""
+        everyone = sorted(self.strategy.clients)
+        if size >= len(everyone):
             return everyone
-        rng = np.random.default_rng(derive_seed(self.cfg.seed, "cohort", self.strategy.server_round))
+        rng = np.random.default_rng(derive_seed(self.cfg.seed, *stream))
         return sorted(int(c) for c in rng.choice(everyone, size=size, replace=False))
 
     def _train(self) -> list[Reply]:
@@ -204,6 +240,8 @@ class Loop:
         if method.secure and method.stage().up:
             method.send_beside(method.secure.begin(TRAIN, method.sum_weights))
         self._score_apart()  # a client that fell out in those exchanges is not asked to train
+        if method.added and method.stage().up:
+            method.added.begin()
         record = to_record(method.arrays)
         messages = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
         return method.exchange(TRAIN, messages).replies
@@ -215,6 +253,8 @@ class Loop:
             return {name: array.copy() for name, array in method.arrays.items()}  # a file wants each array once
         if method.secure:
             replies = method.secure.reveal(replies)
+        if method.added:
+            replies = method.added.reveal(replies)
         return method.aggregate(method.arrays, replies)
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
@@ -233,15 +273,23 @@ class Loop:
     # --- scores -------------------------------------------------------------------------------------------------------
 
     def _score_apart(self) -> None:
-        """Where scores are due and not all clients will train: take them now, from all, instead of with the training replies."""
-        method = self.strategy
-        if method.scores_due and len(method.cohort) < len(method.clients):
+        """Where scores are due from others than will train: take them now, instead of with the training replies."""
+        method, asked = self.strategy, self.cfg.evaluation.clients
+        if method.scores_due and asked != "cohort" and method.cohort != self._judges():
             self._evaluate()
             method.scores_due = False
 
+    def _judges(self) -> list[int]:
+        """Who scores a model in an exchange of its own, by ``evaluation.clients``."""
+        asked = self.cfg.evaluation.clients
+        if asked == "cohort":
+            return self._sample(self.strategy.server_round + 1)
+        return sorted(self.strategy.clients) if asked == "all" else self._drawn(int(asked), "judges")
+
     def _evaluate(self) -> None:
-        """Scores of the model in an exchange of their own, from all clients."""
+        """Scores of the model in an exchange of their own."""
         method = self.strategy
+        method.judges = self._judges()
         record = to_record(method.arrays)
         messages = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
         self._scored(method.exchange(EVALUATE, messages).replies)
@@ -256,6 +304,10 @@ class Loop:
         if self.cfg.strategy.personal:
             shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
+        if evaluation.confusion:
+            scores["confusion"] = confusion_of(replies, classes)
+        if evaluation.clients != "all":
+            scores["scored_by"] = [reply.client for reply in replies]
         if method.privacy and self.cfg.privacy.scores == "noised":
             scores = {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}}
         self.recorder.scored(scores, method.arrays, nodes, method.models)
@@ -266,7 +318,7 @@ class Loop:
         """Clients that answered last file what they predict with; with the model, where none was scored."""
         method, recorder = self.strategy, self.recorder
         recorder.begin_end()
-        asked = sorted(set(method.clients) - method.failed.keys())
+        asked = sorted(self._with_state - method.failed.keys())
         told = {"keep": True, "run": recorder.run_name, "best": recorder.best_round}
         model = None
         if not self._scores_told and method.stage().down:
@@ -278,9 +330,15 @@ class Loop:
     def _checkpoint_with_absent(self, server_round: int) -> None:
         """A checkpoint of the server, once clients that did not train have filed theirs too."""
         method = self.strategy
-        if absent := sorted(set(method.clients) - set(method.cohort)):
+        if absent := sorted(self._with_state - set(method.cohort)):
             method.exchange(DESCRIBE, method.messages(DESCRIBE, absent, {}, method.filing))
         self._checkpoint(server_round)
+
+    @property
+    def _with_state(self) -> set[int]:
+        """Clients that may keep something: all, or where not all score models, those that have taken part."""
+        method = self.strategy
+        return set(method.clients) if self.cfg.evaluation.clients == "all" else method.involved
 
     def _leave(self, server_round: int) -> None:
         """End here, after a checkpoint that all clients have filed their part of.
@@ -291,7 +349,7 @@ class Loop:
         method = self.strategy
         if not method.checkpoint_due:
             method.checkpoint_due = True
-            method.exchange(DESCRIBE, method.messages(DESCRIBE, sorted(method.clients), {}, method.filing))
+            method.exchange(DESCRIBE, method.messages(DESCRIBE, sorted(self._with_state), {}, method.filing))
             self._checkpoint(server_round)
         raise KeyboardInterrupt
 
@@ -299,6 +357,8 @@ class Loop:
         """Write what the server needs to go on after a round."""
         method = self.strategy
         tree: Tree = {"method": method.save(), "models": method.models}
+        if self.cfg.evaluation.clients != "all":
+            tree["involved"] = np.array(sorted(method.involved), np.int64)
         if method.privacy:
             left = max(self.cfg.rounds - server_round, 0)
             tree["privacy"] = method.privacy.state(ahead=min(self.cfg.checkpoint_every or left, left))

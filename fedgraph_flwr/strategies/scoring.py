@@ -35,6 +35,9 @@ def check_scores(told: Mapping[str, Any], counted: Mapping[str, list[float]], wh
     Raises:
         FedGraphError: one sentence.
     """
+    counts = told.get(metrics.CONFUSION, [])
+    if sum(counts) > (most := sum(told.get("test-count", []))) or any(count != int(count) for count in counts):
+        raise FedGraphError(f"{who} with a confusion matrix of {sum(counts):g} nodes, expected counts of at most {most:g}")
     for name, counts in told.items():
         prefix, _, key = name.rpartition("-")
         if key != KEYS[0] or not isinstance(counts, list):
@@ -76,6 +79,12 @@ def scores_of(
         for key in (*KEYS, *metrics.wanted(cfg, classes))
     }
     return {"metrics": metrics.averages(per_client, nodes), "clients": per_client}
+
+
+def confusion_of(replies: Iterable[Reply], classes: int) -> list[list[int]]:
+    """The sum of clients' confusion matrices, [C, C]."""
+    told = np.sum([reply.metrics[metrics.CONFUSION] for reply in replies], axis=0, dtype=int)
+    return told.reshape(classes, classes).tolist()
 
 
 def training_record(

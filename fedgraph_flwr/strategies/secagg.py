@@ -149,8 +149,12 @@ class SecureSums:
         }
         return [Reply(reply.client, {**reply.groups, **means}, reply.metrics, reply.message) for reply in replies]
 
+    def fewest(self, of: int) -> int:
+        """How many of the clients that are asked for a sum have to begin it."""
+        return max(threshold(self.rules.secagg_threshold, of), FEWEST)
+
     def _enough(self, phase: str, count: int, of: int) -> None:
-        needed = max(threshold(self.rules.secagg_threshold, of), FEWEST if phase in (PUBLISH, DEAL) else 0)
+        needed = self.fewest(of) if phase in (PUBLISH, DEAL) else threshold(self.rules.secagg_threshold, of)
         if count < needed:
             method = self.strategy
             why = "".join(f"; client {client}: {reason}" for client, reason in list(method.failed.items())[:1])

@@ -31,7 +31,7 @@ from typing import Any
 
 import yaml
 
-from fedgraph_flwr.config import StrategyConfig, configuration
+from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
@@ -142,7 +142,7 @@ class Sweep:
     def choices(self, setting: str, method: str, found: Found) -> dict[str, list[str]]:
         """The words, but for ``over`` and the seed, of every choice of a row and column, by the name that a row has in the CSV.
 
-        A key of a method's own, such as ``strategy.mu``, is chosen for the columns whose method knows it.
+        A key of a method's or a network's own, such as ``strategy.mu``, is chosen for the columns that know it.
         """
         words = [*self.common, *self.settings[setting], *self.methods[method]]
         if method in self._added:  # what another method was given
@@ -173,19 +173,21 @@ def _last(key: str, words: Sequence[str]) -> str:
 
 
 def knows(words: Sequence[str], key: str) -> bool:
-    """Whether the method that words choose has a key; those that are not ``strategy.`` concern every method."""
+    """Whether the method, or the network, that words choose has a key; a key of neither group concerns every run."""
     group, _, own = key.partition(".")
-    if group != "strategy" or own in {f.name for f in fields(StrategyConfig)}:
+    common = {"strategy": StrategyConfig, "model": ModelConfig}.get(group)
+    if not common or own in {f.name for f in fields(common)}:
         return True
-    return own in _own_keys(tuple(word for word in words if word.startswith(("strategy=", "config=", "protocol="))))
+    choosing = ("strategy=", "model=", "model.name=", "config=", "protocol=")
+    return own in _own_keys(group, tuple(word for word in words if word.startswith(choosing)))
 
 
 @functools.cache
-def _own_keys(words: tuple[str, ...]) -> set[str]:
-    from fedgraph_flwr.lookup import own_keys  # the methods' classes take a second to import
+def _own_keys(group: str, words: tuple[str, ...]) -> set[str]:
+    from fedgraph_flwr import lookup, models  # the methods' classes take a second to import
 
     cfg = configuration(words)
-    return own_keys(cfg) | set(cfg.strategy.params)
+    return models.own_keys(cfg.model) if group == "model" else lookup.own_keys(cfg) | set(cfg.strategy.params)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

@@ -116,6 +116,10 @@ def test_options_on_real_graphs(shared_data):
     assert load(config("chameleon", "undirected=true", "remove_self_loops=true")).edge_index.size(1) == 2 * (
         31421 - loops
     )
+    stored, turned = load(config("chameleon")), load(config("chameleon", "reversed=true"))
+    assert torch.equal(turned.edge_index, stored.edge_index[[1, 0]])
+    hears = [torch.bincount(g.edge_index[1], minlength=2277) for g in (stored, turned)]
+    assert [int((n == 0).sum()) for n in hears] == [1413, 0]  # as stored most pages hear nobody
     shared_data("Amazon/Computers")
     assert load(config("computers", "largest_component=true")).num_nodes == 13381  # FedOMD's count
     totals = load(config("chameleon", "normalize_features=true")).x.sum(1)
@@ -303,6 +307,10 @@ def test_cleaning_by_hand():
     assert kept.group.tolist() == [5, 6, 7]
     late = clean(toy([(0, 1), (2, 3), (3, 1)], n=5), DatasetConfig(largest_component=True))
     assert late.num_nodes == 4
+    x = torch.tensor([[0.0, -1], [0, 0], [2, 0], [0, 0]])
+    featured = clean(toy([(0, 1), (0, 2), (2, 0), (3, 2)], x=x), DatasetConfig(drop_featureless=True))
+    assert featured.edge_index.t().tolist() == [[0, 1], [1, 0]]
+    assert featured.x.tolist() == [[0, -1], [2, 0]]
     shifted = clean(toy([(1, 2), (2, 3)]), DatasetConfig(largest_component=True))
     assert shifted.edge_index.t().tolist() == [[0, 1], [1, 2]]  # ids follow the nodes that stay
 
@@ -322,3 +330,10 @@ def test_cleaning_by_hand():
 def test_impossible_graphs_are_one_sentence(graph, message):
     with pytest.raises(FedGraphError, match=message):
         check(graph, "own.csv")
+
+
+def test_names_for_edge_types_are_for_typed_graphs():
+    with pytest.raises(
+        FedGraphError, match=r"dataset\.edge_types=name is for typed graphs, and 'csbm' has edges of one type"
+    ):
+        load(config("csbm", "edge_types=name"))

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.flower import end_group, free_port, tool
 from tests.support import Finished
@@ -139,6 +141,18 @@ class Fleet:
                 if command in (path / "cmdline").read_text() and home in (path / "environ").read_text():
                     return int(path.name)
         raise LookupError(f"no process of this fleet runs {command}")
+
+    def part(self, what: str, node: int = 1) -> psutil.Process | None:
+        """The ``supernode``, ``executor`` or ``client`` process of a node, if there is one now."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.processes[f"node_{node}"].pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    words, parent = process.cmdline(), process.parent()
+                    forked = bool(parent and parent.cmdline() == words)
+                    role = "client" if forked else words[3] if len(words) > 3 else ""
+                    if role == what and process.status() != psutil.STATUS_ZOMBIE:
+                        return process
+        return None
 
     def _answers(self) -> bool:
         script = f"""import ssl, urllib.request as r

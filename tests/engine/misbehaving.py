@@ -56,6 +56,15 @@ class Falling(GraphClient):
         return super().train()
 
 
+class Boasting(GraphClient):
+    """Client 1 trains, and tells of more nodes than it told before."""
+
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        """Trains."""
+        trained, nodes, told = super().fit(parameters, config)
+        return trained, nodes + (self.graph.client == 1), told
+
+
 class Dying(GraphClient):
     """Client 1 takes its process with it."""
 

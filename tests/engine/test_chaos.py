@@ -83,19 +83,22 @@ def _kill_node(fleet: Hosts) -> None:
     fleet.kill(f"node_{len(SIZES) - 1}")
 
 
-def _kill_process(command: str) -> Callable[[Hosts], None]:
-    def kill(fleet: Hosts) -> None:
-        wait_for(lambda: bool(_found(fleet, command)), f"a process of {command}")
-        with contextlib.suppress(LookupError, ProcessLookupError):  # it may just have ended
-            os.kill(fleet.process_id(command), signal.SIGKILL)
+def _kill_server_app(fleet: Hosts) -> None:
+    def found() -> int:
+        with contextlib.suppress(LookupError):
+            return fleet.process_id("flwr-serverapp")
+        return 0
 
-    return kill
+    wait_for(lambda: bool(found()), "a ServerApp")
+    with contextlib.suppress(LookupError, ProcessLookupError):  # it may just have ended
+        os.kill(fleet.process_id("flwr-serverapp"), signal.SIGKILL)
 
 
-def _found(fleet: Hosts, command: str) -> int:
-    with contextlib.suppress(LookupError):
-        return fleet.process_id(command)
-    return 0
+def _kill_client(fleet: Hosts) -> None:
+    node = len(SIZES) - 1
+    wait_for(lambda: fleet.part("client", node) is not None, "a client's process")
+    if process := fleet.part("client", node):
+        process.kill()
 
 
 DISTURBANCES: dict[str, Callable[[Hosts], None]] = {
@@ -103,8 +106,8 @@ DISTURBANCES: dict[str, Callable[[Hosts], None]] = {
     "a cut of a minute": _cut,
     "a dead SuperLink": lambda fleet: fleet.kill("superlink"),
     "a dead SuperNode": _kill_node,
-    "a dead ServerApp": _kill_process("flwr-serverapp"),
-    "a dead ClientApp": _kill_process("flwr-clientapp"),
+    "a dead ServerApp": _kill_server_app,
+    "a dead ClientApp": _kill_client,
 }
 
 

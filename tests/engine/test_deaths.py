@@ -1,6 +1,5 @@
 """A node whose SuperNode, executor or client process is killed, at each moment of a task, on a fleet of real processes."""
 
-import contextlib
 import json
 import os
 import re
@@ -40,19 +39,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.stop()
 
 
-def _part(fleet: Fleet, what: str, node: int = 1) -> psutil.Process | None:
-    """The SuperNode, executor or client process of a node."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(fleet.processes[f"node_{node}"].pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                words, parent = process.cmdline(), process.parent()
-                forked = bool(parent and parent.cmdline() == words)
-                role = "client" if forked else words[3] if len(words) > 3 else ""
-                if role == what and process.status() != psutil.STATUS_ZOMBIE:
-                    return process
-    return None
-
-
 def _mark(fleet: Fleet, moment: str) -> Callable[[], bool]:
     """Whether that moment of node 1's next task has come."""
     asked, log = fleet.log("node_1").count("Receiving: train"), lambda: fleet.log("node_1")
@@ -60,7 +46,7 @@ def _mark(fleet: Fleet, moment: str) -> Callable[[], bool]:
     return {
         "before it is asked": lambda: log().count("Sending: train") > sent,
         "its task begins": lambda: log().count("Receiving: train") > asked,
-        "it computes": lambda: log().count("Receiving: train") > asked and _part(fleet, "client") is not None,
+        "it computes": lambda: log().count("Receiving: train") > asked and fleet.part("client") is not None,
         "its reply is stored": lambda: log().count("Sending: train") > sent,
     }[moment]
 
@@ -70,13 +56,13 @@ def _mark(fleet: Fleet, moment: str) -> Callable[[], bool]:
 def test_a_run_goes_on_and_the_node_comes_back(fleet, tmp_path, victim, moment):
     if victim == "client" and moment == "before it is asked":
         pytest.skip("there is none then")
-    wait_for(lambda: all(_part(fleet, "executor", node) for node in range(3)), "three executors", 120)
+    wait_for(lambda: all(fleet.part("executor", node) for node in range(3)), "three executors", 120)
     out, come = tmp_path / "found", _mark(fleet, moment)
     began = fleet.log("node_1").count("SuperNode ID:")
     process = fleet.begin(out, "rounds=40", "strategy.timeout=20", "train.local_steps=3")
     wait_for(come, moment, 240)
     deadline = time.monotonic() + 5.0
-    while not (found := _part(fleet, victim)) and time.monotonic() < deadline:
+    while not (found := fleet.part(victim)) and time.monotonic() < deadline:
         time.sleep(0.005)
     if found:  # a client may have been quicker
         found.kill()
@@ -90,9 +76,9 @@ def test_a_run_goes_on_and_the_node_comes_back(fleet, tmp_path, victim, moment):
     assert all(set(r["failed"]) <= {"1 (train)"} for r in records)
     if victim == "client":  # told at once, not after the timeout nor Flower's minute
         assert all("within" not in why for r in records for why in r["failed"].values())
-    assert _part(fleet, "executor")
-    assert _part(fleet, "supernode")
-    wait_for(lambda: _part(fleet, "client") is None, "no client process to be left", 30)
+    assert fleet.part("executor")
+    assert fleet.part("supernode")
+    wait_for(lambda: fleet.part("client") is None, "no client process to be left", 30)
 
 
 def _rounds(out: Path) -> list[dict[str, Any]]:

@@ -60,8 +60,17 @@ def test_pulls_are_quickened(monkeypatch):
     functions = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
     for function in functions:
         monkeypatch.setitem(function.__kwdefaults__, "initial_backoff", 1)
+        monkeypatch.setitem(function.__kwdefaults__, "max_time", 7200)
     adjusted.quicken_pulls()
     assert all(function.__kwdefaults__["initial_backoff"] == adjusted.BACKOFF for function in functions)
+    assert all(function.__kwdefaults__["max_time"] == 7200 for function in functions)
+
+    def never(object_id):
+        raise inflatable_utils.ObjectUnavailableError(object_id)
+
+    adjusted.quicken_pulls(longest=0.1)
+    with pytest.raises(inflatable_utils.ObjectPullError):
+        inflatable_utils.pull_objects(["of a node that died"], never)
 
 
 def test_the_executors_imports_leave_out_this_projects_modules_and_threads():
@@ -82,14 +91,30 @@ print("torch" in sys.modules and sys.modules["torch"].cuda.is_initialized())"""
 def test_looks_follow_the_rhythm_of_the_rounds():
     rhythm = adjusted.Rhythm()
     assert rhythm.pause(0.0) == adjusted.IDLE
-    rhythm.answered(100.0)
+    rhythm.begin(100.0)
     assert rhythm.pause(100.0) == adjusted.SHORTEST
-    rhythm.asked(102.0)  # it took 2 s
-    rhythm.answered(103.0)
+    rhythm.came(102.0)  # it took 2 s
+    rhythm.begin(103.0)
     assert rhythm.pause(103.0) == pytest.approx(1.6)
     assert rhythm.pause(104.6) == pytest.approx(0.16)
     assert rhythm.pause(113.0) == pytest.approx(1.0)
     assert rhythm.pause(1000.0) == adjusted.IDLE
+
+
+def test_what_is_there_at_the_first_look_is_looked_for_earlier_the_next_time():
+    rhythm = adjusted.Rhythm()
+    rhythm.begin(0.0)
+    rhythm.pause(0.0)
+    rhythm.came(2.0)
+    for first_look in (1.6, 0.8 * 0.7 * 1.6):  # each is what the former leaves
+        rhythm.begin(10.0)
+        assert rhythm.pause(10.0) == pytest.approx(first_look)
+        rhythm.came(10.0 + first_look)
+    rhythm.begin(20.0)
+    rhythm.pause(20.0)
+    rhythm.pause(20.0 + rhythm.took)  # the first look found nothing
+    rhythm.came(21.0)
+    assert rhythm.took == pytest.approx(1.0)
 
 
 @pytest.fixture
@@ -118,6 +143,19 @@ def test_a_task_that_ended_without_a_reply_is_answered_for(state):
     (reply,) = state.state.get_messages_legacy(is_reply=True)
     assert reply.has_error()
     assert reply.metadata.reply_to_message_id == state.question.metadata.message_id
+
+
+def test_what_flower_ignored_is_forgotten(state):
+    """A message without its objects, of a run that has ended: a client would wait for them, and the next message for it."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+    state.store.preregister(7, get_object_tree(state.question))
+    assert state.state.claim_task(state.task)
+    adjusted._forget(state.state, state.store)
+    assert not adjusted._asked(state.state)
+    assert adjusted._ended(state.state)
+    assert state.store.get(state.question.metadata.message_id) is None
+    adjusted._forget(state.state, state.store)  # nothing is left to forget
 
 
 def test_half_a_reply_is_none(state):
@@ -162,3 +200,27 @@ def test_a_fork_beside_a_thread_is_refused(tmp_path):
     finally:
         stop.set()
         other.join()
+
+
+def test_what_a_child_compiles_is_kept_for_the_next_one_and_not_in_the_app(tmp_path):
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "bundled.py").write_text("print('a child of', __name__)")
+    script = f"""import os, runpy, sys
+from pathlib import Path
+from types import SimpleNamespace
+from flwr.supernode.runtime import run_clientapp
+space = runpy.run_path({adjusted.__file__!r}, run_name="adjusted")
+sys.path.insert(0, {str(app)!r})
+run_clientapp.run_clientapp = lambda **_: sys.exit(bool(not __import__("bundled")))
+one = space["ForkingExecutor"](os.pipe()[0], Path({str(tmp_path / "task")!r}), os.getpid(), os.getppid())
+one.held = os.open(one.lock, os.O_RDWR | os.O_CREAT)
+names = ("runtime_api_address", "token", "insecure", "runtime_dependency_install")
+one.launch(SimpleNamespace(**dict.fromkeys(names)))
+print(os.waitpid(one.child, 0)[1], "bundled" in sys.modules)"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["a child of bundled", "0 False"]
+    assert [path.name for path in app.iterdir()] == ["bundled.py"]
+    assert len(list((tmp_path / "bytecode").rglob("bundled.*.pyc"))) == 1

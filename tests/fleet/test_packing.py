@@ -1,6 +1,7 @@
 """Messages packed into one object: the same content on both sides, whatever the bytes."""
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import packing
+from fedgraph_flwr.fleet.adjusted import SHORTEST
 from fedgraph_flwr.fleet.packing import PACKED, PackingGrid, answer_packed, packed, unpacked
 from fedgraph_flwr.messages import from_record, payload_bytes, to_record
 
@@ -96,3 +98,39 @@ def test_a_node_that_sends_garbage_is_left_to_the_schema():
         good, bad = grid.pull_messages(["a", "b"])
     assert list(good.content) == list(_content())
     assert list(bad.content) == [PACKED]
+
+
+def test_the_server_looks_when_the_last_exchange_of_that_phase_says(run, monkeypatch):
+    """By a clock that only its sleeps move: the first exchange is looked for often, the second when 0.8 of that time is over."""
+    now, looks = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(packing, "time", clock)
+
+    class Slow(Echo):
+        """Answers 2 s after it was asked."""
+
+        def push_messages(self, messages):
+            self.asked = now[0]
+            return super().push_messages(messages)
+
+        def pull_messages(self, message_ids):
+            looks.append(now[0] - self.asked)
+            return super().pull_messages(message_ids) if looks[-1] > 2 else []
+
+    grid = PackingGrid(Slow())
+    counts = []
+    for phase in ("train", "train", "query.other"):
+        with run_identity(1):
+            messages = [Message(_content(), node, phase) for node in (1, 2)]
+            for message in messages:
+                message.metadata.__dict__["_message_id"] = "x"
+            looks.clear()
+            grid.push_messages(messages)
+            while not grid.pull_messages(["a", "b"]):
+                pass
+        counts.append(len(looks))
+        assert 2 < looks[-1] < 2.3
+    assert looks[0] == pytest.approx(SHORTEST)
+    first, again, other = counts
+    assert again < first / 4
+    assert other == first

@@ -113,6 +113,28 @@ def test_blockwise_top_k_equals_dense(block, k):
     assert not (pattern.row == pattern.col).any()
 
 
+def test_ties_at_the_kth_neighbour_go_to_the_lowest_index():
+    """Whatever device adds up: scores of alike nodes that differ in their last digits count as equal. By NumPy, row by row."""
+    rng = np.random.default_rng(0)
+    kind = rng.integers(0, 6, 40)  # 40 nodes of six kinds: nearly every row ties
+    left, right = rng.normal(size=(6, 5))[kind], rng.normal(size=(6, 5))[kind]
+    exact = left @ right.T
+    np.fill_diagonal(exact, -np.inf)
+    expected = [sorted(np.lexsort((np.arange(40), -row.round(9)))[:7]) for row in exact]
+    for seed in range(3):
+        noise = 1 + 1e-8 * np.random.default_rng(seed).choice([-1, 1], size=(2, 40, 5))
+        found = top_k(*(torch.from_numpy(side) for side in (left, right) * noise), 7, block=16)
+        assert found.col.view(40, 7).tolist() == expected
+    torch.manual_seed(0)
+    sorted_otherwise = torch.from_numpy(exact).topk(7).indices.sort().values.tolist()
+    assert sorted_otherwise != expected  # the device's order is another
+
+
+def test_scores_that_are_no_numbers_still_give_k_neighbours():
+    left = torch.full((5, 2), torch.nan)
+    assert top_k(left, left, 2).col.view(5, 2).tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]
+
+
 def test_pattern_products_and_their_gradients():
     """Rows and columns without an entry included; compared with dense autograd."""
     mask = torch.rand(9, 9, generator=torch.Generator().manual_seed(1)) < 0.3
@@ -513,12 +535,14 @@ def test_the_protocol_is_the_papers():
     cfg = compose(["protocol=fedhero", "strategy=fedhero"])
     assert (cfg.rounds, cfg.num_clients, cfg.dataset.name, cfg.partition.name) == (200, 5, "chameleon", "metis")
     assert (cfg.split.kind, cfg.split.folds, cfg.split.scope, cfg.split.fold) == ("kfold", 5, "client", -1)
+    assert cfg.split.redraw
     train = cfg.train
     assert (train.optimizer, train.lr, train.local_steps, train.optimizer_state) == ("adam", 0.005, 1, "keep")
     assert train.weight_decay == 5e-4
     evaluation = cfg.evaluation
     assert (evaluation.metric, evaluation.average, evaluation.select) == ("accuracy", "clients", "best_val")
-    assert cfg.dataset.undirected is False
+    assert not cfg.dataset.undirected
+    assert not cfg.dataset.reversed
     assert (cfg.model.name, cfg.model.hidden, cfg.model.layers, cfg.model.dropout) == ("fedhero", 64, 2, 0.5)
     assert cfg.model.params == {
         **{"alpha": 0.2, "dual_channel": True, "heads": 4, "k": 20, "metric": "multi_head", "edge_weight": "value"},

@@ -1,6 +1,7 @@
 """FedHGN: networks against dense derivations, the alignment loss, the rounds, and what leaves a client."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedgraph_flwr.methods.coefficients import alignment, shuffled_pool
 from fedgraph_flwr.models.hetero import InEdges, TypeWeight, blocks
 from fedgraph_flwr.models.rgcn import RGCN
 from fedgraph_flwr.models.simple_hgn import SimpleHGN
+from fedgraph_flwr.partition import store
 from fedgraph_flwr.partition.hetero import share_schema
 from tests.support import assert_same_arrays, recorded_messages
 
@@ -78,6 +80,13 @@ def means(graph):
     return found
 
 
+def rows_of(graph):
+    """Which row of the weights each edge type reads: its own, or with names for types that of its name."""
+    names = [name for _, name, _ in graph.edges]
+    first = sorted(set(names), key=names.index)
+    return [first.index(name) if graph.by_name else r for r, name in enumerate(names)]
+
+
 def weight_of(model, name):
     """θ of every type by a sum over bases, Eq. (2)."""
     if not model.num_bases:
@@ -115,7 +124,7 @@ def dense_rgcn(model, graph):
     for layer in range(model.num_layers):
         out = torch.zeros_like(h)
         for r, mean in enumerate(means(graph)):
-            out = out + (mean @ h @ weight_of(model, f"edge_{layer}")[r] if layer else mean @ h)
+            out = out + (mean @ h @ weight_of(model, f"edge_{layer}")[rows_of(graph)[r]] if layer else mean @ h)
         if layer and model.profile == "paper":
             own = weight_of(model, f"node_{layer}")[kinds]
             out = out + torch.einsum("nh,nhk->nk", h, own)
@@ -148,7 +157,7 @@ def dense_simple_hgn(model, graph):
                         [
                             (h[source[e]] @ w) @ layer.to_source[k]
                             + (h[v] @ w) @ layer.to_target[k]
-                            + (r[relation[e]] @ we) @ layer.to_edge[k]
+                            + (r[rows_of(graph)[relation[e]]] @ we) @ layer.to_edge[k]
                             for e in into
                         ]
                     )
@@ -161,6 +170,10 @@ def dense_simple_hgn(model, graph):
     return (h / h.norm(dim=1, keepdim=True))[targets(graph)]
 
 
+LINKS = typed_client().without_reverse()
+LINKS.edges = {(a, "cites" if name == "cites" else "links", b): index for (a, name, b), index in LINKS.edges.items()}
+LINKS = replace(LINKS, by_name=True).with_reverse()  # six edge types of four names
+
 VARIANTS = [
     {},
     {"bases": 0},
@@ -169,6 +182,8 @@ VARIANTS = [
     {"type_embedding": "decoupled", "layers": 2},
     {"graph": typed_client(1, features=True)},
     {"graph": typed_client(1, features=True), "bases": 0, "profile": "paper"},
+    {"graph": LINKS},
+    {"graph": LINKS, "bases": 0},
 ]
 
 
@@ -658,3 +673,12 @@ def test_central_of_the_published_graph(run, shared_data):
     shared_data("FedHGN")
     finished = run("protocol=fedhgn", "dataset=aifb-published", "strategy=central", "rounds=2", "evaluation.patience=0")
     assert finished.rounds[-1]["clients"]["test-count"] == [36.0]
+
+
+def test_the_published_graphs_have_78_names_of_104_edge_types(shared_data):
+    shared_data("FedHGN")
+    told = {}
+    for how in ("triple", "name"):
+        cfg = compose(["protocol=fedhgn", "strategy=fedavg", f"dataset.edge_types={how}"])
+        told[how] = [store.load_client(cfg, client).num_features[1] for client in range(3)]
+    assert told == {"triple": [104] * 3, "name": [78] * 3}

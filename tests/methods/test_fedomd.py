@@ -73,22 +73,31 @@ def test_pooling_float32_moments_loses_only_their_rounding():
 # --- central moment discrepancy ----------------------------------------------------------------------------------------
 
 
-def test_discrepancy_by_its_definition():
+@pytest.mark.parametrize(
+    ("norm", "size"),
+    [
+        ("norm", lambda d: np.sqrt((d**2).sum())),
+        ("squared", lambda d: (d**2).sum()),
+        ("mean", lambda d: np.sqrt((d**2).mean())),
+        ("mean_squared", lambda d: (d**2).mean()),
+    ],
+)
+def test_discrepancy_by_its_definition(norm, size):
     z, other = (part.numpy() for part in features((9, 30)))
     own, target, span = union_moments([z]), union_moments([other]), np.array([1.0, 2.0, 0.5])
-    expected = sum(
-        np.sqrt(((own[k, j - 1] - target[k, j - 1]) ** 2).sum()) / span[k] ** j for k in range(H) for j in range(1, 6)
-    )
-    value = discrepancy(central_moments(torch.from_numpy(z)), torch.from_numpy(target), torch.from_numpy(span))
+    gaps = (own - target) / (span[:, None] ** np.arange(1, 6))[..., None]
+    expected = sum(size(gap) for layer in gaps for gap in layer)
+    value = discrepancy(central_moments(torch.from_numpy(z)), torch.from_numpy(target), torch.from_numpy(span), norm)
     assert float(value) == pytest.approx(expected, rel=1e-6)
 
 
-def test_gradient_of_the_discrepancy_by_finite_differences():
+@pytest.mark.parametrize("norm", ["norm", "squared", "mean", "mean_squared"])
+def test_gradient_of_the_discrepancy_by_finite_differences(norm):
     z, other = (0.3 * part for part in features((9, 30)))  # small, so that differences of the sum keep their digits
     target, span = central_moments(other), torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
     z = z.requires_grad_()
     assert torch.autograd.gradcheck(central_moments, z)
-    assert torch.autograd.gradcheck(lambda z: discrepancy(central_moments(z), target, span), z)
+    assert torch.autograd.gradcheck(lambda z: discrepancy(central_moments(z), target, span, norm), z)
 
 
 def test_equal_distributions_have_no_discrepancy_and_a_finite_gradient():

@@ -1,5 +1,6 @@
 """FedStruct's network against Eq. (20) written densely, and the structure features."""
 
+import itertools
 import math
 
 import numpy as np
@@ -117,8 +118,13 @@ def test_wrong_options_are_named():
 
 
 def test_degrees_are_one_hot():
-    features = structure_features.degree_one_hot(np.array([0, 2, 9]), 4)
+    features = structure_features.degree_one_hot(np.array([0, 2, 9]), np.array([0, 2, 9]), 4)
     np.testing.assert_array_equal(features, np.eye(4)[[0, 2, 3]])
+
+
+def test_the_degree_on_directed_edges_is_the_mean_of_both_rounded_to_even():
+    features = structure_features.degree_one_hot(np.array([0, 1, 3, 5]), np.array([1, 2, 2, 0]), 6)
+    np.testing.assert_array_equal(features.argmax(axis=1), [0, 2, 2, 2])  # 0.5, 1.5, 2.5, 2.5
 
 
 def test_hop2vec_is_a_clients_own_stream():
@@ -128,13 +134,19 @@ def test_hop2vec_is_a_clients_own_stream():
     assert not np.array_equal(first, structure_features.hop2vec(2000, 8, seed=0, client=2))
 
 
+def counted(edges: np.ndarray, num_nodes: int, size: int) -> np.ndarray:
+    """How often each node sits on each orbit, as whole numbers."""
+    logs = structure_features.graphlet_degrees(edges, num_nodes, size, "log").astype(np.float64)
+    return np.expm1(logs).round().astype(int)
+
+
 @pytest.mark.parametrize("doubled", [False, True])
 def test_graphlet_degrees_by_hand(doubled):
     """A triangle 0-1-2 with a tail 2-3, and an isolated node: orbits counted on paper (Pržulj, 2007, Figure 1)."""
     pytest.importorskip("orbit_count")
     edges = np.array([[0, 1, 2, 2, 3], [1, 2, 0, 3, 3]])
     edges = np.concatenate([edges, edges[::-1]], axis=1) if doubled else edges
-    counts = np.expm1(structure_features.graphlet_degrees(edges, 5)).round().astype(int)
+    counts = counted(edges, 5, 4)
     assert counts.shape == (5, 15)
     assert counts[:, 0].tolist() == [2, 2, 3, 1, 0]  # orbit 0: the degree
     assert counts[:, 3].tolist() == [1, 1, 1, 0, 0]  # orbit 3: triangles
@@ -143,18 +155,60 @@ def test_graphlet_degrees_by_hand(doubled):
     assert counts[3, 9] == 1  # orbits 9 to 11: the tail's end, the triangle's far nodes, its near node
     assert counts[0, 10] == counts[1, 10] == 1
     assert counts[2, 11] == 1
-    with pytest.raises(FedGraphError, match="4 or 5"):
-        structure_features.graphlet_degrees(edges, 5, size=6)
+
+
+def orbits_by_force(adjacency: np.ndarray, size: int) -> list[tuple[int, ...]]:
+    """How often each node is the root of each kind of rooted connected induced subgraph, of up to ``size`` nodes, by looking.
+
+    A kind is the smallest adjacency matrix over all orders of the nodes but the root: as many kinds as orbits.
+    """
+    n = len(adjacency)
+    counts: dict[tuple[int, ...], list[int]] = {}
+    for k in range(2, size + 1):
+        for nodes in itertools.combinations(range(n), k):
+            inside = adjacency[np.ix_(nodes, nodes)]
+            if not np.linalg.matrix_power(inside + np.eye(k, dtype=int), k).all():
+                continue
+            for root in range(k):
+                others = [i for i in range(k) if i != root]
+                orders = ([root, *order] for order in itertools.permutations(others))
+                kind = (k, *min(tuple(inside[np.ix_(o, o)].ravel()) for o in orders))
+                counts.setdefault(kind, [0] * n)[nodes[root]] += 1
+    return sorted(tuple(vector) for vector in counts.values())
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_graphlets_are_those_that_looking_at_all_subgraphs_finds(size):
+    pytest.importorskip("orbit_count")
+    rng = np.random.default_rng(size)
+    edges = rng.integers(8, size=(2, 14))
+    dense = structure_features._undirected(edges, 8).toarray().astype(int)
+    found = counted(edges, 8, size)
+    assert sorted(tuple(column) for column in found.T if column.any()) == orbits_by_force(dense, size)
+    assert found.shape[1] == {4: 15, 5: 73}[size]
+
+
+def test_graphlets_are_standardised_by_orbit():
+    pytest.importorskip("orbit_count")
+    edges = np.random.default_rng(0).integers(8, size=(2, 14))
+    counts, features = counted(edges, 8, 5).astype(float), structure_features.graphlet_degrees(edges, 8)
+    sat_on = counts.std(axis=0) > 0
+    assert sat_on.any()
+    assert not sat_on.all()
+    wanted = (counts[:, sat_on] - counts[:, sat_on].mean(axis=0)) / counts[:, sat_on].std(axis=0)
+    np.testing.assert_allclose(features[:, sat_on], wanted, atol=1e-5)
+    assert not features[:, ~sat_on].any()
 
 
 def test_graphlets_that_32_bits_cannot_count_are_refused():
     """A star with 500 leaves: its centre sits on C(500, 4) = 2.6e9 stars of five nodes, and on C(500, 3) = 2.1e7 of four."""
     pytest.importorskip("orbit_count")
     star = np.array([np.zeros(500, int), np.arange(1, 501)])
-    counts = np.expm1(structure_features.graphlet_degrees(star, 501).astype(np.float64))
-    assert counts[0, 7] == pytest.approx(math.comb(500, 3), rel=1e-4)
+    logs = structure_features.graphlet_degrees(star, 501, 4, "log").astype(np.float64)
+    assert np.expm1(logs)[0, 7] == pytest.approx(math.comb(500, 3), rel=1e-4)
     with pytest.raises(RunFailed, match="graphlet_size=5 may need counts up to"):
         structure_features.graphlet_degrees(star, 501, size=5)
+    assert structure_features.graphlet_degrees(star, 501).shape == (501, 15)
     assert [len(structure_features._rooted_trees(n)) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 4, 9]
 
 
@@ -164,7 +218,7 @@ def test_no_orbit_is_counted_more_often_than_its_tree(size):
     rng = np.random.default_rng(size)
     edges = rng.integers(12, size=(2, 30))
     adjacency = structure_features._undirected(edges, 12)
-    counts = np.expm1(structure_features.graphlet_degrees(edges, 12, size).astype(np.float64))
+    counts = counted(edges, 12, size)
     bounds = [structure_features._embeddings(t, adjacency) for t in structure_features._rooted_trees(size)]
     assert (counts.max(axis=1) <= np.max(bounds, axis=0) * (1 + 1e-6)).all()
 
@@ -190,16 +244,24 @@ def test_walks_follow_edges_and_turn_back_by_p():
     assert np.mean(eager[:, 2:] == eager[:, :-2]) == pytest.approx(10 / 14, abs=0.03)
 
 
-def test_node2vec_puts_a_cliques_nodes_together():
+def test_node2vec_puts_a_cliques_nodes_together(tmp_path, monkeypatch):
     pytest.importorskip("gensim")
-    vectors = structure_features.node2vec(two_cliques(), 13, 8, seed=0, walks=40, length=20, epochs=5)
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
+    how = {"seed": 0, "walks": 40, "length": 20, "epochs": 5}
+    vectors = structure_features.kept_node2vec(two_cliques(), 13, 8, **how)
     assert vectors.shape == (13, 8)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosine = unit @ unit.T
     assert cosine[1:6, 1:6].mean() > cosine[1:6, 7:12].mean() + 0.1
-    np.testing.assert_array_equal(
-        vectors, structure_features.node2vec(two_cliques(), 13, 8, seed=0, walks=40, length=20, epochs=5)
-    )
+    np.testing.assert_array_equal(vectors, structure_features.node2vec(two_cliques(), 13, 8, **how))
+    (kept,) = (tmp_path / "fedgraph").glob("node2vec-*.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr(structure_features, "node2vec", None)  # read, not made again
+        np.testing.assert_array_equal(vectors, structure_features.kept_node2vec(two_cliques(), 13, 8, **how))
+    kept.write_bytes(b"damaged")
+    np.testing.assert_array_equal(vectors, structure_features.kept_node2vec(two_cliques(), 13, 8, **how))
+    other = structure_features.kept_node2vec(two_cliques(), 13, 8, **how | {"seed": 1})
+    assert not np.array_equal(vectors, other)
 
 
 def test_protocol_sizes_each_network_by_table_4():

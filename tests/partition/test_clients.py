@@ -244,3 +244,12 @@ def test_planted_needs_groups():
     graph.group = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(FedGraphError, match="'blocks' does not"):
         assign(graph, config("planted"), 3, seed=0)
+
+
+def test_every_seed_is_another_metis():
+    """Its own generator takes 0 and 1 for the same seed."""
+    rng = torch.Generator().manual_seed(0)
+    graph = blocks()
+    graph.edge_index = torch.randint(N, (2, 4 * N), generator=rng)
+    drawn = {str([part.tolist() for part in assign(graph, config("metis"), 3, seed=seed)]) for seed in range(6)}
+    assert len(drawn) == 6

@@ -151,6 +151,13 @@ def test_folds_rotate_over_one_partition():
         assert sum(c.test_mask.int() for c in client).tolist() == [1] * client[0].num_nodes
 
 
+def test_folds_may_draw_a_partition_each():
+    first, second = (
+        clients_of("split.kind=kfold", "split.redraw=true", "partition=random", f"seed={s}") for s in range(2)
+    )
+    assert any(not torch.equal(a.node_id, b.node_id) for a, b in zip(first, second, strict=False))
+
+
 def test_pooled_is_the_union_of_the_clients():
     clients = clients_of()
     cfg = config("strategy=central")

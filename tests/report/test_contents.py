@@ -5,13 +5,18 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 
 from fedgraph_flwr.cli import main
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.statistics import degree_shares
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.intervals import interval, paired
 from fedgraph_flwr.report import units
@@ -19,6 +24,9 @@ from fedgraph_flwr.report.command import write_report
 from fedgraph_flwr.report.parts import layout
 from fedgraph_flwr.report.predicted import Predicted, bins, calibration_error, predict, roc
 from fedgraph_flwr.report.runs import beside, folds, load_run
+from fedgraph_flwr.secure.policy import Policy
+from fedgraph_flwr.strategies.scoring import check_scores
+from tests.conftest import client_graph
 from tests.report.conftest import WORDS
 
 
@@ -141,6 +149,46 @@ def test_a_confusion_matrix_has_every_test_node(runs, tmp_path):
     assert np.sum(matrix["told"]) == sum(told["test-count"])
     assert np.trace(matrix["told"]) == round(np.dot(told["test-accuracy"], told["test-count"]))
     np.testing.assert_allclose(np.sum(matrix["values"], axis=1), 1, atol=1e-5)
+
+
+def test_a_confusion_matrix_that_clients_told_is_the_one_that_their_files_give(tmp_path, monkeypatch):
+    folder = tmp_path / "told"
+    words = ["evaluation.confusion=true", "evaluation.select=last", f"out={folder}"]
+    assert main(["run", *WORDS, *words]) == 0
+
+    def matrix():
+        page = write_report([folder], tmp_path / "page.html", alone=True).read_text()
+        drawn = charts(page).values()
+        (found,) = next(chart["views"] for chart in drawn if "FedAvg" in chart.get("views", {})).values()
+        return found["told"], page
+
+    ours, page = matrix()
+    assert "As clients told" not in page
+    monkeypatch.setattr("fedgraph_flwr.report.runs.FinishedRun.clients", [])  # as those of a fleet
+    told, page = matrix()
+    assert told == ours
+    assert "As clients told of FedAvg" in page
+    assert "Calibration" not in page
+
+
+def test_a_client_tells_no_count_that_its_policy_forbids():
+    graph = replace(client_graph(0), test_mask=torch.ones(16, dtype=torch.bool))
+    graph.y[0] = -1  # nobody knows
+    client = GraphClient(compose(["evaluation.confusion=true", "model.hidden=4"]), graph)
+    logits = torch.nn.functional.one_hot(torch.tensor([0, 1, 2] + [0, 1, 2] * 3 + [1, 1, 1, 0]), 3).float()
+    assert graph.y.tolist() == [-1, 1, 2] + [0, 1, 2] * 4 + [0]
+    assert client.confusion(logits) == [4, 1, 0, 0, 5, 0, 0, 1, 4]
+    client.policy = Policy(min_nodes=5)
+    assert client.confusion(logits) == [0, 0, 0, 0, 5, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("counts", [[5.0, 0, 0, 0], [0.5, 0, 0, 0]])
+def test_a_confusion_matrix_of_more_nodes_or_of_parts_of_one_is_refused(counts):
+    told = {"test-count": [4.0], "test-accuracy": [0.5], metrics.CONFUSION: counts}
+    with pytest.raises(
+        FedGraphError, match=r"client 1 with a confusion matrix of .* nodes, expected counts of at most 4"
+    ):
+        check_scores(told, {}, "client 1")
 
 
 def test_degrees_fall_into_classes_that_double():

@@ -272,6 +272,19 @@ def test_a_choice_of_a_methods_own_key_is_for_the_methods_that_know_it(toy):
     assert len(list(asked.cells({}))) == 2 * 2 * (1 + 2 + 1 + 1)
 
 
+def test_a_choice_of_a_networks_own_key_is_for_the_columns_that_have_it(toy):
+    """FedLIT's network counts types; a GCN knows no such key, and a key of every network is for all."""
+    toy.write_text(
+        TOY.replace("FedAvg: [", "FedLIT: [strategy=fedlit]\n  FedAvg: [")
+        + "grid: {a: [model.types=2], b: [model.types=3], c: [model.hidden=4]}\n"
+    )
+    asked = load(toy)
+    of = {method: asked.choices("few", method, {}) for method in ("FedLIT", "FedAvg")}
+    assert [words[-1] for words in of["FedLIT"].values()] == ["model.types=2", "model.types=3", "model.hidden=4"]
+    assert list(of["FedAvg"]) == ["FedAvg, a", "FedAvg, c"]  # a: as it is
+    assert not any(word.startswith("model.types") for words in of["FedAvg"].values() for word in words)
+
+
 def test_a_run_that_diverges_is_told_and_the_others_go_on(toy, capsys):
     toy.write_text(TOY.replace("few: [train.local_steps=1]", "few: [train.lr=1e30, train.optimizer=sgd]"))
     sweep(toy, "--only", "few", code=1)

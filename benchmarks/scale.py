@@ -1,0 +1,210 @@
+"""What many clients cost: the table of docs/big-graphs.md, and how it grows from 10 to 100,000 clients.
+
+    python -m benchmarks.scale                   # the rows of the table (half an hour; partitions are made first)
+    python -m benchmarks.scale --growth          # the curve: at most 1,000 of 10 ... 100,000 clients a round
+    python -m benchmarks.scale --only 100000     # the row of this name
+
+Each row is a run in a process of its own. Its seconds are medians over rounds after the first, as measured, and CPU seconds of
+the server's process and of the busiest actor, which together are what a round takes where each has a core of its own. Memory is
+what all processes of the run hold at most, shared pages once. ``simulations/results/scale.csv`` and ``growth.csv`` hold the rows,
+and ``growth.png`` the curve.
+"""
+
+import argparse
+import csv
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.round import held_by
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "simulations" / "results"
+FIELDS = [
+    "row",
+    "clients",
+    "cohort",
+    "engine",
+    "seconds",
+    "cpu_server",
+    "cpu_actor",
+    "start",
+    "first",
+    "megabytes",
+    "words",
+]
+
+CSBM = ["dataset=csbm", "dataset.nodes_per_client=[100,200]"]
+SMALL = ["dataset=csbm", "dataset.nodes_per_client=[20,40]"]
+RAY = ["engine=ray", "ray.actors=2"]
+FEW = ["evaluation.clients=cohort", "train.optimizer_state=reset", "ray.live_clients=500"]
+"""Nothing is kept of, or asked of, clients that take no part in a round."""
+
+TABLE = {
+    "1000 inline": [*CSBM, "num_clients=1000"],
+    "1000 inline, stack=128": [*CSBM, "num_clients=1000", "stack=128"],
+    "1000 ray": [*CSBM, "num_clients=1000", *RAY],
+    "1000 ray, stack=128": [*CSBM, "num_clients=1000", *RAY, "stack=128"],
+    "10000 ray, cohort 1000": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW],
+    "10000 ray, cohort 1000, stack=128": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW, "stack=128"],
+    "100000 ray, cohort 1000, actors add": [
+        *SMALL,
+        "num_clients=100000",
+        "strategy.fraction=0.01",
+        *RAY,
+        *FEW,
+        "ray.aggregate=true",
+    ],
+}
+
+
+def growth() -> dict[str, list[str]]:
+    """The rows of the curve: at most 1,000 clients a round, of ever more."""
+    sizes = (10, 100, 1000, 10_000, 100_000)
+    fraction = {size: min(1.0, 1000 / size) for size in sizes}
+    return {
+        f"{size}": [
+            *SMALL,
+            f"num_clients={size}",
+            f"strategy.fraction={fraction[size]}",
+            *RAY,
+            *FEW,
+            "ray.aggregate=true",
+        ]
+        for size in sizes
+    }
+
+
+def child(words: list[str]) -> None:
+    """Run it, and print as JSON when each round ended and what CPU each process had had by then."""
+    began = time.time()
+    from fedgraph_flwr import partition
+    from fedgraph_flwr.config import compose
+    from fedgraph_flwr.engine import ray
+    from fedgraph_flwr.runner import run
+
+    ray.PATIENCE = 600.0  # cores may be busy with other work: its CPU seconds count
+    cfg = compose(words)
+    partition.num_clients(cfg)  # made, if it is not there
+    ready = time.time()
+    marks: list[dict[str, Any]] = []
+
+    def mark(record: dict[str, Any]) -> None:
+        own = psutil.Process()
+        actors = [p for p in own.children(recursive=True) if p.name().startswith("ray::ClientA")]
+        used = {p.pid: sum(p.cpu_times()[:2]) for p in actors}
+        marks.append(
+            {"time": time.time(), "server": sum(own.cpu_times()[:2]), "actors": used, "seconds": record["seconds"]}
+        )
+
+    summary = run(cfg, mark)
+    print(json.dumps({"began": began, "ready": ready, "marks": marks, "setup": summary["setup_seconds"]}))
+
+
+def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
+    """A row, from a run in a process of its own."""
+    with tempfile.TemporaryDirectory() as out:
+        run_words = [*words, f"rounds={rounds}", "checkpoint_every=0", f"out={out}"]
+        command = [sys.executable, "-m", "benchmarks.scale", "--child", *run_words]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        held = 0.0
+        while process.poll() is None:
+            if any(Path(out).glob("rounds.jsonl")):  # not while its partition is made
+                held = max(held, held_by(process.pid))
+            time.sleep(1.0)
+        told = process.stdout.read() if process.stdout else b""
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with code {process.returncode}")
+    found = json.loads(told.splitlines()[-1])
+    marks = found["marks"]
+    after = list(itertools.pairwise(marks))
+    actors = [max((b["actors"][pid] - a["actors"].get(pid, 0) for pid in b["actors"]), default=0.0) for a, b in after]
+    clients, cohort = _sizes(words)
+    return {
+        "row": row,
+        "clients": clients,
+        "cohort": cohort,
+        "engine": "ray" if "engine=ray" in words else "inline",
+        "seconds": round(statistics.median(mark["seconds"] for mark in marks[1:]), 3),
+        "cpu_server": round(statistics.median(b["server"] - a["server"] for a, b in after), 3),
+        "cpu_actor": round(statistics.median(actors), 3),
+        "start": round(found["marks"][0]["time"] - found["ready"] - marks[0]["seconds"], 2),
+        "first": round(marks[0]["seconds"], 2),
+        "megabytes": round(held / 2**20),
+        "words": " ".join(words),
+    }
+
+
+def _sizes(words: list[str]) -> tuple[int, int]:
+    told = dict(word.split("=", 1) for word in words)
+    clients = int(told["num_clients"])
+    return clients, round(clients * float(told.get("strategy.fraction", 1)))
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Keep rows, those of the same name in the place of the older."""
+    kept = {}
+    if path.exists():
+        with path.open() as file:
+            kept = {row["row"]: row for row in csv.DictReader(file)}
+    kept |= {row["row"]: row for row in rows}
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept.values())
+
+
+def draw(path: Path) -> None:
+    """CPU seconds a round, start and memory, over clients registered."""
+    from matplotlib.figure import Figure
+
+    with path.open() as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: int(row["clients"]))
+    clients = [int(row["clients"]) for row in rows]
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for key, label, mark in (("cpu_server", "server", "o"), ("cpu_actor", "busiest of two actors", "s")):
+        left.loglog(clients, [float(row[key]) for row in rows], marker=mark, label=label)
+    left.set(xlabel="clients registered, at most 1,000 a round", ylabel="CPU seconds a round")
+    left.legend()
+    right.semilogx(clients, [float(row["megabytes"]) for row in rows], marker="o")
+    right.set(xlabel="clients registered", ylabel="MB in all processes")
+    right.set_ylim(bottom=0)
+    figure.savefig(path.with_suffix(".png"), format="png", dpi=130)
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description="What many clients cost.")
+    parser.add_argument("--growth", action="store_true", help="the curve instead of the table")
+    parser.add_argument("--only", default="", help="the row of this name")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(args.child)
+        return
+    path = RESULTS / ("growth.csv" if args.growth else "scale.csv")
+    for row, words in (growth() if args.growth else TABLE).items():
+        if not args.only or args.only == row:
+            found = measured(row, words, args.rounds)
+            print({key: value for key, value in found.items() if key != "words"}, flush=True)
+            write(path, [found])
+    if args.growth:
+        draw(path)
+
+
+if __name__ == "__main__":
+    main()

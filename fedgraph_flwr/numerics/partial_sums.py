@@ -1,0 +1,106 @@
+"""Sums of clients' arrays that are taken in parts, and have the same bits in whatever order and however many parts that is.
+
+Floating-point addition depends on its order; that of whole numbers does not. So each term is split into two whole numbers, hi of 2^-30
+and lo of 2^-70, and loses what is below half of that: 4e-22, where a float64 of the size of a model's weights loses 1e-18.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedgraph_flwr.answers import ArrayField, Schema
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.messages import Arrays
+
+HI, LO = 30, 70
+"""Bits after the point of the two parts. 2^24 terms of lo, each of at most 2^39, fit into an int64."""
+
+MOST = 2.0**32
+"""Values that a sum takes: smaller than this. Weights are shares, so no sum is larger."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What of an exchange's answers is added up where they are made.
+
+    Attributes:
+        groups: of arrays, as each answer must hold them.
+        shares: of the clients in the sums, by node; 1 in all.
+    """
+
+    groups: Mapping[str, Mapping[str, ArrayField]]
+    shares: Mapping[int, float]
+
+    @property
+    def schema(self) -> Schema:
+        """Of the part of an answer that is added up."""
+        return Schema(self.groups)
+
+
+@dataclass
+class PartialSum:
+    """Σ_i s_i y_i over some clients.
+
+    Attributes:
+        parts: hi and lo, int64 of an array's shape, by group and name.
+        nodes: whose arrays are in it.
+        bytes: that these have.
+    """
+
+    parts: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = field(default_factory=dict)
+    nodes: list[int] = field(default_factory=list)
+    bytes: int = 0
+
+    def add(self, node: int, groups: Mapping[str, Arrays], share: float) -> None:
+        """One more client.
+
+        Raises:
+            FedGraphError: a value is too large; nothing was added then.
+        """
+        for arrays in groups.values():
+            for name, array in arrays.items():
+                if array.size and not np.abs(array).max() < MOST:
+                    raise FedGraphError(f"'{name}' has values of 2^32 and more, which ray.aggregate=true does not add")
+        terms = {
+            g: {name: _split(share * array.astype(np.float64)) for name, array in a.items()} for g, a in groups.items()
+        }
+        self._take(terms)
+        self.nodes.append(node)
+        self.bytes += sum(array.nbytes for arrays in groups.values() for array in arrays.values())
+
+    def merge(self, other: "PartialSum") -> None:
+        """The clients of another part."""
+        self._take(other.parts)
+        self.nodes += other.nodes
+        self.bytes += other.bytes
+
+    def means(self, shares: Mapping[int, float], groups: Mapping[str, Mapping[str, ArrayField]]) -> dict[str, Arrays]:
+        """The weighted means over the clients that are in it, of the types that their answers had.
+
+        Raises:
+            FedGraphError: their shares sum to 0.
+        """
+        weight = sum(shares[node] for node in sorted(self.nodes))
+        if not weight:
+            raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")
+        return {
+            group: {
+                name: np.asarray((hi * 2.0**-HI + lo * 2.0**-LO) / weight).astype(groups[group][name].dtype)
+                for name, (hi, lo) in parts.items()
+            }
+            for group, parts in self.parts.items()
+        }
+
+    def _take(self, terms: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]]) -> None:
+        for group, arrays in terms.items():
+            own = self.parts.setdefault(group, {})
+            for name, (hi, lo) in arrays.items():
+                own[name] = (own[name][0] + hi, own[name][1] + lo) if name in own else (hi, lo)
+
+
+def _split(term: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A float64 array as whole numbers of 2^-30 and, for the rest, of 2^-70."""
+    hi = np.rint(term * 2.0**HI)
+    lo = np.rint((term - hi * 2.0**-HI) * 2.0**LO)
+    return np.asarray(hi, np.int64), np.asarray(lo, np.int64)

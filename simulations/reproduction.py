@@ -1,0 +1,213 @@
+"""What of the papers' tables the stored runs reach, counted from the CSVs: ``python -m simulations.reproduction [PAPER ...]``.
+
+With ``--write`` it puts the README's table between its marks anew.
+
+A cell is a setting and a method of which the paper prints a figure. It is within a deviation where our mean over the seeds
+differs from the figure by no more than the deviation printed beside it, or, where none is, than our own. A method is ahead of
+another where the 95 % interval of their difference, paired by seed, lies above 0, and behind where it lies below.
+"""
+
+import math
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fedgraph_flwr.config import group_names
+from fedgraph_flwr.errors import unknown
+from fedgraph_flwr.evaluation.intervals import deviation, ended, paired
+from fedgraph_flwr.sweeps.asked import load
+from fedgraph_flwr.sweeps.book import Book
+from fedgraph_flwr.sweeps.tally import Tally
+
+FOLDER = Path(__file__).parent
+README = FOLDER.parent / "README.md"
+GLANCE = re.compile(r"(<!-- glance: .*? -->\n).*?(?=<!-- end -->)", re.S)
+PRINTED = re.compile(r"([\d.]+)(?: \(([\d.]+)\))?")
+BASELINES = {"Local": ("local",), "FedAvg": ("fedavg", "fedgrad")}  # FedGrad averages gradients: FedStruct's FL-GNN
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of a paper, and ours over the seeds that ended; NaN where none has."""
+
+    setting: str
+    method: str
+    own: bool
+    paper: float
+    spread: float
+    mean: float
+    runs: int
+
+    @property
+    def verdict(self) -> str:
+        """``within``, ``above``, ``below`` or, without a run, ``missing``."""
+        if not self.runs:
+            return "missing"
+        gap = self.mean - self.paper
+        return "within" if abs(gap) <= self.spread else "above" if gap > 0 else "below"
+
+
+def papers() -> list[str]:
+    """The papers, by the names of their protocols."""
+    return [name for name in group_names("protocol") if any(FOLDER.glob(f"{name}_table*.yaml"))]
+
+
+def tables(paper: str) -> list[Tally]:
+    """The stored tables of a paper as it numbers them; those of what was tried have longer names."""
+    paths = [path for path in sorted(FOLDER.glob(f"{paper}_table*.yaml")) if re.fullmatch(r"\w+_table\d+", path.stem)]
+    return [tally for path in paths if (tally := _tally(path)).values]
+
+
+@cache
+def _tally(path: Path) -> Tally:
+    book = Book(load(path))
+    book.missing()
+    return Tally(book.sweep, book.found)
+
+
+def cells(tally: Tally, paper: str) -> Iterator[Cell]:
+    """The cells of a table of which the paper prints a figure."""
+    for setting, printed in tally.sweep.paper.items():
+        for method, text in printed.items():
+            match = PRINTED.match(str(text))
+            if match is None:
+                continue
+            values = list(ended(tally.shown(setting, method)).values())
+            spread = float(match[2]) if match[2] else deviation(values)
+            mean = statistics.fmean(values) if values else math.nan
+            own = strategy(tally, method).startswith(paper)
+            yield Cell(setting, method, own, float(match[1]), spread, mean, len(values))
+
+
+def strategy(tally: Tally, method: str) -> str:
+    """The strategy that a column runs; empty for what runs none."""
+    words = [*tally.sweep.common, *tally.sweep.methods[method]]
+    return next((word.partition("=")[2] for word in reversed(words) if word.startswith("strategy=")), "")
+
+
+def column(tally: Tally, strategies: tuple[str, ...]) -> str:
+    """The column of one of the strategies as the protocol has it, or else with a network of its own; empty: there is none."""
+    having = [method for method in tally.sweep.methods if strategy(tally, method) in strategies]
+    return min(having, key=lambda method: len(tally.sweep.methods[method]), default="")
+
+
+def counts(paper: str) -> str:
+    """A row a table: its cells, how many of the method's own and of the others lie within a deviation, above and below."""
+    lines = ["| | the method's own: within | above | below | others': within | above | below | not run |"]
+    lines.append("|---" * 8 + "|")
+    for tally in tables(paper):
+        found = list(cells(tally, paper))
+        told = [
+            sum(cell.verdict == verdict for cell in found if cell.own == own)
+            for own in (True, False)
+            for verdict in ("within", "above", "below")
+        ]
+        missing = sum(cell.verdict == "missing" for cell in found)
+        lines.append(f"| {_link(tally)} | " + " | ".join(map(str, [*told, missing])) + " |")
+    return "\n".join(lines)
+
+
+def below(paper: str) -> str:
+    """The cells that lie below the paper's figure by more than a deviation: ours, and the paper's."""
+    lines = []
+    for tally in tables(paper):
+        by_method: dict[str, list[str]] = {}
+        for cell in cells(tally, paper):
+            if cell.verdict == "below":
+                by_method.setdefault(cell.method, []).append(f"{cell.setting} {cell.mean:.1f} ({cell.paper:.1f})")
+        lines += [f"- {_link(tally)}, {method}: {', '.join(told)}" for method, told in by_method.items()]
+    return "\n".join(lines) or "No cell."
+
+
+def ahead(paper: str) -> str:
+    """In how many settings each of the method's own columns is ahead of Local and FedAvg, level, and behind."""
+    lines = ["| | " + " | ".join(f"against {name}: ahead | level | behind" for name in BASELINES) + " |"]
+    lines.append("|---" * (1 + 3 * len(BASELINES)) + "|")
+    for tally in tables(paper):
+        columns = {method: strategy(tally, method) for method in tally.sweep.methods}
+        for method in (name for name, of in columns.items() if of.startswith(paper)):
+            told: list[str] = []
+            for kinds in BASELINES.values():
+                other = column(tally, kinds)
+                gaps = [paired(tally.shown(s, method), tally.shown(s, other)) for s in tally.sweep.settings if other]
+                known = [gap for gap in gaps if gap and gap.n > 1]
+                up, down = (sum(sign * gap.mean > gap.half for gap in known) for sign in (1, -1))
+                told += map(str, (up, len(known) - up - down, down)) if known else [""] * 3
+            if any(told):
+                lines.append(f"| {_link(tally)}, {method} | " + " | ".join(told) + " |")
+    return "\n".join(lines)
+
+
+def _link(tally: Tally) -> str:
+    return f"[{tally.sweep.name}](../simulations/results/{tally.sweep.name}.md)"
+
+
+def main_table(paper: str) -> Tally:
+    """The first table of a paper that has the method's own column."""
+    return next(tally for tally in tables(paper) if column(tally, (paper,)))
+
+
+def rows(paper: str) -> dict[str, tuple[list[str], float]]:
+    """A paper's main table by setting: Local, FedAvg, the method and its printed figure; and how far ours lies above that."""
+    tally = main_table(paper)
+    names = [column(tally, kinds) for kinds in (*BASELINES.values(), (paper,))]
+    found = {}
+    for setting, printed in tally.sweep.paper.items():
+        means = [tally.mean(setting, name) if name else None for name in names]
+        match = PRINTED.match(str(printed.get(names[-1], "")))
+        if match and means[-1]:
+            told = [f"{mean.mean:.1f}" if mean else "" for mean in means]
+            found[setting] = [*told, f"{float(match[1]):.1f}"], means[-1].mean - float(match[1])
+    return found
+
+
+def glance() -> str:
+    """Of each paper's main table the row that lies lowest against the printed figure, and the one that lies highest."""
+    lines = ["| | Local | FedAvg | the method | paper |", "|---|---|---|---|---|"]
+    for paper in papers():
+        found = rows(paper)
+        name = column(main_table(paper), (paper,))
+        chosen = [choose(found, key=lambda setting: found[setting][1]) for choose in (min, max)]
+        for setting in dict.fromkeys(chosen):
+            lines.append(f"| {name}, {setting} | " + " | ".join(found[setting][0]) + " |")
+    return "\n".join(lines)
+
+
+def whole() -> str:
+    """All rows of the papers' main tables."""
+    lines = ["| | Local | FedAvg | the method | paper |", "|---|---|---|---|---|"]
+    for paper in papers():
+        name = column(main_table(paper), (paper,))
+        lines += [f"| {name}, {setting} | " + " | ".join(told) + " |" for setting, (told, _) in rows(paper).items()]
+    return "\n".join(lines)
+
+
+def written(text: str) -> str:
+    """A README whose table is that of the present rows."""
+    return GLANCE.sub(lambda match: f"{match[1]}{glance()}\n", text)
+
+
+def picture(paper: str) -> str:
+    """All of it, as the page on reproduction shows it."""
+    heads = ("Cells of the paper's tables, by how far ours lie from them:", "The method's own columns, paired by seed:")
+    parts = [heads[0], counts(paper), heads[1], ahead(paper), "Below the paper's figure by more than a deviation:"]
+    return "\n\n".join([*parts, below(paper)])
+
+
+def main(words: list[str]) -> None:
+    """The command."""
+    if "--write" in words:
+        README.write_text(written(README.read_text()))
+        return
+    for name in words or papers():
+        if name not in papers():
+            raise unknown("paper", name, papers())
+        print(f"# {name}\n\n{picture(name)}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

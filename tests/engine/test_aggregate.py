@@ -1,0 +1,148 @@
+"""Sums in Ray's actors: the figures of the in-process engine, the same bits from any number of actors, each failure named."""
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.answers import ArrayField
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.numerics.partial_sums import PartialSum
+from fedgraph_flwr.runner import with_folder
+from tests.support import Finished, assert_same_arrays
+
+WORDS = ["num_clients=7", "dataset.nodes_per_client=[30,50]", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDGRAPH_DATA", str(tmp_path_factory.mktemp("root")))
+        with ray_session() as pool:
+            yield pool
+
+
+@pytest.fixture
+def go(pool, tmp_path):
+    """``go("key=value", ..., actors=2)``: a run whose actors add up; without actors, in this process."""
+
+    def run(*words, actors=0, on_round=None):
+        own = ["engine=ray", "ray.aggregate=true", f"ray.actors={actors}"] if actors else []
+        cfg = with_folder(compose([*WORDS, *words, *own, f"out={tmp_path / str(actors)}"]))
+        return Finished(cfg, run_ray(cfg, on_round) if actors else run_inline(cfg))
+
+    return run
+
+
+def assert_close(added, inline):
+    """Parameters within the rounding of a float64 sum; failures, bytes and cohorts exactly."""
+    for name, array in inline.arrays.items():
+        np.testing.assert_allclose(added.arrays[name], array, rtol=1e-10, atol=1e-13)
+    for key in ("cohort", "failed"):
+        assert [r[key] for r in added.rounds] == [r[key] for r in inline.rounds]
+    assert added.summary["bytes_by_phase"] == inline.summary["bytes_by_phase"]
+    assert added.summary["aggregated"] == "actors"
+    assert "aggregated" not in inline.summary
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=fedavg", "strategy.fraction=0.6", "strategy.weighting=nodes"],
+        ["strategy=scaffold", "strategy.max_share=0.2"],
+        ["strategy=fedomd"],
+        ["strategy=fedper", "evaluation.clients=cohort"],
+    ],
+    ids=lambda words: words[0].partition("=")[2],
+)
+def test_sums_of_actors_are_those_of_one_process(go, words):
+    words = [*words, "dtype=float64"]
+    two = go(*words, actors=2)
+    assert_close(two, go(*words))
+    assert_same_arrays(two.arrays, go(*words, actors=1).arrays)
+
+
+def test_no_array_comes_back_from_a_client(go, monkeypatch):
+    seen = []
+    receive = RayGrid._receive
+    monkeypatch.setattr(
+        RayGrid, "_receive", lambda self: (receive(self), seen.extend(m.content for m in self._replies.values()))
+    )
+    go(actors=2)
+    assert len(seen) >= 7 * 5
+    assert not any(content.array_records for content in seen)
+
+
+def test_a_killed_actor_adds_nothing_twice(go):
+    from tests.engine.test_ray import actors
+
+    def kill(record):
+        if record["round"] == 1:
+            actors()[0].kill()
+
+    assert_same_arrays(go(actors=2, on_round=kill).arrays, go(actors=1).arrays)
+
+
+def test_a_client_that_fails_is_named_and_left_out(go):
+    words = ["strategy.client=tests.engine.misbehaving:Raising", "strategy.min_clients=1", "dtype=float64"]
+    added = go(*words, actors=2)
+    assert added.summary["failures"]
+    assert_close(added, go(*words))
+
+
+def test_wrong_answers_are_refused_where_they_are_made(go):
+    words = ["strategy.client=tests.engine.misbehaving:Misbehaving", "strategy.min_clients=1", "dtype=float64"]
+    assert_close(go(*words, actors=2), go(*words))
+
+
+def test_an_answer_that_is_refused_after_it_was_added_ends_the_run(go):
+    with pytest.raises(RunFailed, match=r"client 1: client 1 answered .*num_train=.*use ray.aggregate=false"):
+        go("strategy.client=tests.engine.misbehaving:Boasting", "strategy.min_clients=1", actors=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["engine=inline"], "engine=inline has none: set engine=ray"),
+        (["strategy=fedproto"], "strategy=fedproto needs "),
+        (["strategy=fednova"], "needs weights that the training answers tell; use ray.aggregate=false"),
+        (["strategy.aggregator=median"], "needs single models for strategy.aggregator=median"),
+        (["privacy.secagg=true"], "set one of the two"),
+    ],
+)
+def test_what_is_no_sum_is_refused(pool, tmp_path, words, sentence):
+    with pytest.raises(FedGraphError, match=sentence):
+        run_ray(with_folder(compose([*WORDS, "engine=ray", "ray.aggregate=true", *words, f"out={tmp_path}"])))
+
+
+def test_a_sum_has_the_same_bits_in_any_order_and_any_parts():
+    rng = np.random.default_rng(0)
+    shares = dict(enumerate(rng.dirichlet(np.ones(40))))
+    fields = {"model": {"w": ArrayField((5, 3), "float64"), "b": ArrayField((), "float32")}}
+    values = {
+        node: {"w": rng.normal(size=(5, 3)) * 10.0 ** rng.integers(-6, 6), "b": np.float32(rng.normal())}
+        for node in shares
+    }
+
+    def total(order, parts):
+        whole = PartialSum()
+        for piece in np.array_split(order, parts):
+            part = PartialSum()
+            for node in piece:
+                part.add(int(node), {"model": {k: np.asarray(v) for k, v in values[node].items()}}, shares[node])
+            whole.merge(part)
+        return whole.means(shares, fields)["model"]
+
+    found = [total(rng.permutation(40), parts) for parts in (1, 2, 7, 40)]
+    for other in found[1:]:
+        assert_same_arrays(other, found[0])
+    exact = sum(shares[node] * np.longdouble(values[node]["w"]) for node in shares)
+    np.testing.assert_allclose(found[0]["w"], np.float64(exact), rtol=1e-12)
+    assert found[0]["b"].dtype == np.float32
+    some = PartialSum()
+    some.add(3, {"model": {"w": values[3]["w"]}}, shares[3])
+    np.testing.assert_allclose(some.means(shares, fields)["model"]["w"], values[3]["w"], atol=2**-70 / shares[3])
+    with pytest.raises(FedGraphError, match=r"'w' has values of 2\^32 and more"):
+        some.add(4, {"model": {"w": np.array([2.0**32])}}, 0.1)
+    assert some.nodes == [3]

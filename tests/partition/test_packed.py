@@ -1,0 +1,98 @@
+"""Very many clients: their files are one, each is found in it, and none is read to learn who they are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import client_files, files, load_client, num_clients, store
+from fedgraph_flwr.runner import with_folder
+from tests.support import Finished, same_result
+
+WORDS = [
+    "dataset=csbm",
+    "dataset.nodes_per_client=[12,30]",
+    "dataset.degree=4",
+    "num_clients=9",
+    "model.hidden=8",
+    "rounds=3",
+]
+
+
+@pytest.fixture
+def many(monkeypatch, tmp_path):
+    """Nine clients are very many."""
+    monkeypatch.setattr(store, "MANY", 8)
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
+    return compose(WORDS)
+
+
+def same(a, b):
+    for key, value in vars(a).items():
+        assert torch.equal(value, getattr(b, key)) if isinstance(value, torch.Tensor) else value == getattr(b, key), key
+
+
+def test_a_packed_client_is_the_client_of_its_own_file(many, tmp_path):
+    folder = client_files(many)
+    assert sorted(path.name for path in folder.iterdir()) == ["clients.pack", "partition.json"]
+    assert num_clients(many) == len(files(folder)) == 9
+    packed = [load_client(many, index) for index in range(9)]
+    assert cli.main(["partition", *WORDS, "--out", str(tmp_path / "parts")]) == 0
+    for client in packed:
+        same(client, store.load(tmp_path / "parts" / f"client_{client.client:04d}.safetensors"))
+    given = compose([*WORDS, f"graph={tmp_path / 'parts'}"])
+    assert num_clients(given) == 9  # `check` finds them whole
+    with pytest.raises(FedGraphError, match="there is no client 9: this run has 9 "):
+        load_client(many, 9)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "manifest"])
+def test_a_damaged_pack_is_made_again(many, damage):
+    folder = client_files(many)
+    before, pack = load_client(many, 3), folder / "clients.pack"
+    match damage:
+        case "truncated":
+            pack.write_bytes(pack.read_bytes()[:-10])
+        case "missing":
+            pack.unlink()
+        case "manifest":
+            (folder / "partition.json").write_text("{")
+    same(load_client(many, 3), before)
+    assert store._whole(folder)
+
+
+def test_a_changed_byte_is_found(many):
+    piece = files(client_files(many))[4]
+    content = bytearray(piece.whole.read_bytes())
+    content[piece.start + piece.size - 1] ^= 1
+    piece.whole.write_bytes(content)
+    with pytest.raises(FedGraphError, match=r"client_0004.safetensors in .*clients.pack is damaged"):
+        load_client(many, 4)
+    assert load_client(many, 5).client == 5
+
+
+def finished(folder: Path, *words: str) -> Finished:
+    cfg = with_folder(compose([*WORDS, f"out={folder}", *words]))
+    return Finished(cfg, run_inline(cfg))
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        ([], False),
+        (["strategy.weighting=nodes"], False),
+        (["strategy=fedproto"], True),  # whose clients tell more
+        (["adversary.kind=sign_flip", "adversary.clients=[1]"], True),
+    ],
+)
+def test_what_files_tell_is_what_clients_tell(many, monkeypatch, tmp_path, words, asks):
+    told = finished(tmp_path / "told", *words)
+    assert told.summary["setup_exchanges"] == int(asks)
+    monkeypatch.setattr("fedgraph_flwr.partition.outline", lambda cfg: None)
+    asked = finished(tmp_path / "asked", *words)
+    assert asked.summary["setup_exchanges"] == 1
+    same_result(told, asked)
