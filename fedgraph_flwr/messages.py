@@ -78,6 +78,10 @@ def from_record(record: ArrayRecord) -> Arrays:
 # third of a round. The bytes are the same: NumPy's format 1.0, C order.
 
 
+_name = functools.lru_cache(maxsize=64)(str)  # a dtype tells its name slower than an array is copied
+_dtype = functools.lru_cache(maxsize=64)(np.dtype)
+
+
 @functools.lru_cache(maxsize=1024)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     buffer = io.BytesIO()
@@ -88,7 +92,7 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def _encode(array: np.ndarray) -> Array:
     data = b"".join((_header(array.dtype, array.shape), array.data if array.size else b""))
-    return Array(str(array.dtype), array.shape, SType.NUMPY, data)
+    return Array(_name(array.dtype), array.shape, SType.NUMPY, data)
 
 
 def decode(name: str, array: Array) -> np.ndarray:
@@ -122,7 +126,7 @@ def payload_bytes(content: RecordDict) -> int:
     total = 0
     for record in content.values():
         if isinstance(record, ArrayRecord):
-            total += sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in record.values())
+            total += sum(math.prod(a.shape) * _dtype(a.dtype).itemsize for a in record.values())
         elif isinstance(record, ConfigRecord | MetricRecord):
             total += sum(_value_bytes(value) for value in record.values())
     return total

@@ -340,9 +340,13 @@ class GraphClient(NumPyClient):
 
     def score(self, logits: Tensor) -> dict[str, list[float]]:
         """Scores of logits [N, C], by split and metric."""
-        part = self.graph.part.to(self.device) if self.graph.part.numel() else None
-        wanted = metrics.wanted(self.cfg.evaluation, self.graph.num_classes)
-        return metrics.score(logits, self.y, self.masks, wanted, part, self.train_nodes, self.cfg.evaluation.own)
+        evaluation = self.cfg.evaluation
+        return self._scored.score(logits, metrics.wanted(evaluation, self.graph.num_classes), evaluation.own)
+
+    @cached_property
+    def _scored(self) -> metrics.Scored:
+        """The nodes that models are scored on."""
+        return metrics.Scored(self.y, self.masks, self.graph.part, self.train_nodes)
 
     def confusion(self, logits: Tensor) -> list[float]:
         """Of the test nodes how many of a class are taken for which, row after row; 0 for fewer than the policy lets be told."""
@@ -452,8 +456,13 @@ class GraphClient(NumPyClient):
     def _received(self, groups: dict[str, Arrays]) -> list[np.ndarray]:
         """The shared parameters of a message, taken out of its groups, in the model's order."""
         model = groups.pop(MODEL)
-        check_arrays(model, {key: tuple(t.shape) for key, t in self.shared.items()}, "the server")
+        check_arrays(model, self._shapes, "the server")
         return [model[key] for key in self.shared]
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that travel."""
+        return {key: tuple(tensor.shape) for key, tensor in self.shared.items()}
 
     @classmethod
     def messages_of(cls, name: str) -> int:

@@ -28,7 +28,7 @@ from fedgraph_flwr.methods import hops, structure_features
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams
 from fedgraph_flwr.methods.hops import HopExchange, Matrix, Pruning, RowMessage
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.models.fedstruct import FedStruct
+from fedgraph_flwr.models.fedstruct import FedStruct, times
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.sealed import Sealer
@@ -247,14 +247,14 @@ class FedStructClient(FedGradClient):
         self.model.eval()
         with torch.no_grad():
             embedded = self.model.g.finish(self.begun)
-            return self.model.feature_part(self.inputs) + self.model.structure_part(self.inputs.rows @ embedded)
+            return self.model.feature_part(self.inputs) + self.model.structure_part(times(self.inputs.rows, embedded))
 
     def loss(self) -> Tensor:
         """Eq. (7) from the rows of the training nodes alone."""
         begun, self.begun = self.begun, None
         embedded = self.model.g.finish(self.model.g.begin(self.inputs.s) if begun is None else begun)
         features = self.model.feature_part(self.inputs)[self.train_nodes]
-        return self.summed_loss(features + self.model.structure_part(self.train_rows @ embedded))
+        return self.summed_loss(features + self.model.structure_part(times(self.train_rows, embedded)))
 
     def send(self) -> Answer:
         """The rows of G_S^i that can differ from zero."""

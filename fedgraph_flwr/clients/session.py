@@ -149,10 +149,12 @@ def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) ->
     if not 0 <= server_round <= client.cfg.rounds:
         raise FedGraphError(f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds")
     folder, live = _last_folder(context, client), context.node_config.get("live")
-    record = context.state.config_records.get(ASKED) if not live else None
-    ledger = folder.read_asked() if folder and not record else Ledger(record)
+    ledger = _ledgers.get((context.run_id, context.node_id)) if live else None
+    if ledger is None:
+        record = context.state.config_records.get(ASKED) if not live else None
+        ledger = folder.read_asked() if folder and not record else Ledger(record)
     if live:
-        ledger = _ledgers.setdefault((context.run_id, context.node_id), ledger)
+        _ledgers[context.run_id, context.node_id] = ledger
     ledger.book(phase, server_round, config["exchange"], most)
     if "resume" in config:
         ledger.resume(config["resume"])

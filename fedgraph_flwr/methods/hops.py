@@ -68,7 +68,7 @@ EXACT = Pruning()
 
 SAMPLE = 64  # nodes whose reach stands for that of all
 BYTES = 104  # an entry of CSR, while clients of one machine exchange hops
-FLIGHT = 5  # copies of an entry on its way: sent, sealed and opened by clients of one machine
+FLIGHT = 4  # copies of an entry on its way between clients of one machine: sealed, relayed, opened
 
 
 def bytes_held(
@@ -87,10 +87,12 @@ def bytes_held(
     entries = expected_entries(graphs, hops, pruning.keep)
     if pruning.keep or entries <= DENSE_ABOVE * n**2:
         return BYTES * entries * len(weights)
-    width = blocks(n, hops, pruning)[0].stop
+    parts = blocks(n, hops, pruning)
+    width, rows = parts[0].stop, len(weights) * n**2
     crossing = sum(len(np.unique(np.stack([g.cut_out[0].numpy(), g.cut_out_owner.numpy()]), axis=1).T) for g in graphs)
     exchanged = 2 * n * width + FLIGHT * crossing * width
-    return itemsize * (len(weights) * n**2 + max(exchanged, handed_on * (FLIGHT + 1) * len(weights) * n**2))
+    joined = rows if len(parts) > 1 else 0  # blocks that make up rows; their memory does not come back at once
+    return itemsize * (rows + max(exchanged + joined, handed_on * (FLIGHT + 1) * rows))
 
 
 def expected_entries(graphs: Iterable[ClientGraph], hops: int, keep: int = 0) -> float:

@@ -141,19 +141,22 @@ def test_a_run_that_the_machine_has_no_memory_for_is_refused_before_it_starts(ru
     )
 
 
-def test_the_memory_told_is_what_clients_hold():
-    """Full rows: themselves, a block of columns twice, and what is on its way five times; else by entry."""
+def test_the_memory_told_is_what_clients_hold(monkeypatch):
+    """Full rows: themselves, a block of columns twice, and what is on its way four times; else by entry."""
     edges, weights = edges_of("undirected"), hops.hop_weights("uniform", 30)
     owner = partition_of("random", edges)
     graphs = clients_of(edges, owner)
     crossing = {(v, owner[u]) for v, u in edges.T if owner[v] != owner[u]}
     assert hops.expected_entries(graphs, 30) > 0.5 * N**2
-    wanted = 4 * (N**2 + 2 * N**2 + 5 * len(crossing) * N)
+    wanted = 4 * (N**2 + 2 * N**2 + 4 * len(crossing) * N)
     assert hops.bytes_held(graphs, weights, hops.EXACT, 4) == pytest.approx(wanted)
     handed = hops.bytes_held(graphs, weights, hops.EXACT, 4, handed_on=True)
-    assert handed == pytest.approx(max(wanted, 4 * 7 * N**2))
+    assert handed == pytest.approx(max(wanted, 4 * 6 * N**2))
     entries = hops.expected_entries(graphs, 30, 2)
     assert hops.bytes_held(graphs, weights, Pruning(2), 4) == pytest.approx(hops.BYTES * entries)
+    monkeypatch.setattr(hops, "HELD", 20 * N)  # three blocks, which rows are made of in the end
+    wanted = 4 * (2 * N**2 + 2 * N * 20 + 4 * len(crossing) * 20)
+    assert hops.bytes_held(graphs, weights, hops.EXACT, 4) == pytest.approx(wanted)
 
 
 def test_central_rows_equal_powers():
