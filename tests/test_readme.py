@@ -131,9 +131,9 @@ def older_than(commit: str, change: str) -> bool:
 
 
 def test_no_row_is_older_than_a_change_that_moves_it():
-    """`simulations/moved.yaml` names the changes, and the words of the runs that they move."""
+    """`simulations/base/moved.yaml` names the changes, and the words of the runs that they move."""
     every = [row for path in TABLES for row in read(RESULTS / f"{path.stem}.csv")]
-    for change in yaml.safe_load((ROOT / "simulations" / "moved.yaml").read_text()):
+    for change in yaml.safe_load((ROOT / "simulations" / "base" / "moved.yaml").read_text()):
         moved, kept = set(change["words"]), set(change.get("without", []))
         made = {r["commit"] for r in every if moved <= set(words := r["words"].split()) and not kept & set(words)}
         assert not [commit for commit in made - {""} if older_than(commit, change["commit"])], change["what"]
