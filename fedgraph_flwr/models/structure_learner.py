@@ -336,7 +336,8 @@ def top_k(left: Tensor, right: Tensor, k: int, block: int = BLOCK) -> Pattern:
 
 def _lowest(scores: Tensor, least: Tensor, margin: Tensor, k: int) -> Tensor:
     """Columns [R, k], ascending, of the scores [R, N] above their row's k-th, and the lowest of those that tie with it."""
-    above, tied = scores > least + margin, (scores - least).abs() <= margin
+    above = scores > least + margin
+    tied = (scores >= least - margin) & ~above  # all others of the k best are among these, however the bounds round
     room = k - above.sum(1, keepdim=True)
     return (above | (tied & (tied.cumsum(1) <= room))).nonzero()[:, 1].view(len(scores), k)
 

@@ -130,6 +130,18 @@ def test_ties_at_the_kth_neighbour_go_to_the_lowest_index():
     assert sorted_otherwise != expected  # the device's order is another
 
 
+def test_scores_at_the_edge_of_a_tie_still_give_k_neighbours():
+    """A bound, and a difference that it is held against, round apart; each score is above the tie, in it, or below it."""
+    ulp = torch.finfo(torch.float32).eps
+    steps = torch.tensor(
+        [*[-1e4] * 39, 0, 0, *range(1, 10), *range(1, 10), 10]
+    )  # the k-th score twice, as all above but one
+    scores = torch.linspace(1.02, 1.07, 60)[:, None] + ulp * steps
+    found = top_k(scores, torch.eye(60), 20).col.view(60, 20)
+    assert bool((found.diff(dim=1) > 0).all())
+    assert {(row[0], row[-1]) for row in found[:39].tolist()} == {(39, 59)}
+
+
 def test_scores_that_are_no_numbers_still_give_k_neighbours():
     left = torch.full((5, 2), torch.nan)
     assert top_k(left, left, 2).col.view(5, 2).tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]
