@@ -260,7 +260,7 @@ def _values(
         "accuracy": _accuracy(table),
         "macro_f1": _mean_known(of_class),
         "balanced_accuracy": _balanced_accuracy(table),
-        MAJORITY: np.count_nonzero(y == majority) / y.size if majority >= 0 else float("nan"),
+        MAJORITY: float(np.mean(y == majority)) if majority >= 0 else float("nan"),
     }
     if len(table) == 2 and any(m in metrics for m in (*_OF_RANKS, AT_THRESHOLD)):
         curve = _Curve(_margin(logits), y == 1)
