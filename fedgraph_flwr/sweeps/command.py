@@ -115,7 +115,7 @@ def _tell(tally: Tally) -> None:
     from fedgraph_flwr.sweeps.table import failures, main_table
 
     print("\n".join(["", *main_table(tally), ""]))
-    for line in failures(tally):
+    for line in failures([*tally.failures, *tally.missed]):
         print(line.removeprefix("- "), file=sys.stderr)
     print(f"table: {tally.sweep.results.with_suffix('.md')}")
 

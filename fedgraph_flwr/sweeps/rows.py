@@ -13,7 +13,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.run_folder import InUse, owned
 
 FIELDS = ["setting", "method", "seed", "value", "validation", "headline", "last", "last5", "rounds", "best_round"]
-FIELDS += ["seconds_per_round", "bytes_up", "bytes_down", "words", "commit", "success", "seconds", "data"]
+FIELDS += ["seconds_per_round", "bytes_up", "bytes_down", "words", "commit", "success", "seconds", "data", "missed"]
 
 MAJORITY = "Majority"
 HOMOPHILY = "Homophily"

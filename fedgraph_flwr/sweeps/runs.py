@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, plain
 from fedgraph_flwr.sweeps.asked import Cell
 from fedgraph_flwr.sweeps.rows import COUNTED, DIED, FAILED, FIELDS, MAJORITY, REFUSED
 
@@ -47,6 +47,9 @@ def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
         raise FedGraphError(f"the run told no {key}, so there is nothing to compare")
     at = {name: summary["metrics"][name][key] for name in ("last", "last5")}
     same = {name: summary[name] for name in FIELDS if name in summary and name != "seed"}
+    if failed := summary["failures"]:
+        who, reason = next(iter(failed.items()))
+        same["missed"] = plain(f"client {who}: {reason}", 300)
     if "attack" in summary:
         return {**same, "headline": "the attack's accuracy", "value": summary["attack"]["accuracy"]}
     if "adversary" in summary:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable
 
 from fedgraph_flwr.errors import plain
+from fedgraph_flwr.sweeps.asked import Cell
 from fedgraph_flwr.sweeps.rows import COUNTED
 from fedgraph_flwr.sweeps.tally import BySeed, Interval, Tally
 
@@ -29,7 +30,9 @@ def markdown(tally: Tally) -> str:
         lines += _trials(tally)
     lines += _intervals(tally)
     if tally.failures:
-        lines += ["", "Runs without a figure:", "", *failures(tally)]
+        lines += ["", "Runs without a figure:", "", *failures(tally.failures)]
+    if tally.missed:
+        lines += ["", "Runs in which clients failed, and the first reason:", "", *failures(tally.missed)]
     if sweep.notes:
         lines += ["", sweep.notes.strip()]
     return "\n".join(lines) + "\n"
@@ -133,10 +136,10 @@ def _range(found: Interval | None, signed: bool, with_n: bool) -> str:
     return f"{mean} ± {found.half:.2f}{f' (n = {found.n})' if with_n else ''}"
 
 
-def failures(tally: Tally) -> list[str]:
-    """A line for every sentence, with the cells and seeds that ended with it."""
+def failures(told: Iterable[tuple[Cell, str]]) -> list[str]:
+    """A line for every sentence, with the cells and seeds that it is of."""
     grouped: dict[tuple[str, str, str], list[int]] = {}
-    for cell, sentence in tally.failures:
+    for cell, sentence in told:
         grouped.setdefault((cell.setting, cell.method, sentence), []).append(cell.seed)
     return [
         f"- {setting}, {method}, seed {', '.join(map(str, seeds))}: {plain(sentence, 1000)}"

@@ -17,6 +17,8 @@ class Tally:
     Attributes:
         chosen: which choice each setting and column shows, by the name that its rows have.
         choices: names of all choices of a setting and column.
+        failures: runs without a figure, and why.
+        missed: runs with one, in which clients failed, and why the first did.
     """
 
     sweep: Sweep
@@ -25,6 +27,7 @@ class Tally:
     validation: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     success: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     failures: list[tuple[Cell, str]] = field(default_factory=list)
+    missed: list[tuple[Cell, str]] = field(default_factory=list)
     choices: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     chosen: dict[tuple[str, str], str] = field(default_factory=dict)
     headlines: set[str] = field(default_factory=set)
@@ -42,6 +45,8 @@ class Tally:
                 self.failures.append((cell, sentence))
             elif row.get("headline"):
                 self.headlines.add(str(row["headline"]))
+                if row.get("missed"):
+                    self.missed.append((cell, str(row["missed"])))
             for key in ("validation", "success"):
                 if row.get(key):
                     getattr(self, key).setdefault(at, {})[cell.seed] = 100 * number(row, key)

@@ -303,6 +303,21 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(toy, capsys):
     sweep(toy, "--table-only")
 
 
+def test_a_run_that_went_on_without_a_client_says_so(toy, capsys):
+    toy.write_text(
+        TOY.replace(
+            "FedAvg: [", "Odd: [strategy=fedavg, strategy.client=tests.engine.misbehaving:Falling]\n  FedAvg: ["
+        )
+    )
+    sweep(toy, "rounds=2", "--only", "few")
+    told = {(r["method"], r["seed"]): r["missed"] for r in rows(toy.with_suffix(".csv"))}
+    assert told["Odd", "0"] == told["Odd", "1"] == "client 1 (train): the power is out"
+    assert not told["FedAvg", "0"]
+    line = "few, Odd, seed 0, 1: client 1 (train): the power is out"
+    assert f"and the first reason:\n\n- {line}\n" in toy.with_suffix(".md").read_text()
+    assert line in capsys.readouterr().err
+
+
 def test_a_method_that_refuses_is_told_and_tried_again(toy):
     toy.write_text(
         TOY.replace("Local: [strategy=local]", "Odd: [strategy=fedomd, model=gcn]\n  Local: [strategy=local]")
