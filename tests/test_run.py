@@ -352,10 +352,22 @@ def test_a_secure_sum_waits_for_a_client_that_was_silent_and_comes_back(run, mon
     assert [sorted(r["failed"]) for r in found.rounds] == [[], ["1 (train)"], ["1 (describe)"], []]
     assert 20 < now[0] < 60
     assert len(found.rounds[2]["cohort"]) == 3
-    now[0], until[0] = 0.0, 100.0
+    now[0], until[0], limits = 0.0, 100.0, []
+    describe = loop.Loop._describe
+    monkeypatch.setattr(loop.Loop, "_describe", lambda self, *told: limits.append(told[1:]) or describe(self, *told))
     with pytest.raises(RunFailed, match=r"round 3, secagg_keys: 2 of 3 clients .*client 1: gone"):
         run(*words)
     assert 40 < now[0] < 60
+    assert [limit for (limit,) in filter(None, limits)] == [
+        59,
+        57,
+        53,
+        45,
+        35,
+        25,
+        15,
+        5,
+    ]  # what is left: one may say nothing at all
 
 
 def test_a_newcomer_does_not_take_the_place_of_a_client_that_answers(run, monkeypatch):

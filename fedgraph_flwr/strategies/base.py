@@ -459,15 +459,16 @@ class GraphStrategy(FlowerFedAvg):
             )
         return outcome
 
-    def collect(self, phase: str, messages: Iterable[Message]) -> Outcome:
-        """Send, wait, and book what it cost."""
+    def collect(self, phase: str, messages: Iterable[Message], timeout: float | None = None) -> Outcome:
+        """Send, wait, by default for ``strategy.timeout`` seconds, and book what it cost."""
         nodes = {info.node_id: index for index, info in self.clients.items()}
 
         def read(message: Message, client: int | None) -> Reply:
             return self.read(phase, message, client)
 
         name = f"round {self.server_round}, {phase}"
-        outcome = exchange(self.grid, messages, nodes, read, self.cfg.strategy.timeout, name)
+        longest = self.cfg.strategy.timeout if timeout is None else timeout
+        outcome = exchange(self.grid, messages, nodes, read, longest, name)
         if self.added:
             self.added.book(phase, outcome)
         self.recorder.exchanged(phase, outcome.down, outcome.up, outcome.seconds, outcome.failures)

@@ -118,13 +118,13 @@ class Loop:
         if self.cfg.ray.aggregate:
             method.added = AddedSums(method, self.grid)
 
-    def _describe(self, nodes: list[int]) -> tuple[list[ClientInfo], dict[int, str]]:
+    def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
         """Ask nodes who they are."""
         record = self.strategy.config(DESCRIBE, {})
         questions = [
             Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
         ]
-        outcome = self.strategy.collect(DESCRIBE, questions)
+        outcome = self.strategy.collect(DESCRIBE, questions, timeout)
         told = [
             ClientInfo(reply.client, reply.message.metadata.src_node_id, reply.metrics)
             for reply in outcome.replies
@@ -210,8 +210,9 @@ class Loop:
             time.sleep(pause)
             back = self.connection.returned(method.clients, away, set())
             method.clients |= back
-            asked = self._describe([method.clients[client].node_id for client in sorted(away - back.keys())])[0]
-            away = away - back.keys() - {info.client for info in asked}
+            nodes = [method.clients[client].node_id for client in sorted(away - back.keys())]
+            told, _ = self._describe(nodes, left - pause)  # all of the waiting is within the timeout
+            away = away - back.keys() - {info.client for info in told}
             pause = min(2 * pause, 10.0)
         self._bind()
         method.failed, method.silent = {}, set()  # of what was asked while waiting
