@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from fedgraph_flwr.clients.fedhero import FedHEROClient
 from fedgraph_flwr.config import ModelConfig, compose
@@ -145,6 +146,29 @@ def test_scores_at_the_edge_of_a_tie_still_give_k_neighbours():
 def test_scores_that_are_no_numbers_still_give_k_neighbours():
     left = torch.full((5, 2), torch.nan)
     assert top_k(left, left, 2).col.view(5, 2).tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]
+
+
+def test_nobody_is_nearest_where_nobody_else_is():
+    for nodes, k in ((1, 3), (4, 0)):
+        found = top_k(torch.ones(nodes, 2), torch.ones(nodes, 2), k)
+        assert found.row.numel() == found.col.numel() == 0
+        assert found.pointer.tolist() == [0] * (nodes + 1)
+
+
+def test_unit_rows_are_torch_s_bit_for_bit():
+    """Rows of zeros and rows shorter than the least length included, which have a gradient of their own."""
+    torch.manual_seed(0)
+    rows, grown = torch.randn(2, 9, 3, 16)
+    rows[2] = 0
+    rows[4] *= 1e-14
+    found = []
+    for unit_of in (structure_learner._unit, lambda x: functional.normalize(x, dim=-1, eps=1e-12)):
+        x = rows.clone().requires_grad_()
+        y = unit_of(x)
+        y.backward(grown)
+        found.append((y.detach(), x.grad))
+    assert all(map(torch.equal, *found))
+    assert found[0][1][4].abs().max() > 1e10
 
 
 def test_pattern_products_and_their_gradients():
