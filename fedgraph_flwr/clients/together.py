@@ -33,7 +33,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 SLACK = 1.25
 """How many times as many nodes as the smallest graph the largest of a computation may have: the rest is padding."""
 
-_OBJECTIVE = {"loss", "logits", "task_loss"}
+OBJECTIVE = {"loss", "logits", "task_loss"}
+"""The methods of a client that say what its local training minimises."""
+
 _SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage")
 
 
@@ -43,7 +45,7 @@ def declared(kind: type) -> tuple[str, ...] | None:
         if "stacks" in vars(cls):
             told: tuple[str, ...] | None = vars(cls)["stacks"]
             return told
-        if _OBJECTIVE & vars(cls).keys():
+        if OBJECTIVE & vars(cls).keys():
             return None
     return None
 

@@ -97,8 +97,20 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """
     if not training or p == 0:
         return x
-    kept = max(round((1 - p) * 65536), 1)
+    kept = _kept(p)
     return x * (bits(x) < kept - 32768).to(x.dtype).mul_(65536 / kept)
+
+
+def dropped_relu_slope(slope: Tensor, result: Tensor, p: float, training: bool) -> Tensor:
+    """The slope in x of what has the slope ``slope`` in ``result`` = dropout(ReLU(x)): 1/q of it where that is above 0."""
+    if training and p:
+        slope = slope * (65536 / _kept(p))
+    return torch.ops.aten.threshold_backward.default(slope, result, 0)
+
+
+def _kept(p: float) -> int:
+    """q, in units of 1/65536."""
+    return max(round((1 - p) * 65536), 1)
 
 
 class Dropout(nn.Module):
