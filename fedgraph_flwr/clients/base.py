@@ -169,6 +169,16 @@ class GraphClient(NumPyClient):
         """Groups of answers that the server must see as they are although sums are secure; the user is told of them."""
         return ()
 
+    @classmethod
+    def files_models(cls, cfg: RunConfig, num_features: int, num_classes: int) -> bool:
+        """Whether a simulated client has anything of its own that it predicts with, beside the parameters that are shared."""
+        if cls.build_model is not GraphClient.build_model or cls.predicts_with or cfg.evaluation.select == "own_best_val":
+            return True
+        model = models.build(cfg.model, num_features, num_classes)
+        return len(model.shared(cfg.strategy.shared, cfg.strategy.private)) < sum(
+            tensor.is_floating_point() for tensor in model.state_dict().values()
+        )
+
     def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
         return models.build(self.cfg.model, self.graph.num_features, self.graph.num_classes)

@@ -26,9 +26,11 @@ class OwnGrid(Grid):
 
     Attributes:
         told: what each client would say of itself, by its index, where that is known without asking; else nothing.
+        files_models: whether clients may have something of their own to file when the run is over.
     """
 
     told: Mapping[int, dict[str, Any]] = MappingProxyType({})
+    files_models: bool = True
 
     def __init__(self, num_nodes: int):
         self.run_id = next(_run_ids)
@@ -95,18 +97,20 @@ def answer_all(answers: Sequence[Callable[[], Message]], stack: int) -> list[Mes
     return answer_together(answers, stack)
 
 
-def introductions(cfg: RunConfig) -> dict[int, dict[str, Any]]:
-    """What very many clients would each say of itself, from the description of their partition: none of them is built for it."""
+def introduce(grid: OwnGrid, cfg: RunConfig) -> None:
+    """Tell a grid what it would have to ask very many clients, from the description of their partition: none is built for it."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.checks import client_class
     from fedgraph_flwr.clients.base import GraphClient, introduced
 
-    plain = client_class(cfg).describe is GraphClient.describe and not cfg.adversary.clients
+    kind = client_class(cfg)
+    plain = kind.describe is GraphClient.describe and not cfg.adversary.clients
     if not plain or (known := partition.outline(cfg)) is None:
-        return {}
+        return
     columns = zip(known.nodes, known.told["num_train"], strict=True)
     sizes = {key: known.told[key] for key in ("num_features", "num_classes")}
-    return {i: introduced(cfg, nodes, {"num_train": trains, **sizes}) for i, (nodes, trains) in enumerate(columns)}
+    grid.told = {i: introduced(cfg, nodes, {"num_train": trains, **sizes}) for i, (nodes, trains) in enumerate(columns)}
+    grid.files_models = kind.files_models(cfg, **sizes)
 
 
 @contextmanager

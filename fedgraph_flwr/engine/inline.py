@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.engine.grid import OwnGrid, answer, answer_all, introductions, run_identity, virtual_context
+from fedgraph_flwr.engine.grid import OwnGrid, answer, answer_all, introduce, run_identity, virtual_context
 from fedgraph_flwr.progress import OnRound, OnWait
 from fedgraph_flwr.serving import serve
 
@@ -76,7 +76,7 @@ def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait 
 
     num_nodes = partition.num_clients(cfg)
     grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""}, cfg.stack)
-    grid.told = introductions(cfg)
+    introduce(grid, cfg)
     try:
         with run_identity(grid.run_id), same_process_state():
             return serve(grid, cfg, on_round)

@@ -34,7 +34,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.schema import RayConfig
-from fedgraph_flwr.engine.grid import OwnGrid, answer, answer_all, introductions, run_identity, virtual_context
+from fedgraph_flwr.engine.grid import OwnGrid, answer, answer_all, introduce, run_identity, virtual_context
 from fedgraph_flwr.engine.inline import same_process_state
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN
@@ -566,7 +566,7 @@ def run_ray(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | N
     with ray_session(cfg.ray) as pool:
         num_nodes = partition.num_clients(cfg)  # while Ray starts
         grid = RayGrid(pool, num_nodes, cfg)
-        grid.told = introductions(cfg)
+        introduce(grid, cfg)
         try:
             with run_identity(grid.run_id), same_process_state():
                 torch.set_num_threads(cfg.threads)  # as the clients', which in one process set the server's too
