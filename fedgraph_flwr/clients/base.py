@@ -246,7 +246,7 @@ class GraphClient(NumPyClient):
 
     def _written_out(self) -> tuple[Tensor, dict[str, Tensor]] | None:
         """The value of `loss` and its slopes where autograd is not needed for them, with the same bits."""
-        if not self.task_alone or not all(tensor.requires_grad for tensor in self.tensors.values()):
+        if not self.writes_out:
             return None
         with torch.no_grad():
             return self.model.slopes(self.batch.inputs, self.tensors, self._cost)
@@ -336,10 +336,10 @@ class GraphClient(NumPyClient):
         return self.model.state_dict(keep_vars=True)
 
     @property
-    def task_alone(self) -> bool:
-        """Whether the objective is the task's loss of the network's logits, and has slopes that can be written out."""
+    def writes_out(self) -> bool:
+        """Whether the objective is the task's loss of the network's logits, in all of its tensors, and has slopes written out."""
         own = all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in OBJECTIVE)
-        return own and self.cfg.train.loss != "focal"
+        return own and self.cfg.train.loss != "focal" and all(tensor.requires_grad for tensor in self.tensors.values())
 
     @cached_property
     def stackable(self) -> bool:

@@ -53,3 +53,11 @@ def task_slope(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | No
     loss, total = aten.nll_loss_forward.default(log_p, y, weights, mean, ignored)
     slope = aten.nll_loss_backward.default(torch.ones_like(loss), log_p, y, weights, mean, ignored, total)
     return loss, aten._log_softmax_backward_data.default(slope, log_p, 1, log_p.dtype)
+
+
+def shared_slope(logits: Tensor, y: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """The terms s_v (−ln p_v) [n] of a loss with labels y and shares s [n], and its slope s_v (p_v − e_{y_v}) [n, C]."""
+    labels = y.unsqueeze(1)
+    log_p = torch.log_softmax(logits, 1)
+    slope = log_p.exp().scatter_add_(1, labels, log_p.new_full(labels.shape, -1))
+    return log_p.gather(1, labels).squeeze(1) * -shares, slope * shares.unsqueeze(1)
