@@ -561,7 +561,7 @@ class GraphClient(NumPyClient):
     def _predictive(self) -> Tree:
         """A copy of what `predict` reads, of which the parameters that are shared may lie elsewhere."""
         held = self.shared if not self.keeper.whole else {}
-        model = {n: t for n, t in self.model.state_dict().items() if t.is_floating_point() and n not in held}
+        model = {n: t for n, t in self.tensors.items() if t.is_floating_point() and n not in held}
         method = {key: tree for key, tree in self.save().items() if key in self.predicts_with} if self.predicts_with else {}
         flat = flatten({"model": model, "method": method})
         return unflatten({path: leaf.detach().cpu().clone() for path, leaf in flat.items()})
