@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgraph_flwr.models.base import Cost
-from fedgraph_flwr.models.layers import Linear, dropped_relu_slope
+from fedgraph_flwr.models.layers import Linear, dropped_relu_, dropped_relu_slope_
 from fedgraph_flwr.models.plain import PlainLayer, plain_gcn
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
@@ -64,7 +64,7 @@ class GCN(Stack):
             z = z if matrix is None else matrix @ z
             z = z if bias is None else z.add_(bias.unsqueeze(-2))
             if len(read) < len(names):
-                read.append(self.dropped(z.relu_()))
+                read.append(dropped_relu_(z, self.dropout, self.training))
         loss, slope = cost(z)
         found: dict[str, Tensor] = {}
         for index in reversed(range(len(names))):
@@ -73,7 +73,7 @@ class GCN(Stack):
             slope = slope if matrices[index] is None else matrices[index].mT @ slope
             found[f"{names[index]}.weight"] = read[index].mT @ slope
             if index:
-                slope = dropped_relu_slope(slope @ weights[index].mT, read[index], self.dropout, self.training)
+                slope = dropped_relu_slope_(slope @ weights[index].mT, read[index], self.dropout, self.training)
         return loss, found
 
     def _written_out(self, inputs: Any) -> bool:
