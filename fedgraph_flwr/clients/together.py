@@ -367,9 +367,11 @@ class Stack:
         self.leaves = {path: torch.stack([own[path] for own in each]) for path in each[0]}
 
     def _stacked_inputs(self) -> tuple[Callable[[dict[str, Tensor]], Any], dict[str, Tensor], dict[str, Tensor]]:
-        """As of `stack_inputs`, and which rows are nodes."""
+        """As of `stack_inputs`, settled where nothing but the network reads them, and which rows are nodes."""
+        leader = self.clients[0]
+        members = [leader.model.settled(own) for own in self.members] if leader.writes_out else self.members
         real = [torch.ones(size, dtype=torch.bool, device=self.clients[0].device) for size in self.sizes]
-        return *stack_inputs(self.members, self.sizes, self.rows), {"real": padded(real, self.rows)}
+        return *stack_inputs(members, self.sizes, self.rows), {"real": padded(real, self.rows)}
 
     def _stacked_batches(self) -> dict[str, Tensor]:
         """Labels, and the rows that they are of."""

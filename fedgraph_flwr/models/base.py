@@ -87,6 +87,10 @@ class Model(nn.Module):
         """
         return None
 
+    def settled(self, inputs: Any) -> Any:
+        """Inputs that give the same logits, to rounding, where what of a pass no step changes can be done once for all."""
+        return inputs
+
     def plain(self) -> Plain:
         """The same function on torch and PyG alone, for `export`.
 

@@ -76,6 +76,14 @@ class GCN(Stack):
                 slope = dropped_relu_slope_(slope @ weights[index].mT, read[index], self.dropout, self.training)
         return loss, found
 
+    def settled(self, inputs: Any) -> Any:
+        """With Â X, where X is `narrow`: (Â X) W is Â (X W)."""
+        first = (*self.layers, self.head)[0]
+        if not self._written_out(inputs) or isinstance(inputs, SmoothInputs):
+            return inputs
+        x = inputs.narrow(first.weight.size(1))
+        return inputs if x is None else SmoothInputs(inputs.adj @ x, inputs.adj)
+
     def _written_out(self, inputs: Any) -> bool:
         """Whether nothing of the pass is another's: a subclass's, a hook's, or inputs of another kind."""
         layers = (*self.layers, self.head)

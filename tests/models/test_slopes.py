@@ -82,6 +82,20 @@ def test_the_bits_are_autograds(layers, loss, dtype, monkeypatch):
         assert all(torch.any(slope) for slope in wanted)
 
 
+def test_settled_inputs_give_the_same_logits_with_one_product_less():
+    """Only where X is dense and no wider than the first layer; what is smooth already is left alone."""
+    member = client("dtype=float64", "model.layers=3")
+    model, inputs = member.model.eval(), member.inputs
+    settled = model.settled(inputs)
+    assert isinstance(settled, SmoothInputs)
+    torch.testing.assert_close(model(settled), model(inputs), rtol=1e-12, atol=1e-12)
+    assert model.settled(settled) is settled
+    wide = client("model.hidden=19")
+    assert wide.model.settled(wide.inputs) is wide.inputs
+    member.model.__class__ = Doubled
+    assert model.settled(inputs) is inputs
+
+
 def test_nodes_that_a_batch_names_twice_count_twice():
     member = client("dtype=float64")
     nodes = member.train_nodes[[0, 1, 1, 2, 2, 2]]
