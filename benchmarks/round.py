@@ -34,15 +34,16 @@ ROOT = Path(__file__).parents[1]
 CORA = ["dataset=cora", "num_clients=10", "split.train=0.2", "split.val=0.4", "split.test=0.4"]
 
 
-def ratio(words: list[str], blocks: int = 7) -> tuple[float, float]:
-    """Median seconds of our round and of the bare loop's local steps."""
+def ratio(words: list[str], blocks: int = 7, rounds: int = 12) -> tuple[float, float]:
+    """Median seconds of our round and of the bare loop's local steps, by turns: so many rounds, five loops."""
     torch.set_num_threads(1)
-    cfg = compose([*words, "rounds=12"])
+    words = [*words, f"rounds={rounds}"]
+    cfg = compose(words)
     loops = [bare_loop(cfg, partition.load_client(cfg, i)) for i in range(partition.num_clients(cfg))]
     ours, bare = [], []
     for _ in range(blocks):
         with tempfile.TemporaryDirectory() as out:
-            summary = run(compose([*words, "rounds=12", f"out={out}"]))
+            summary = run(compose([*words, f"out={out}"]))
         ours.append(summary["seconds_per_round"])
         for _ in range(5):
             began = time.perf_counter()

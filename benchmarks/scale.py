@@ -1,13 +1,15 @@
-"""What many clients cost: the table of docs/big-graphs.md, and how it grows from 10 to 100,000 clients.
+"""What a round costs: the table of README and docs/big-graphs.md, and how it grows from 10 to 100,000 clients.
 
     python -m benchmarks.scale                   # the rows of the table (half an hour; partitions are made first)
     python -m benchmarks.scale --growth          # the curve: at most 1,000 of 10 ... 100,000 clients a round
-    python -m benchmarks.scale --only 100000     # the row of this name
+    python -m benchmarks.scale --only "1000, ray"     # the row of this name
+    python -m benchmarks.scale --write           # run nothing; put the rows there are into the two texts
 
 Each row is a run in a process of its own. Its seconds are medians over rounds after the first, as measured, and CPU seconds of
-the server's process and of the busiest actor, which together are what a round takes where each has a core of its own. Memory is
-what all processes of the run hold at most, shared pages once. ``simulations/results/scale.csv`` and ``growth.csv`` hold the rows,
-and ``growth.png`` the curve.
+the server's process and of the busiest actor, which together are what a round takes where each has a core of its own. ``of_bare``
+is the round's part of what a bare loop over PyG's ``GCNConv`` takes for the local steps alone, by turns in one process
+(`benchmarks.round.ratio`). Memory is what all processes of the run hold at most, shared pages once.
+``simulations/results/scale.csv`` and ``growth.csv`` hold the rows, and ``growth.png`` the curve.
 """
 
 import argparse
@@ -15,17 +17,19 @@ import csv
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.round import held_by
+from benchmarks.round import CORA, held_by
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "simulations" / "results"
@@ -35,6 +39,7 @@ FIELDS = [
     "cohort",
     "engine",
     "seconds",
+    "of_bare",
     "cpu_server",
     "cpu_actor",
     "start",
@@ -50,13 +55,15 @@ FEW = ["evaluation.clients=cohort", "train.optimizer_state=reset", "ray.live_cli
 """Nothing is kept of, or asked of, clients that take no part in a round."""
 
 TABLE = {
-    "1000 inline": [*CSBM, "num_clients=1000"],
-    "1000 inline, stack=128": [*CSBM, "num_clients=1000", "stack=128"],
-    "1000 ray": [*CSBM, "num_clients=1000", *RAY],
-    "1000 ray, stack=128": [*CSBM, "num_clients=1000", *RAY, "stack=128"],
-    "10000 ray, cohort 1000": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW],
-    "10000 ray, cohort 1000, stack=128": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW, "stack=128"],
-    "100000 ray, cohort 1000, actors add": [
+    "10 of Cora, inline": CORA,
+    "1000, inline": [*CSBM, "num_clients=1000"],
+    "1000, inline, stack=128": [*CSBM, "num_clients=1000", "stack=128"],
+    "1000, ray": [*CSBM, "num_clients=1000", *RAY],
+    "1000, ray, stack=128": [*CSBM, "num_clients=1000", *RAY, "stack=128"],
+    "1000, Flower's simulation": [*CSBM, "num_clients=1000", "engine=flower"],
+    "1000 of 10000, ray": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW],
+    "1000 of 10000, ray, stack=128": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW, "stack=128"],
+    "1000 of 100000, ray, actors add": [
         *SMALL,
         "num_clients=100000",
         "strategy.fraction=0.01",
@@ -65,6 +72,23 @@ TABLE = {
         "ray.aggregate=true",
     ],
 }
+
+BARE = {"10 of Cora, inline": 12, "1000, inline": 4}
+"""Rows with a bare loop beside them, and the rounds of a turn."""
+
+COLUMNS = {
+    "seconds": "seconds a round",
+    "of_bare": "of a bare PyG loop's steps",
+    "cpu_server": "server, CPU s",
+    "cpu_actor": "busiest actor, CPU s",
+    "start": "start, s",
+    "megabytes": "MB in all processes",
+}
+
+TEXTS = {"README.md": ("seconds", "of_bare", "start", "megabytes"), "docs/big-graphs.md": tuple(COLUMNS)}
+"""Which columns stand where."""
+
+MARKS = re.compile(r"(<!-- cost: made by python -m benchmarks.scale --write -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def growth() -> dict[str, list[str]]:
@@ -111,7 +135,9 @@ def child(words: list[str]) -> None:
 
 
 def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
-    """A row, from a run in a process of its own."""
+    """A row, from a run in a process of its own; of few clients ten times as many rounds."""
+    clients, cohort = _sizes(words)
+    rounds *= 10 if clients < 100 else 1
     with tempfile.TemporaryDirectory() as out:
         run_words = [*words, f"rounds={rounds}", "checkpoint_every=0", f"out={out}"]
         command = [sys.executable, "-m", "benchmarks.scale", "--child", *run_words]
@@ -131,12 +157,12 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
     marks = found["marks"]
     after = list(itertools.pairwise(marks))
     actors = [max((b["actors"][pid] - a["actors"].get(pid, 0) for pid in b["actors"]), default=0.0) for a, b in after]
-    clients, cohort = _sizes(words)
     return {
         "row": row,
         "clients": clients,
         "cohort": cohort,
         "engine": "ray" if "engine=ray" in words else "inline",
+        "of_bare": _of_bare(words, BARE[row]) if row in BARE else "",
         "seconds": round(statistics.median(mark["seconds"] for mark in marks[1:]), 3),
         "cpu_server": round(statistics.median(b["server"] - a["server"] for a, b in after), 3),
         "cpu_actor": round(statistics.median(actors), 3),
@@ -145,6 +171,16 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
         "megabytes": round(held / 2**20),
         "words": " ".join(words),
     }
+
+
+def _of_bare(words: list[str], rounds: int) -> float:
+    """In a process of its own."""
+    code = f"from benchmarks.round import ratio; ours, bare = ratio({words!r}, 3, {rounds}); print(ours / bare)"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
+    ).stdout
+    return round(float(told.splitlines()[-1]), 2)
 
 
 def _sizes(words: list[str]) -> tuple[int, int]:
@@ -164,6 +200,31 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(kept.values())
+
+
+def table(columns: Sequence[str]) -> str:
+    """The stored rows as Markdown."""
+    with (RESULTS / "scale.csv").open() as file:
+        kept = {row["row"]: row for row in csv.DictReader(file)}
+    lines = [
+        "| clients a round, engine | " + " | ".join(COLUMNS[key] for key in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for name in TABLE:
+        if row := kept.get(name):
+            lines.append("| " + " | ".join([name, *(_told(key, row[key]) for key in columns)]) + " |")
+    return "\n".join(lines)
+
+
+def _told(key: str, value: str) -> str:
+    if not value or (key == "cpu_actor" and not float(value)):
+        return ""
+    return value if key == "megabytes" else f"{float(value):.3g}" if key == "seconds" else f"{float(value):.2g}"
+
+
+def written(name: str, text: str) -> str:
+    """A text whose table is that of the present rows."""
+    return MARKS.sub(lambda match: f"{match[1]}{table(TEXTS[name])}\n", text)
 
 
 def draw(path: Path) -> None:
@@ -190,11 +251,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What many clients cost.")
     parser.add_argument("--growth", action="store_true", help="the curve instead of the table")
     parser.add_argument("--only", default="", help="the row of this name")
+    parser.add_argument("--write", action="store_true", help="run nothing, put the rows into the texts")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args.child)
+        return
+    if args.write:
+        for name in TEXTS:
+            (ROOT / name).write_text(written(name, (ROOT / name).read_text()))
         return
     path = RESULTS / ("growth.csv" if args.growth else "scale.csv")
     for row, words in (growth() if args.growth else TABLE).items():

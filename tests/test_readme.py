@@ -118,6 +118,7 @@ def test_every_stored_row_is_a_run_that_its_table_asks_for(path):
     for row in read(book.sweep.results):
         at = row["setting"], row["method"], row["seed"]
         assert asked.get(at, identity(row["method"], row["words"])) == identity(row["method"], row["words"]), at
+        assert not row.get("missed") or "adversary." in row["words"], f"clients failed in {at}: {row['missed']}"
 
 
 def older_than(commit: str, change: str) -> bool:

@@ -319,6 +319,8 @@ class Loop:
         """Clients that answered last file what they predict with; with the model, where none was scored."""
         method, recorder = self.strategy, self.recorder
         recorder.begin_end()
+        if not getattr(method.grid, "files_models", True):
+            return
         asked = sorted(self._with_state - method.failed.keys())
         told = {"keep": True, "run": recorder.run_name, "best": recorder.best_round}
         model = None

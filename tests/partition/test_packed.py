@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError
@@ -96,3 +97,24 @@ def test_what_files_tell_is_what_clients_tell(many, monkeypatch, tmp_path, words
     asked = finished(tmp_path / "asked", *words)
     assert asked.summary["setup_exchanges"] == 1
     same_result(told, asked)
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        ([], False),
+        (["strategy=fedper"], True),  # the head is each client's own
+        (["strategy=ditto"], True),  # so is a model beside the shared one
+        (["evaluation.select=own_best_val"], True),  # nobody else knows which round was its best
+        (["strategy=fedbn", "model.norm=batch"], True),
+    ],
+)
+def test_clients_are_asked_at_the_end_where_they_have_a_model_of_their_own(many, monkeypatch, tmp_path, words, asks):
+    asked: list[bool] = []
+    plain = GraphClient.plain_answer
+    monkeypatch.setattr(
+        GraphClient, "plain_answer", lambda own, *given: asked.append("keep" in given[2]) or plain(own, *given)
+    )
+    finished(tmp_path / "run", *words)
+    assert any(asked) == asks
+    assert (tmp_path / "run" / "state").exists() == asks
