@@ -394,7 +394,7 @@ class Stack:
         total = weight.new_zeros(len(self.batches)).index_add_(0, owner, weight)
         return owner, owner * self.rows + torch.cat(nodes), y, weight / total[owner]
 
-    def _losses(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _costs(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The task's loss of each client [M], and the slope of each in its logits [M, N, C]."""
         parts = [part for client in self.clients for part in (client.batch.nodes, client.batch.y, client.class_weights)]
         owner, at, y, shares = _kept.of(self.clients, self.parts + parts, self._targets)
@@ -409,7 +409,7 @@ class Stack:
         if not leader.writes_out:
             return None
         with torch.no_grad():
-            return leader.model.slopes(self.inputs(self.dense), self.parameters(), self._losses)
+            return leader.model.slopes(self.inputs(self.dense), self.parameters(), self._costs)
 
     def by_autograd(self, names: list[str]) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Losses [M] and their slopes [M, ...] in the tensors of these names, None where there is none."""
