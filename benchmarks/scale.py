@@ -71,6 +71,15 @@ TABLE = {
         *FEW,
         "ray.aggregate=true",
     ],
+    "1000 of 100000, ray, actors add, stack=128": [
+        *SMALL,
+        "num_clients=100000",
+        "strategy.fraction=0.01",
+        *RAY,
+        *FEW,
+        "ray.aggregate=true",
+        "stack=128",
+    ],
 }
 
 BARE = {"10 of Cora, inline": 12, "1000, inline": 4}
