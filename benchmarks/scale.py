@@ -60,7 +60,7 @@ TABLE = {
     "1000, inline, stack=128": [*CSBM, "num_clients=1000", "stack=128"],
     "1000, ray": [*CSBM, "num_clients=1000", *RAY],
     "1000, ray, stack=128": [*CSBM, "num_clients=1000", *RAY, "stack=128"],
-    "1000, Flower's simulation": [*CSBM, "num_clients=1000", "engine=flower"],
+    "1000, Flower's simulation": [*CSBM, "num_clients=1000", "engine=flower-simulation"],
     "1000 of 10000, ray": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW],
     "1000 of 10000, ray, stack=128": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW, "stack=128"],
     "1000 of 100000, ray, actors add": [
@@ -85,7 +85,7 @@ COLUMNS = {
     "megabytes": "MB in all processes",
 }
 
-TEXTS = {"README.md": ("seconds", "of_bare", "start", "megabytes"), "docs/big-graphs.md": tuple(COLUMNS)}
+TEXTS = {"README.md": ("seconds", "of_bare", "megabytes"), "docs/big-graphs.md": tuple(COLUMNS)}
 """Which columns stand where."""
 
 MARKS = re.compile(r"(<!-- cost: made by python -m benchmarks.scale --write -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -135,9 +135,9 @@ def child(words: list[str]) -> None:
 
 
 def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
-    """A row, from a run in a process of its own; of few clients ten times as many rounds."""
+    """A row, from a run in a process of its own; of fewer than 1,000 clients ten times as many rounds."""
     clients, cohort = _sizes(words)
-    rounds *= 10 if clients < 100 else 1
+    rounds *= 10 if clients < 1000 else 1
     with tempfile.TemporaryDirectory() as out:
         run_words = [*words, f"rounds={rounds}", "checkpoint_every=0", f"out={out}"]
         command = [sys.executable, "-m", "benchmarks.scale", "--child", *run_words]
@@ -157,11 +157,12 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
     marks = found["marks"]
     after = list(itertools.pairwise(marks))
     actors = [max((b["actors"][pid] - a["actors"].get(pid, 0) for pid in b["actors"]), default=0.0) for a, b in after]
-    return {
+    engine = dict(word.split("=", 1) for word in words).get("engine", "inline")
+    row_of = {
         "row": row,
         "clients": clients,
         "cohort": cohort,
-        "engine": "ray" if "engine=ray" in words else "inline",
+        "engine": engine,
         "of_bare": _of_bare(words, BARE[row]) if row in BARE else "",
         "seconds": round(statistics.median(mark["seconds"] for mark in marks[1:]), 3),
         "cpu_server": round(statistics.median(b["server"] - a["server"] for a, b in after), 3),
@@ -171,6 +172,9 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
         "megabytes": round(held / 2**20),
         "words": " ".join(words),
     }
+    if engine == "flower-simulation":  # its processes are a SuperLink's, not this one's
+        row_of |= dict.fromkeys(("cpu_server", "cpu_actor", "megabytes"), "")
+    return row_of
 
 
 def _of_bare(words: list[str], rounds: int) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks import scale
 from fedgraph_flwr.cli import COMMANDS
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.records import Recorder
@@ -107,6 +108,18 @@ def test_results_at_a_glance_are_those_that_the_rule_chooses():
 def test_the_page_of_results_tells_the_first_table_as_it_is_stored():
     told, stored = ({row[0]: row[1:] for row in rows(text.read_text())[::-1]} for text in (PAGE, RESULTS / "cora.md"))
     assert told["Cora"] == stored["Cora"]
+
+
+@pytest.mark.parametrize("name", scale.TEXTS)
+def test_what_a_round_costs_is_as_it_was_measured(name):
+    """`python -m benchmarks.scale --write` writes it anew."""
+    text = (ROOT / name).read_text()
+    assert text.count("<!-- cost:") == 1
+    assert scale.written(name, text) == text
+    with (RESULTS / "scale.csv").open(newline="") as file:
+        assert {row["row"]: row["words"] for row in csv.DictReader(file)} == {
+            r: " ".join(w) for r, w in scale.TABLE.items()
+        }
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)

@@ -1,5 +1,7 @@
 """Clients that answer together: what is computed as one, in which groups, and what happens when one of them fails."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -60,8 +62,10 @@ class Falling(GraphClient):
 @pytest.fixture
 def sizes_of(monkeypatch):
     """How many clients each computation had."""
-    run, seen = together.Stack.run, []
-    monkeypatch.setattr(together.Stack, "run", lambda *args: seen.append(len(args[0].clients)) or run(*args))
+    init, seen = together.Stack.__init__, []
+    monkeypatch.setattr(
+        together.Stack, "__init__", lambda *args, **words: seen.append(len(args[1])) or init(*args, **words)
+    )
     return seen
 
 
@@ -99,6 +103,7 @@ def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_slope():
         ["model=mlp", "model.input_norm=true", "evaluation.trained=true"],
         ["model=projected_gcn", "train.local_steps_by_client=[1,3,2,3]"],
         ["model=gcn", "model.layers=1"],
+        ["model=gcn", "model.layers=3", "train.loss=weighted", "train.class_weights=federated"],
         ["strategy=fedomd", "strategy.cmd_nodes=train", "model.layers=4"],
     ],
     ids=lambda words: words[0],
@@ -158,6 +163,67 @@ def test_an_objective_that_reads_more_than_its_class_says_is_one_sentence(run):
         RunFailed, match=r"`stacks` of a client's class must name all that its objective reads: .*anchor"
     ):
         run(*words, sizes=SIZES)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Of how many clients the inputs were stacked, whenever they were."""
+    make, seen = together.stack_inputs, []
+    monkeypatch.setattr(
+        together, "stack_inputs", lambda members, *args: seen.append(len(members)) or make(members, *args)
+    )
+    return seen
+
+
+def test_what_no_step_changes_is_stacked_once_a_run(run, made):
+    run(*WORDS, "rounds=3", "stack=4", sizes=SIZES)
+    assert made == [4]
+    assert not together._kept.former  # and dropped at its end
+    assert not together._kept.latter
+
+
+def test_what_a_round_did_not_use_is_dropped(run, made, monkeypatch):
+    """Of five clients two take part in a round: nobody else's inputs stay stacked."""
+    held = []
+    turn = together.Kept.turn
+    monkeypatch.setattr(together.Kept, "turn", lambda kept: turn(kept) or held.append(len(kept.former)))
+    words = ["strategy.fraction=0.4", "evaluation.clients=cohort", "stack=4", "rounds=6"]
+    run(*WORDS, *words, sizes=(13, 12, 15, 14, 13))
+    assert max(held) <= 3  # of one bucket: inputs, batches, targets
+    assert len(made) > 2
+
+
+class Drawing(GraphClient):
+    """Trains on other nodes in each step."""
+
+    def batches(self):
+        for step in range(3):
+            nodes = self.train_nodes[step % 2 :: 2]
+            yield self.batch._replace(nodes=nodes, y=self.y[nodes])
+
+
+class Fading(GraphClient):
+    """Changes its features where they lie, step by step."""
+
+    def batches(self):
+        for batch in super().batches():
+            self.inputs.x.mul_(0.5)
+            yield batch
+
+
+class Growing(GraphClient):
+    """Reads other inputs in each step."""
+
+    def batches(self):
+        for step, batch in enumerate(super().batches()):
+            yield batch._replace(inputs=replace(batch.inputs, x=batch.inputs.x * (1 + step)))
+
+
+@pytest.mark.parametrize("kind", [Drawing, Fading, Growing])
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_what_a_client_changes_between_steps_is_stacked_anew(run, kind, model):
+    words = [*WORDS, f"strategy.client={__name__}:{kind.__name__}", f"model={model}"]
+    assert_close(run(*words, "stack=4", sizes=SIZES), run(*words, sizes=SIZES))
 
 
 def test_a_client_that_falls_fails_alone(run):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.keeping import Keeper
-from fedgraph_flwr.clients.together import Gradient, Prediction, Slopes, Step, jointly, refusal
+from fedgraph_flwr.clients.together import OBJECTIVE, Gradient, Prediction, Slopes, Step, jointly, refusal
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
@@ -35,7 +35,7 @@ from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
 from fedgraph_flwr.numerics import stacked
-from fedgraph_flwr.numerics.losses import class_weights, task_loss
+from fedgraph_flwr.numerics.losses import class_weights, task_loss, task_slope
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.numerics.streams import reseed
@@ -235,9 +235,28 @@ class GraphClient(NumPyClient):
     def gradient(self, optimizer: Optimizer) -> Tensor:
         """Leave the gradient of `loss` in the parameters; returns its value."""
         optimizer.zero_grad()
+        if written_out := self._written_out():
+            loss, slopes = written_out
+            for name, slope in slopes.items():
+                self.tensors[name].grad = slope
+            return loss
         loss = self.loss()
         loss.backward()
         return loss
+
+    def _written_out(self) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """The value of `loss` and its slopes where autograd is not needed for them, with the same bits."""
+        if not self.writes_out:
+            return None
+        with torch.no_grad():
+            return self.model.slopes(self.batch.inputs, self.tensors, self._cost)
+
+    def _cost(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """`task_loss`, and its slope in the logits [N, C]."""
+        nodes = self.batch.nodes
+        chosen = logits if nodes is None else logits[nodes]
+        loss, slope = task_slope(chosen, self.batch.y, self.cfg.train, self.class_weights)
+        return loss, slope if nodes is None else torch.zeros_like(logits).index_add_(0, nodes, slope)
 
     @jointly(Slopes)
     def slopes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
@@ -315,6 +334,12 @@ class GraphClient(NumPyClient):
     def tensors(self) -> dict[str, Tensor]:
         """The network's parameters and buffers by name; they alias the model."""
         return self.model.state_dict(keep_vars=True)
+
+    @property
+    def writes_out(self) -> bool:
+        """Whether the objective is the task's loss of the network's logits, in all of its tensors, and has slopes written out."""
+        own = all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in OBJECTIVE)
+        return own and self.cfg.train.loss != "focal" and all(tensor.requires_grad for tensor in self.tensors.values())
 
     @cached_property
     def stackable(self) -> bool:
@@ -536,7 +561,7 @@ class GraphClient(NumPyClient):
     def _predictive(self) -> Tree:
         """A copy of what `predict` reads, of which the parameters that are shared may lie elsewhere."""
         held = self.shared if not self.keeper.whole else {}
-        model = {n: t for n, t in self.model.state_dict().items() if t.is_floating_point() and n not in held}
+        model = {n: t for n, t in self.tensors.items() if t.is_floating_point() and n not in held}
         method = {key: tree for key, tree in self.save().items() if key in self.predicts_with} if self.predicts_with else {}
         flat = flatten({"model": model, "method": method})
         return unflatten({path: leaf.detach().cpu().clone() for path, leaf in flat.items()})

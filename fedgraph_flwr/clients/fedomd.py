@@ -16,8 +16,9 @@ Leaves the client: see `fedgraph_flwr.strategies.fedomd`.
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,21 @@ from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
 from fedgraph_flwr.methods.moments import central_moments, central_moments_of, discrepancy, moments_about, powers_about
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.models.fedomd import OrthoGCN, orthogonality
+from fedgraph_flwr.models.fedomd import OrthoGCN, Pass, orthogonality
+
+
+class Taken(NamedTuple):
+    """A pass of the received model, and which versions of the network's tensors it was of.
+
+    Attributes:
+        versions: torch's counters of changes, one a tensor.
+        out: the pass, with its graph where a step can go on from it.
+        moments: of its features, [H, 5, D].
+    """
+
+    versions: list[int]
+    out: Pass
+    moments: Tensor
 
 
 class FedOMDClient(GraphClient):
@@ -45,7 +60,7 @@ class FedOMDClient(GraphClient):
     model: OrthoGCN
     stacks: ClassVar[tuple[str, ...] | None] = ("target",)
     target: dict[str, Tensor] | None = None  # what `receive` took with the last model; None or empty: no moment term
-    statistics_pass: tuple[list[Tensor], Tensor] | None = None  # the model whose statistics left last, and its logits
+    taken: Taken | None = None  # for the statistics that left last
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -62,49 +77,71 @@ class FedOMDClient(GraphClient):
         """Take the pooled moments [H, 5, D] and, with ``cmd_range=pooled``, the widths b − a [H]."""
         self.target = {name: torch.from_numpy(a).to(self.device) for name, a in groups.get(TARGET, {}).items()}
 
+    def set_parameters(self, parameters: list[np.ndarray]) -> None:
+        """As the base; the model whose statistics have just left is not written again, so that its pass stands."""
+        came = (torch.from_numpy(np.asarray(array)).to(self.device) for array in parameters)
+        if not (self._still() and all(map(torch.equal, self.shared.values(), came))):
+            super().set_parameters(parameters)
+
     def loss(self) -> Tensor:
         """Eq. (12)."""
-        out = self.model.propagate(self.batch.inputs)
+        out, moments = self._step_pass()
         loss = self.task_loss(out.logits)
         if self.params.alpha and out.weights:
             loss = loss + self.params.alpha * orthogonality(out.weights)
         if self.target:
             target = self.target["moments"]
             span = self.target.get("span", target.new_ones(len(target)))
-            loss = loss + self.params.beta * discrepancy(self._moments(out.hidden), target, span, self.params.cmd_norm)
+            own = self._moments(out.hidden) if moments is None else moments
+            loss = loss + self.params.beta * discrepancy(own, target, span, self.params.cmd_norm)
         return loss
 
     def predict(self) -> Tensor:
         """Logits [N, C]; those of the round's statistics where the model is still that one."""
-        if self.statistics_pass:
-            tensors, logits = self.statistics_pass
-            if all(map(torch.equal, tensors, self.model.state_dict().values())):
-                return logits
-        return super().predict()
+        taken = self._still()
+        return taken.out.logits.detach() if taken else super().predict()
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in self.tensors.values()]
+
+    def _still(self) -> Taken | None:
+        """The pass of the round's statistics, while the model is as it was."""
+        return self.taken if self.taken and self.taken.versions == self._versions() else None
+
+    @property
+    def _first_step_taken(self) -> bool:
+        """Whether the pass of the statistics is that of the first step, too: without dropout, and by each client alone."""
+        return not self.model.dropout and not self.cfg.stack
+
+    def _step_pass(self) -> tuple[Pass, Tensor | None]:
+        """A step's pass, and its moments where they are at hand. A graph serves once."""
+        taken = self._still() if self._first_step_taken and self.batch.inputs is self.inputs else None
+        self.taken = None
+        return (taken.out, taken.moments) if taken else (self.model.propagate(self.batch.inputs), None)
 
     @phase
     def moments(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """The only statistics exchange of ``one_phase``: own mean and moments about it, [H, 5, D]."""
-        z = self._features_of(groups[MODEL])
-        return self._statistics(z, moments=central_moments(z))
+        z, moments = self._features_of(groups[MODEL])
+        return self._statistics(z, moments=moments)
 
     @phase
     def means(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """First of ``two_phase``: own mean [H, D] (Algorithm 1, lines 3 and 8)."""
-        z = self._features_of(groups[MODEL])
-        return self._statistics(z, mean=z.mean(0))
+        z, moments = self._features_of(groups[MODEL])
+        return self._statistics(z, mean=moments[:, 0])
 
     @phase
     def moments_about(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Second of ``two_phase``: moments about the pooled mean, [H, 4, D] (lines 12-15)."""
-        z = self._features_of(groups[MODEL])
+        z, _ = self._features_of(groups[MODEL])
         mean = torch.from_numpy(groups["point"]["mean"]).to(z)
         return {MOMENTS: {"spread": to_numpy(moments_about(z, mean))}}, {"count": len(z)}
 
     @phase
     def moments_sum(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Where sums are secure: moments about a point that all are sent, [H, 5, D], and apart from them the range."""
-        z = self._features_of(groups[MODEL])
+        z, _ = self._features_of(groups[MODEL])
         told, count = self._statistics(z, powers=powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device)))
         span = told[MOMENTS].pop("range", None)
         return told if span is None else {**told, RANGE: {"range": span}}, count
@@ -122,8 +159,10 @@ class FedOMDClient(GraphClient):
             return central_moments(self._features(hidden))
         return central_moments_of(self._features(hidden), self.real if self.params.cmd_nodes == "all" else self.batch.y >= 0)
 
-    def _features_of(self, model: Arrays) -> Tensor:
-        """The features of the received model without dropout; the pass also gives the logits that `predict` scores.
+    def _features_of(self, model: Arrays) -> tuple[Tensor, Tensor]:
+        """The features [N', H, D] of the received model without dropout, and their moments [H, 5, D].
+
+        The pass also gives the logits that `predict` scores and, where nothing is dropped, the first step its own.
 
         Raises:
             FedGraphError: they are of too few nodes, or statistics of another model left in this round: of models that a server
@@ -132,16 +171,17 @@ class FedOMDClient(GraphClient):
         self._once_a_round(model)
         self.set_parameters([model[name] for name in self.shared])
         self.model.eval()
-        with torch.no_grad():
-            out = self.model.propagate(self.inputs)
-        self.statistics_pass = [tensor.clone() for tensor in self.model.state_dict().values()], out.logits
-        z, least = self._features(out.hidden), max(self.params.min_nodes, self.policy.min_nodes)
+        if not (taken := self._still()):
+            with torch.set_grad_enabled(self._first_step_taken):
+                out = self.model.propagate(self.inputs)
+                taken = self.taken = Taken(self._versions(), out, central_moments(self._features(out.hidden)))
+        z, least = self._features(taken.out.hidden).detach(), max(self.params.min_nodes, self.policy.min_nodes)
         if len(z) < least:
             raise FedGraphError(
                 f"client {self.graph.client} has {len(z)} nodes to tell moments of, at least {least} are needed"
                 " (strategy.min_nodes, and min_nodes of its node's policy)"
             )
-        return z
+        return z, taken.moments.detach()
 
     def _once_a_round(self, model: Arrays) -> None:
         digest = hashlib.blake2b(b"".join(model[name].tobytes() for name in self.shared), digest_size=7).digest()

@@ -19,6 +19,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
+from fedgraph_flwr.clients import together
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.keeping import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
@@ -68,6 +69,7 @@ def forget(run_id: int) -> None:
     for held in (_live, _ledgers):
         for key in [key for key in held if key[0] == run_id]:
             del held[key]
+    together.forget()
 
 
 def private_state(context: Context) -> dict[str, torch.Tensor]:

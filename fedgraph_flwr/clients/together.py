@@ -3,7 +3,7 @@
 Each client's answer runs as a coroutine of its own, with the code that it has alone. Where it comes to a method marked `jointly`,
 it waits until every other answer has come to one, or has ended; then each group of clients that do the same on alike networks
 is computed as one, and each goes on with its own result. So no method knows of it. What is computed is the same function on
-stacked tensors, under `torch.func.vmap`: equal to rounding, not bit for bit.
+stacked tensors, under `torch.func.vmap` or as the network writes it out: equal to rounding, not bit for bit.
 
 A class of clients takes part if it says so: `stacks` names what its objective reads beside the network, the inputs and the
 batch. One that overrides `loss`, `logits` or `task_loss` must say so anew.
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.optim import step_all
-from fedgraph_flwr.numerics.stacked import IGNORED, kinds, padded, rows_of, stack_inputs
+from fedgraph_flwr.numerics.losses import shared_slope
+from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs
 from fedgraph_flwr.numerics.streams import Streams, drawing, generators
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 SLACK = 1.25
 """How many times as many nodes as the smallest graph the largest of a computation may have: the rest is padding."""
 
-_OBJECTIVE = {"loss", "logits", "task_loss"}
+OBJECTIVE = {"loss", "logits", "task_loss"}
+"""The methods of a client that say what its local training minimises."""
+
 _SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage")
 
 
@@ -43,7 +46,7 @@ def declared(kind: type) -> tuple[str, ...] | None:
         if "stacks" in vars(cls):
             told: tuple[str, ...] | None = vars(cls)["stacks"]
             return told
-        if _OBJECTIVE & vars(cls).keys():
+        if OBJECTIVE & vars(cls).keys():
             return None
     return None
 
@@ -149,6 +152,7 @@ def answer_together(answers: Iterable[Callable[[], Result]], most: int) -> list[
         _compute(list(calls.values()), most)
         for index in calls:
             _go_on(index, members[index], results, waiting)
+    _kept.turn()
     return [results[index] for index in range(len(members))]
 
 
@@ -276,15 +280,11 @@ class Slopes(Joint):
 def _slopes(calls: Sequence[Call], names: list[str]) -> Iterator[tuple[Tensor, dict[str, Tensor | None]]]:
     """Each client's loss, and its slopes: those of the sum of all losses in that client's own tensors."""
     stack = Stack([call.client for call in calls])
-    values = stack.parameters()
-    for name in names:
-        values[name].requires_grad_()
     streams = Streams([call.states[-1] for call in calls], stack.sizes, calls[0].client.device)
-    with torch.enable_grad(), drawing(streams):
-        losses = stack.run(values, lambda one: one.loss())
-    slopes = torch.autograd.grad(losses.sum(), [values[name] for name in names], allow_unused=True)
-    parts = [[None] * len(calls) if slope is None else slope.unbind(0) for slope in slopes]
-    for call, state, loss, *own in zip(calls, streams.states, losses.detach().unbind(0), *parts, strict=True):
+    with drawing(streams):
+        losses, slopes = stack.written_out() or stack.by_autograd(names)
+    parts = [[None] * len(calls) if (slope := slopes[name]) is None else slope.unbind(0) for name in names]
+    for call, state, loss, *own in zip(calls, streams.states, losses.unbind(0), *parts, strict=True):
         call.states[-1] = state
         yield loss, dict(zip(names, own, strict=True))
 
@@ -309,6 +309,40 @@ def _filled(tree: Any, leaves: dict[str, Tensor], path: str = "") -> Any:
     return None if tree is None else {key: _filled(value, leaves, f"{path}/{key}") for key, value in tree.items()}
 
 
+class Kept:
+    """What was made of the same tensors before, by the clients it is of: as much as the last exchange used.
+
+    What a tensor holds may not change without its `_version`, and what is no tensor may not change at all.
+    """
+
+    def __init__(self) -> None:
+        self.former: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
+        self.latter: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
+
+    def of(self, clients: Sequence["GraphClient"], parts: list[Any], make: Callable[[], Result]) -> Result:
+        """What ``make`` makes of the parts, or made of them for these clients at last."""
+        slot = make.__qualname__, *map(id, clients)
+        marks = [(id(part), getattr(part, "_version", 0)) for part in parts]
+        held = self.latter.get(slot) or self.former.pop(slot, None)
+        if held is None or held[0] != marks:
+            held = marks, parts, make()  # the parts, so that none that follows has the identity of one of them
+        self.latter[slot] = held
+        return held[2]
+
+    def turn(self) -> None:
+        """An exchange is over."""
+        if self.latter:
+            self.former, self.latter = self.latter, {}
+
+    def forget(self) -> None:
+        """The run is over."""
+        self.former, self.latter = {}, {}
+
+
+_kept = Kept()
+forget = _kept.forget
+
+
 class Stack:
     """Clients whose networks are alike, as one of their class whose tensors are all of theirs.
 
@@ -319,23 +353,73 @@ class Stack:
 
     def __init__(self, clients: Sequence["GraphClient"], with_batch: bool = True):
         self.clients = clients
-        batches = [client.batch for client in clients]
-        inputs = [batch.inputs if with_batch else client.inputs for client, batch in zip(clients, batches, strict=True)]
-        self.sizes = [rows_of(own) for own in inputs]
-        rows = max(self.sizes)
-        self.inputs, self.dense = stack_inputs(inputs, self.sizes, rows)
-        self.given: dict[str, Tensor] = {"real": padded([self._all(size) for size in self.sizes], rows)}
+        self.batches = [client.batch for client in clients] if with_batch else []
+        self.members = [batch.inputs for batch in self.batches] or [client.inputs for client in clients]
+        self.sizes = [rows_of(own) for own in self.members]
+        self.rows = max(self.sizes)
+        self.parts = [part for own in self.members for part in constants(own)]
+        self.inputs, self.dense, self.given = _kept.of(clients, self.parts, self._stacked_inputs)
         if with_batch:
-            most = max(batch.y.numel() for batch in batches)
-            self.given["y"] = padded([batch.y for batch in batches], most, IGNORED)
-            if batches[0].nodes is not None:
-                self.given["nodes"] = padded([batch.nodes for batch in batches if batch.nodes is not None], most)
+            parts = [part for batch in self.batches for part in (batch.nodes, batch.y)]
+            self.given = self.given | _kept.of(clients, parts, self._stacked_batches)
         self.trees = {name: getattr(clients[0], name) for name in _read(clients[0])} if with_batch else {}
         each = [dict(_leaves({name: getattr(client, name) for name in self.trees})) for client in clients]
         self.leaves = {path: torch.stack([own[path] for own in each]) for path in each[0]}
 
-    def _all(self, size: int) -> Tensor:
-        return torch.ones(size, dtype=torch.bool, device=self.clients[0].device)
+    def _stacked_inputs(self) -> tuple[Callable[[dict[str, Tensor]], Any], dict[str, Tensor], dict[str, Tensor]]:
+        """As of `stack_inputs`, settled where nothing but the network reads them, and which rows are nodes."""
+        leader = self.clients[0]
+        members = [leader.model.settled(own) for own in self.members] if leader.writes_out else self.members
+        real = [torch.ones(size, dtype=torch.bool, device=self.clients[0].device) for size in self.sizes]
+        return *stack_inputs(members, self.sizes, self.rows), {"real": padded(real, self.rows)}
+
+    def _stacked_batches(self) -> dict[str, Tensor]:
+        """Labels, and the rows that they are of."""
+        most = max(batch.y.numel() for batch in self.batches)
+        given = {"y": padded([batch.y for batch in self.batches], most, IGNORED)}
+        if self.batches[0].nodes is not None:
+            given["nodes"] = padded([batch.nodes for batch in self.batches if batch.nodes is not None], most)
+        return given
+
+    def _targets(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of each label in all batches: the client, the row among those of all, itself, and its share in that client's loss."""
+        y = torch.cat([batch.y for batch in self.batches])
+        owner = torch.arange(len(self.batches), device=y.device).repeat_interleave(
+            torch.tensor([batch.y.numel() for batch in self.batches], device=y.device)
+        )
+        nodes = [torch.arange(len(b.y), device=y.device) if b.nodes is None else b.nodes for b in self.batches]
+        weights = self.leaves.get("/class_weights")
+        weight = torch.ones(len(y), device=y.device) if weights is None else weights[owner, y]
+        weight = weight.to(self.clients[0].dtype)
+        total = weight.new_zeros(len(self.batches)).index_add_(0, owner, weight)
+        return owner, owner * self.rows + torch.cat(nodes), y, weight / total[owner]
+
+    def _costs(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The task's loss of each client [M], and the slope of each in its logits [M, N, C]."""
+        parts = [part for client in self.clients for part in (client.batch.nodes, client.batch.y, client.class_weights)]
+        owner, at, y, shares = _kept.of(self.clients, self.parts + parts, self._targets)
+        flat = logits.flatten(0, 1)
+        terms, slope = shared_slope(flat[at], y, shares)
+        losses = terms.new_zeros(len(self.clients)).index_add_(0, owner, terms)
+        return losses, torch.zeros_like(flat).index_add_(0, at, slope).view_as(logits)
+
+    def written_out(self) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Losses [M] and their slopes [M, ...] by name, where the clients' network writes them out and nothing else counts."""
+        leader = self.clients[0]
+        if not leader.writes_out:
+            return None
+        with torch.no_grad():
+            return leader.model.slopes(self.inputs(self.dense), self.parameters(), self._costs)
+
+    def by_autograd(self, names: list[str]) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Losses [M] and their slopes [M, ...] in the tensors of these names, None where there is none."""
+        values = self.parameters()
+        for name in names:
+            values[name].requires_grad_()
+        with torch.enable_grad():
+            losses = self.run(values, lambda one: one.loss())
+        found = torch.autograd.grad(losses.sum(), [values[name] for name in names], allow_unused=True)
+        return losses.detach(), dict(zip(names, found, strict=True))
 
     def parameters(self) -> dict[str, Tensor]:
         """Values of the networks' tensors by name, [M, ...] each."""

@@ -1,5 +1,6 @@
 """The in-process engine: the same ServerApp, Strategy and ClientApp, joined by a `Grid` that calls the client directly."""
 
+import gc
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,15 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.engine.grid import OwnGrid, answer, answer_all, introduce, run_identity, virtual_context
+from fedgraph_flwr.engine.grid import (
+    OwnGrid,
+    answer,
+    answer_all,
+    introduce,
+    run_identity,
+    spare_the_collector,
+    virtual_context,
+)
 from fedgraph_flwr.progress import OnRound, OnWait
 from fedgraph_flwr.serving import serve
 
@@ -56,8 +65,9 @@ class InlineGrid(OwnGrid):
 
 @contextmanager
 def same_process_state() -> Iterator[None]:
-    """Random streams and the thread count of the caller are as they were, afterwards."""
+    """Random streams, the thread count and the collector's habits are the caller's again, afterwards."""
     streams, threads = (torch.get_rng_state(), np.random.get_state(), random.getstate()), torch.get_num_threads()
+    habits = gc.get_threshold()
     try:
         yield
     finally:
@@ -65,6 +75,7 @@ def same_process_state() -> Iterator[None]:
         np.random.set_state(streams[1])
         random.setstate(streams[2])
         torch.set_num_threads(threads)
+        gc.set_threshold(*habits)
 
 
 def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
@@ -79,6 +90,7 @@ def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait 
     introduce(grid, cfg)
     try:
         with run_identity(grid.run_id), same_process_state():
+            spare_the_collector()
             return serve(grid, cfg, on_round)
     finally:
         session.forget(grid.run_id)

@@ -34,7 +34,15 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.schema import RayConfig
-from fedgraph_flwr.engine.grid import OwnGrid, answer, answer_all, introduce, run_identity, virtual_context
+from fedgraph_flwr.engine.grid import (
+    OwnGrid,
+    answer,
+    answer_all,
+    introduce,
+    run_identity,
+    spare_the_collector,
+    virtual_context,
+)
 from fedgraph_flwr.engine.inline import same_process_state
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN
@@ -118,6 +126,7 @@ class ClientActor:
         self.live: dict[int, None] = {}  # clients that are built, those asked last at the end
         self.sizes: dict[int, int] = {}  # of private state, in bytes
         os.environ.update(run.environment)
+        spare_the_collector()
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 0
         for node, state in (states or {}).items():
             tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}  # Ray's are read-only

@@ -1,6 +1,6 @@
 """What every network has: constants prepared once for a client's graph, and a forward pass on them in two halves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import scipy.sparse as sp
@@ -18,6 +18,9 @@ __all__ = ["HEAD", "SPARSE_BELOW", "Inputs", "Model"]
 
 HEAD = "head"
 """The word that stands for the head's parameters, whatever a network calls them."""
+
+Cost = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Logits [N, C] → what they cost, a scalar, and its slope in them [N, C]."""
 
 SPARSE_BELOW = 0.1  # share of non-zeros under which a sparse product beats a dense one
 
@@ -70,6 +73,23 @@ class Model(nn.Module):
     def forward(self, inputs: Any) -> Tensor:
         """Logits [N, C] of every node."""
         return self.classify(self.encode(inputs), inputs)
+
+    def slopes(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """A cost of the logits and its slopes in the parameters by name, written out; None: that is left to autograd.
+
+        A network of few and small layers spends a third of a step on autograd's books. What is written out has the bits that
+        autograd gives. It runs without gradients, in the network's present mode, and every tensor may be a stack of M, [M, ...].
+
+        Args:
+            inputs: as of `forward`.
+            values: of the parameters, by name.
+            cost: of logits.
+        """
+        return None
+
+    def settled(self, inputs: Any) -> Any:
+        """Inputs that give the same logits, to rounding, where what of a pass no step changes can be done once for all."""
+        return inputs
 
     def plain(self) -> Plain:
         """The same function on torch and PyG alone, for `export`.

@@ -2,18 +2,26 @@
 
     H^0 = X,   H^{l+1} = ReLU(Â H^l W^l + b^l),   logits = Â H^{L-1} W^{L-1} + b^{L-1}            Eq. (2), (9)
 
+Slopes of a cost of the logits (`GCN.slopes`): with D^0 = X, D^l the H^l of which dropout keeps a share q, divided by q,
+Z^{l+1} = Â D^l W^l + b^l, and G^l the slope in Z^l,
+
+    U^l = Âᵀ G^{l+1},   ∂W^l = (D^l)ᵀ U^l,   ∂b^l = Σ_v G^{l+1}_v,   G^l = 1[D^l > 0] ∘ U^l (W^l)ᵀ / q
+
 Shapes: X [N, F], Â [N, N] (`layers.gcn_adjacency`), W^0 [F, H], hidden W^l [H, H], last W [H, C] → logits [N, C].
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from fedgraph_flwr.models.layers import Linear
+from fedgraph_flwr.models.base import Cost
+from fedgraph_flwr.models.layers import Linear, dropped_relu_, dropped_relu_slope_
 from fedgraph_flwr.models.plain import PlainLayer, plain_gcn
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 
 @dataclass
@@ -40,3 +48,51 @@ class GCN(Stack):
         product = h @ layer.weight
         propagated = product if h is inputs.x and isinstance(inputs, SmoothInputs) else inputs.adj @ product
         return propagated if layer.bias is None else propagated + layer.bias
+
+    def slopes(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """As the base, of this very network on plain inputs."""
+        if not self._written_out(inputs):
+            return None
+        names = [*(f"layers.{index}" for index in range(len(self.layers))), "head"]
+        matrices = [inputs.adj] * len(names)
+        if isinstance(inputs, SmoothInputs):
+            matrices[0] = None
+        weights, biases = [values[f"{name}.weight"] for name in names], [values.get(f"{name}.bias") for name in names]
+        read = [inputs.x]
+        for weight, bias, matrix in zip(weights, biases, matrices, strict=True):
+            z = read[-1] @ weight
+            z = z if matrix is None else matrix @ z
+            z = z if bias is None else z.add_(bias.unsqueeze(-2))
+            if len(read) < len(names):
+                read.append(dropped_relu_(z, self.dropout, self.training))
+        loss, slope = cost(z)
+        found: dict[str, Tensor] = {}
+        for index in reversed(range(len(names))):
+            if biases[index] is not None:
+                found[f"{names[index]}.bias"] = slope.sum(-2)
+            slope = slope if matrices[index] is None else matrices[index].mT @ slope
+            found[f"{names[index]}.weight"] = read[index].mT @ slope
+            if index:
+                slope = dropped_relu_slope_(slope @ weights[index].mT, read[index], self.dropout, self.training)
+        return loss, found
+
+    def settled(self, inputs: Any) -> Any:
+        """With Â X, where X is `narrow`: (Â X) W is Â (X W)."""
+        first = (*self.layers, self.head)[0]
+        if not self._written_out(inputs) or isinstance(inputs, SmoothInputs):
+            return inputs
+        x = inputs.narrow(first.weight.size(1))
+        return inputs if x is None else SmoothInputs(inputs.adj @ x, inputs.adj)
+
+    def _written_out(self, inputs: Any) -> bool:
+        """Whether nothing of the pass is another's: a subclass's, a hook's, or inputs of another kind."""
+        layers = (*self.layers, self.head)
+        return (
+            type(self) is GCN
+            and not self.norms
+            and self.after_hidden is None
+            and all(type(layer) is Linear for layer in layers)
+            and isinstance(inputs.adj, SparseMatrix)
+            and isinstance(inputs.x, Tensor | SparseMatrix)
+            and not getattr(inputs.x, "requires_grad", False)
+        )

@@ -95,10 +95,33 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     The mask compares 16 random bits an entry, a quarter of the time that torch's Bernoulli draws take; like those it
     comes from torch's global generator, and float32 and float64 draw the same mask.
     """
-    if not training or p == 0:
-        return x
-    kept = max(round((1 - p) * 65536), 1)
-    return x * (bits(x) < kept - 32768).to(x.dtype).mul_(65536 / kept)
+    return x * mask(x, p) if training and p else x
+
+
+def mask(x: Tensor, p: float) -> Tensor:
+    """What `dropout` multiplies by: 1/q where an entry is kept, else 0, in the shape of x."""
+    kept = _kept(p)
+    return (bits(x) < kept - 32768).to(x.dtype).mul_(65536 / kept)
+
+
+def _kept(p: float) -> int:
+    """q, in units of 1/65536."""
+    return max(round((1 - p) * 65536), 1)
+
+
+def dropped_relu_(x: Tensor, p: float, training: bool) -> Tensor:
+    """As ``dropout(relu(x))``, in the memory of x."""
+    return x.relu_().mul_(mask(x, p)) if training and p else x.relu_()
+
+
+def dropped_relu_slope_(slope: Tensor, result: Tensor, p: float, training: bool) -> Tensor:
+    """The slope in x of what has the slope ``slope`` in ``result`` = `dropped_relu_` of x, in the memory of ``slope``.
+
+    It is 1/q of it where the result is above 0.
+    """
+    if training and p:
+        slope.mul_(65536 / _kept(p))
+    return torch.ops.aten.threshold_backward.grad_input(slope, result, 0, grad_input=slope)
 
 
 class Dropout(nn.Module):

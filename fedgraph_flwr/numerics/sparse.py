@@ -126,6 +126,8 @@ class SparseMatrix:
         """The transpose, sharing memory."""
         return self._of((self.shape[1], self.shape[0]), self.transposed, self.rows)
 
+    mT = T  # a tensor's name for it, whether it is one matrix or a stack of them
+
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "SparseMatrix":
         """A copy on a device, and of a type."""
         return self._of(self.shape, self.rows.to(device, dtype), self.transposed.to(device, dtype))
@@ -135,6 +137,8 @@ class SparseMatrix:
         return self.rows.tensor(self.shape[1]).to_dense()
 
     def __matmul__(self, dense: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self.rows.times(dense.detach())
         return product(self.rows, self.transposed, dense)
 
 

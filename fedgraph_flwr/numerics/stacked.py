@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sparse import Rows, SparseMatrix, product
+from fedgraph_flwr.numerics.sparse import Rows, SparseMatrix
 from fedgraph_flwr.numerics.streams import batch_first
 
 IGNORED = -100
@@ -35,7 +35,11 @@ class StackedMatrix(SparseMatrix):
         self.transposed = _diagonal([block.transposed for block in blocks], columns, rows)
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        return _BlockProduct.apply(self, dense)
+        return self.times(dense) if dense.dim() == 3 else _BlockProduct.apply(self, dense)
+
+    def times(self, dense: Tensor) -> Tensor:
+        """S_i D_i of all: [M, K, H] → [M, R, H]."""
+        return super().__matmul__(dense.flatten(0, 1)).unflatten(0, (len(dense), -1))
 
 
 def _diagonal(blocks: Sequence[Rows], rows: int, columns: int) -> Rows:
@@ -62,8 +66,7 @@ class _BlockProduct(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], matrix: StackedMatrix, dense: Tensor) -> tuple[Tensor, int]:
-        found = product(matrix.rows, matrix.transposed, batch_first(info, in_dims[1], dense).flatten(0, 1))
-        return found.unflatten(0, (info.batch_size, -1)), 0
+        return matrix.times(batch_first(info, in_dims[1], dense)), 0
 
 
 def stackable(inputs: Any) -> bool:
@@ -114,6 +117,11 @@ def stack_inputs(
         return dataclasses.replace(members[0], **changed)
 
     return of_one, dense
+
+
+def constants(inputs: Inputs) -> list[Any]:
+    """What is stacked of inputs."""
+    return list(_fields(inputs).values())
 
 
 def _fields(inputs: Inputs) -> dict[str, Any]:

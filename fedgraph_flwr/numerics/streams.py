@@ -67,14 +67,14 @@ def drawing(streams: Streams) -> Iterator[None]:
 
 
 def bits(like: Tensor) -> Tensor:
-    """16 random bits an entry, int16, in the shape of ``like``; under vmap each client's from its own stream."""
+    """16 random bits an entry, int16, in the shape of ``like``; of a stack [M, N, ...], or under vmap, each client's own."""
     return random_bits(like) if _streams is None else _EachBits.apply(like, _streams)
 
 
 class _EachBits(torch.autograd.Function):
     @staticmethod
     def forward(like: Tensor, streams: Streams) -> Tensor:
-        raise RuntimeError("the streams of several clients are drawn from under vmap alone")
+        return streams.bits(like)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -142,9 +142,9 @@ def test_a_resumed_run_ends_like_one_that_was_never_interrupted(method, done, go
 def test_stacked_clients_train_as_each_does_alone(method, go, monkeypatch):
     words = ["dtype=float64", "rounds=2", "stack=3"]
     cfg = go(method, *words[:2]).cfg
-    run, stacks = together.Stack.run, []
+    init, stacks = together.Stack.__init__, []
     monkeypatch.setattr(together, "SLACK", 10)  # the three are of unlike size
-    monkeypatch.setattr(together.Stack, "run", lambda *args: stacks.append(len(args[0].clients)) or run(*args))
+    monkeypatch.setattr(together.Stack, "__init__", lambda *args, **w: stacks.append(len(args[1])) or init(*args, **w))
     alone, stacked = Finished(cfg, {}), go(method, *words)
     several = cfg.num_clients > 1 and not cfg.strategy.pooled
     assert set(stacks) == ({3} if several and not not_stacked(cfg) else set())

@@ -12,7 +12,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import METRICS, MODEL
 from fedgraph_flwr.methods.moments import ORDERS, central_moments, discrepancy, mean_over_nodes, moments_about, pool
 from fedgraph_flwr.models import build
-from fedgraph_flwr.models.fedomd import orthogonal, orthogonality
+from fedgraph_flwr.models.fedomd import OrthoGCN, orthogonal, orthogonality
 from tests.conftest import client_graph, uneven_clients
 from tests.support import assert_same_arrays, dense_gcn_adjacency, recorded_messages
 
@@ -296,6 +296,43 @@ def test_moments_are_exchanged_although_their_weight_changes_nothing(run, monkey
 
 
 @pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
+@pytest.mark.parametrize(("dropout", "passes"), [(0, 2), (0.5, 3)])  # with dropout the first step's is its own
+def test_the_first_step_goes_on_from_the_pass_of_the_statistics(run, monkeypatch, exchange, dropout, passes):
+    """Same bits as with a pass of its own, whatever is asked in between."""
+    words = [*FEDOMD, f"model.dropout={dropout}", f"strategy.exchange={exchange}", "rounds=3"]
+    taken: list[str] = []
+    propagate = OrthoGCN.propagate
+    monkeypatch.setattr(OrthoGCN, "propagate", lambda model, inputs: taken.append("") or propagate(model, inputs))
+    shared = run(*words)
+    assert len(taken) == 3 * 3 * passes  # clients, rounds
+    monkeypatch.setattr(FedOMDClient, "_still", lambda self: None)
+    own = run(*words)
+    assert_same_arrays(shared.arrays, own.arrays)
+    assert [record["clients"] for record in shared.rounds] == [record["clients"] for record in own.rounds]
+
+
+@pytest.mark.parametrize("changed", ["shared", "in place"])
+def test_a_pass_serves_no_other_model(changed):
+    """Another model comes to train, or something writes into the network: the step makes its own pass."""
+    client = make_client()
+    model = dict(zip(client.shared, client.get_parameters({}), strict=True))
+    client._features_of(model)
+    stale = client.predict()
+    if changed == "shared":
+        client.set_parameters([array + 0.1 for array in model.values()])
+    else:
+        with torch.no_grad():
+            client.model.layers[0].weight += 0.1
+    fresh = FedOMDClient(client.cfg, client_graph(0))
+    fresh.set_parameters(client.get_parameters({}))
+    assert torch.equal(client.predict(), fresh.predict())
+    assert not torch.equal(client.predict(), stale)
+    client.train()
+    fresh.train()
+    assert all(map(torch.equal, client.shared.values(), fresh.shared.values()))
+
+
+@pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
 @pytest.mark.parametrize("nodes", ["all", "train"])
 def test_targets_are_the_moments_of_all_features_without_dropout(run, targets, exchange, nodes):
     words = [*FEDOMD, "dtype=float64", "rounds=1", "strategy.cmd_act=sigmoid", f"strategy.cmd_nodes={nodes}"]
@@ -519,7 +556,7 @@ def test_gradient_of_the_whole_objective_by_finite_differences():
     """Every parameter of Eq. (12), float64, no dropout, with targets that differ from the client's own moments."""
     client = make_client("strategy.alpha=0.3", "model.mix=0.5")
     model = dict(zip(client.shared, client.get_parameters({}), strict=True))
-    target = 1.3 * central_moments(client._features_of(model)) + 0.1
+    target = 1.3 * client._features_of(model)[1] + 0.1
     client.receive({"target": {"moments": target.numpy()}})
     client.model.train()
     client.loss().backward()
