@@ -276,7 +276,10 @@ def main() -> None:
             (ROOT / name).write_text(written(name, (ROOT / name).read_text()))
         return
     path = RESULTS / ("growth.csv" if args.growth else "scale.csv")
-    for row, words in (growth() if args.growth else TABLE).items():
+    rows = growth() if args.growth else TABLE
+    if args.only and args.only not in rows:
+        parser.error(f"no row {args.only}; there are: {'; '.join(rows)}")
+    for row, words in rows.items():
         if not args.only or args.only == row:
             found = measured(row, words, args.rounds)
             print({key: value for key, value in found.items() if key != "words"}, flush=True)
