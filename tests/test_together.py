@@ -93,6 +93,8 @@ def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_slope():
         np.testing.assert_allclose(found[i, :rows].detach(), matrix @ dense[i].numpy())
         assert not found[i, rows:].any()
         np.testing.assert_allclose(slope[i, :rows], matrix.T @ weight[i, :rows].numpy())
+    assert torch.equal(stack @ given.detach(), found)  # without vmap, as where slopes are written out
+    assert torch.equal(stack.mT @ weight, slope)
 
 
 @pytest.mark.parametrize(

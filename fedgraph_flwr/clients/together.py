@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.losses import shared_slope
+from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs
 from fedgraph_flwr.numerics.streams import Streams, drawing, generators
 
