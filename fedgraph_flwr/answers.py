@@ -7,6 +7,7 @@ name is refused, and no byte of an array is decoded before its name, dtype, shap
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,20 @@ def up_to(size: int) -> range:
     return range(size + 1)
 
 
+class _Bounded:
+    """What a range says of numbers that are not whole."""
+
+    low: float
+    high: float
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest value of a number that is not whole."""
+        return max(self.low, -HUGE), min(self.high, HUGE)
+
+
 @dataclass(frozen=True)
-class ArrayField:
+class ArrayField(_Bounded):
     """An array of an answer.
 
     Attributes:
@@ -53,7 +66,7 @@ class ArrayField:
 
 
 @dataclass(frozen=True)
-class NumberField:
+class NumberField(_Bounded):
     """A number of an answer, or a list of them.
 
     Attributes:
@@ -72,6 +85,12 @@ class NumberField:
     nan: bool = False
     optional: bool = False
 
+    def plainly(self, value: Any) -> bool:
+        """Whether a value is what is asked for most: a float, or one in a list."""
+        number = value[0] if type(value) is list and len(value) == self.length == 1 else value
+        low, high = self.bounds
+        return type(number) is float and (number is not value or self.length is None) and not self.whole and low <= number <= high
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -84,7 +103,8 @@ class Schema:
     numbers: Mapping[str, NumberField] = field(default_factory=dict)
 
     def __or__(self, other: "Schema") -> "Schema":
-        groups = {g: {**self.groups.get(g, {}), **other.groups.get(g, {})} for g in {**self.groups, **other.groups}}
+        both = self.groups.keys() & other.groups.keys()
+        groups = {**self.groups, **other.groups, **{g: {**self.groups[g], **other.groups[g]} for g in both}}
         return Schema(groups, {**self.numbers, **other.numbers})
 
     def read(self, content: RecordDict, who: str) -> tuple[dict[str, Arrays], dict[str, Any]]:
@@ -142,17 +162,19 @@ def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) 
     _names(told, fields, who)
     for name, value in told.items():
         wanted = fields[name]
+        if wanted.plainly(value):
+            continue
         if isinstance(value, list) != (wanted.length is not None):
             kind = "a single number" if wanted.length is None else "a list"
             raise FedGraphError(f"{who} with {name}={plain(value, 60)}, expected {kind}")
         values = value if isinstance(value, list) else [value]
         if wanted.length is not None and not _fits(len(values), wanted.length):
             raise FedGraphError(f"{who} with {len(values)} values of {name}, expected {_sizes((wanted.length,))}")
+        low, high = wanted.bounds
         for number in values:
-            if isinstance(number, bool) or not isinstance(number, int if wanted.whole else int | float):
+            if isinstance(number, bool) or not isinstance(number, int if wanted.whole else (float, int)):
                 kind = "a whole number" if wanted.whole else "a number"
                 raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {kind}")
-            low, high = _bounds(wanted)
             if not low <= number <= high and not (wanted.nan and number != number):
                 raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {low:g} to {high:g}")
     return told
@@ -182,7 +204,7 @@ def _kind(dtype: str, shape: tuple[int, ...], wanted: ArrayField, name: str, who
 
 
 def _range(values: np.ndarray, wanted: ArrayField, name: str, who: str) -> None:
-    low, high = _bounds(wanted) if values.dtype.kind == "f" else (wanted.low, wanted.high)
+    low, high = wanted.bounds if values.dtype.kind == "f" else (wanted.low, wanted.high)
     if values.size and not (low <= values.min() and values.max() <= high):
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise FedGraphError(f"{who} with '{name}' whose values are not finite")
@@ -197,7 +219,3 @@ def _fits(size: int, wanted: Axis) -> bool:
 def _sizes(shape: tuple[Axis, ...]) -> str:
     axes = [f"{a.start} to {a.stop - 1}" if isinstance(a, range) else str(a) for a in shape]
     return f"({', '.join(axes)})"
-
-
-def _bounds(wanted: ArrayField | NumberField) -> tuple[float, float]:
-    return max(wanted.low, -HUGE), min(wanted.high, HUGE)

@@ -1,6 +1,7 @@
 """Scores against scikit-learn, and their means over clients by hand."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from sklearn.metrics import (
 
 from fedgraph_flwr.config import METRICS, EvaluationConfig
 from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.evaluation.many import Segments
 
 
 def drawn(classes: int, n: int = 60, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,3 +168,35 @@ def test_headline_is_among_the_means(average, suffix, metric):
     told = metrics.score(logits, y, {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
     assert metrics.headline(cfg, "test") == f"test_{metric}{suffix}"
     assert metrics.headline(cfg, "test") in metrics.averages(told, [60.0])
+
+
+def client_to_score(
+    rng: np.random.Generator, classes: int, labels: int, shares: tuple[float, float]
+) -> tuple[metrics.Scored, torch.Tensor]:
+    """A client whose labels are the first few classes, with shares of its nodes in each split, and logits that tie."""
+    nodes = int(rng.integers(4, 30))
+    y = torch.from_numpy(rng.integers(0, labels, nodes))
+    where = torch.from_numpy(rng.random(nodes))
+    masks = {"val": where < shares[0], "test": where >= 1 - shares[1]}
+    train = torch.from_numpy(rng.permutation(nodes)[: int(rng.integers(0, 3))])
+    logits = torch.from_numpy(rng.integers(-2, 3, (nodes, classes)).astype(np.float32))
+    return metrics.Scored(y, masks, None, train), logits
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_many_clients_are_scored_as_each_is(classes):
+    rng = np.random.default_rng(classes)
+    shares = [(0.3, 0.4), (0.0, 0.5), (0.5, 0.0), (0.0, 0.0), (0.1, 0.1)]
+    given = [client_to_score(rng, classes, int(rng.integers(1, classes + 1)), shares[i % 5]) for i in range(200)]
+    names = metrics.wanted(EvaluationConfig(full=True), classes)
+    many = Segments([own for own, _ in given], [len(logits) for _, logits in given])
+    found = many.score([logits for _, logits in given], names)
+    seen: Counter[str] = Counter()
+    for told, (own, logits) in zip(found, given, strict=True):
+        alone = own.score(logits, names)
+        assert list(told) == list(alone)
+        for name, values in alone.items():
+            assert np.array_equal(told[name], values, equal_nan=True) or told[name] == pytest.approx(values, rel=1e-12), name
+            assert all(type(value) is float for value in told[name])
+            seen[name] += math.isfinite(values[0]) and values[0] != 0
+    assert not [name for name, times in seen.items() if not times]  # each figure told something

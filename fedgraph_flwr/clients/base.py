@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.keeping import Keeper
-from fedgraph_flwr.clients.together import OBJECTIVE, Gradient, Prediction, Slopes, Step, jointly, refusal
+from fedgraph_flwr.clients.together import OBJECTIVE, Descent, Gradient, Prediction, Scores, Slopes, Step, jointly, refusal
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
@@ -280,15 +280,19 @@ class GraphClient(NumPyClient):
 
     def train(self) -> float:
         """Local training: a step on each of `batches`. Returns the last loss."""
-        optimizer, whole = self.begin_training(), self.batch
-        loss = torch.zeros(())
+        return float(self.descend(self.begin_training()).detach())
+
+    @jointly(Descent)
+    def descend(self, optimizer: Optimizer) -> Tensor:
+        """A step on each of `batches`; returns the last loss, 0 of none."""
+        loss, whole = torch.zeros(()), self.batch
         self.steps = 0
         for self.batch in self.batches():
             loss = self.gradient(optimizer)
             self.update(optimizer)
             self.steps += 1
         self.batch = whole
-        return float(loss.detach())
+        return loss
 
     def send(self) -> Answer:
         """Groups of arrays, and numbers, that travel back beside the trained parameters."""
@@ -341,6 +345,12 @@ class GraphClient(NumPyClient):
         own = all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in OBJECTIVE)
         return own and self.cfg.train.loss != "focal" and all(tensor.requires_grad for tensor in self.tensors.values())
 
+    @property
+    def descends_plainly(self) -> bool:
+        """Whether local training is one step after the other along the objective's gradient on all training nodes."""
+        steps = ("descend", "gradient", "update", "batches", "parameters")
+        return all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in steps)
+
     @cached_property
     def stackable(self) -> bool:
         """Whether this client can be computed together with others."""
@@ -373,13 +383,14 @@ class GraphClient(NumPyClient):
         """Of a personal method: logits [N, C] of the shared parameters as they came."""
         return GraphClient.predict(self)
 
+    @jointly(Scores)
     def score(self, logits: Tensor) -> dict[str, list[float]]:
         """Scores of logits [N, C], by split and metric."""
         evaluation = self.cfg.evaluation
-        return self._scored.score(logits, metrics.wanted(evaluation, self.graph.num_classes), evaluation.own)
+        return self.scored.score(logits, metrics.wanted(evaluation, self.graph.num_classes), evaluation.own)
 
     @cached_property
-    def _scored(self) -> metrics.Scored:
+    def scored(self) -> metrics.Scored:
         """The nodes that models are scored on."""
         return metrics.Scored(self.y, self.masks, self.graph.part, self.train_nodes)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.logger import log
 
 from fedgraph_flwr.clients import together
@@ -26,7 +26,18 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, derive_seed, from_record, groups_of, pack, to_record
+from fedgraph_flwr.messages import (
+    CONFIG,
+    FAILED,
+    METRICS,
+    TRAIN,
+    derive_seed,
+    from_record,
+    groups_of,
+    numbers_record,
+    pack,
+    to_record,
+)
 from fedgraph_flwr.methods.secagg import SECAGG
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
@@ -117,7 +128,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
         kept = {key: branch for key, branch in client.checkpoint().items() if key != SECAGG}  # keys live for a round
         checkpoints.write_checkpoint(flatten(kept), server_round)
     reply = pack(groups)
-    reply[METRICS] = MetricRecord({"client": client.graph.client, **metrics})
+    reply[METRICS] = numbers_record({"client": client.graph.client, **metrics})
     return reply
 
 

@@ -11,7 +11,7 @@ batch. One that overrides `loss`, `logits` or `task_loss` must say so anew.
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.evaluation.many import Segments
 from fedgraph_flwr.numerics.losses import shared_slope
 from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs
@@ -241,6 +243,80 @@ class Prediction(Joint):
             call.result = own[:size]
 
 
+class Scores(Joint):
+    """``score(logits)``."""
+
+    @staticmethod
+    def serves(client: "GraphClient") -> bool:
+        """Where nothing but the logits counts, and there is one graph."""
+        return not client.cfg.evaluation.own and len(client.scored.parts) == 1
+
+    @staticmethod
+    def size(call: Call) -> int:
+        """Nothing is padded."""
+        return 0
+
+    @staticmethod
+    def kin(call: Call) -> Hashable:
+        """As many classes."""
+        return call.args[0].shape[1]
+
+    @staticmethod
+    def compute(calls: Sequence[Call]) -> None:
+        """Each one's scores."""
+        clients, sizes = [call.client for call in calls], [len(call.args[0]) for call in calls]
+        scored = [client.scored for client in clients]
+
+        def segments() -> Segments:
+            return Segments(scored, sizes)
+
+        wanted = metrics.wanted(clients[0].cfg.evaluation, calls[0].args[0].shape[1])
+        told = _kept.of(clients, scored, segments).score([call.args[0] for call in calls], wanted)
+        for call, own in zip(calls, told, strict=True):
+            call.result = own
+
+
+class Descent(Joint):
+    """``descend(optimizer)``: all of its steps, on tensors that are stacked before the first and handed out after the last."""
+
+    @staticmethod
+    def serves(client: "GraphClient") -> bool:
+        """Where no step is another's."""
+        return client.descends_plainly and client.local_steps > 0 and client.stackable
+
+    @staticmethod
+    def kin(call: Call) -> Hashable:
+        """As for a gradient, so many steps on, from optimisers that have come as far."""
+        return Gradient.kin(call), call.client.local_steps, type(call.args[0]).__name__, call.args[0].progress
+
+    @staticmethod
+    def compute(calls: Sequence[Call]) -> None:
+        """Each one's parameters and moments after the last step, and its last loss."""
+        leader, optimizers = calls[0].client, [call.args[0] for call in calls]
+        names = [name for name, _ in leader.model.named_parameters()]
+        stack = Stack([call.client for call in calls])
+        streams = Streams([call.states[-1] for call in calls], stack.sizes, leader.device)
+        values = stack.parameters()
+        stacked = type(optimizers[0]).joined(optimizers, [values[name] for name in names])
+        for _ in range(leader.local_steps):
+            with drawing(streams):
+                losses, slopes = stack.slopes(values, names)
+            for name in names:
+                values[name].grad = slopes[name]
+            stacked.step()
+        rows = zip(*(values[name].unbind(0) for name in names), strict=True)
+        with torch.no_grad():
+            torch._foreach_copy_(
+                [tensor for optimizer in optimizers for tensor in optimizer.parameters], [part for row in rows for part in row]
+            )
+        if leader.cfg.train.keeps_optimizer:
+            stacked.hand_out(optimizers)
+        for call, state, loss in zip(calls, streams.states, losses.unbind(0), strict=True):
+            call.states[-1] = state
+            call.client.steps = leader.local_steps
+            call.result = loss
+
+
 class Gradient(Joint):
     """``gradient(optimizer)``."""
 
@@ -282,7 +358,7 @@ def _slopes(calls: Sequence[Call], names: list[str]) -> Iterator[tuple[Tensor, d
     stack = Stack([call.client for call in calls])
     streams = Streams([call.states[-1] for call in calls], stack.sizes, calls[0].client.device)
     with drawing(streams):
-        losses, slopes = stack.written_out() or stack.by_autograd(names)
+        losses, slopes = stack.slopes(stack.parameters(), names)
     parts = [[None] * len(calls) if (slope := slopes[name]) is None else slope.unbind(0) for name in names]
     for call, state, loss, *own in zip(calls, streams.states, losses.unbind(0), *parts, strict=True):
         call.states[-1] = state
@@ -403,17 +479,25 @@ class Stack:
         losses = terms.new_zeros(len(self.clients)).index_add_(0, owner, terms)
         return losses, torch.zeros_like(flat).index_add_(0, at, slope).view_as(logits)
 
-    def written_out(self) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """Losses [M] and their slopes [M, ...] by name, where the clients' network writes them out and nothing else counts."""
+    def slopes(self, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, Mapping[str, Tensor | None]]:
+        """Losses [M] and their slopes [M, ...] in the tensors of these names, None where there is none.
+
+        Args:
+            values: of `parameters`.
+            names: those among them.
+        """
+        return self._written_out(values) or self._by_autograd(values, names)
+
+    def _written_out(self, values: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """Where the clients' network writes them out and nothing else counts."""
         leader = self.clients[0]
         if not leader.writes_out:
             return None
         with torch.no_grad():
-            return leader.model.slopes(self.inputs(self.dense), self.parameters(), self._costs)
+            return leader.model.slopes(self.inputs(self.dense), values, self._costs)
 
-    def by_autograd(self, names: list[str]) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """Losses [M] and their slopes [M, ...] in the tensors of these names, None where there is none."""
-        values = self.parameters()
+    def _by_autograd(self, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Where they do not."""
         for name in names:
             values[name].requires_grad_()
         with torch.enable_grad():

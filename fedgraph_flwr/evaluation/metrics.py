@@ -95,13 +95,13 @@ def _ranked(measure: Callable[["_Curve"], float], logits: ArrayLike, y: ArrayLik
     """A measure of class 1 of two, else its mean over classes."""
     outputs, labels = np.asarray(logits), np.asarray(y)
     if outputs.shape[1] == 2:
-        return measure(_Curve(_margin(outputs), labels == 1))
+        return measure(_Curve(margin(outputs), labels == 1))
     shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
     chances = shifted / shifted.sum(axis=1, keepdims=True)
     return _mean_known(np.array([measure(_Curve(chances[:, c], labels == c)) for c in range(chances.shape[1])]))
 
 
-def _margin(logits: np.ndarray) -> np.ndarray:
+def margin(logits: np.ndarray) -> np.ndarray:
     """The log odds of class 1 of two, which rank as its chance does: [N, 2] → float64 [N]."""
     return logits[:, 1].astype(np.float64) - logits[:, 0]
 
@@ -170,7 +170,7 @@ def threshold(logits: Tensor, y: Tensor, nodes: Tensor) -> float | None:
     Shapes: logits [N, 2], labels y [N], mask of the nodes that decide [N].
     """
     chosen = nodes.numpy()
-    best = _Curve(_margin(logits.numpy()[chosen]), y.numpy()[chosen] == 1).best() if chosen.any() else float("nan")
+    best = _Curve(margin(logits.numpy()[chosen]), y.numpy()[chosen] == 1).best() if chosen.any() else float("nan")
     return None if np.isnan(best) else float(1 / (1 + np.exp(-best)))
 
 
@@ -180,10 +180,10 @@ def _cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.log(np.add.reduce(np.exp(shifted), axis=1)) - shifted[np.arange(y.size), y]
 
 
-_OF_RANKS = {"auc": _Curve.area, "average_precision": _Curve.precision}
+OF_RANKS = {"auc": _Curve.area, "average_precision": _Curve.precision}
 AT_THRESHOLD = "f1_at_threshold"
 MAJORITY = "majority"
-_OF_CLASS = "f1_class_"
+OF_CLASS = "f1_class_"
 
 
 def _share(y: np.ndarray, label: int | None) -> float:
@@ -244,10 +244,10 @@ class Scored:
         told: dict[str, list[float]] = {
             f"{split}-{m}": [] for split in self.splits for m in ("count", "loss", *metrics)
         }
-        ranked = logits.size(1) == 2 and any(m in metrics for m in (*_OF_RANKS, AT_THRESHOLD))
+        ranked = logits.size(1) == 2 and any(m in metrics for m in (*OF_RANKS, AT_THRESHOLD))
         for nodes in self.parts:
             of_split = {split: outputs[own.rows] for split, own in nodes.items() if own.rows.size}
-            curves = {s: _Curve(_margin(given), nodes[s].y == 1) for s, given in of_split.items()} if ranked else {}
+            curves = {s: _Curve(margin(given), nodes[s].y == 1) for s, given in of_split.items()} if ranked else {}
             threshold = curves["val"].best() if "val" in curves else float("nan")
             for split, (_, y, majority) in nodes.items():
                 values = {m: float("nan") for m in ("loss", *metrics)}
@@ -285,13 +285,13 @@ def _values(
         "balanced_accuracy": _balanced_accuracy(table),
     }
     if curve:
-        values |= {m: measure(curve) for m, measure in _OF_RANKS.items()}
+        values |= {m: measure(curve) for m, measure in OF_RANKS.items()}
         values[AT_THRESHOLD] = curve.f1(threshold)
     for m in metrics:
-        if m in _OF_RANKS and m not in values:
-            values[m] = _ranked(_OF_RANKS[m], logits, y)
-        elif m.startswith(_OF_CLASS):
-            values[m] = float(of_class[int(m.removeprefix(_OF_CLASS))])
+        if m in OF_RANKS and m not in values:
+            values[m] = _ranked(OF_RANKS[m], logits, y)
+        elif m.startswith(OF_CLASS):
+            values[m] = float(of_class[int(m.removeprefix(OF_CLASS))])
     return values
 
 
@@ -312,8 +312,8 @@ def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
     """
     names = ["accuracy", "macro_f1", "balanced_accuracy", MAJORITY]
     if cfg.full or num_classes == 2:
-        names += [*_OF_RANKS, *(f"{_OF_CLASS}{c}" for c in range(num_classes))]
-    elif cfg.metric in _OF_RANKS:
+        names += [*OF_RANKS, *(f"{OF_CLASS}{c}" for c in range(num_classes))]
+    elif cfg.metric in OF_RANKS:
         names.append(cfg.metric)
     return (*names, *([AT_THRESHOLD] if num_classes == 2 else []), *cfg.own)
 

@@ -1,7 +1,7 @@
 """What every network has: constants prepared once for a client's graph, and a forward pass on them in two halves."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import scipy.sparse as sp
 import torch
@@ -69,6 +69,15 @@ class Model(nn.Module):
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
         """Logits [N, C] from hidden features [N, H]: dropout where the network has one there, and the last layer."""
         raise NotImplementedError
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module, in a quarter of the time: a thousand clients are put into either mode in every round."""
+        parts = list(self.modules())
+        if any(type(part).train not in (nn.Module.train, Model.train) for part in parts):
+            return super().train(mode)
+        for part in parts:
+            vars(part)["training"] = mode
+        return self
 
     def forward(self, inputs: Any) -> Tensor:
         """Logits [N, C] of every node."""

@@ -4,8 +4,9 @@ Why not `torch.optim` itself: making its first optimiser imports TorchDynamo, 1.
 fresh process, would pay; and on small graphs its bookkeeping costs a fifth of a step.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,22 @@ class Optimizer(Protocol):
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `state` gave."""
 
+    @property
+    def progress(self) -> Hashable:
+        """How far it has come: optimisers that differ in it are not computed as one."""
+
+    @classmethod
+    def joined(cls, optimizers: "Sequence[Any]", parameters: Sequence[Tensor]) -> "Optimizer":
+        """One of theirs, of the same settings, over their tensors one upon the other, [M, ...] each.
+
+        Args:
+            optimizers: M of one kind, settings and `progress`.
+            parameters: of all, in the order of each one's.
+        """
+
+    def hand_out(self, optimizers: "Sequence[Any]") -> None:
+        """Give those that it was `joined` of what must survive."""
+
 
 class SGD:
     """Stochastic gradient descent with momentum.
@@ -36,7 +53,7 @@ class SGD:
     g ← ∇ + wd · θ,   v ← ρ v + g (v = g at first),   θ ← θ − η v
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
+    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
         self.parameters = list(parameters)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.velocity: dict[int, Tensor] = {}
@@ -62,6 +79,25 @@ class SGD:
                     gradient = self.velocity[index] = gradient.clone()
             parameter.add_(gradient, alpha=-self.lr)
 
+    @property
+    def progress(self) -> Hashable:
+        """Which parameters have a velocity."""
+        return tuple(self.velocity)
+
+    @classmethod
+    def joined(cls, optimizers: "Sequence[SGD]", parameters: Sequence[Tensor]) -> "SGD":
+        """As `Optimizer.joined`."""
+        first = optimizers[0]
+        made = cls(parameters, first.lr, first.momentum, first.weight_decay)
+        made.velocity = {index: torch.stack([o.velocity[index] for o in optimizers]) for index in first.velocity}
+        return made
+
+    def hand_out(self, optimizers: "Sequence[SGD]") -> None:
+        """As `Optimizer.hand_out`."""
+        for index, velocity in self.velocity.items():
+            for optimizer, own in zip(optimizers, velocity.unbind(0), strict=True):
+                optimizer.velocity[index] = own.clone()
+
     def state(self) -> dict[str, Tensor]:
         """The velocities."""
         return {f"velocity/{index}": tensor for index, tensor in self.velocity.items()}
@@ -84,7 +120,7 @@ class Adam:
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        parameters: Iterable[Tensor],
         lr: float,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -137,6 +173,27 @@ class Adam:
             maximize=False,
         )
 
+    @property
+    def progress(self) -> Hashable:
+        """How many steps each parameter has had."""
+        return tuple((index, float(count)) for index, (*_, count) in self.slots.items())
+
+    @classmethod
+    def joined(cls, optimizers: "Sequence[Adam]", parameters: Sequence[Tensor]) -> "Adam":
+        """As `Optimizer.joined`."""
+        made = copy(optimizers[0])
+        made.parameters, made.slots = list(parameters), {}
+        for index, (*_, count) in optimizers[0].slots.items():
+            means, squares = (torch.stack([o.slots[index][i] for o in optimizers]) for i in (0, 1))
+            made.slots[index] = means, squares, count.clone()
+        return made
+
+    def hand_out(self, optimizers: "Sequence[Adam]") -> None:
+        """As `Optimizer.hand_out`."""
+        for index, (means, squares, count) in self.slots.items():
+            for optimizer, mean, square in zip(optimizers, means.unbind(0), squares.unbind(0), strict=True):
+                optimizer.slots[index] = mean.clone(), square.clone(), count.clone()
+
     def state(self) -> dict[str, Tensor]:
         """The moments and the counts."""
         names = "mean", "square", "count"
@@ -164,7 +221,7 @@ def step_all(optimizers: Sequence[Optimizer]) -> None:
         optimizer.step()
 
 
-def _check_fit(tensors: Mapping[str, Tensor], parameters: list[nn.Parameter]) -> None:
+def _check_fit(tensors: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
     """Raise unless every tensor is that of a parameter, by the number behind its slot: as large, or one number."""
     for name, tensor in tensors.items():
         number = name.rpartition("/")[2]

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr import models
-from fedgraph_flwr.answers import LARGEST, Axis, NumberField, Schema, like, up_to
+from fedgraph_flwr.answers import LARGEST, ArrayField, Axis, NumberField, Schema, like, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.lookup import method_params
@@ -141,6 +141,7 @@ class GraphStrategy(FlowerFedAvg):
         self.grid: Grid
         self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
         self._agreed: dict[str, Any] = {}  # what `agreed` found of the clients as they are: each answer asks
+        self._fields: tuple[Arrays, dict[str, ArrayField]] | None = None  # of the shared parameters at hand: likewise
 
     # --- what a method may override ---------------------------------------------------------------------------------
 
@@ -228,7 +229,7 @@ class GraphStrategy(FlowerFedAvg):
                 numbers |= self._score_fields()
             if self.cfg.evaluation.trained:
                 numbers |= self._score_fields_of("trained-")
-            return Schema({MODEL: like(self.arrays)} if self.stage().up else {}, numbers)
+            return Schema({MODEL: self._model_fields()} if self.stage().up else {}, numbers)
         raise NotImplementedError(f"{type(self).__name__} declares no schema for its phase '{phase}'")
 
     def verify(self, phase: str, reply: Reply) -> None:
@@ -550,7 +551,16 @@ class GraphStrategy(FlowerFedAvg):
         return fields
 
     def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:
-        return score_fields(self.cfg.evaluation, self.agreed("num_classes"), prefix, self._parts)
+        if (key := f"fields of scores {prefix}") not in self._agreed:
+            self._agreed[key] = score_fields(self.cfg.evaluation, self.agreed("num_classes"), prefix, self._parts)
+        found: dict[str, NumberField] = self._agreed[key]
+        return found
+
+    def _model_fields(self) -> dict[str, ArrayField]:
+        """What is asked of the shared parameters."""
+        if self._fields is None or self._fields[0] is not self.arrays:
+            self._fields = self.arrays, like(self.arrays)
+        return self._fields[1]
 
     def _description(self) -> dict[str, NumberField]:
         whole = NumberField(0, LARGEST, whole=True)

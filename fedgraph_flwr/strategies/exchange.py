@@ -11,7 +11,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.errors import FedGraphError, plain
-from fedgraph_flwr.messages import Reply, payload_bytes
+from fedgraph_flwr.messages import Reply, payload_bytes, record_bytes
 
 SIMULATED = 128
 """Messages out at once in Flower's simulation, whose engine at each look goes through all of them for each of its nodes."""
@@ -58,7 +58,7 @@ def exchange(
         name: of the exchange, for the log.
     """
     sent, began = list(messages), time.perf_counter()
-    outcome = Outcome(down=sum(payload_bytes(message.content) for message in sent))
+    outcome = Outcome(down=_bytes_of(sent))
     unsent = list(reversed(sent))
     simulated = type(grid).__name__ == "InMemoryGrid"  # its import would take half a second
     window = SIMULATED if simulated else len(sent)
@@ -91,6 +91,13 @@ def exchange(
     for who, reason in outcome.failures.items():
         log(WARNING, "%s: %s %s failed: %s", name, "client" if who in known else "node", who, reason)
     return outcome
+
+
+def _bytes_of(messages: list[Message]) -> int:
+    """Of all messages, which may share records."""
+    sizes: dict[int, int] = {}
+    records = [record for message in messages for record in message.content.values()]
+    return sum(sizes.get(id(r)) or sizes.setdefault(id(r), record_bytes(r)) for r in records)
 
 
 def take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:

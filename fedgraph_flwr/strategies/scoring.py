@@ -1,6 +1,7 @@
 """Scores that clients send, and what the record of a round says of them."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,24 +36,40 @@ def check_scores(told: Mapping[str, Any], counted: Mapping[str, list[float]], wh
     Raises:
         FedGraphError: one sentence.
     """
-    counts = told.get(metrics.CONFUSION, [])
-    if sum(counts) > (most := sum(told.get("test-count", []))) or any(count != int(count) for count in counts):
-        raise FedGraphError(f"{who} with a confusion matrix of {sum(counts):g} nodes, expected counts of at most {most:g}")
-    for name, counts in told.items():
-        prefix, _, key = name.rpartition("-")
-        if key != KEYS[0] or not isinstance(counts, list):
+    cells = told.get(metrics.CONFUSION, [])
+    if cells and (sum(cells) > (most := sum(told.get("test-count", []))) or any(cell != int(cell) for cell in cells)):
+        raise FedGraphError(f"{who} with a confusion matrix of {sum(cells):g} nodes, expected counts of at most {most:g}")
+    for name, split, others in _counted(tuple(told)):
+        counts = told[name]
+        if not isinstance(counts, list):
             continue
-        split = prefix.rpartition("-")[2]
         if counts != counted.get(split, counts) or any(count != int(count) for count in counts):
             raise FedGraphError(f"{who} with {name}={plain(counts, 60)}, expected {counted.get(split, 'whole numbers')}")
-        for other, values in told.items():
-            if other.rpartition("-")[0] != prefix:
-                continue
+        for other, defined in others:
+            values = told[other]
             if len(values) != len(counts):
                 raise FedGraphError(f"{who} with {len(values)} values of {other} for {len(counts)} of {name}")
             for value, count in zip(values, counts, strict=True):
-                if value != value and count and other.rpartition("-")[2] in metrics.DEFINED:
+                if value != value and count and defined:
                     raise FedGraphError(f"{who} with {other}=nan of {count:g} nodes")
+
+
+@lru_cache(maxsize=64)
+def _counted(names: tuple[str, ...]) -> list[tuple[str, str, list[tuple[str, bool]]]]:
+    """Of the names of an answer's numbers those of counts, with the split, and what is told of the same nodes.
+
+    Of that, whether it must be a number where there are nodes.
+    """
+    parts = {name: name.rpartition("-") for name in names}
+    of = {name: prefix for name, (prefix, _, key) in parts.items() if key == KEYS[0]}
+    return [
+        (
+            name,
+            prefix.rpartition("-")[2],
+            [(other, key in metrics.DEFINED) for other, (owner, _, key) in parts.items() if owner == prefix],
+        )
+        for name, prefix in of.items()
+    ]
 
 
 def counts_of(told: Mapping[str, Any]) -> dict[str, list[float]]:
