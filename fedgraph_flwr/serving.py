@@ -54,8 +54,8 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
         check_resume(cfg, data)
         with owned(out):
             recorder = Recorder(cfg, tell, data)
-            if cfg.stack:
-                recorder.extra["stacked"] = 0 if not_stacked(cfg) else cfg.stack
+            if cfg.at_once:
+                recorder.extra["stacked"] = 0 if not_stacked(cfg) else cfg.at_once
             if cfg.ray.aggregate:
                 recorder.extra["aggregated"] = "actors"
             trackers.begin(recorder.run_name)

@@ -13,7 +13,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedprox import FedProxClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.ray import run_ray
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.stacked import StackedMatrix, padded
 from fedgraph_flwr.runner import with_folder
@@ -157,6 +157,29 @@ def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):
         assert remarks(compose([*words, "stack=2"])) == [
             f"stack=2 does nothing with {why}: each client trains by itself"
         ]
+
+
+@pytest.mark.parametrize(
+    ("words", "together_at_most"),
+    [([], 32), (["model.hidden=20000"], 0), (["model=gat"], 0), (["model.norm=batch"], 0)],
+    ids=["small", "many parameters", "a network that cannot", "a layer that cannot"],
+)
+def test_auto_stacks_where_it_pays(run, words, together_at_most):
+    done = run(*WORDS, *words, "rounds=1", "train.local_steps=1", "stack=auto", sizes=SIZES)
+    assert done.summary.get("stacked", 0) == together_at_most
+
+
+def test_auto_leaves_the_simulation_of_flower_and_fleets_as_they_are():
+    for engine in ("flower-simulation", "somewhere"):
+        cfg = compose(["stack=auto", f"engine={engine}"])
+        assert cfg.at_once == 0
+        assert not remarks(cfg)
+
+
+@pytest.mark.parametrize("value", ["-3", "many", "1.5", "1000001"])
+def test_a_stack_that_is_none_is_one_sentence(value):
+    with pytest.raises(FedGraphError, match=f"^stack must be auto or a whole number, 0 to 1000000, got '{value}'$"):
+        compose([f"stack={value}"])
 
 
 def test_an_objective_that_reads_more_than_its_class_says_is_one_sentence(run):

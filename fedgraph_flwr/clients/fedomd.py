@@ -111,7 +111,7 @@ class FedOMDClient(GraphClient):
     @property
     def _first_step_taken(self) -> bool:
         """Whether the pass of the statistics is that of the first step, too: without dropout, and by each client alone."""
-        return not self.model.dropout and not self.cfg.stack
+        return not self.model.dropout and not self.cfg.at_once
 
     def _step_pass(self) -> tuple[Pass, Tensor | None]:
         """A step's pass, and its moments where they are at hand. A graph serves once."""

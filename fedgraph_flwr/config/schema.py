@@ -22,6 +22,9 @@ DEVICES = ("auto", "cpu", "cuda")
 
 MOST_CLIENTS = 1_000_000
 
+AUTO = "auto"
+"""What of ``stack`` is found out for the run at hand."""
+
 MOST_THREADS = 256
 """Torch's threads in one process; with very many, the process dies without a word."""
 
@@ -515,8 +518,8 @@ class RunConfig(Section):
     device: str = choice("auto", DEVICES)  # auto: a GPU where there is one
     threads: int = number(1, low=1, high=MOST_THREADS)  # torch threads in a client
     # clients of one process whose local training is computed as one, at most: equal to rounding, faster for many small graphs;
-    # 0: each by itself
-    stack: int = 0
+    # 0: each by itself; auto: 32 where the network is small enough that this pays, else 0
+    stack: str = "0"
     # CPUs, and share of a GPU, that clients take which train at a time (ray, flower-simulation)
     client_cpus: int = number(1, low=1)
     client_gpus: float = 0.0  # may be a part of one
@@ -537,6 +540,8 @@ class RunConfig(Section):
             "evaluation.confusion=true": self.evaluation.confusion,
             f"evaluation.patience={self.evaluation.patience}": self.evaluation.patience,
         }
+        if self.stack != AUTO and not (self.stack.isdecimal() and int(self.stack) <= MOST_CLIENTS):
+            raise FedGraphError(f"stack must be {AUTO} or a whole number, 0 to {MOST_CLIENTS}, got '{self.stack}'")
         if self.privacy.scores == "none" and (asked := [key for key, holds in by_scores.items() if holds]):
             raise FedGraphError(f"{asked[0]} needs scores, which privacy.scores=none keeps at the clients")
         if self.ray.aggregate and self.engine != "ray":
@@ -556,6 +561,11 @@ class RunConfig(Section):
             raise FedGraphError(
                 f"privacy.scores=noised tells means over clients of one model's scores, and {asked[0]} asks for more"
             )
+
+    @property
+    def at_once(self) -> int:
+        """How many clients of one process are computed as one, at most; 0 where that is still to be found out (``auto``)."""
+        return 0 if self.stack == AUTO else int(self.stack)
 
     @property
     def sums_alone(self) -> str:
