@@ -57,12 +57,12 @@ FEW = ["evaluation.clients=cohort", "train.optimizer_state=reset", "ray.live_cli
 TABLE = {
     "10 of Cora, inline": CORA,
     "1000, inline": [*CSBM, "num_clients=1000"],
-    "1000, inline, stack=128": [*CSBM, "num_clients=1000", "stack=128"],
+    "1000, inline, stack=auto": [*CSBM, "num_clients=1000", "stack=auto"],
     "1000, ray": [*CSBM, "num_clients=1000", *RAY],
-    "1000, ray, stack=128": [*CSBM, "num_clients=1000", *RAY, "stack=128"],
+    "1000, ray, stack=auto": [*CSBM, "num_clients=1000", *RAY, "stack=auto"],
     "1000, Flower's simulation": [*CSBM, "num_clients=1000", "engine=flower-simulation"],
     "1000 of 10000, ray": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW],
-    "1000 of 10000, ray, stack=128": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW, "stack=128"],
+    "1000 of 10000, ray, stack=auto": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW, "stack=auto"],
     "1000 of 100000, ray, actors add": [
         *SMALL,
         "num_clients=100000",
@@ -71,14 +71,14 @@ TABLE = {
         *FEW,
         "ray.aggregate=true",
     ],
-    "1000 of 100000, ray, actors add, stack=128": [
+    "1000 of 100000, ray, actors add, stack=auto": [
         *SMALL,
         "num_clients=100000",
         "strategy.fraction=0.01",
         *RAY,
         *FEW,
         "ray.aggregate=true",
-        "stack=128",
+        "stack=auto",
     ],
 }
 

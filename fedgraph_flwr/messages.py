@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app.message.typeddict import TypedDict
 from flwr.common.constant import SType
 
 from fedgraph_flwr.errors import FedGraphError
@@ -89,7 +90,7 @@ def numbers_record(numbers: Mapping[str, Any]) -> MetricRecord:
 
 _NUMBERS = (float, int)
 
-Record = TypeVar("Record", ArrayRecord, MetricRecord)
+Record = TypeVar("Record", bound=TypedDict[Any, Any])
 
 
 def _filled(record: Record, values: Mapping[str, Any]) -> Record:
@@ -118,8 +119,12 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def _encode(array: np.ndarray) -> Array:
     data = b"".join((_header(array.dtype, array.shape), array.data if array.size else b""))
+    return _array(_name(array.dtype), array.shape, SType.NUMPY, data)
+
+
+def _array(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
     made = object.__new__(Array)  # whose own beginning tells three ways to be called apart
-    made.__dict__.update(dtype=_name(array.dtype), shape=array.shape, stype=SType.NUMPY, data=data)
+    made.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
     return made
 
 
@@ -147,6 +152,32 @@ def groups_of(content: RecordDict) -> dict[str, Arrays]:
 def pack(groups: Mapping[str, Mapping[str, np.ndarray] | ArrayRecord]) -> RecordDict:
     """Groups of named arrays to a message content; a group may already be a record (shared by many messages)."""
     return RecordDict({key: g if isinstance(g, ArrayRecord) else to_record(g) for key, g in groups.items()})
+
+
+Bare = dict[str, tuple[type[Any], Any]]
+"""A message's content without Flower's classes: of each record its kind, and its arrays or its values."""
+
+
+def bared(content: RecordDict) -> Bare:
+    """A content for another process of this program, which takes a third of the time that Flower's classes take to read."""
+    return {
+        key: (
+            type(record),
+            [(name, a.dtype, a.shape, a.stype, a.data) for name, a in record.items()]
+            if isinstance(record, ArrayRecord)
+            else dict(record.items()),
+        )
+        for key, record in content.items()
+    }
+
+
+def dressed(bare: Bare) -> RecordDict:
+    """What was `bared`."""
+    return _filled(RecordDict(), {key: _filled(kind(), _values(kind, held)) for key, (kind, held) in bare.items()})
+
+
+def _values(kind: type[Any], held: Any) -> dict[str, Any]:
+    return {name: _array(*parts) for name, *parts in held} if kind is ArrayRecord else held
 
 
 def payload_bytes(content: RecordDict) -> int:

@@ -1,11 +1,23 @@
 """Arrays to messages and back, their sizes, and random streams."""
 
+import pickle
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import check_arrays, derive_seed, from_record, pack, payload_bytes, to_record
+from fedgraph_flwr.messages import (
+    bared,
+    check_arrays,
+    derive_seed,
+    dressed,
+    from_record,
+    numbers_record,
+    pack,
+    payload_bytes,
+    to_record,
+)
 
 ARRAYS = {
     "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -22,6 +34,32 @@ def test_bytes_are_those_that_flower_itself_writes_and_reads():
     for name, array in ARRAYS.items():
         assert ours[name].data == Array(np.asarray(array, order="C")).data
         np.testing.assert_array_equal(ours[name].numpy(), array)
+
+
+def test_a_record_made_at_once_is_the_one_that_flower_makes():
+    numbers = {"a": 1.5, "n": 3, "l": [0.5, 2.0], "i": [1, 2], "none": []}
+    assert numbers_record(numbers).deflate() == MetricRecord(numbers).deflate()
+    assert type(to_record(ARRAYS)["ids"]) is Array
+    assert to_record(ARRAYS).deflate() == ArrayRecord({n: Array(np.asarray(a, order="C")) for n, a in ARRAYS.items()}).deflate()
+
+
+@pytest.mark.parametrize("value", [True, "1", None, [True], ["1"], [1, 0.5], [[1.0]], np.int64(1), (1, 2)], ids=repr)
+def test_a_record_of_numbers_takes_what_flower_takes(value):
+    with pytest.raises(TypeError):
+        MetricRecord({"a": value})
+    with pytest.raises(TypeError):
+        numbers_record({"a": value})
+
+
+def test_a_content_without_its_classes_comes_back_the_same():
+    content = pack({"model": ARRAYS, "none": {}})
+    content["numbers"] = MetricRecord({"a": [0.5], "b": 2})
+    content["words"] = ConfigRecord({"phase": "train", "flag": True, "bytes": b"x"})
+    again = dressed(pickle.loads(pickle.dumps(bared(content))))
+    assert list(again) == list(content)
+    for key, record in content.items():
+        assert type(again[key]) is type(record)
+        assert again[key].deflate() == record.deflate()
 
 
 def test_round_trip():

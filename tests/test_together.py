@@ -104,6 +104,7 @@ def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_slope():
         ["model=acm", "model.layers=3", "train.optimizer=adamw", "train.loss=weighted"],
         ["model=mlp", "model.input_norm=true", "evaluation.trained=true"],
         ["model=projected_gcn", "train.local_steps_by_client=[1,3,2,3]"],
+        ["strategy=fednova", "train.local_steps_by_client=[3,2,3,2]"],
         ["model=gcn", "model.layers=1"],
         ["model=gcn", "model.layers=3", "train.loss=weighted", "train.class_weights=federated"],
         ["strategy=fedomd", "strategy.cmd_nodes=train", "model.layers=4"],
@@ -115,6 +116,13 @@ def test_networks_and_optimisers_stacked(run, sizes_of, words):
     assert not sizes_of
     assert_close(run(*WORDS, *words, "stack=4", sizes=SIZES), alone)
     assert max(sizes_of) == 4
+
+
+def test_optimisers_that_have_not_come_as_far_take_their_own_steps(run, sizes_of):
+    """Of four clients three train in a round, so that counts of Adam's steps differ among those that train next."""
+    words = ["strategy.fraction=0.75", "rounds=5", "train.optimizer_state=keep"]
+    assert_close(run(*WORDS, *words, "stack=4", sizes=SIZES), run(*WORDS, *words, sizes=SIZES))
+    assert {2, 3} <= set(sizes_of)
 
 
 def test_sparse_features_stacked(run, sizes_of, monkeypatch):

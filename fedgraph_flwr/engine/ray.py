@@ -45,7 +45,7 @@ from fedgraph_flwr.engine.grid import (
 )
 from fedgraph_flwr.engine.inline import same_process_state
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN
+from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, Bare, bared, dressed
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
 from fedgraph_flwr.progress import OnRound, OnWait
 from fedgraph_flwr.serving import make_folder, serve
@@ -53,7 +53,7 @@ from fedgraph_flwr.serving import make_folder, serve
 Letter = tuple[int, str, str, dict[str, Any]]
 """A message on its way to an actor: node, type, group, and its records, those shared as their place among the shared ones."""
 
-Answered = tuple[list[RecordDict | Error], bool, PartialSum]
+Answered = tuple[list[Bare | Error], bool, PartialSum]
 """What a call answers: one content or error a letter, whether the private state came with it, and what was added up."""
 
 States = dict[int, dict[str, np.ndarray]]
@@ -153,7 +153,7 @@ class ClientActor:
             replies += [_added(reply, plan, total) for reply in answered] if plan else answered
             self._make_room()
         states = self._states([node for node, *_ in letters], keep)
-        contents = [reply.error if reply.has_error() else reply.content for reply in replies]
+        contents = [reply.error if reply.has_error() else bared(reply.content) for reply in replies]
         return (contents, states is not None, total), states
 
     def _answer(self, shared: list[Any], letter: Letter) -> Message:
@@ -370,7 +370,8 @@ class RayGrid(OwnGrid):
             if kept:
                 share.kept, share.since = call.states, []
             for message, content in zip(call.messages, contents, strict=True):
-                self._replies[message.metadata.message_id] = Message(content, reply_to=message)
+                told = content if isinstance(content, Error) else dressed(content)
+                self._replies[message.metadata.message_id] = Message(told, reply_to=message)
 
     def _again(self, share: _Share, error: Exception) -> None:
         """Make an actor anew, and let it do again what is not in the last copy of its clients' state."""
