@@ -1,6 +1,7 @@
 """The stored results as the pages show them: what travelled, curves, and a method's place in the tables."""
 
 import csv
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -116,7 +117,7 @@ def results(method: str) -> list[str]:
     """Where a method stands in the stored tables, beside what they have of the baselines; a search of values is named alone."""
     stems = [stem for stem, rows in tables().items() if any(row["of"] == method for row in rows)]
     whole = sorted(
-        (stem for stem in stems if not re.search(r"tried|tuned|profiles", stem)), key=lambda s: ("_table" not in s, s)
+        (s for s in stems if not re.search(r"tried|tuned|profiles|chosen|steps", s)), key=lambda s: ("_table" not in s, s)
     )
     said = [beside(method, stem) for stem in whole[:4]]
     rest = [f"[{stem}](../results/{stem}.md)" for stem in stems if stem not in whole[:4]]
@@ -148,7 +149,9 @@ def beside(method: str, stem: str) -> str:
 
 
 def mean(found: list[float]) -> str:
-    """Mean and standard deviation over seeds; nothing where there are none."""
+    """Mean and standard deviation over seeds; nothing where there are none, and no mean where a run failed."""
+    if any(map(math.isnan, found)):
+        return "failed"
     if len(found) < 2:
         return f"{found[0]:.2f} (1 seed)" if found else ""
     return f"{statistics.mean(found):.2f} ({statistics.stdev(found):.2f})"
