@@ -89,7 +89,12 @@ class NumberField(_Bounded):
         """Whether a value is what is asked for most: a float, or one in a list."""
         number = value[0] if type(value) is list and len(value) == self.length == 1 else value
         low, high = self.bounds
-        return type(number) is float and (number is not value or self.length is None) and not self.whole and low <= number <= high
+        return (
+            type(number) is float
+            and (number is not value or self.length is None)
+            and not self.whole
+            and low <= number <= high
+        )
 
 
 @dataclass(frozen=True)

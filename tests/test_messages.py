@@ -40,7 +40,10 @@ def test_a_record_made_at_once_is_the_one_that_flower_makes():
     numbers = {"a": 1.5, "n": 3, "l": [0.5, 2.0], "i": [1, 2], "none": []}
     assert numbers_record(numbers).deflate() == MetricRecord(numbers).deflate()
     assert type(to_record(ARRAYS)["ids"]) is Array
-    assert to_record(ARRAYS).deflate() == ArrayRecord({n: Array(np.asarray(a, order="C")) for n, a in ARRAYS.items()}).deflate()
+    assert (
+        to_record(ARRAYS).deflate()
+        == ArrayRecord({n: Array(np.asarray(a, order="C")) for n, a in ARRAYS.items()}).deflate()
+    )
 
 
 @pytest.mark.parametrize("value", [True, "1", None, [True], ["1"], [1, 0.5], [[1.0]], np.int64(1), (1, 2)], ids=repr)

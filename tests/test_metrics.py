@@ -196,7 +196,9 @@ def test_many_clients_are_scored_as_each_is(classes):
         alone = own.score(logits, names)
         assert list(told) == list(alone)
         for name, values in alone.items():
-            assert np.array_equal(told[name], values, equal_nan=True) or told[name] == pytest.approx(values, rel=1e-12), name
+            assert np.array_equal(told[name], values, equal_nan=True) or told[name] == pytest.approx(
+                values, rel=1e-12
+            ), name
             assert all(type(value) is float for value in told[name])
             seen[name] += math.isfinite(values[0]) and values[0] != 0
     assert not [name for name, times in seen.items() if not times]  # each figure told something

@@ -117,7 +117,8 @@ def results(method: str) -> list[str]:
     """Where a method stands in the stored tables, beside what they have of the baselines; a search of values is named alone."""
     stems = [stem for stem, rows in tables().items() if any(row["of"] == method for row in rows)]
     whole = sorted(
-        (s for s in stems if not re.search(r"tried|tuned|profiles|chosen|steps", s)), key=lambda s: ("_table" not in s, s)
+        (s for s in stems if not re.search(r"tried|tuned|profiles|chosen|steps", s)),
+        key=lambda s: ("_table" not in s, s),
     )
     said = [beside(method, stem) for stem in whole[:4]]
     rest = [f"[{stem}](../results/{stem}.md)" for stem in stems if stem not in whole[:4]]

@@ -65,7 +65,9 @@ class Segments:
         told: list[dict[str, list[float]]] = []
         for first in range(0, len(self.count), len(SPLITS)):
             of_client = enumerate(keys, start=first)
-            told.append({key: [column[s]] for s, names in of_client for key, column in zip(names, columns, strict=True)})
+            told.append(
+                {key: [column[s]] for s, names in of_client for key, column in zip(names, columns, strict=True)}
+            )
         return told
 
     def _of_guesses(self, guess: np.ndarray, classes: int) -> dict[str, np.ndarray]:
