@@ -486,9 +486,9 @@ class Stack:
             values: of `parameters`.
             names: those among them.
         """
-        return self._written_out(values) or self._by_autograd(values, names)
+        return self._without_autograd(values) or self._by_autograd(values, names)
 
-    def _written_out(self, values: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]] | None:
+    def _without_autograd(self, values: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]] | None:
         """Where the clients' network writes them out and nothing else counts."""
         leader = self.clients[0]
         if not leader.writes_out:
