@@ -19,11 +19,8 @@ from fedgraph_flwr.secure.secagg import FEWEST
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
 
-AT_ONCE = 32
-"""Clients that are computed as one where ``stack=auto`` finds that it pays: with 128, a round takes as long."""
-
 MOST_PARAMETERS = 2**16
-"""From so many parameters of a client's network on it does not pay."""
+"""From so many parameters of a client's network on, to compute clients as one does not pay."""
 
 
 def check_method(cfg: RunConfig) -> None:
@@ -127,7 +124,7 @@ def remarks(cfg: RunConfig) -> list[str]:
             f"privacy.secagg=true masks what is averaged; strategy={cfg.strategy.name} still shows the server each client's"
             f" {', '.join(seen)}"
         )
-    if cfg.at_once > 1 and (reason := not_stacked(cfg)):
+    if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
         told.append(f"stack={cfg.stack} does nothing with {reason}: each client trains by itself")
     return told
 
@@ -139,22 +136,22 @@ def not_stacked(cfg: RunConfig) -> str:
     return refusal(cfg, client_class(cfg), models.probe(cfg.model))
 
 
-def with_stack(cfg: RunConfig) -> RunConfig:
-    """The configuration with ``stack=auto`` as it results.
+def at_once(cfg: RunConfig) -> int:
+    """How many clients of one process are computed as one, at most; 0: each is by itself.
 
-    Computing clients as one saves about a millisecond of each, and lets their parameters and moments leave the core's cache
+    Computing clients as one saves about half a millisecond of each, and lets their parameters and moments leave the core's cache
     where one client's alone do not: measured, it gains half at 5,000 parameters, nothing at 65,000, and loses at 90,000.
     """
-    if cfg.stack != AUTO:
-        return cfg
-    from fedgraph_flwr import partition
+    if not cfg.at_once or not_stacked(cfg):
+        return 0
+    if cfg.stack == AUTO:
+        from fedgraph_flwr import partition
 
-    pays = False
-    if not not_stacked(cfg):
         graph = partition.load_client(cfg, 0)
         model = models.build(cfg.model, graph.num_features, graph.num_classes)
-        pays = sum(parameter.numel() for parameter in model.parameters()) < MOST_PARAMETERS
-    return dataclasses.replace(cfg, stack=str(AT_ONCE if pays else 0))
+        if sum(parameter.numel() for parameter in model.parameters()) >= MOST_PARAMETERS:
+            return 0
+    return cfg.at_once
 
 
 def check_memory(cfg: RunConfig, graphs: Callable[[], Iterable[Any]]) -> None:

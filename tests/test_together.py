@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from fedgraph_flwr.checks import remarks
+from fedgraph_flwr.checks import at_once, remarks
 from fedgraph_flwr.clients import together
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedprox import FedProxClient
@@ -177,10 +177,17 @@ def test_auto_stacks_where_it_pays(run, words, together_at_most):
     assert done.summary.get("stacked", 0) == together_at_most
 
 
+def test_a_run_with_auto_is_resumed_with_it(run, tmp_path):
+    words = ["stack=auto", "checkpoint_every=1", f"out={tmp_path / 'run'}"]
+    run(*words, "rounds=1", sizes=SIZES)
+    assert "stack: auto" in (tmp_path / "run" / "config.yaml").read_text()  # as it was asked for, so that the same words go on
+    assert run(*words, f"resume={tmp_path / 'run'}", "rounds=2", sizes=SIZES).summary["rounds"] == 2
+
+
 def test_auto_leaves_the_simulation_of_flower_and_fleets_as_they_are():
     for engine in ("flower-simulation", "somewhere"):
         cfg = compose(["stack=auto", f"engine={engine}"])
-        assert cfg.at_once == 0
+        assert at_once(cfg) == 0
         assert not remarks(cfg)
 
 

@@ -25,6 +25,9 @@ MOST_CLIENTS = 1_000_000
 AUTO = "auto"
 """What of ``stack`` is found out for the run at hand."""
 
+AT_ONCE = 32
+"""Clients that are computed as one where that is found to pay: with 128, a round takes as long."""
+
 MOST_THREADS = 256
 """Torch's threads in one process; with very many, the process dies without a word."""
 
@@ -564,8 +567,8 @@ class RunConfig(Section):
 
     @property
     def at_once(self) -> int:
-        """How many clients of one process are computed as one, at most; 0 where that is still to be found out (``auto``)."""
-        return 0 if self.stack == AUTO else int(self.stack)
+        """How many clients of one process may be computed as one; `checks.at_once` says how many are."""
+        return AT_ONCE if self.stack == AUTO else int(self.stack)
 
     @property
     def sums_alone(self) -> str:

@@ -81,14 +81,13 @@ def same_process_state() -> Iterator[None]:
 def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration in this process; returns the summary."""
     from fedgraph_flwr import partition
-    from fedgraph_flwr.checks import with_stack
+    from fedgraph_flwr.checks import at_once
     from fedgraph_flwr.client_app import app
     from fedgraph_flwr.clients import session
     from fedgraph_flwr.config import to_json
 
     num_nodes = partition.num_clients(cfg)
-    cfg = with_stack(cfg)
-    grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""}, cfg.at_once)
+    grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""}, at_once(cfg))
     introduce(grid, cfg)
     try:
         with run_identity(grid.run_id), same_process_state():

@@ -268,6 +268,7 @@ class RayGrid(OwnGrid):
     def __init__(self, pool: "Pool", num_nodes: int, cfg: RunConfig):
         super().__init__(num_nodes)
         from fedgraph_flwr import partition
+        from fedgraph_flwr.checks import at_once
         from fedgraph_flwr.config import to_json
 
         self.pool, self.cfg = pool, cfg
@@ -278,7 +279,7 @@ class RayGrid(OwnGrid):
         places = () if ships else ("FEDGRAPH_DATA", "XDG_CACHE_HOME")
         environment = {key: os.environ[key] for key in places if key in os.environ}
         run_config = {"config": to_json(away), "overrides": ""}
-        self.description = _Run(self.run_id, num_nodes, run_config, environment, cfg.ray.live_clients, cfg.at_once)
+        self.description = _Run(self.run_id, num_nodes, run_config, environment, cfg.ray.live_clients, at_once(cfg))
         actors = pool.take(cfg, num_nodes)
         self.shares = [_Share(first, actor) for first, actor in enumerate(actors)]
         try:
@@ -569,14 +570,12 @@ def ray_session(cfg: RayConfig | None = None) -> Iterator[Pool]:
 def run_ray(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration with its clients in Ray actors; returns the summary."""
     from fedgraph_flwr import partition
-    from fedgraph_flwr.checks import with_stack
 
     make_folder(cfg)
     if on_wait:
         on_wait("Ray starts")
     with ray_session(cfg.ray) as pool:
         num_nodes = partition.num_clients(cfg)  # while Ray starts
-        cfg = with_stack(cfg)
         grid = RayGrid(pool, num_nodes, cfg)
         introduce(grid, cfg)
         try:
