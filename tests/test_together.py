@@ -180,7 +180,9 @@ def test_auto_stacks_where_it_pays(run, words, together_at_most):
 def test_a_run_with_auto_is_resumed_with_it(run, tmp_path):
     words = ["stack=auto", "checkpoint_every=1", f"out={tmp_path / 'run'}"]
     run(*words, "rounds=1", sizes=SIZES)
-    assert "stack: auto" in (tmp_path / "run" / "config.yaml").read_text()  # as it was asked for, so that the same words go on
+    assert (
+        "stack: auto" in (tmp_path / "run" / "config.yaml").read_text()
+    )  # as it was asked for, so that the same words go on
     assert run(*words, f"resume={tmp_path / 'run'}", "rounds=2", sizes=SIZES).summary["rounds"] == 2
 
 
