@@ -1,6 +1,6 @@
 """What `stack` saves: CPU seconds of a FedAvg round with each client by itself and with many computed as one, alternately.
 
-    python benchmarks/stacked.py [--clients 300] [--stack 128] [key=value ...]
+    python benchmarks/stacked.py [--clients 300] [--stack 32] [key=value ...]
 
 CSBM with 100 to 200 nodes a client unless words say otherwise, in this process, one thread. CPU seconds, so that other work on
 the machine counts little; the median over rounds and blocks, without each run's first round and its last, which has an
@@ -35,7 +35,7 @@ def main() -> None:
     """Print both, and their ratio."""
     parser = argparse.ArgumentParser(description="CPU seconds of a round with and without stack.")
     parser.add_argument("--clients", type=int, default=300)
-    parser.add_argument("--stack", type=int, default=128)
+    parser.add_argument("--stack", type=int, default=32)
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.app.message.typeddict import TypedDict
 from flwr.common.constant import SType
 
 from fedgraph_flwr.errors import FedGraphError
@@ -90,7 +89,7 @@ def numbers_record(numbers: Mapping[str, Any]) -> MetricRecord:
 
 _NUMBERS = (float, int)
 
-Record = TypeVar("Record", bound=TypedDict[Any, Any])
+Record = TypeVar("Record")
 
 
 def _filled(record: Record, values: Mapping[str, Any]) -> Record:

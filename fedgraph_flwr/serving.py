@@ -12,7 +12,7 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.checks import at_once, check_clients, check_memory, check_method, remarks
+from fedgraph_flwr.checks import check_clients, check_memory, check_method, remarks
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.engine import SIMULATIONS
@@ -55,7 +55,7 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
         with owned(out):
             recorder = Recorder(cfg, tell, data)
             if cfg.at_once:
-                recorder.extra["stacked"] = at_once(cfg)
+                recorder.extra["stacked"] = getattr(grid, "stack", 0)
             if cfg.ray.aggregate:
                 recorder.extra["aggregated"] = "actors"
             trackers.begin(recorder.run_name)

@@ -193,7 +193,7 @@ def test_auto_leaves_the_simulation_of_flower_and_fleets_as_they_are():
         assert not remarks(cfg)
 
 
-@pytest.mark.parametrize("value", ["-3", "many", "1.5", "1000001"])
+@pytest.mark.parametrize("value", ["-3", "many", "1.5", "1000001", "9" * 12])
 def test_a_stack_that_is_none_is_one_sentence(value):
     with pytest.raises(FedGraphError, match=f"^stack must be auto or a whole number, 0 to 1000000, got '{value}'$"):
         compose([f"stack={value}"])

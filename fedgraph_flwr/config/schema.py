@@ -300,7 +300,7 @@ class EvaluationConfig(Section, group="evaluation"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clients not in ("all", "cohort") and not (
-            self.clients.isdecimal() and 0 < int(self.clients) <= MOST_CLIENTS
+            self.clients.isdecimal() and len(self.clients) < 8 and 0 < int(self.clients) <= MOST_CLIENTS
         ):
             raise FedGraphError(f"evaluation.clients must be all, cohort or a number from 1, got '{self.clients}'")
         if self.clients == "cohort" and self.select == "own_best_val":
@@ -543,7 +543,9 @@ class RunConfig(Section):
             "evaluation.confusion=true": self.evaluation.confusion,
             f"evaluation.patience={self.evaluation.patience}": self.evaluation.patience,
         }
-        if self.stack != AUTO and not (self.stack.isdecimal() and int(self.stack) <= MOST_CLIENTS):
+        if self.stack != AUTO and not (
+            self.stack.isdecimal() and len(self.stack) < 8 and int(self.stack) <= MOST_CLIENTS
+        ):
             raise FedGraphError(f"stack must be {AUTO} or a whole number, 0 to {MOST_CLIENTS}, got '{self.stack}'")
         if self.privacy.scores == "none" and (asked := [key for key, holds in by_scores.items() if holds]):
             raise FedGraphError(f"{asked[0]} needs scores, which privacy.scores=none keeps at the clients")

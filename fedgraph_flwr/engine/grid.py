@@ -24,16 +24,19 @@ class OwnGrid(Grid):
 
     Args:
         num_nodes: M.
+        stack: see below.
 
     Attributes:
         told: what each client would say of itself, by its index, where that is known without asking; else nothing.
         files_models: whether clients may have something of their own to file when the run is over.
+        stack: how many clients of one process are computed as one, at most.
     """
 
     told: Mapping[int, dict[str, Any]] = MappingProxyType({})
     files_models: bool = True
 
-    def __init__(self, num_nodes: int):
+    def __init__(self, num_nodes: int, stack: int = 0):
+        self.stack = stack
         self.run_id = next(_run_ids)
         self.num_nodes = num_nodes
         self._message_ids = itertools.count(1)

@@ -37,8 +37,8 @@ class InlineGrid(OwnGrid):
     """
 
     def __init__(self, app: ClientApp, num_nodes: int, run_config: dict[str, Any], stack: int = 0):
-        super().__init__(num_nodes)
-        self.app, self.stack = app, stack
+        super().__init__(num_nodes, stack)
+        self.app = app
         nodes = range(1, num_nodes + 1)
         self.contexts = {node: virtual_context(self.run_id, node, num_nodes, run_config) for node in nodes}
         self._replies: dict[str, Message] = {}

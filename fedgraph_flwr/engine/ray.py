@@ -266,11 +266,11 @@ class RayGrid(OwnGrid):
     """`pull_messages` itself waits until something has come."""
 
     def __init__(self, pool: "Pool", num_nodes: int, cfg: RunConfig):
-        super().__init__(num_nodes)
         from fedgraph_flwr import partition
         from fedgraph_flwr.checks import at_once
         from fedgraph_flwr.config import to_json
 
+        super().__init__(num_nodes, at_once(cfg))
         self.pool, self.cfg = pool, cfg
         away = replace(cfg, graph=str(Path(cfg.graph).expanduser().absolute())) if cfg.graph else cfg
         ships = (
@@ -279,7 +279,7 @@ class RayGrid(OwnGrid):
         places = () if ships else ("FEDGRAPH_DATA", "XDG_CACHE_HOME")
         environment = {key: os.environ[key] for key in places if key in os.environ}
         run_config = {"config": to_json(away), "overrides": ""}
-        self.description = _Run(self.run_id, num_nodes, run_config, environment, cfg.ray.live_clients, at_once(cfg))
+        self.description = _Run(self.run_id, num_nodes, run_config, environment, cfg.ray.live_clients, self.stack)
         actors = pool.take(cfg, num_nodes)
         self.shares = [_Share(first, actor) for first, actor in enumerate(actors)]
         try:

@@ -161,3 +161,21 @@ def test_choosing_another_network_by_name_drops_the_keys_of_the_one_before():
         compose(["model=sage", "model.name=gat"])
     assert "norm" not in compose(["model.name=gat"]).model.params
     assert compose(["model=sage", "model.name=sage"]).model.params["norm"] == "none"
+
+
+class Frozen(torch.nn.Linear):
+    """A layer that stays in one mode, as a frozen normalisation would."""
+
+    def train(self, mode: bool = True) -> "Frozen":
+        return super().train(False)
+
+
+def test_a_mode_reaches_every_part_and_leaves_to_a_part_of_the_users_own_what_it_does_with_it():
+    model = network("gcn", "layer")
+    for mode in (False, True):
+        assert model.train(mode) is model
+        assert all(part.training is mode for part in model.modules())
+    model.add_module("own", Frozen(2, 2))
+    model.train()
+    assert not model.get_submodule("own").training
+    assert all(part.training for name, part in model.named_modules() if name != "own")
