@@ -3,7 +3,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
+from fedgraph_flwr.numerics.sparse import Pattern, SmoothedRows, SparseMatrix
 
 
 def some_matrix(rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -30,6 +30,27 @@ def test_transpose_is_the_transposed_product():
     assert matrix.T.shape == (5, 7)
     torch.testing.assert_close(matrix.T @ g, torch.from_numpy(dense).T @ g)
     torch.testing.assert_close(matrix.T.T.to_dense(), torch.from_numpy(dense))
+
+
+def test_entries_of_some_columns_alone():
+    dense, kept = some_matrix(7, 5), torch.tensor([True, False, True, True, False])
+    some = SparseMatrix(dense, torch.float64).of_columns(kept)
+    wanted = SparseMatrix(dense * kept.numpy(), torch.float64)
+    assert some.shape == (7, 5)
+    for mine, its in zip(some.rows + some.transposed, wanted.rows + wanted.transposed, strict=True):
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_smoothed_rows_are_the_powers_beside_each_other(steps):
+    x, s = some_matrix(7, 5), some_matrix(7, 7, seed=1)
+    smoothed = SmoothedRows(SparseMatrix(x, torch.float64), SparseMatrix(s, torch.float64), steps)
+    whole = torch.from_numpy(np.concatenate([np.linalg.matrix_power(s, k) @ x for k in range(steps + 1)], 1))
+    right, g = torch.randn(5 * (steps + 1), 3, dtype=torch.float64, requires_grad=True), torch.randn(7, 3).double()
+    product = smoothed @ right
+    product.backward(g)
+    torch.testing.assert_close(product, whole @ right)
+    torch.testing.assert_close(right.grad, whole.T @ g)
 
 
 def test_duplicate_entries_are_summed_once():

@@ -37,7 +37,7 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.adafgl import Branches
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.models.structure_learner import top_k
-from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
+from fedgraph_flwr.numerics.sparse import Pattern, SmoothedRows, SparseMatrix
 from fedgraph_flwr.trees import Tree
 
 
@@ -130,12 +130,13 @@ class AdaFGLClient(GraphClient):
     @cached_property
     def smooth(self) -> tuple[Any, Any]:
         """X and X̃, each as it is multiplied fastest."""
-        x = self.graph.x.to(self.device, self.dtype)
+        x, step, steps = self.model.features(self.graph.x, self.dtype).to(self.device), self.pairs[2], self.params.steps
+        if isinstance(x, SparseMatrix):
+            return x, SmoothedRows(x, step, steps)
         blocks = [x]
-        for _ in range(self.params.steps):
-            blocks.append(self.pairs[2] @ blocks[-1])
-        features = (self.model.features(z.cpu(), self.dtype).to(self.device) for z in (x, torch.cat(blocks, 1)))
-        return next(features), next(features)
+        for _ in range(steps):
+            blocks.append(step @ blocks[-1])
+        return x, torch.cat(blocks, 1)
 
     @cached_property
     def homophily(self) -> float:

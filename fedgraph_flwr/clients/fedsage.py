@@ -93,7 +93,7 @@ class FedSageClient(GraphClient):
             drawn = drawn_neighbours(
                 self.graph.edge_index, self.graph.num_nodes, int(owner.max()) + 1, self.params.neighbours
             )
-            best = nearest(proposed, drawn[owner], x)
+            best = nearest(proposed, drawn[owner], self.searched)
             apart = torch.where((best >= 0)[:, None], proposed - x[best.clamp(min=0)], 0)
             told[name] = to_numpy(apart if name != str(self.graph.client) else torch.zeros_like(apart))
         return {APART: told}, {}
@@ -124,6 +124,11 @@ class FedSageClient(GraphClient):
         """The graph without the nodes that are hidden."""
         seed = derive_seed(self.cfg.seed, self.graph.client, "hidden")
         return Impaired.of(self.graph, self.params.hidden_share, self.params.neighbours, seed)
+
+    @cached_property
+    def searched(self) -> Tensor | SparseMatrix:
+        """X, as distances from its rows are found fastest."""
+        return self.trainable[0].encoder.features(self.graph.x, self.dtype)
 
     @property
     def trainable(self) -> tuple[NeighGen, Model, Adam]:
@@ -198,7 +203,7 @@ class FedSageClient(GraphClient):
             return count.sum() * 0
         loss = p.count_weight * F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
         x = self.graph.x.to(self.dtype)
-        best = nearest(rows.cpu(), own.truth, x)
+        best = nearest(rows.cpu(), own.truth, self.searched)
         loss = loss + p.feature_weight * self.per_row * (rows - x[best].to(rows)).square().sum()
         if p.task_weight:
             node, place = places(self.whole(count.detach()))

@@ -33,7 +33,9 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency
-from fedgraph_flwr.numerics.sparse import Pattern
+from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.numerics.inputs import Inputs
+from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 
 
 @dataclass
@@ -119,6 +121,12 @@ class FGSSLClient(GraphClient):
         row, col = (torch.from_numpy(index.astype("int64")) for index in adj.nonzero())
         return Pattern(row, col, self.graph.num_nodes).to(self.device)
 
+    @cached_property
+    def features(self) -> SparseMatrix | None:
+        """Sparse features of a network that reads them and its adjacency alone: their views need not be prepared anew."""
+        alone = isinstance(self.model, Stack) and type(self.inputs) is Inputs
+        return self.inputs.x if alone and isinstance(self.inputs.x, SparseMatrix) else None
+
     def train(self) -> float:
         """Keep the received model as the teacher, then train."""
         if not self.params.teaches:
@@ -156,5 +164,8 @@ class FGSSLClient(GraphClient):
         graph = self.graph
         kept = torch.rand(graph.edge_index.size(1)) >= edges
         seen = torch.rand(graph.num_features) >= columns
-        made = replace(graph, x=graph.x * seen, edge_index=graph.edge_index[:, kept])
-        return self.model.prepare(made, self.device, self.dtype)
+        made = replace(graph, edge_index=graph.edge_index[:, kept])
+        if self.features is None:
+            return self.model.prepare(replace(made, x=graph.x * seen), self.device, self.dtype)
+        inputs = self.model.prepare(replace(made, x=graph.x[:, :0]), self.device, self.dtype)
+        return replace(inputs, x=self.features.of_columns(seen.to(self.device)), propagated=None)

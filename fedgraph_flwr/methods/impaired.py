@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 BLOCK = 256  # rows whose candidates are gathered at a time
 
@@ -21,15 +22,38 @@ def places(count: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def nearest(rows: Tensor, candidates: Tensor, x: Tensor) -> Tensor:
+def nearest(rows: Tensor, candidates: Tensor, x: Tensor | SparseMatrix) -> Tensor:
     """Of each row [R, F] the nearest of its candidates, rows of x [S, F] by their places [R, P], −1 for none: places [R]."""
     found = []
+    squares = torch.empty(0) if isinstance(x, Tensor) else _squares(x)
     for start in range(0, rows.size(0), BLOCK):
-        some = candidates[start : start + BLOCK]
-        apart = (rows[start : start + BLOCK, None] - x[some.clamp(min=0)]).square().sum(2)  # [block, P]
+        some, near = candidates[start : start + BLOCK], rows[start : start + BLOCK]
+        known = some.clamp(min=0)
+        if isinstance(x, Tensor):
+            apart = (near[:, None] - x[known]).square().sum(2)  # [block, P]
+        else:
+            apart = squares[known] - 2 * _overlap(near, known, x)  # and ‖row‖², which all its candidates share
         best = apart.masked_fill(some < 0, torch.inf).argmin(1, keepdim=True)
         found.append(some.gather(1, best).squeeze(1))
     return torch.cat(found) if found else candidates.new_zeros(0)
+
+
+def _overlap(rows: Tensor, candidates: Tensor, x: SparseMatrix) -> Tensor:
+    """<row, x_c> of each candidate [B, P], read at the entries of x alone."""
+    pointer, col, value = x.rows
+    flat = candidates.flatten()
+    count = pointer.diff()[flat]
+    pair = torch.arange(flat.numel()).repeat_interleave(count)
+    entry = torch.arange(pair.numel()) + (pointer[flat] - (count.cumsum(0) - count))[pair]
+    told = rows[pair // candidates.size(1), col[entry]].double() * value[entry]
+    return told.new_zeros(flat.numel()).index_add(0, pair, told).view_as(candidates)
+
+
+def _squares(x: SparseMatrix) -> Tensor:
+    """‖x_s‖² [S]."""
+    pointer, _, value = x.rows
+    node = torch.arange(x.shape[0]).repeat_interleave(pointer.diff())
+    return torch.zeros(x.shape[0], dtype=torch.float64).index_add(0, node, value.double().square())
 
 
 @dataclass

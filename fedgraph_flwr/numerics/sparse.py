@@ -34,6 +34,11 @@ class Rows(NamedTuple):
             dense, self.col, self.pointer, mode=0, per_sample_weights=self.value, include_last_offset=True
         )[0]  # mode 0: sum
 
+    def of_entries(self, kept: Tensor) -> "Rows":
+        """Without the entries that are not kept, bool [E]."""
+        before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        return Rows(before[self.pointer], self.col[kept], self.value[kept])
+
     def tensor(self, columns: int) -> Tensor:
         """As torch's CSR tensor [R, K]."""
         return torch.sparse_csr_tensor(self.pointer, self.col, self.value, (self.pointer.numel() - 1, columns))
@@ -132,6 +137,12 @@ class SparseMatrix:
         """A copy on a device, and of a type."""
         return self._of(self.shape, self.rows.to(device, dtype), self.transposed.to(device, dtype))
 
+    def of_columns(self, kept: Tensor) -> "SparseMatrix":
+        """Without the entries of the columns that are not kept, bool [K]; as wide as it is."""
+        rows, transposed = self.rows, self.transposed
+        stays = (kept[rows.col], kept.repeat_interleave(transposed.pointer.diff()))
+        return self._of(self.shape, *(part.of_entries(k) for part, k in zip((rows, transposed), stays, strict=True)))
+
     def to_dense(self) -> Tensor:
         """[R, K]."""
         return self.rows.tensor(self.shape[1]).to_dense()
@@ -158,6 +169,23 @@ class StackedRows:
 
     def __matmul__(self, right: Tensor) -> Tensor:
         return torch.cat([self.sparse @ right, self.dense @ right])
+
+
+class SmoothedRows:
+    """[X, S X, .., S^K X] of sparse X [N, F] and S [N, N], never formed.
+
+    ``M @ D`` is Σ_k S^k (X D_k), where D_k are the F rows of D from k F on.
+    """
+
+    def __init__(self, x: SparseMatrix, step: SparseMatrix, steps: int):
+        self.x, self.step, self.steps = x, step, steps
+
+    def __matmul__(self, right: Tensor) -> Tensor:
+        first, *others = (self.x @ block for block in reversed(right.chunk(self.steps + 1)))
+        total = first
+        for product in others:
+            total = self.step @ total + product
+        return total
 
 
 class Pattern:

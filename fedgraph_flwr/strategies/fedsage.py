@@ -87,4 +87,7 @@ class FedSage(GraphStrategy):
         """The sum over clients of one array; where sums are secure, each group has their mean."""
         if self.secure:
             return groups[0][name] * len(groups)
-        return np.sum([group[name] for group in groups], axis=0, dtype=np.float64).astype(groups[0][name].dtype)
+        total = np.zeros(groups[0][name].shape)
+        for group in groups:
+            total += group[name]
+        return total.astype(groups[0][name].dtype)

@@ -10,6 +10,7 @@ from fedgraph_flwr.clients.adafgl import AdaFGLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import MODEL
+from fedgraph_flwr.numerics.sparse import SmoothedRows
 from tests.conftest import client_graph
 from tests.support import call_fresh, recorded_messages, same_result
 
@@ -79,9 +80,12 @@ def by_hand(client, program):
     return mlp(nets.homophilous, wide), others, knowledge, mixed, r
 
 
+@pytest.mark.parametrize("stored", ["dense", "sparse"])
 @pytest.mark.parametrize("negatives", ["paper", "program"])
-def test_the_loss_and_the_prediction_by_hand(negatives):
+def test_the_loss_and_the_prediction_by_hand(negatives, stored, monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.models.base.SPARSE_BELOW", 0 if stored == "dense" else 2)
     client = client_of(f"strategy.negatives={negatives}")
+    assert isinstance(client.smooth[1], SmoothedRows) == (stored == "sparse")
     z, others, knowledge, _, r = by_hand(client, negatives == "program")
     assert 2 < r.sum() < N * (N - 1)
     train, y = client.graph.train_mask.numpy(), client.graph.y.numpy()

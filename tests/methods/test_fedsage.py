@@ -15,7 +15,7 @@ from fedgraph_flwr.messages import MODEL, Reply, from_record
 from fedgraph_flwr.methods.fedsage import drawn_neighbours, mended
 from fedgraph_flwr.methods.impaired import nearest, places
 from fedgraph_flwr.models.neighgen import NeighGen
-from fedgraph_flwr.numerics.sparse import StackedRows
+from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
 from fedgraph_flwr.strategies.fedsage import FedSage
 from tests.conftest import client_graph
 from tests.support import call_fresh, recorded_messages, same_result
@@ -62,14 +62,16 @@ def test_what_the_impaired_graph_lacks_by_hand():
     assert N - half.numel() == round(hidden.sum() / 2)
 
 
-def test_the_nearest_of_candidates_by_loops(monkeypatch):
+@pytest.mark.parametrize("stored", ["dense", "sparse"])
+def test_the_nearest_of_candidates_by_loops(monkeypatch, stored):
     monkeypatch.setattr("fedgraph_flwr.methods.impaired.BLOCK", 4)
     torch.manual_seed(0)
-    rows, x = torch.randn(9, 5), torch.randn(6, 5)
+    rows, x = torch.randn(9, 5), torch.randn(6, 5) * (torch.rand(6, 5) < 0.4)
+    x[2] = 0
     candidates = torch.randint(-1, 6, (9, P))
     candidates[:, 0] = candidates[:, 0].clamp(min=0)
     candidates[3] = -1
-    found = nearest(rows, candidates, x)
+    found = nearest(rows, candidates, x if stored == "dense" else SparseMatrix(x.numpy()))
     for row, some, best in zip(rows, candidates.tolist(), found.tolist(), strict=True):
         apart = {c: float((row - x[c]).square().sum()) for c in some if c >= 0}
         assert best == (min(apart, key=apart.get) if apart else -1)

@@ -1,6 +1,7 @@
 """FGSSL: both terms by loops in NumPy, the teacher out of reach of gradients, and views that are what they say."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -121,6 +122,32 @@ def test_views_drop_what_they_say():
     assert not none.x.to_dense().any() if hasattr(none.x, "to_dense") else True
     some = client.view(0.8, 0)
     assert some.adj.nnz - client.graph.num_nodes == pytest.approx(0.2 * edges, abs=4 * math.sqrt(0.16 * edges))
+
+
+@pytest.mark.parametrize("model", ["gcn", "acm"])
+def test_views_of_sparse_features_are_those_of_a_graph_without_the_columns(model):
+    """To the bit, though only the columns are left out of what was prepared."""
+    client = FGSSLClient(
+        compose(["strategy=fgssl", f"model={model}", "model.hidden=8"]), replace(client_graph(0, 24), x=torch.eye(24))
+    )
+    assert client.features is not None
+    torch.manual_seed(3)
+    quick = client.view(0.3, 0.5)
+    assert 0 < quick.x.nnz < client.features.nnz
+    vars(client)["features"] = None
+    torch.manual_seed(3)
+    slow = client.view(0.3, 0.5)
+    for name, of in (("x", "rows"), ("x", "transposed"), ("adj", "rows"), ("adj", "transposed")):
+        for mine, whole in zip(getattr(getattr(quick, name), of), getattr(getattr(slow, name), of), strict=True):
+            assert torch.equal(mine, whole)
+    assert quick.propagated is None is slow.propagated
+
+
+def test_features_that_a_network_reads_twice_are_prepared_anew():
+    """FedHERO's structure learner compares them as they are stored."""
+    client = FGSSLClient(compose(["strategy=fgssl", "model=fedhero"]), replace(client_graph(0, 24), x=torch.eye(24)))
+    assert client.features is None
+    assert (client.view(0, 1).raw == 0).all()
 
 
 def test_no_more_anchors_than_said():
