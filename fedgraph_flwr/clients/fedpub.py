@@ -72,7 +72,8 @@ class FedPUBClient(PersonalClient):
     def masked(self) -> dict[str, Tensor]:
         """θ ⊙ μ by the weights' names; with small entries of μ as 0 unless the model is in training mode."""
         least, weights = 0 if self.model.training else self.params.threshold, dict(self.model.named_parameters())
-        return {name: weights[name] * torch.where(mask.abs() < least, 0, mask) for name, mask in self.mu.items()}
+        kept = {n: torch.where(mask.abs() < least, 0, mask) if least else mask for n, mask in self.mu.items()}
+        return {name: weights[name] * mask for name, mask in kept.items()}
 
     def logits(self, inputs: Any) -> Tensor:
         """Logits [N, C] of θ ⊙ μ."""

@@ -30,7 +30,7 @@ class PersonalStrategy(GraphStrategy):
         matrix = self._checked(self.mixing(replies), replies)
         mixed: dict[int, Arrays] = {reply.client: {} for reply in replies}
         for name, array in arrays.items():
-            stacked = np.stack([reply.arrays[name].reshape(-1) for reply in replies]).astype(np.float64)  # [n, size]
+            stacked = np.stack([reply.arrays[name].reshape(-1) for reply in replies], dtype=np.float64)  # [n, size]
             for reply, row in zip(replies, matrix @ stacked, strict=True):
                 mixed[reply.client][name] = row.reshape(array.shape).astype(array.dtype)
         self.models |= mixed
