@@ -12,7 +12,6 @@ of all Â_r [kN, kN] propagates all of them.
 Shapes: X [N, F], z [N, H], V and W^l [k, H, H], c and b^l [k, 1, H], W_c [H, C].
 """
 
-import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
@@ -67,8 +66,7 @@ class FedLIT(Model):
 
     def typed_adjacency(self, edge_index: Tensor, types: Tensor, num_nodes: int, dtype: torch.dtype) -> SparseMatrix:
         """diag(Â_1, .., Â_k) [kN, kN] of edges [2, E] and their types [E]."""
-        blocks = [gcn_adjacency(edge_index[:, types == r], num_nodes) for r in range(self.types)]
-        return SparseMatrix(sp.block_diag(blocks, format="csr"), dtype)
+        return SparseMatrix(gcn_adjacency(edge_index + num_nodes * types, self.types * num_nodes), dtype)
 
     def encode(self, inputs: Inputs) -> Tensor:
         """Σ_r h_r^L, [N, H]."""
