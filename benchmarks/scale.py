@@ -5,7 +5,7 @@
     python -m benchmarks.scale --only "1000, ray"     # the row of this name
     python -m benchmarks.scale --write           # run nothing; put the rows there are into the two texts
 
-Each row is a run in a process of its own. Its seconds are medians over rounds after the first, as measured, and CPU seconds of
+Each row is a run in a process of its own. Its seconds are medians over rounds after the first (`WARM`: after more), as measured, and CPU seconds of
 the server's process and of the busiest actor, which together are what a round takes where each has a core of its own. ``of_bare``
 is the round's part of what a bare loop over PyG's ``GCNConv`` takes for the local steps alone, by turns in one process
 (`benchmarks.round.ratio`). Memory is what all processes of the run hold at most, shared pages once.
@@ -63,6 +63,14 @@ TABLE = {
     "1000, Flower's simulation": [*CSBM, "num_clients=1000", "engine=flower-simulation"],
     "1000 of 10000, ray": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW],
     "1000 of 10000, ray, stack=auto": [*CSBM, "num_clients=10000", "strategy.fraction=0.1", *RAY, *FEW, "stack=auto"],
+    "1000 of 10000, ray, stack=auto, all built": [
+        *CSBM,
+        "num_clients=10000",
+        "strategy.fraction=0.1",
+        *RAY,
+        *FEW[:2],
+        "stack=auto",
+    ],
     "1000 of 100000, ray, actors add": [
         *SMALL,
         "num_clients=100000",
@@ -84,6 +92,9 @@ TABLE = {
 
 BARE = {"10 of Cora, inline": 12, "1000, inline": 4}
 """Rows with a bare loop beside them, and the rounds of a turn."""
+
+WARM = {"1000 of 10000, ray, stack=auto, all built": 44}
+"""Rows whose first rounds are not counted: by then all but one client in a hundred have been asked, and are held."""
 
 COLUMNS = {
     "seconds": "seconds a round",
@@ -146,7 +157,8 @@ def child(words: list[str]) -> None:
 def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
     """A row, from a run in a process of its own; of fewer than 1,000 clients ten times as many rounds."""
     clients, cohort = _sizes(words)
-    rounds *= 10 if clients < 1000 else 1
+    skipped = WARM.get(row, 1)
+    rounds = rounds * (10 if clients < 1000 else 1) + skipped - 1
     with tempfile.TemporaryDirectory() as out:
         run_words = [*words, f"rounds={rounds}", "checkpoint_every=0", f"out={out}"]
         command = [sys.executable, "-m", "benchmarks.scale", "--child", *run_words]
@@ -164,7 +176,7 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
             raise SystemExit(f"{' '.join(command)} ended with code {process.returncode}")
     found = json.loads(told.splitlines()[-1])
     marks = found["marks"]
-    after = list(itertools.pairwise(marks))
+    after = list(itertools.pairwise(marks[skipped - 1 :]))
     actors = [max((b["actors"][pid] - a["actors"].get(pid, 0) for pid in b["actors"]), default=0.0) for a, b in after]
     engine = dict(word.split("=", 1) for word in words).get("engine", "inline")
     row_of = {
@@ -173,7 +185,7 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
         "cohort": cohort,
         "engine": engine,
         "of_bare": _of_bare(words, BARE[row]) if row in BARE else "",
-        "seconds": round(statistics.median(mark["seconds"] for mark in marks[1:]), 3),
+        "seconds": round(statistics.median(mark["seconds"] for mark in marks[skipped:]), 3),
         "cpu_server": round(statistics.median(b["server"] - a["server"] for a, b in after), 3),
         "cpu_actor": round(statistics.median(actors), 3),
         "start": round(found["marks"][0]["time"] - found["ready"] - marks[0]["seconds"], 2),
