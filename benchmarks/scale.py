@@ -5,10 +5,10 @@
     python -m benchmarks.scale --only "1000, ray"     # the row of this name
     python -m benchmarks.scale --write           # run nothing; put the rows there are into the two texts
 
-Each row is a run in a process of its own. Its seconds are medians over rounds after the first (`WARM`: after more), as measured, and CPU seconds of
-the server's process and of the busiest actor, which together are what a round takes where each has a core of its own. ``of_bare``
-is the round's part of what a bare loop over PyG's ``GCNConv`` takes for the local steps alone, by turns in one process
-(`benchmarks.round.ratio`). Memory is what all processes of the run hold at most, shared pages once.
+Each row is a run in a process of its own. Its seconds are medians over rounds after the first (`WARM`: after more), as
+measured, and CPU seconds of the server's process and of the busiest actor, which together are what a round takes where each has
+a core of its own. ``of_bare`` is the round's part of what a bare loop over PyG's ``GCNConv`` takes for the local steps alone, by
+turns in one process (`benchmarks.round.ratio`). Memory is what all processes of the run hold at most, shared pages once.
 ``simulations/results/scale.csv`` and ``growth.csv`` hold the rows, and ``growth.png`` the curve.
 """
 
