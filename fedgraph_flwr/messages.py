@@ -60,7 +60,7 @@ class Reply:
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Named arrays to an `ArrayRecord`, in the order given."""
     encoded = {name: _encode(np.asarray(array, order="C")) for name, array in arrays.items()}  # a scalar stays one
-    return _filled(ArrayRecord(), encoded)
+    return _filled(ArrayRecord(), encoded) if _named(encoded) else ArrayRecord(encoded)
 
 
 def from_record(record: ArrayRecord) -> Arrays:
@@ -78,7 +78,8 @@ def numbers_record(numbers: Mapping[str, Any]) -> MetricRecord:
     Raises:
         TypeError: Flower's, of anything else.
     """
-    if all(type(value) in _NUMBERS or (type(value) is list and _all_alike(value)) for value in numbers.values()):
+    known = all(type(value) in _NUMBERS or (type(value) is list and _all_alike(value)) for value in numbers.values())
+    if known and _named(numbers):
         return _filled(MetricRecord(), numbers)
     return MetricRecord(dict(numbers))
 
@@ -90,6 +91,10 @@ def numbers_record(numbers: Mapping[str, Any]) -> MetricRecord:
 _NUMBERS = (float, int)
 
 Record = TypeVar("Record")
+
+
+def _named(values: Mapping[str, Any]) -> bool:
+    return all(type(name) is str for name in values)
 
 
 def _filled(record: Record, values: Mapping[str, Any]) -> Record:

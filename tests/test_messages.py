@@ -54,6 +54,13 @@ def test_a_record_of_numbers_takes_what_flower_takes(value):
         numbers_record({"a": value})
 
 
+def test_a_record_takes_names_alone():
+    with pytest.raises(TypeError):
+        numbers_record({1: 0.5})
+    with pytest.raises(TypeError):
+        to_record({1: np.zeros(2)})
+
+
 def test_a_content_without_its_classes_comes_back_the_same():
     content = pack({"model": ARRAYS, "none": {}})
     content["numbers"] = MetricRecord({"a": [0.5], "b": 2})

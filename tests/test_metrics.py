@@ -189,7 +189,7 @@ def test_many_clients_are_scored_as_each_is(classes):
     shares = [(0.3, 0.4), (0.0, 0.5), (0.5, 0.0), (0.0, 0.0), (0.1, 0.1)]
     given = [client_to_score(rng, classes, int(rng.integers(1, classes + 1)), shares[i % 5]) for i in range(200)]
     names = metrics.wanted(EvaluationConfig(full=True), classes)
-    many = Segments([own for own, _ in given], [len(logits) for _, logits in given])
+    many = Segments([own for own, _ in given])
     found = many.score([logits for _, logits in given], names)
     seen: Counter[str] = Counter()
     for told, (own, logits) in zip(found, given, strict=True):

@@ -11,9 +11,11 @@ from fedgraph_flwr.checks import at_once, remarks
 from fedgraph_flwr.clients import together
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedprox import FedProxClient
+from fedgraph_flwr.clients.gcfl import GCFLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.ray import run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.numerics.optim import SGD
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.stacked import StackedMatrix, padded
 from fedgraph_flwr.runner import with_folder
@@ -266,6 +268,93 @@ class Growing(GraphClient):
 def test_what_a_client_changes_between_steps_is_stacked_anew(run, kind, model):
     words = [*WORDS, f"strategy.client={__name__}:{kind.__name__}", f"model={model}"]
     assert_close(run(*words, "stack=4", sizes=SIZES), run(*words, sizes=SIZES))
+
+
+class Frozen(GraphClient):
+    """A part of its network does not train."""
+
+    stacks = ()
+
+    def build_model(self):
+        model = super().build_model()
+        model.layers[0].weight.requires_grad_(False)
+        return model
+
+
+class Dimmed(GraphClient):
+    """Trains on inputs that it replaces, which it does not say of its batch."""
+
+    stacks = ()
+
+    def train(self):
+        self.inputs = replace(self.inputs, x=self.inputs.x * 0.5)
+        return super().train()
+
+
+class Paced(GraphClient):
+    """Steps at a rate of its own, and with its head alone."""
+
+    stacks = ()
+
+    def begin_training(self):
+        self.model.train()
+        return SGD(self.model.head.parameters(), 0.1 * (1 + self.graph.client))
+
+
+class Lengthening(GraphClient):
+    """Predicts more rows than it has nodes, each time by one."""
+
+    stacks = ()
+    more = 0
+
+    def predict(self):
+        self.more += 1 + self.graph.client
+        logits = super().predict()
+        return torch.cat([logits, logits.new_zeros(self.more, logits.size(1))])
+
+
+@pytest.mark.parametrize("kind", [Frozen, Dimmed, Paced, Lengthening])
+def test_what_a_client_does_another_way_counts_together_too(run, kind):
+    words = [*WORDS, "rounds=3", f"strategy.client={__name__}:{kind.__name__}"]
+    alone = run(*words, sizes=SIZES)
+    assert not alone.summary["failures"]
+    assert_close(run(*words, "stack=4", sizes=SIZES), alone)
+
+
+@pytest.mark.parametrize("words", [[], ["model=sage"]])
+def test_the_last_gradient_stays_with_each_client(run, sizes_of, words, monkeypatch):
+    """GCFL reports its norm; slopes written out, and by autograd."""
+    told: list[float] = []
+    send = GCFLClient.send
+
+    def spy(self):
+        answer = send(self)
+        told.append(answer[1]["gradient-norm"])
+        return answer
+
+    monkeypatch.setattr(GCFLClient, "send", spy)
+    words = [*WORDS, "strategy=gcfl", "strategy.plus=true", "strategy.series=gradient", *words]
+    run(*words, sizes=SIZES)
+    alone = told.copy()
+    told.clear()
+    run(*words, "stack=4", sizes=SIZES)
+    assert min(alone) > 0
+    assert max(sizes_of) == 4
+    np.testing.assert_allclose(told, alone, rtol=1e-9)
+
+
+def test_who_cannot_be_compared_with_others_fails_alone(run, monkeypatch):
+    """Not the run."""
+    kin = together.Prediction.kin
+
+    def odd(call):
+        if call.client.graph.client == 2:
+            raise RunFailed("unlike all")
+        return kin(call)
+
+    monkeypatch.setattr(together.Prediction, "kin", staticmethod(odd))
+    done = run(*WORDS, "stack=4", sizes=SIZES)
+    assert done.summary["failures"] == {"2 (train)": "unlike all", "2 (evaluate)": "unlike all"}
 
 
 def test_a_client_that_falls_fails_alone(run):

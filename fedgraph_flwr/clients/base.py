@@ -348,8 +348,9 @@ class GraphClient(NumPyClient):
     @property
     def descends_plainly(self) -> bool:
         """Whether local training is one step after the other along the objective's gradient on all training nodes."""
-        steps = ("descend", "gradient", "update", "batches", "parameters")
-        return all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in steps)
+        steps = ("begin_training", "descend", "gradient", "update", "batches", "parameters")
+        whole = self.batch.inputs is self.inputs and self.batch.nodes is self.train_nodes
+        return whole and all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in steps)
 
     @cached_property
     def stackable(self) -> bool:
@@ -359,7 +360,7 @@ class GraphClient(NumPyClient):
     @cached_property
     def alike(self) -> Hashable:
         """What clients that are computed together have in common."""
-        shapes = tuple((name, tensor.shape) for name, tensor in self.tensors.items())
+        shapes = tuple((name, tensor.shape, tensor.requires_grad) for name, tensor in self.tensors.items())
         return type(self), shapes
 
     def begin_training(self) -> Optimizer:

@@ -38,6 +38,7 @@ from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn
 from fedgraph_flwr.methods.impaired import Impaired, nearest, places
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.base import compact
 from fedgraph_flwr.models.neighgen import NeighGen
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.losses import task_loss
@@ -128,7 +129,7 @@ class FedSageClient(GraphClient):
     @cached_property
     def searched(self) -> Tensor | SparseMatrix:
         """X, as distances from its rows are found fastest."""
-        return self.trainable[0].encoder.features(self.graph.x, self.dtype)
+        return compact(self.graph.x, self.dtype)
 
     @property
     def trainable(self) -> tuple[NeighGen, Model, Adam]:

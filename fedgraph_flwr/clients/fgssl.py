@@ -123,9 +123,14 @@ class FGSSLClient(GraphClient):
 
     @cached_property
     def features(self) -> SparseMatrix | None:
-        """Sparse features of a network that reads them and its adjacency alone: their views need not be prepared anew."""
-        alone = isinstance(self.model, Stack) and type(self.inputs) is Inputs
-        return self.inputs.x if alone and isinstance(self.inputs.x, SparseMatrix) else None
+        """Sparse features of a network that reads them and its adjacency alone: their views need not be prepared anew.
+
+        Of ours: what another makes of features is not known.
+        """
+        network, inputs = type(self.model), self.inputs
+        ours = all(made.__module__.startswith("fedgraph_flwr.") for made in (network.prepare, network.features))
+        alone = ours and isinstance(self.model, Stack) and type(inputs) is Inputs
+        return inputs.x if alone and isinstance(inputs.x, SparseMatrix) else None
 
     def train(self) -> float:
         """Keep the received model as the teacher, then train."""

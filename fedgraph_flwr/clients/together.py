@@ -169,7 +169,10 @@ def _go_on(index: int, member: Member, results: dict[int, Any], waiting: dict[in
 def _compute(calls: list[Call], most: int) -> None:
     groups: defaultdict[tuple[type[Joint], Hashable], list[Call]] = defaultdict(list)
     for call in calls:
-        groups[call.joint, call.joint.kin(call)].append(call)
+        try:
+            groups[call.joint, call.joint.kin(call)].append(call)
+        except Exception as error:  # its own
+            call.error = error
     for (joint, _), group in groups.items():
         for bucket in _buckets(group, most):
             if len(bucket) == 1:
@@ -264,11 +267,11 @@ class Scores(Joint):
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
         """Each one's scores."""
-        clients, sizes = [call.client for call in calls], [len(call.args[0]) for call in calls]
+        clients = [call.client for call in calls]
         scored = [client.scored for client in clients]
 
         def segments() -> Segments:
-            return Segments(scored, sizes)
+            return Segments(scored)
 
         wanted = metrics.wanted(clients[0].cfg.evaluation, calls[0].args[0].shape[1])
         told = _kept.of(clients, scored, segments).score([call.args[0] for call in calls], wanted)
@@ -294,14 +297,15 @@ class Descent(Joint):
         """Each one's parameters and moments after the last step, and its last loss."""
         leader, optimizers = calls[0].client, [call.args[0] for call in calls]
         names = [name for name, _ in leader.model.named_parameters()]
+        moved = [name for name in names if leader.tensors[name].requires_grad]
         stack = Stack([call.client for call in calls])
         streams = Streams([call.states[-1] for call in calls], stack.sizes, leader.device)
         values = stack.parameters()
         stacked = type(optimizers[0]).joined(optimizers, [values[name] for name in names])
         for _ in range(leader.local_steps):
             with drawing(streams):
-                losses, slopes = stack.slopes(values, names)
-            for name in names:
+                losses, slopes = stack.slopes(values, moved)
+            for name in moved:
                 values[name].grad = slopes[name]
             stacked.step()
         rows = zip(*(values[name].unbind(0) for name in names), strict=True)
@@ -311,6 +315,9 @@ class Descent(Joint):
             )
         if leader.cfg.train.keeps_optimizer:
             stacked.hand_out(optimizers)
+        for name, own in zip(moved, _each([slopes[name] for name in moved], len(calls)), strict=True):
+            for call, slope in zip(calls, own, strict=True):
+                call.client.tensors[name].grad = slope
         for call, state, loss in zip(calls, streams.states, losses.unbind(0), strict=True):
             call.states[-1] = state
             call.client.steps = leader.local_steps
@@ -359,10 +366,15 @@ def _slopes(calls: Sequence[Call], names: list[str]) -> Iterator[tuple[Tensor, d
     streams = Streams([call.states[-1] for call in calls], stack.sizes, calls[0].client.device)
     with drawing(streams):
         losses, slopes = stack.slopes(stack.parameters(), names)
-    parts = [[None] * len(calls) if (slope := slopes[name]) is None else slope.unbind(0) for name in names]
+    parts = _each([slopes[name] for name in names], len(calls))
     for call, state, loss, *own in zip(calls, streams.states, losses.unbind(0), *parts, strict=True):
         call.states[-1] = state
         yield loss, dict(zip(names, own, strict=True))
+
+
+def _each(stacked: Iterable[Tensor | None], count: int) -> list[Sequence[Tensor | None]]:
+    """Of each tensor [M, ...] its M parts; None, M times, where there is none."""
+    return [[None] * count if tensor is None else tensor.unbind(0) for tensor in stacked]
 
 
 def _read(client: "GraphClient") -> tuple[str, ...]:

@@ -20,13 +20,11 @@ class Segments:
 
     Args:
         scored: of each client, of one part each.
-        sizes: N of each.
     """
 
-    def __init__(self, scored: Sequence[Scored], sizes: Sequence[int]):
+    def __init__(self, scored: Sequence[Scored]):
         own = [client.parts[0][split] for client in scored for split in SPLITS]
-        offset = np.repeat(np.cumsum([0, *sizes[:-1]]), len(SPLITS))
-        self.rows = np.concatenate([nodes.rows + first for nodes, first in zip(own, offset, strict=True)])
+        self.rows = [np.concatenate([client.parts[0][split].rows for split in SPLITS]) for client in scored]
         self.y = np.concatenate([nodes.y for nodes in own])
         self.count = np.array([nodes.y.size for nodes in own])
         self.start = np.cumsum(self.count) - self.count
@@ -50,7 +48,9 @@ class Segments:
             logits: [N, C] of each.
             metrics: names that `metrics.wanted` gives, none of the user's own.
         """
-        outputs = np.concatenate([own.detach().cpu().numpy() for own in logits])[self.rows]
+        outputs = np.concatenate(
+            [own.detach().cpu().numpy()[rows] for own, rows in zip(logits, self.rows, strict=True)]
+        )
         classes = outputs.shape[1]
         with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 is the NaN of what is not there
             values = self._of_guesses(outputs.argmax(axis=1), classes)

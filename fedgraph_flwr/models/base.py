@@ -25,6 +25,13 @@ Cost = Callable[[Tensor], tuple[Tensor, Tensor]]
 SPARSE_BELOW = 0.1  # share of non-zeros under which a sparse product beats a dense one
 
 
+def compact(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | SparseMatrix:
+    """Features [N, F] as a `SparseMatrix` where most of them are zero, else as they are."""
+    if int(torch.count_nonzero(x)) < SPARSE_BELOW * x.numel():
+        return SparseMatrix(sp.csr_matrix(x.numpy()), dtype)
+    return x.to(dtype)
+
+
 class Model(nn.Module):
     """A network on a graph: ``model(model.prepare(graph))`` gives logits [N, C].
 
@@ -54,10 +61,8 @@ class Model(nn.Module):
         return Inputs(x=self.features(graph.x, dtype), adj=SparseMatrix(adj, dtype)).to(device)
 
     def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | SparseMatrix:
-        """Features [N, F] for a product: a `SparseMatrix` where most of them are zero, else a tensor."""
-        if not self.dense_features and int(torch.count_nonzero(x)) < SPARSE_BELOW * x.numel():
-            return SparseMatrix(sp.csr_matrix(x.numpy()), dtype)
-        return x.to(dtype)
+        """Features [N, F] for a product: `compact` ones, or a tensor where the network needs it."""
+        return x.to(dtype) if self.dense_features else compact(x, dtype)
 
     def encode(self, inputs: Any) -> Tensor:
         """Hidden features [N, H]: after the last hidden activation, before the dropout that the head begins with.
@@ -72,8 +77,9 @@ class Model(nn.Module):
 
     def train(self, mode: bool = True) -> Self:
         """As of any module, in a quarter of the time: a thousand clients are put into either mode in every round."""
-        parts = list(self.modules())
-        if any(type(part).train not in (nn.Module.train, Model.train) for part in parts):
+        parts, plain = list(self.modules()), (nn.Module.train, Model.train)
+        own = (type(part).train not in plain or type(part).__setattr__ is not nn.Module.__setattr__ for part in parts)
+        if not isinstance(mode, bool) or any(own):
             return super().train(mode)
         for part in parts:
             vars(part)["training"] = mode

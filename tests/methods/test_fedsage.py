@@ -275,3 +275,13 @@ def test_wrong_owners_are_refused(owner):
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=f"{word.partition('=')[0]}"):
         check_method(compose(["strategy=fedsage", f"strategy.{word}"]))
+
+
+def test_a_judge_keeps_its_mended_graph():
+    """Restored, and asked once more: what it saves is what it was restored from."""
+    client = client_of()
+    tree = {"x": torch.zeros(1, 5, dtype=torch.float64), "at": torch.tensor([0])}
+    client.load(tree)
+    asked = {"proposed": {"1": np.zeros((1, 5))}, "owners": {"1": np.zeros(1, np.int32)}}
+    client.judge(asked, {})
+    assert client.save().keys() == tree.keys()

@@ -11,6 +11,7 @@ from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients.fgssl import FGSSLClient, contrast, edge_divergence, neighbour_divergence
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.numerics.sparse import Pattern
 from tests.conftest import client_graph
 
@@ -148,6 +149,26 @@ def test_features_that_a_network_reads_twice_are_prepared_anew():
     client = FGSSLClient(compose(["strategy=fgssl", "model=fedhero"]), replace(client_graph(0, 24), x=torch.eye(24)))
     assert client.features is None
     assert (client.view(0, 1).raw == 0).all()
+
+
+class Shares(GCN):
+    """What a user's network makes of features: each node's sum to 1."""
+
+    def features(self, x, dtype=torch.float32):
+        return super().features(x / x.sum(1, keepdim=True).clamp(min=1), dtype)
+
+
+def test_views_for_a_network_that_makes_something_of_features_are_prepared_anew():
+    x = torch.eye(24) + torch.eye(24).roll(1, 1)
+    client = FGSSLClient(
+        compose(["strategy=fgssl", f"model={__name__}:Shares", "model.hidden=8"]), replace(client_graph(0, 24), x=x)
+    )
+    torch.manual_seed(0)
+    seen = client.view(0, 0.5).x.to_dense()
+    kept = seen.any(0)
+    assert 0 < kept.sum() < 24
+    masked = x * kept
+    torch.testing.assert_close(seen, masked / masked.sum(1, keepdim=True).clamp(min=1))
 
 
 def test_no_more_anchors_than_said():

@@ -179,3 +179,24 @@ def test_a_mode_reaches_every_part_and_leaves_to_a_part_of_the_users_own_what_it
     model.train()
     assert not model.get_submodule("own").training
     assert all(part.training for name, part in model.named_modules() if name != "own")
+
+
+class Counting(torch.nn.Linear):
+    """A layer that acts when it is put into another mode, as compiled ones do."""
+
+    modes = 0
+
+    def __setattr__(self, name, value):
+        if name == "training":
+            vars(self)["modes"] = self.modes + 1
+        super().__setattr__(name, value)
+
+
+def test_a_part_that_acts_on_its_mode_is_told():
+    model = network("gcn", "layer")
+    model.add_module("own", Counting(2, 2))
+    before = model.get_submodule("own").modes
+    model.eval()
+    assert model.get_submodule("own").modes == before + 1
+    with pytest.raises(ValueError, match="boolean"):
+        model.train("yes")
