@@ -352,6 +352,11 @@ class GraphClient(NumPyClient):
         whole = self.batch.inputs is self.inputs and self.batch.nodes is self.train_nodes
         return whole and all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in steps)
 
+    @property
+    def reads_gradient(self) -> bool:
+        """Whether a method could read what gradient its last step left, which many clients have no memory to keep for nothing."""
+        return type(self) is not GraphClient
+
     @cached_property
     def stackable(self) -> bool:
         """Whether this client can be computed together with others."""

@@ -315,7 +315,8 @@ class Descent(Joint):
             )
         if leader.cfg.train.keeps_optimizer:
             stacked.hand_out(optimizers)
-        for name, own in zip(moved, _each([slopes[name] for name in moved], len(calls)), strict=True):
+        left = moved if leader.reads_gradient else []
+        for name, own in zip(left, _each([slopes[name] for name in left], len(calls)), strict=True):
             for call, slope in zip(calls, own, strict=True):
                 call.client.tensors[name].grad = slope
         for call, state, loss in zip(calls, streams.states, losses.unbind(0), strict=True):
