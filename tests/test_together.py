@@ -13,7 +13,6 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedprox import FedProxClient
 from fedgraph_flwr.clients.gcfl import GCFLClient
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine import inline
 from fedgraph_flwr.engine.ray import run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.numerics.optim import SGD
@@ -225,18 +224,6 @@ def test_what_no_step_changes_is_stacked_once_a_run(run, made):
     assert made == [4]
     assert not together._kept.former  # and dropped at its end
     assert not together._kept.latter
-
-
-def test_what_is_stacked_outlives_the_other_calls_of_an_exchange(run, made, monkeypatch):
-    """As when an actor answers its clients in two calls."""
-    whole = inline.answer_all
-    monkeypatch.setattr(
-        inline,
-        "answer_all",
-        lambda asked, stack: [*whole(asked[:2], stack, last=False), *whole(asked[2:], stack)],
-    )
-    run(*WORDS, "rounds=3", "stack=4", sizes=SIZES)
-    assert made == [2, 2]
 
 
 def test_what_a_round_did_not_use_is_dropped(run, made, monkeypatch):

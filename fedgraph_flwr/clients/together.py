@@ -141,8 +141,8 @@ def jointly(joint: type[Joint]) -> Callable[[Method], Method]:
     return mark
 
 
-def answer_together(answers: Iterable[Callable[[], Result]], most: int, last: bool = True) -> list[Result]:
-    """Run clients' answers side by side; at most ``most`` of them are computed as one. ``last``: of the exchange."""
+def answer_together(answers: Iterable[Callable[[], Result]], most: int) -> list[Result]:
+    """Run clients' answers side by side; at most ``most`` of them are computed as one."""
     members = [Member(answer) for answer in answers]
     results: dict[int, Result] = {}
     waiting: dict[int, Call] = {}
@@ -154,8 +154,7 @@ def answer_together(answers: Iterable[Callable[[], Result]], most: int, last: bo
         _compute(list(calls.values()), most)
         for index in calls:
             _go_on(index, members[index], results, waiting)
-    if last:
-        _kept.turn()
+    _kept.turn()
     return [results[index] for index in range(len(members))]
 
 

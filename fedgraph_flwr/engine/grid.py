@@ -100,16 +100,13 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
         return Message(Error(_CRASHED, f"{type(error).__name__}: {error}"), reply_to=message)
 
 
-def answer_all(answers: Sequence[Callable[[], Message]], stack: int, last: bool = True) -> list[Message]:
-    """What clients answer, in their order; where ``stack`` says so, up to that many are computed as one.
-
-    ``last``: whether the exchange has no more, so that what was stacked for the one before may go.
-    """
+def answer_all(answers: Sequence[Callable[[], Message]], stack: int) -> list[Message]:
+    """What clients answer, in their order; where ``stack`` says so, up to that many are computed as one."""
     if stack < 2 or len(answers) < 2:
         return [own() for own in answers]
     from fedgraph_flwr.clients.together import answer_together
 
-    return answer_together(answers, stack, last)
+    return answer_together(answers, stack)
 
 
 def introduce(grid: OwnGrid, cfg: RunConfig) -> None:

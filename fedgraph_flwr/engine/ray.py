@@ -1,15 +1,13 @@
 """The Ray engine: the same ServerApp, Strategy and ClientApp, joined by a `Grid` over actors that keep their clients.
 
 Client i lives in actor i mod A for the whole run: built when it is first asked, then kept with its inputs and its state. An
-exchange is one call an actor with all of its messages, or a few where they are many, so that the server reads answers while
-actors make more; what messages share (the model) goes once to each machine through Ray's object store. An actor whose process
-dies is made anew from the last copy of its clients' private state and the exchanges since, which give the same bits again, and
-the round goes on.
+exchange is one call an actor with all of its messages; what messages share (the model) goes once to each machine through
+Ray's object store. An actor whose process dies is made anew from the last copy of its clients' private state and the
+exchanges since, which give the same bits again, and the round goes on.
 """
 
 import itertools
 import json
-import math
 import os
 import signal
 import socket
@@ -69,9 +67,6 @@ PATIENCE = 60.0
 
 STORE = 2 * 2**30
 """Bytes of the object store of an instance of our own, at most; pages that nothing lies in cost nothing."""
-
-PIECE = 128
-"""Messages that go to an actor in one call: while it answers the next, the server reads what it answered to these."""
 
 KEEP_EVERY = 10
 """Exchanges between copies of the clients' private state: what an actor that died has to do again, at most."""
@@ -139,15 +134,14 @@ class ClientActor:
             self.sizes[node] = _size(tensors)
 
     def answer(
-        self, shared: list[Any], letters: list[Letter], keep: bool, last: bool, plan: Plan | None = None
+        self, shared: list[Any], letters: list[Letter], keep: bool, plan: Plan | None = None
     ) -> tuple[Answered, States | None]:
-        """Answer letters of an exchange, in their order.
+        """Answer all letters of an exchange, in their order.
 
         Args:
             shared: records that several letters hold.
             letters: what this actor's clients are asked.
             keep: whether a copy of the private state of all clients is due, however large.
-            last: whether they are the last ones of the exchange.
             plan: what of the answers is added up here, and does not go back.
         """
         replies: list[Message] = []
@@ -155,7 +149,7 @@ class ClientActor:
         at_once = min(self.run.live_clients or len(letters), len(letters)) if self.run.stack > 1 else 1
         for start in range(0, len(letters), at_once):
             asked = [partial(self._answer, shared, letter) for letter in letters[start : start + at_once]]
-            answered = answer_all(asked, self.run.stack, last or at_once < len(letters))
+            answered = answer_all(asked, self.run.stack)
             replies += [_added(reply, plan, total) for reply in answered] if plan else answered
             self._make_room()
         states = self._states([node for node, *_ in letters], keep)
@@ -234,13 +228,12 @@ def _size(state: dict[str, torch.Tensor]) -> int:
 
 @dataclass
 class _Call:
-    """Messages of one exchange for one actor: all, or as many as go in one call."""
+    """All messages of one exchange for one actor."""
 
     messages: list[Message]
     shared: Any  # of all actors, in the object store
     letters: list[Letter]
     keep: bool
-    last: bool  # of the exchange
     plan: Plan | None = None
     states: Any = None  # what was kept after it, in the object store
 
@@ -309,7 +302,7 @@ class RayGrid(OwnGrid):
         self.plan, self.added = plan, PartialSum()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each actor the messages of its clients, in one call or, where they are many, in several."""
+        """Send each actor the messages of its clients, in one call."""
         sent = list(messages)
         identifiers = [self._name(message) for message in sent]
         uses = Counter(id(record) for message in sent for record in message.content.values())
@@ -319,16 +312,12 @@ class RayGrid(OwnGrid):
         shared = ray.put([records[key] for key in common])
         for share in self.shares:
             mine = [m for m in sent if (m.metadata.dst_node_id - 1) % len(self.shares) == share.first]
-            # What it reads or writes on disk must not be read or written again when an actor is made anew.
-            once = any("run" in m.content.config_records.get(CONFIG, {}) for m in mine)
-            since = sum(call.last for call in (*share.since, *share.flying.values()))
-            pieces = 1 if self.plan else math.ceil(len(mine) / PIECE)  # a sum comes back as one
-            ends = [len(mine) * piece // pieces for piece in range(pieces + 1)] if mine else []
-            for start, end in itertools.pairwise(ends):
-                some, last = mine[start:end], end == len(mine)
-                letters = [_letter(message, place) for message in some]
-                keep = once or (last and since + 1 >= KEEP_EVERY)
-                self._send(share, _Call(some, shared, letters, keep, last, self._own_plan(some)))
+            if mine:
+                letters = [_letter(message, place) for message in mine]
+                # What it reads or writes on disk must not be read or written again when an actor is made anew.
+                once = any("run" in m.content.config_records.get(CONFIG, {}) for m in mine)
+                keep = once or len(share.since) + len(share.flying) + 1 >= KEEP_EVERY
+                self._send(share, _Call(mine, shared, letters, keep, self._own_plan(mine)))
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -348,7 +337,7 @@ class RayGrid(OwnGrid):
 
     def _send(self, share: _Share, call: _Call) -> None:
         answered, states = share.actor.answer.options(num_returns=2).remote(
-            call.shared, call.letters, call.keep, call.last, call.plan
+            call.shared, call.letters, call.keep, call.plan
         )
         call.states = states
         share.flying[answered] = call
@@ -396,7 +385,7 @@ class RayGrid(OwnGrid):
         share.actor = self.pool.new(self.cfg)
         self.pool.wait([share.actor.begin.remote(self.description, share.kept, share.files)], self.cfg)
         for call in share.since:
-            share.actor.answer.options(num_returns=2).remote(call.shared, call.letters, False, call.last)
+            share.actor.answer.options(num_returns=2).remote(call.shared, call.letters, False)
         for call in calls:
             self._send(share, call)
 

@@ -99,26 +99,9 @@ def actors() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::ClientA")]
 
 
-@pytest.mark.parametrize("piece", [1, 2])
-def test_an_exchange_in_several_calls_gives_the_same(both, monkeypatch, piece, tmp_path):
-    """Answers are taken in as they come; with secure sums, in phases, and added up in the actors as one."""
-    calls = []
-    send = RayGrid._send
-    monkeypatch.setattr(engine, "PIECE", piece)
-    monkeypatch.setattr(RayGrid, "_send", lambda self, share, call: (calls.append(call), send(self, share, call)))
-    assert_same(*both("strategy=fedspa"))
-    assert {len(call.messages) for call in calls} == {1, piece}  # of three and two clients
-    assert sum(call.last for call in calls) == len({id(call.shared) for call in calls}) * 2
-    calls.clear()
-    run_ray(with_folder(compose([*WORDS, "ray.aggregate=true", "engine=ray", f"out={tmp_path / 'sum'}"])))
-    assert {len(call.messages) for call in calls if call.plan} == {2, 3}
-
-
-@pytest.mark.parametrize("piece", [128, 1])
 @pytest.mark.parametrize("words", [["strategy=fedspa", "rounds=5"], WIDE])
-def test_a_killed_actor_loses_nothing(both, words, piece, caplog, monkeypatch):
+def test_a_killed_actor_loses_nothing(both, words, caplog):
     """With phases and little private state, and with so much that exchanges since its last copy are done again."""
-    monkeypatch.setattr(engine, "PIECE", piece)
 
     def kill(record):
         if record["round"] in (1, 3):
