@@ -75,11 +75,11 @@ def test_no_array_comes_back_from_a_client(go, monkeypatch):
 
 
 def test_a_killed_actor_adds_nothing_twice(go):
-    from tests.engine.test_ray import actors
+    from tests.engine.test_ray import kill_an_actor
 
     def kill(record):
         if record["round"] == 1:
-            actors()[0].kill()
+            kill_an_actor()
 
     assert_same_arrays(go(actors=2, on_round=kill).arrays, go(actors=1).arrays)
 

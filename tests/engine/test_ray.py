@@ -99,13 +99,19 @@ def actors() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::ClientA")]
 
 
+def kill_an_actor() -> None:
+    """One that is seen: a process may be slow to tell its name."""
+    wait_for(lambda: bool(actors()), "an actor that tells its name", 30)
+    actors()[0].kill()
+
+
 @pytest.mark.parametrize("words", [["strategy=fedspa", "rounds=5"], WIDE])
 def test_a_killed_actor_loses_nothing(both, words, caplog):
     """With phases and little private state, and with so much that exchanges since its last copy are done again."""
 
     def kill(record):
         if record["round"] in (1, 3):
-            actors()[0].kill()
+            kill_an_actor()
 
     assert_same(*both(*words, on_round=kill))
     assert caplog.text.count("died, it is made anew") == 2
