@@ -25,6 +25,7 @@ from copy import deepcopy
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn_neighbours, mended
-from fedgraph_flwr.methods.impaired import Impaired, nearest, places
+from fedgraph_flwr.methods.impaired import Impaired, apart, nearest, places
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.base import compact
@@ -87,16 +88,16 @@ class FedSageClient(GraphClient):
     @phase
     def judge(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """x̃ − x of every client's rows; 0 for the own, and where no node has neighbours."""
-        x = self.graph.x.to(self.dtype)
         told = {}
         for name, rows in groups.get(PROPOSED, {}).items():
             proposed, owner = torch.from_numpy(rows), torch.from_numpy(groups[OWNERS][name]).long()
             drawn = drawn_neighbours(
                 self.graph.edge_index, self.graph.num_nodes, int(owner.max()) + 1, self.params.neighbours
             )
-            best = nearest(proposed, drawn[owner], self.searched)
-            apart = torch.where((best >= 0)[:, None], proposed - x[best.clamp(min=0)], 0)
-            told[name] = to_numpy(apart if name != str(self.graph.client) else torch.zeros_like(apart))
+            if name == str(self.graph.client):
+                told[name] = np.zeros_like(rows)
+            else:
+                told[name] = to_numpy(apart(proposed, nearest(proposed, drawn[owner], self.searched), self.searched))
         return {APART: told}, {}
 
     @phase

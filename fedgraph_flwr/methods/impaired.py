@@ -38,15 +38,32 @@ def nearest(rows: Tensor, candidates: Tensor, x: Tensor | SparseMatrix) -> Tenso
     return torch.cat(found) if found else candidates.new_zeros(0)
 
 
+@torch.no_grad()
+def apart(rows: Tensor, best: Tensor, x: Tensor | SparseMatrix) -> Tensor:
+    """Of each row [R, F] its difference from the row of x that `nearest` found [R], 0 where it found none: [R, F]."""
+    none, known = (best < 0)[:, None], best.clamp(min=0)
+    if isinstance(x, Tensor):
+        return (rows - x[known]).masked_fill_(none, 0)
+    _, col, value = x.rows
+    pair, entry = _entries(known, x)
+    differs = rows.flatten().index_add(0, pair * rows.size(1) + col[entry], -value[entry].to(rows))
+    return differs.view_as(rows).masked_fill_(none, 0)
+
+
 def _overlap(rows: Tensor, candidates: Tensor, x: SparseMatrix) -> Tensor:
     """<row, x_c> of each candidate [B, P], read at the entries of x alone."""
-    pointer, col, value = x.rows
-    flat = candidates.flatten()
-    count = pointer.diff()[flat]
-    pair = torch.arange(flat.numel()).repeat_interleave(count)
-    entry = torch.arange(pair.numel()) + (pointer[flat] - (count.cumsum(0) - count))[pair]
+    _, col, value = x.rows
+    pair, entry = _entries(candidates.flatten(), x)
     told = rows[pair // candidates.size(1), col[entry]].double() * value[entry]
-    return told.new_zeros(flat.numel()).index_add(0, pair, told).view_as(candidates)
+    return told.new_zeros(candidates.numel()).index_add(0, pair, told).view_as(candidates)
+
+
+def _entries(chosen: Tensor, x: SparseMatrix) -> tuple[Tensor, Tensor]:
+    """The stored entries of rows of x [Q], one row after another: which of these rows each is of, and its place in x."""
+    pointer = x.rows.pointer
+    count = pointer.diff()[chosen]
+    pair = torch.arange(chosen.numel()).repeat_interleave(count)
+    return pair, torch.arange(pair.numel()) + (pointer[chosen] - (count.cumsum(0) - count))[pair]
 
 
 def _squares(x: SparseMatrix) -> Tensor:

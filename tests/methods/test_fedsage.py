@@ -13,7 +13,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import MODEL, Reply, from_record
 from fedgraph_flwr.methods.fedsage import drawn_neighbours, mended
-from fedgraph_flwr.methods.impaired import nearest, places
+from fedgraph_flwr.methods.impaired import apart, nearest, places
 from fedgraph_flwr.models.neighgen import NeighGen
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
 from fedgraph_flwr.strategies.fedsage import FedSage
@@ -71,10 +71,14 @@ def test_the_nearest_of_candidates_by_loops(monkeypatch, stored):
     candidates = torch.randint(-1, 6, (9, P))
     candidates[:, 0] = candidates[:, 0].clamp(min=0)
     candidates[3] = -1
-    found = nearest(rows, candidates, x if stored == "dense" else SparseMatrix(x.numpy()))
-    for row, some, best in zip(rows, candidates.tolist(), found.tolist(), strict=True):
-        apart = {c: float((row - x[c]).square().sum()) for c in some if c >= 0}
-        assert best == (min(apart, key=apart.get) if apart else -1)
+    kept, searched = rows.clone(), x if stored == "dense" else SparseMatrix(x.numpy())
+    found = nearest(rows, candidates, searched)
+    differences = apart(rows, found, searched)
+    for row, some, best, differs in zip(rows, candidates.tolist(), found.tolist(), differences, strict=True):
+        lengths = {c: float((row - x[c]).square().sum()) for c in some if c >= 0}
+        assert best == (min(lengths, key=lengths.get) if lengths else -1)
+        torch.testing.assert_close(differs, row - x[best] if lengths else torch.zeros_like(row), rtol=0, atol=0)
+    torch.testing.assert_close(rows, kept, rtol=0, atol=0)
 
 
 def test_drawn_neighbours_are_neighbours_of_one_node():
