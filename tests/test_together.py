@@ -15,6 +15,7 @@ from fedgraph_flwr.clients.gcfl import GCFLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.ray import run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.numerics.optim import SGD
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.stacked import StackedMatrix, padded
@@ -281,6 +282,17 @@ class Frozen(GraphClient):
         return model
 
 
+class Tied(GraphClient):
+    """Two layers of its network have the same weights."""
+
+    stacks = ()
+
+    def build_model(self):
+        model = super().build_model()
+        model.layers[2].weight = model.layers[1].weight
+        return model
+
+
 class Dimmed(GraphClient):
     """Trains on inputs that it replaces, which it does not say of its batch."""
 
@@ -319,6 +331,16 @@ def test_what_a_client_does_another_way_counts_together_too(run, kind):
     alone = run(*words, sizes=SIZES)
     assert not alone.summary["failures"]
     assert_close(run(*words, "stack=4", sizes=SIZES), alone)
+
+
+def test_parameters_that_are_one_tensor_step_along_the_sum_of_their_slopes(run, sizes_of, monkeypatch):
+    words = [*WORDS, "model.layers=4", f"strategy.client={__name__}:Tied"]
+    together_asked, alone = run(*words, "stack=4", sizes=SIZES), run(*words, sizes=SIZES)
+    assert not sizes_of
+    monkeypatch.setattr(GCN, "slopes", lambda *_: None)  # autograd's
+    for told in (together_asked, alone):
+        assert_close(told, run(*words, sizes=SIZES))
+        np.testing.assert_array_equal(told.arrays["layers.1.weight"], told.arrays["layers.2.weight"])
 
 
 @pytest.mark.parametrize("words", [[], ["model=sage"]])

@@ -339,11 +339,16 @@ class GraphClient(NumPyClient):
         """The network's parameters and buffers by name; they alias the model."""
         return self.model.state_dict(keep_vars=True)
 
+    @cached_property
+    def _ties_weights(self) -> bool:
+        return self.model.ties_weights
+
     @property
     def writes_out(self) -> bool:
         """Whether the objective is the task's loss of the network's logits, in all of its tensors, and has slopes written out."""
         own = all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in OBJECTIVE)
-        return own and self.cfg.train.loss != "focal" and all(tensor.requires_grad for tensor in self.tensors.values())
+        trained = not self._ties_weights and all(tensor.requires_grad for tensor in self.tensors.values())
+        return own and self.cfg.train.loss != "focal" and trained
 
     @property
     def descends_plainly(self) -> bool:

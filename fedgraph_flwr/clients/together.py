@@ -59,6 +59,8 @@ def refusal(cfg: RunConfig, kind: type["GraphClient"], model: Any) -> str:
         return f"strategy={cfg.strategy.name}"
     if not model.stacks:
         return f"model={cfg.model.name}" + (" with model.norm=batch" if getattr(model, "norm", "") == "batch" else "")
+    if model.ties_weights:
+        return f"model={cfg.model.name}, two of whose parameters are one"
     return f"train.loss={cfg.train.loss}" if cfg.train.loss == "focal" else ""
 
 

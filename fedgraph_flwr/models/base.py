@@ -102,6 +102,11 @@ class Model(nn.Module):
         """
         return None
 
+    @property
+    def ties_weights(self) -> bool:
+        """Whether two of its parameters are one tensor."""
+        return len(list(self.named_parameters(remove_duplicate=False))) > len(list(self.parameters()))
+
     def settled(self, inputs: Any) -> Any:
         """Inputs that give the same logits, to rounding, where what of a pass no step changes can be done once for all."""
         return inputs
