@@ -31,7 +31,7 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_byt
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.new import Meaning, from_pyg
 from fedgraph_flwr.data.schema import Schema, fitted_schema
-from fedgraph_flwr.engine.inline import same_process_state
+from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.messages import EVALUATE, derive_seed

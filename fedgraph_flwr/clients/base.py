@@ -362,10 +362,14 @@ class GraphClient(NumPyClient):
         """Whether a method could read what gradient its last step left, which many clients have no memory to keep for nothing."""
         return type(self) is not GraphClient
 
-    @cached_property
+    @property
     def stackable(self) -> bool:
-        """Whether this client can be computed together with others."""
-        return not refusal(self.cfg, type(self), self.model) and stacked.stackable(self.inputs)
+        """Whether this client, with the inputs that it has now, can be computed together with others."""
+        return self._takes_part and stacked.stackable(self.inputs)
+
+    @cached_property
+    def _takes_part(self) -> bool:
+        return not refusal(self.cfg, type(self), self.model)
 
     @cached_property
     def alike(self) -> Hashable:
@@ -404,6 +408,11 @@ class GraphClient(NumPyClient):
     def scored(self) -> metrics.Scored:
         """The nodes that models are scored on."""
         return metrics.Scored(self.y, self.masks, self.graph.part, self.train_nodes)
+
+    @property
+    def least(self) -> int:
+        """Nodes behind a statistic that is told: ``strategy.min_nodes``, or what the node's owner asks for where that is more."""
+        return max(getattr(self.params, "min_nodes", 0), self.policy.min_nodes)
 
     def confusion(self, logits: Tensor) -> list[float]:
         """Of the test nodes how many of a class are taken for which, row after row; 0 for fewer than the policy lets be told."""

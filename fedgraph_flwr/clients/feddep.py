@@ -25,7 +25,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params, clustered
-from fedgraph_flwr.methods.impaired import Impaired, nearest, places
+from fedgraph_flwr.methods.impaired import Impaired, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
 from fedgraph_flwr.numerics.losses import task_loss
@@ -75,7 +75,7 @@ class FedDEPClient(GraphClient):
         """Means of the clusters of embeddings, and how many nodes each is of; 0 for too few."""
         seed = derive_seed(self.cfg.seed, self.graph.client, PROTOTYPES)
         mean, count = clustered(self.encode(groups)[0], self.params.prototypes, seed)
-        count = torch.where(count < self.params.min_nodes, 0, count)
+        count = torch.where(count < self.least, 0, count)
         mean = torch.where(count[:, None] > 0, mean, 0)
         return {PROTOTYPES: {"mean": to_numpy(mean), "count": to_numpy(count)}}, {}
 
@@ -101,7 +101,7 @@ class FedDEPClient(GraphClient):
 
     def whole(self, count: Tensor) -> Tensor:
         """Counts as numbers of neighbours."""
-        return count.detach().round().clamp(0, self.params.neighbours).long()
+        return whole_numbers(count.round(), self.params.neighbours, self.graph.client)
 
     def objective(self, made: DeepGenerator, part: Tensor, inputs: Any, whole: Tensor, peers: list[Tensor]) -> Tensor:
         """L, from embeddings of the impaired graph [n, H] and of the whole one [N, H], and prototypes [K, H] of each peer."""

@@ -88,11 +88,6 @@ class FedGCNClient(GraphClient):
         return np.asarray(self.inner.sum(axis=1)).ravel() + np.asarray(self.arriving.edges.sum(axis=0)).ravel()
 
     @property
-    def least(self) -> int:
-        """Nodes behind a row that is told; a node's owner may ask for more of them than the run."""
-        return max(self.params.min_nodes, self.policy.min_nodes)
-
-    @property
     def scaled(self) -> np.ndarray:
         """x_u / √d_u of the own nodes, [N, F]."""
         return self.graph.x.numpy().astype(np.float64) / np.sqrt(self.degree)[:, None]

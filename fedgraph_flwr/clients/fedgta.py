@@ -23,7 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -46,6 +49,12 @@ class FedGTAClient(GraphClient):
     """FedAvg's client, which tells how its labels are smoothed by its edges."""
 
     Params: ClassVar[type] = Params
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Nodes and edges of one type."""
+        if model.heterogeneous:
+            raise FedGraphError(f"strategy={cfg.strategy.name} smooths labels along edges of one type; model={cfg.model.name} is for typed ones")
 
     @cached_property
     def smoother(self) -> SparseMatrix:

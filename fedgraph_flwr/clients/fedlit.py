@@ -7,7 +7,8 @@
 In its first round a client begins from the embeddings of k of its links, drawn by the run's seed. A type without links keeps its
 centroid. The client is scored by the centres that it was sent, with its own links typed by them.
 Leaves the client: what FedAvg sends, k centroids [2H] each, and of each type how many training nodes its links touch. A centroid is a
-mean over links: that of a single one is the features of two nodes, projected.
+mean over links: that of a single one is the features of two nodes, projected; where a type's links touch fewer nodes than the node's
+policy asks for (5 on a fleet), the server gets back the centre that it sent, and 0 in the first round.
 Cost: k branches to train and to send, and 2H k numbers; E k products to type E links, never E x 2H.
 """
 
@@ -30,11 +31,16 @@ CENTROIDS = "centroids"
 
 
 class FedLITClient(GraphClient):
-    """FedAvg's client on typed links; the centroids at hand stand in `memory`."""
+    """FedAvg's client on typed links; the centroids at hand stand in `memory`.
+
+    Attributes:
+        centres: as the server sent them last.
+    """
 
     Params: ClassVar[type] = Params
     predicts_with: ClassVar[tuple[str, ...]] = (CENTROIDS,)
     model: FedLIT
+    centres: Tensor | None = None
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -51,9 +57,10 @@ class FedLITClient(GraphClient):
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """The server's centres, if there are any."""
+        self.centres = None
         if told := groups.get(LINKS):
             check_arrays(told, {CENTROIDS: (self.model.types, 2 * self.model.width)}, "the server")
-            self.memory[CENTROIDS] = torch.from_numpy(told[CENTROIDS]).to(self.device)
+            self.memory[CENTROIDS] = self.centres = torch.from_numpy(told[CENTROIDS]).to(self.device)
 
     @torch.no_grad()
     def embedded(self) -> Tensor:
@@ -101,7 +108,10 @@ class FedLITClient(GraphClient):
         touched = torch.zeros(k, n, dtype=torch.bool, device=self.device)
         for end in self.pairs[0]:
             touched[types, end] = True
-        count = touched[:, self.train_nodes].sum(1)
+        hidden = touched.sum(1) < self.least
+        count = torch.where(hidden, 0, touched[:, self.train_nodes].sum(1))
+        known = torch.zeros_like(centroids) if self.centres is None else self.centres
+        centroids = torch.where(hidden[:, None], known, centroids)
         return {LINKS: {CENTROIDS: to_numpy(centroids), "count": to_numpy(count)}}, {}
 
     def predict(self) -> Tensor:

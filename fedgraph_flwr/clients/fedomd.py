@@ -175,7 +175,7 @@ class FedOMDClient(GraphClient):
             with torch.set_grad_enabled(self._first_step_taken):
                 out = self.model.propagate(self.inputs)
                 taken = self.taken = Taken(self._versions(), out, central_moments(self._features(out.hidden)))
-        z, least = self._features(taken.out.hidden).detach(), max(self.params.min_nodes, self.policy.min_nodes)
+        z, least = self._features(taken.out.hidden).detach(), self.least
         if len(z) < least:
             raise FedGraphError(
                 f"client {self.graph.client} has {len(z)} nodes to tell moments of, at least {least} are needed"

@@ -79,7 +79,7 @@ class FedProtoClient(GraphClient):
     def send(self) -> Answer:
         """The client's prototypes, and of how many nodes they are."""
         mean, count = class_means(self.embeddings()[self.train_nodes], self.y[self.train_nodes], self.graph.num_classes)
-        count = torch.where(count < self.params.min_nodes, 0, count)
+        count = torch.where(count < self.least, 0, count)
         mean = torch.where(count[:, None] > 0, mean, 0)
         return {PROTOTYPES: {"mean": to_numpy(mean), "count": to_numpy(count)}}, {}
 

@@ -36,7 +36,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn_neighbours, mended
-from fedgraph_flwr.methods.impaired import Impaired, apart, nearest, places
+from fedgraph_flwr.methods.impaired import Impaired, apart, nearest, places, whole_numbers
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.base import compact
@@ -175,7 +175,7 @@ class FedSageClient(GraphClient):
     def whole(self, count: Tensor) -> Tensor:
         """Counts as numbers of neighbours."""
         counts = count.round() if self.params.rounding == "nearest" else count.floor()
-        return counts.clamp(0, self.params.neighbours).long()
+        return whole_numbers(counts, self.params.neighbours, self.graph.client)
 
     def step(self, told: Arrays | None, step: int) -> None:
         """One step of the generator, along L of the rows that it proposed in this step."""

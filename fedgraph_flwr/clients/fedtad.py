@@ -32,4 +32,4 @@ class FedTADClient(GraphClient):
     @cached_property
     def reliability(self) -> list[float]:
         """Φ_i."""
-        return reliability(self.graph, self.params.walks).tolist()
+        return reliability(self.graph, self.params.walks, self.policy.min_nodes).tolist()

@@ -176,7 +176,7 @@ class FGGPClient(GraphClient):
         """P^c."""
         h = self.features()
         mean, total = self.prototypes(h, self.model.classify(h, self.inputs))
-        known = total >= self.params.min_nodes
+        known = total >= self.least
         return {TOLD: {"mean": to_numpy(torch.where(known[:, None], mean, 0)), "known": to_numpy(known)}}, {}
 
     def predict(self) -> Tensor:

@@ -45,7 +45,7 @@ class Params:
     contrast: float = 3.0  # λ_C
     structure_weight: float = 0.1  # λ_D
     structure: str = "neighbours"  # neighbours | edges, L_D
-    temperature: float = 0.1  # τ
+    temperature: float = number(0.1, low=1e-3)  # τ
     weak_edges: float = number(0.3, low=0, high=1)  # share of edges that the weak view drops
     weak_columns: float = number(0.3, low=0, high=1)  # share of feature columns that it zeroes
     strong_edges: float = number(0.8, low=0, high=1)  # of the strong view
@@ -57,8 +57,6 @@ class Params:
             at_least(getattr(self, key), 0, f"strategy.{key}")
         at_least(self.anchors, 1, "strategy.anchors")
         one_of(self.structure, ("neighbours", "edges"), "strategy.structure")
-        if not self.temperature > 0:
-            raise FedGraphError(f"strategy.temperature must be > 0, got {self.temperature}")
 
     @property
     def teaches(self) -> bool:
@@ -78,8 +76,9 @@ def contrast(z: Tensor, teacher: Tensor, y: Tensor, temperature: float) -> Tenso
 def log_shares(z: Tensor, pairs: Pattern, temperature: float) -> Tensor:
     """Log of the softmax of cos(z_v, z_u) / τ over each row's entries, [E]."""
     unit = F.normalize(z, dim=1)
-    score = (pairs.dot(unit, unit) - 1) / temperature  # at most 0
-    return score - pairs.row_sum(score.exp()).clamp(min=torch.finfo(z.dtype).tiny).log()[pairs.row]
+    score = pairs.dot(unit, unit) / temperature
+    score = score - pairs.row_max(score.detach())[pairs.row]
+    return score - pairs.row_sum(score.exp()).log()[pairs.row]
 
 
 def neighbour_divergence(z: Tensor, teacher: Tensor, pairs: Pattern, temperature: float) -> Tensor:

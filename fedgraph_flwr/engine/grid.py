@@ -1,6 +1,5 @@
 """What our own grids share: nodes that stand for the clients of one run, and how one of them answers a message."""
 
-import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,14 +73,6 @@ class OwnGrid(Grid):
         identifier = str(next(self._message_ids))
         message.metadata.__dict__["_message_id"] = identifier
         return identifier
-
-
-def spare_the_collector() -> None:
-    """Let Python look through all objects for cycles a tenth as often, young ones as ever.
-
-    With a thousand clients alive that is a sixth of a round, spent on objects that stay.
-    """
-    gc.set_threshold(*gc.get_threshold()[:2], 100)
 
 
 def virtual_context(run_id: int, node: int, num_nodes: int, run_config: dict[str, Any]) -> Context:

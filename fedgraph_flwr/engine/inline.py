@@ -1,14 +1,9 @@
 """The in-process engine: the same ServerApp, Strategy and ClientApp, joined by a `Grid` that calls the client directly."""
 
-import gc
-import random
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
@@ -19,9 +14,9 @@ from fedgraph_flwr.engine.grid import (
     answer_all,
     introduce,
     run_identity,
-    spare_the_collector,
     virtual_context,
 )
+from fedgraph_flwr.engine.process import freed_memory_kept, same_process_state, spare_the_collector
 from fedgraph_flwr.progress import OnRound, OnWait
 from fedgraph_flwr.serving import serve
 
@@ -63,21 +58,6 @@ class InlineGrid(OwnGrid):
         return answer(self.app, message, self.contexts[message.metadata.dst_node_id])
 
 
-@contextmanager
-def same_process_state() -> Iterator[None]:
-    """Random streams, the thread count and the collector's habits are the caller's again, afterwards."""
-    streams, threads = (torch.get_rng_state(), np.random.get_state(), random.getstate()), torch.get_num_threads()
-    habits = gc.get_threshold()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(streams[0])
-        np.random.set_state(streams[1])
-        random.setstate(streams[2])
-        torch.set_num_threads(threads)
-        gc.set_threshold(*habits)
-
-
 def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration in this process; returns the summary."""
     from fedgraph_flwr import partition
@@ -90,7 +70,7 @@ def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait 
     grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""}, at_once(cfg))
     introduce(grid, cfg)
     try:
-        with run_identity(grid.run_id), same_process_state():
+        with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
             spare_the_collector()
             return serve(grid, cfg, on_round)
     finally:

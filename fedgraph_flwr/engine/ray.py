@@ -40,10 +40,9 @@ from fedgraph_flwr.engine.grid import (
     answer_all,
     introduce,
     run_identity,
-    spare_the_collector,
     virtual_context,
 )
-from fedgraph_flwr.engine.inline import same_process_state
+from fedgraph_flwr.engine.process import freed_memory_kept, keep_freed_memory, same_process_state, spare_the_collector
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, Bare, bared, dressed
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
@@ -127,6 +126,7 @@ class ClientActor:
         self.sizes: dict[int, int] = {}  # of private state, in bytes
         os.environ.update(run.environment)
         spare_the_collector()
+        keep_freed_memory()
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 0
         for node, state in (states or {}).items():
             tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}  # Ray's are read-only
@@ -579,7 +579,7 @@ def run_ray(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | N
         grid = RayGrid(pool, num_nodes, cfg)
         introduce(grid, cfg)
         try:
-            with run_identity(grid.run_id), same_process_state():
+            with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
                 torch.set_num_threads(cfg.threads)  # as the clients', which in one process set the server's too
                 return serve(grid, cfg, on_round)
         finally:

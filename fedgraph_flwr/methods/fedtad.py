@@ -46,8 +46,8 @@ class Params:
             raise FedGraphError(f"strategy.neighbours must be >= 2, a node itself among them, got {self.neighbours}")
 
 
-def reliability(graph: Graph, walks: int) -> np.ndarray:
-    """Φ_i, float64 [C]; 0 of classes without a training node, and of all where no node is like its neighbours."""
+def reliability(graph: Graph, walks: int, least: int = 0) -> np.ndarray:
+    """Φ_i, float64 [C]; 0 of classes with fewer than ``least`` training nodes, and of all where none is like its neighbours."""
     source, target = graph.edge_index
     proper = graph.edge_index[:, source != target]
     told = torch.from_numpy(return_probabilities(adjacency(proper, graph.num_nodes), walks))
@@ -55,5 +55,6 @@ def reliability(graph: Graph, walks: int) -> np.ndarray:
     around = SparseMatrix(random_walk_adjacency(graph.edge_index, graph.num_nodes), torch.float64) @ unit
     alike = (unit * around).sum(1)[graph.train_mask]  # the mean of cosines is the cosine's sum with the mean
     total = torch.zeros(graph.num_classes, dtype=torch.float64).index_add(0, graph.y[graph.train_mask], alike)
-    total = total.clamp(min=0)
+    few = graph.y[graph.train_mask].bincount(minlength=graph.num_classes) < least
+    total = total.clamp(min=0).masked_fill(few, 0)
     return (total / total.sum().clamp(min=1e-300)).numpy()

@@ -10,8 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from fedgraph_flwr.config import at_least, one_of
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.config import at_least, number, one_of
 from fedgraph_flwr.methods.similarity import cosines
 
 TOLD = "prototypes"
@@ -30,11 +29,11 @@ class Params:
     structure_weight: float = 1.0  # of the augmentor's loss
     refresh: int = 10  # f, rounds between searches for near nodes
     near: int = 3  # k of them
-    temperature: float = 0.5  # of the alignment
+    temperature: float = number(0.5, low=1e-3)  # of the alignment
     likeness: str = "cosine"  # cosine | mixed: prototypes of other classes by plain products, as the program
     inference: str = "prototypes"  # prototypes | classifier
     votes: int = 30  # prototypes that vote
-    vote_temperature: float = 0.1
+    vote_temperature: float = number(0.1, low=1e-3)
     min_nodes: int = 1  # classes with less confidence in sum are not told
 
     def __post_init__(self) -> None:
@@ -44,9 +43,6 @@ class Params:
             at_least(getattr(self, key), 1, f"strategy.{key}")
         one_of(self.likeness, ("cosine", "mixed"), "strategy.likeness")
         one_of(self.inference, ("prototypes", "classifier"), "strategy.inference")
-        for key in ("temperature", "vote_temperature"):
-            if not getattr(self, key) > 0:
-                raise FedGraphError(f"strategy.{key} must be > 0, got {getattr(self, key)}")
 
     @property
     def augments(self) -> bool:

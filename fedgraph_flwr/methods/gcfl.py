@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
-from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.config import at_least, number, one_of
 
 GRADIENT = "gradient-norm"
 """Number, up, with ``series=gradient``: the norm of the last step's gradient."""
@@ -21,14 +21,13 @@ class Params:
     eps2: float = 0.1  # ε2: and the largest norm of a member's is above it
     mean: str = "weighted"  # weighted | uniform (the authors' program): the mean that ε1 bounds
     warmup: int = 20  # rounds before the first split
-    length: int = 5  # GCFL+: norms in a series
+    length: int = number(5, low=2, high=1000)  # GCFL+: norms in a series
     series: str = "update"  # GCFL+: norms of a client's update | gradient (the program), of its last step's gradient
     standardize: bool = False  # GCFL+: a series is divided by its standard deviation first
 
     def __post_init__(self) -> None:
         for key in ("eps1", "eps2", "warmup"):
             at_least(getattr(self, key), 0, f"strategy.{key}")
-        at_least(self.length, 2, "strategy.length")
         one_of(self.mean, ("weighted", "uniform"), "strategy.mean")
         one_of(self.series, ("update", "gradient"), "strategy.series")
 

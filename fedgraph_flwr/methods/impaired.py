@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 BLOCK = 256  # rows whose candidates are gathered at a time
@@ -19,6 +20,20 @@ def places(count: Tensor) -> tuple[Tensor, Tensor]:
     node = torch.arange(count.numel(), device=count.device).repeat_interleave(count)
     first = (count.cumsum(0) - count).repeat_interleave(count)
     return node, torch.arange(node.numel(), device=count.device) - first
+
+
+def whole_numbers(count: Tensor, most: int, client: int) -> Tensor:
+    """Predicted counts [N], rounded already, as numbers of neighbours, 0..most.
+
+    Raises:
+        FedGraphError: one is no number.
+    """
+    if not count.isfinite().all():
+        raise FedGraphError(
+            f"client {client}: its generator no longer tells how many neighbours a node misses, but values that are not finite"
+            " (a smaller strategy.generator_lr may help)"
+        )
+    return count.detach().clamp(0, most).long()
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ Shapes: X [N, F], s [N, walks + degrees], Â [N, N], h and s^l [N, H], W_f [2H, 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,8 +107,13 @@ class FedStar(Model):
         for feature, structure in zip(self.feature_convs, self.structure_convs, strict=True):
             both = torch.cat([h, s], 1)
             h = dropout(torch.relu(feature(both + inputs.neighbours @ both)), self.dropout, self.training)
-            s = torch.tanh(inputs.adj @ (s @ structure.weight) + structure.bias)
+            s = self.structure_step(structure, s, inputs)
         return torch.relu(self.post(self.fuse(torch.cat([h, s], 1))))
+
+    @staticmethod
+    def structure_step(conv: Any, s: Tensor, inputs: ChannelInputs) -> Tensor:
+        """s^l of s^{l-1}, [N, H]."""
+        return torch.tanh(inputs.adj @ (s @ conv.weight) + conv.bias)
 
     def classify(self, h: Tensor, inputs: ChannelInputs) -> Tensor:
         """Logits [N, C]."""
@@ -116,6 +122,6 @@ class FedStar(Model):
     def representations(self, inputs: ChannelInputs) -> dict[str, Tensor]:
         """Also the structure channel's s^L, which depends on shared parameters alone."""
         s = self.structure(inputs.s)
-        for conv in self.structure_convs:
-            s = torch.tanh(inputs.adj @ conv(s))
+        for structure in self.structure_convs:
+            s = self.structure_step(structure, s, inputs)
         return {"": self(inputs), "structure": s}

@@ -228,6 +228,10 @@ class Pattern:
         """Sum of each row's values: [E] → [N]."""
         return values.new_zeros(self.num_nodes).index_add(0, self.row, values)
 
+    def row_max(self, values: Tensor) -> Tensor:
+        """The largest of each row's values, −inf where there is none: [E] → [N]."""
+        return values.new_full((self.num_nodes,), -torch.inf).scatter_reduce(0, self.row, values, "amax")
+
     @cached_property
     def _flipped(self) -> tuple[Tensor, Tensor, Tensor]:
         """Of the transpose: pointer, columns, and which entry each is. Only a backward pass needs it."""

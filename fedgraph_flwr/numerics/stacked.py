@@ -70,9 +70,11 @@ class _BlockProduct(torch.autograd.Function):
 
 
 def stackable(inputs: Any) -> bool:
-    """Whether inputs are of kinds that can be stacked."""
+    """Whether inputs are of kinds that can be stacked: rows for nodes, and of a sparse matrix but X columns for nodes too."""
     return isinstance(inputs, Inputs) and all(
-        isinstance(value, Tensor | SparseMatrix) for value in _fields(inputs).values()
+        (isinstance(value, Tensor) and len(value) == rows_of(inputs))
+        or (isinstance(value, SparseMatrix) and (name == "x" or value.shape == inputs.adj.shape))
+        for name, value in _fields(inputs).items()
     )
 
 

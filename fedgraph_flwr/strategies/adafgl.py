@@ -27,8 +27,8 @@ class AdaFGL(GraphStrategy):
 
     @property
     def holds(self) -> np.ndarray:
-        """Who has the extractor, [M]."""
-        return self.memory.setdefault("holds", np.zeros(self.cfg.num_clients, bool))
+        """Which clients, ascending, have the extractor, [M]."""
+        return self.memory.setdefault("holds", np.zeros(len(self.clients), bool))
 
     def schema(self, phase: str, client: int | None) -> Schema:
         """Nothing answers the extractor."""
@@ -43,9 +43,10 @@ class AdaFGL(GraphStrategy):
     def before_train(self, arrays: Arrays) -> Groups:
         """Hand out θ, once: to all, and later to those who were not reached."""
         if self.server_round > self.params.extractor_rounds:
+            places = {client: place for place, client in enumerate(sorted(self.clients))}
             due = self.cohort if self.holds.any() else sorted(self.clients)
-            if lacking := [client for client in due if not self.holds[client]]:
+            if lacking := [client for client in due if not self.holds[places[client]]]:
                 for reply in self.ask(EXTRACTOR, {EXTRACTOR: arrays}, lacking):
-                    self.holds[reply.client] = True
-            self.drop(client for client in self.cohort if not self.holds[client])
+                    self.holds[places[reply.client]] = True
+            self.drop(client for client in self.cohort if not self.holds[places[client]])
         return {}

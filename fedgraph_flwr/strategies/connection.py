@@ -133,9 +133,13 @@ def difference(known: Mapping[str, Any], told: Mapping[str, Any]) -> str:
     """What a client tells of itself that it did not tell before; of its numbers those that no other machine rounds otherwise."""
     for key in sorted(known.keys() | told.keys()):
         before, now = known.get(key), told.get(key)
-        if before != now and not (isinstance(before, float) and isinstance(now, float)):
+        if before != now and not (_rounded(before) and _rounded(now)):
             return f"{key}={before}, not {plain(now, 60)}"
     return ""
+
+
+def _rounded(told: Any) -> bool:
+    return isinstance(told, float) or (isinstance(told, list) and bool(told) and all(isinstance(n, float) for n in told))
 
 
 def _too_few(here: int, wanted: int) -> str:

@@ -16,11 +16,13 @@ Cost on the server: n models in memory and epochs · (n + 1) · (generator_steps
 nothing at the clients. It helps where clients know different classes well.
 """
 
+from logging import WARNING
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr import models
@@ -44,6 +46,7 @@ class FedTAD(GraphStrategy):
 
     Params: ClassVar[type] = Params
     sums: ClassVar[tuple[str, ...]] = ()  # every model is a teacher
+    averages: ClassVar[bool] = False  # and teaches, whatever rule the mean is by
     beyond_sums: ClassVar[str] = "every client's model as a teacher"
 
     @classmethod
@@ -81,7 +84,7 @@ class FedTAD(GraphStrategy):
             return self.distilled(mean, replies)
 
     def distilled(self, mean: Arrays, replies: list[Reply]) -> Arrays:
-        """θ towards what the clients that answered say of generated nodes."""
+        """θ towards what the clients that answered say of generated nodes; the mean, where that ends in what are no numbers."""
         p = self.params
         student, teachers = self.network(mean), [self.network(reply.arrays) for reply in replies]
         share = torch.tensor([self.clients[reply.client].description[RELIABILITY] for reply in replies], dtype=self.dtype)
@@ -104,6 +107,9 @@ class FedTAD(GraphStrategy):
                 learns.zero_grad()
                 disagreement(student(inputs), told, y, share).backward()
                 learns.step()
+        if not all(bool(parameter.isfinite().all()) for net in (student, made) for parameter in net.parameters()):
+            log(WARNING, "round %d: the distillation ended in values that are not finite, and is left out", self.server_round)
+            return mean
         self.memory = as_arrays(
             {
                 "generator": made.state_dict(),

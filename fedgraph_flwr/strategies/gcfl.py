@@ -19,6 +19,7 @@ Cost on the server: n² |θ| products for n clients, and their n models once the
 clients), a warped pair d².
 """
 
+from functools import cached_property
 from logging import INFO
 from typing import ClassVar
 
@@ -50,7 +51,7 @@ class GCFL(GraphStrategy):
 
     def setup(self) -> None:
         """One cluster; nobody has met."""
-        n = self.cfg.num_clients
+        n = len(self.clients)
         none = np.zeros(n, np.int64)
         self.memory = {"cluster": none, "cosine": np.zeros((n, n))}
         if self.params.plus:
@@ -70,6 +71,15 @@ class GCFL(GraphStrategy):
                 self.models |= {client: {name: a.copy() for name, a in own.items()} for client in members}  # files want copies
         return super().aggregate(arrays, replies)
 
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Of each client, ascending, its place in what is remembered: a fleet's indices may have gaps."""
+        return {client: place for place, client in enumerate(sorted(self.clients))}
+
+    def at(self, clients: list[int]) -> list[int]:
+        """Their places."""
+        return [self.places[client] for client in clients]
+
     @property
     def clusters(self) -> list[int]:
         """Their names, ascending."""
@@ -77,11 +87,11 @@ class GCFL(GraphStrategy):
 
     def members(self, cluster: int) -> list[int]:
         """The clients of a cluster, ascending."""
-        return np.flatnonzero(self.memory["cluster"] == cluster).tolist()
+        return [client for client, place in self.places.items() if self.memory["cluster"][place] == cluster]
 
     def present(self, cluster: int, replies: list[Reply]) -> list[int]:
         """Which of the replies are of a cluster's members."""
-        return [place for place, reply in enumerate(replies) if self.memory["cluster"][reply.client] == cluster]
+        return [place for place, reply in enumerate(replies) if self.memory["cluster"][self.places[reply.client]] == cluster]
 
     def gram(self, replies: list[Reply]) -> np.ndarray:
         """⟨Δ_i, Δ_j⟩ of the clients that answered, over what gradients train, [n, n]."""
@@ -94,7 +104,7 @@ class GCFL(GraphStrategy):
 
     def compare(self, replies: list[Reply], gram: np.ndarray) -> None:
         """Keep the cosines of the pairs that met, and the norms of this round."""
-        clients, norms = [reply.client for reply in replies], np.sqrt(gram.diagonal())
+        clients, norms = self.at([reply.client for reply in replies]), np.sqrt(gram.diagonal())
         lengths = np.outer(norms, norms)
         self.memory["cosine"][np.ix_(clients, clients)] = np.divide(
             gram, lengths, out=np.zeros_like(gram), where=lengths > 0
@@ -110,7 +120,7 @@ class GCFL(GraphStrategy):
         present = self.present(cluster, replies)
         if self.server_round <= self.params.warmup or len(present) < 3:
             return False
-        if self.params.plus and self.memory["recorded"][self.members(cluster)].min() < self.params.length:
+        if self.params.plus and self.memory["recorded"][self.at(self.members(cluster))].min() < self.params.length:
             return False
         weights = self.weights([replies[place] for place in present])
         p = np.ones(len(present)) if self.params.mean == "uniform" or not any(weights) else np.array(weights)
@@ -122,16 +132,17 @@ class GCFL(GraphStrategy):
         """Two clusters of one: the side without its first client becomes a new one."""
         members = self.members(cluster)
         stay, leave = halves(self.likeness(members), members)
-        self.memory["cluster"][leave] = self.memory["cluster"].max() + 1
+        self.memory["cluster"][self.at(leave)] = self.memory["cluster"].max() + 1
         if self.params.plus:
             self.memory["recorded"][:] = 0
         log(INFO, "round %d: a cluster is split into clients %s and %s", self.server_round, stay, leave)
 
     def likeness(self, members: list[int]) -> np.ndarray:
         """Weights of the graph that is cut, [n, n]."""
+        at = self.at(members)
         if not self.params.plus:
-            return np.clip(1 + self.memory["cosine"][np.ix_(members, members)], 0, 2)
-        series = self.memory["series"][members]
+            return np.clip(1 + self.memory["cosine"][np.ix_(at, at)], 0, 2)
+        series = self.memory["series"][at]
         if self.params.standardize:
             deviation = series.std(axis=1, keepdims=True)
             series = series / np.where(deviation > 0, deviation, 1)

@@ -20,6 +20,7 @@ class PersonalStrategy(GraphStrategy):
     """Mixes clients' models by a matrix; clients that did not answer keep theirs in `models`."""
 
     sums: ClassVar[tuple[str, ...]] = ()  # every client's mixture is another
+    averages: ClassVar[bool] = False  # and is a sum by A, in which no rule has a say
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
         """A [n, n] of the n clients that answered, in their order; each row sums to 1."""

@@ -26,6 +26,11 @@ from fedgraph_flwr.methods.declarations import declaration
 from tests.methods.small_runs import FEATURES, METHODS, Go, is_typed, small_runs
 from tests.support import Finished, call_fresh, recorded_messages, same_result
 
+FORMS = [(method, *words) for method in METHODS for words in [[], *declaration(method).variants]]
+"""Every method, and with the words under which it does what it does not in three rounds of its defaults."""
+
+forms = pytest.mark.parametrize("form", FORMS, ids=" ".join)
+
 SHARING = [m for m in METHODS if (s := compose([f"strategy={m}"]).strategy).shared and not s.pooled]
 """Methods of several clients that share something."""
 
@@ -38,21 +43,21 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def first(go: Go) -> Callable[[str], Finished]:
-    """The run that the others are compared with, once a method."""
-    runs: dict[str, Finished] = {}
+def first(go: Go) -> Callable[..., Finished]:
+    """The run that the others are compared with, once a form."""
+    runs: dict[tuple[str, ...], Finished] = {}
 
-    def get(method: str) -> Finished:
-        if method not in runs:
-            runs[method] = go(method)
-        return runs[method]
+    def get(*form: str) -> Finished:
+        if form not in runs:
+            runs[form] = go(*form)
+        return runs[form]
 
     return get
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_runs_and_nobody_fails(method, first):
-    finished = first(method)
+@forms
+def test_runs_and_nobody_fails(form, first):
+    finished = first(*form)
     assert finished.summary["failures"] == {}
     assert [r["round"] for r in finished.rounds] == [1, 2, 3]
     assert all(np.isfinite(r["train"]["train_loss"]) for r in finished.rounds)
@@ -76,8 +81,8 @@ def test_same_seed_same_result_and_another_seed_another(method, go, first):
     assert [r["train"] for r in other.rounds] != [r["train"] for r in first(method).rounds]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_order_of_replies_does_not_matter(method, go, first, monkeypatch):
+@forms
+def test_order_of_replies_does_not_matter(form, go, first, monkeypatch):
     pull, rng, moved = InlineGrid.pull_messages, random.Random(0), []
 
     def shuffled(self: InlineGrid, message_ids: Any) -> list[Any]:
@@ -88,8 +93,8 @@ def test_order_of_replies_does_not_matter(method, go, first, monkeypatch):
         return order
 
     monkeypatch.setattr(InlineGrid, "pull_messages", shuffled)
-    same_result(go(method), first(method))
-    assert any(moved) or first(method).cfg.strategy.pooled
+    same_result(go(*form), first(*form))
+    assert any(moved) or first(*form).cfg.strategy.pooled
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -120,32 +125,32 @@ def test_every_method_meets_flipped_edges(method, go, first):
     assert [r["train"] for r in flipped.rounds] != [r["train"] for r in first(method).rounds]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_client_survives_between_messages_only_in_its_state(method, go, first, monkeypatch):
+@forms
+def test_a_client_survives_between_messages_only_in_its_state(form, go, first, monkeypatch):
     """Every message meets a client rebuilt from ``context.state``, as on a fleet."""
     monkeypatch.setattr(InlineGrid, "_call", call_fresh)
-    same_result(go(method), first(method))
+    same_result(go(*form), first(*form))
 
 
 @pytest.mark.parametrize("done", [1, pytest.param(2, marks=pytest.mark.faults)])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_ends_like_one_that_was_never_interrupted(method, done, go, first):
-    half = go(method, f"rounds={done}", "checkpoint_every=1")
+@forms
+def test_a_resumed_run_ends_like_one_that_was_never_interrupted(form, done, go, first):
+    half = go(*form, f"rounds={done}", "checkpoint_every=1")
     tensors, values = read_tensors(half.out / "checkpoint.safetensors")
     assert values["round"] == done
     assert {name.removeprefix("arrays/") for name in tensors if name.startswith("arrays/")} == set(half.arrays)
     session.forget(0)
-    same_result(go(method, f"resume={half.out}", f"out={half.out}"), first(method))
+    same_result(go(*form, f"resume={half.out}", f"out={half.out}"), first(*form))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_stacked_clients_train_as_each_does_alone(method, go, monkeypatch):
+@forms
+def test_stacked_clients_train_as_each_does_alone(form, go, monkeypatch):
     words = ["dtype=float64", "rounds=2", "stack=3"]
-    cfg = go(method, *words[:2]).cfg
+    cfg = go(*form, *words[:2]).cfg
     init, stacks = together.Stack.__init__, []
     monkeypatch.setattr(together, "SLACK", 10)  # the three are of unlike size
     monkeypatch.setattr(together.Stack, "__init__", lambda *args, **w: stacks.append(len(args[1])) or init(*args, **w))
-    alone, stacked = Finished(cfg, {}), go(method, *words)
+    alone, stacked = Finished(cfg, {}), go(*form, *words)
     several = cfg.num_clients > 1 and not cfg.strategy.pooled
     assert set(stacks) == ({3} if several and not not_stacked(cfg) else set())
     assert stacked.summary["stacked"] == (0 if not_stacked(cfg) else 3)
@@ -251,13 +256,13 @@ def test_every_method_gives_the_same_on_ray(first, tmp_path):
     """One Ray instance for all of them, so one test."""
     different = []
     with ray_session():
-        for method in METHODS:
-            inline = first(method)
-            cfg = replace(inline.cfg, engine="ray", out=str(tmp_path / method))
+        for form in FORMS:
+            inline = first(*form)
+            cfg = replace(inline.cfg, engine="ray", out=str(tmp_path / "_".join(form)))
             try:
                 same_result(Finished(cfg, run_ray(cfg)), inline)
             except AssertionError as error:
-                different.append(f"{method}: {error}")
+                different.append(f"{' '.join(form)}: {error}")
     assert different == []
 
 
