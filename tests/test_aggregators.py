@@ -134,6 +134,12 @@ def test_fedspa_puts_its_groups_together_as_one_model(run, monkeypatch, name):
         (["strategy.aggregator=mode"], "strategy.aggregator 'mode' unknown"),
         (["strategy.byzantine=-1"], "strategy.byzantine must be >= 0"),
         (["strategy=fedgrad", "strategy.aggregator=median"], "fedgrad does something else with what clients send"),
+        (["strategy=fedpub", "strategy.aggregator=median"], "fedpub does something else with what clients send"),
+        (
+            ["strategy=fedgta", "strategy.max_share=0.3"],
+            "max_share=0.3 caps a weight, and fedgta takes no weighted mean",
+        ),
+        (["strategy=fedtad", "strategy.aggregator=krum"], "fedtad does something else with what clients send"),
         (["strategy=local", "strategy.aggregator=median"], "local shares nothing"),
         (["strategy=central", "strategy.aggregator=median"], "central has one client"),
         (["strategy.aggregator=krum"], "at least 5 clients a round, and there are 3"),

@@ -3,7 +3,7 @@
 declares:
   limits:                                     # the values at which it is another method, number for number
     - {words: [strategy.mu=0], equals: [strategy=fedavg]}
-  variants: [[strategy.exchange=two_phase]]   # words that bring phases, groups of arrays or code that short runs of its defaults lack
+  variants: [[strategy.exchange=two_phase]]   # words that bring phases, arrays or code that short runs by default lack
   sized: [up/identity, down/structure]        # groups of arrays with a row for each node or edge of a client
   features: [up/features]                     # groups of arrays that hold features of nodes
 """

@@ -9,8 +9,10 @@ from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.adafgl import AdaFGLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL
+from fedgraph_flwr.messages import MODEL, Reply
 from fedgraph_flwr.numerics.sparse import SmoothedRows
+from fedgraph_flwr.strategies.adafgl import AdaFGL
+from fedgraph_flwr.strategies.connection import ClientInfo
 from tests.conftest import client_graph
 from tests.support import call_fresh, recorded_messages, same_result
 
@@ -205,3 +207,14 @@ def test_a_client_that_was_not_reached_is_asked_again(run, monkeypatch):
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=f"strategy.{word.partition('=')[0]}"):
         check_method(compose(["strategy=adafgl", f"strategy.{word}"]))
+
+
+def test_indices_with_gaps_get_the_extractor():
+    server = AdaFGL(compose(["strategy=adafgl", "num_clients=3", "strategy.extractor_rounds=1"]), None)
+    server.clients = {name: ClientInfo(name, name, {}) for name in (0, 3, 7)}
+    server.cohort, server.server_round, asked = [3, 7], 2, []
+    server.ask = lambda phase, groups, clients: asked.append(clients) or [Reply(c) for c in clients if c != 3]
+    server.before_train({"w": np.zeros(2)})
+    server.cohort = [3, 7]
+    server.before_train({"w": np.zeros(2)})
+    assert asked == [[0, 3, 7], [3]]

@@ -12,6 +12,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.methods.feddep import clustered
 from fedgraph_flwr.models.feddep import DeepGenerator
+from fedgraph_flwr.secure.policy import Policy
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays, call_fresh, recorded_messages, same_result
 
@@ -157,3 +158,20 @@ def test_fresh_clients_a_cohort_and_a_resumption_end_alike(run, monkeypatch):
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=word.partition("=")[0].replace("model.layers", "model").split(".")[-1]):
         check_method(compose(["strategy=feddep", word]))
+
+
+def test_a_nodes_owner_may_ask_for_more_nodes_than_the_run():
+    client = client_of("strategy.prototypes=4")
+    told = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]["count"]
+    client.policy = Policy(min_nodes=5)
+    hidden = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]["count"]
+    assert hidden.tolist() == np.where(told >= 5, told, 0).tolist() != told.tolist()
+
+
+def test_counts_that_are_no_numbers_are_one_sentence():
+    client = client_of()
+    assert client.whole(torch.tensor([0.4, 2.6, 99.0])).tolist() == [0, 3, client.params.neighbours]
+    with pytest.raises(
+        FedGraphError, match=r"client 0: its generator no longer .*a smaller strategy\.generator_lr may help"
+    ):
+        client.whole(torch.tensor([1, torch.nan]))

@@ -140,3 +140,8 @@ def test_a_round_by_hand(run, monkeypatch):
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=f"strategy.{word.partition('=')[0]}"):
         check_method(compose(["strategy=fedgta", f"strategy.{word}"]))
+
+
+def test_typed_graphs_are_refused():
+    with pytest.raises(FedGraphError, match="smooths labels along edges of one type; model=rgcn is for typed ones"):
+        check_method(compose(["strategy=fedgta", "model=rgcn"]))

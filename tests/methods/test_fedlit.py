@@ -10,6 +10,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Reply
 from fedgraph_flwr.methods.fedlit import assigned, matched, means
+from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.fedlit import FedLIT
 from tests.conftest import client_graph
@@ -161,3 +162,18 @@ def test_a_client_without_links_trains_and_moves_no_centre(run, client_files):
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=word.partition("=")[0]):
         check_method(compose(["strategy=fedlit", word]))
+
+
+def test_types_of_few_nodes_tell_nothing():
+    client = client_of()
+    client.policy = Policy(min_nodes=N + 1)
+    client.train()
+    told = client.send()[0]["links"]
+    assert not told["centroids"].any()
+    assert not told["count"].any()
+    centres = np.random.default_rng(0).normal(size=(K, 2 * H))
+    client.receive({"links": {"centroids": centres}})
+    client.train()
+    np.testing.assert_array_equal(client.send()[0]["links"]["centroids"], centres)
+    client.policy = Policy(min_nodes=1)
+    assert (client.send()[0]["links"]["centroids"] != centres).any()

@@ -114,3 +114,15 @@ def test_a_client_of_isolated_nodes_has_an_encoding():
     alone = ClientGraph(**{**vars(graph), "edge_index": torch.zeros(2, 0, dtype=torch.int64)})
     found = structure_encoding(alone.edge_index, N, 3, 2)
     torch.testing.assert_close(found, torch.tensor([[0, 0, 0, 1, 0]] * N, dtype=torch.float64))
+
+
+def test_the_structure_that_is_told_of_is_what_the_network_reads():
+    client = GraphClient(compose(["strategy=fedstar", "model.hidden=6"]), client_graph(0, N))
+    with torch.no_grad():
+        for conv in client.model.structure_convs:
+            conv.bias.normal_()
+        read = []
+        client.model.fuse.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+        client.model.eval()
+        told = client.model.representations(client.inputs)["structure"]
+    torch.testing.assert_close(told, read[0][:, -told.size(1) :], rtol=0, atol=0)

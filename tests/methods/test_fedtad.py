@@ -154,3 +154,28 @@ def test_a_network_of_which_a_part_stays_at_the_clients_is_refused():
     with pytest.raises(FedGraphError, match=r"head\.\w+ stays with the clients"):
         check_method(compose(["strategy=fedtad", "strategy.private=[head]"]))
     assert isinstance(server_of().network(server_of().arrays), nn.Module)
+
+
+def test_classes_of_few_nodes_are_told_as_unknown():
+    graph = client_graph(0, N, num_classes=C)
+    count = graph.y[graph.train_mask].bincount(minlength=C)
+    few = int(count.max())
+    told = reliability(graph, 3, least=few)
+    assert (count < few).sum() > 0
+    assert not told[(count < few).numpy()].any()
+    assert told.sum() == pytest.approx(1)
+
+
+def test_a_teacher_that_is_beyond_numbers_teaches_nothing(caplog):
+    server = server_of("strategy.epochs=2")
+    before = server.aggregate(server.arrays, replies_of(server, 1, 2))
+    memory = server.memory
+    replies = replies_of(server, 1, 1e200)
+    mean = super(FedTAD, server).aggregate(server.arrays, replies)
+    told = server.aggregate(server.arrays, replies)
+    assert all(np.isfinite(array).all() for array in told.values())
+    for name, array in mean.items():
+        np.testing.assert_array_equal(told[name], array)
+        assert not np.array_equal(before[name], array)
+    assert server.memory is memory
+    assert "is left out" in caplog.text

@@ -12,6 +12,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Reply
 from fedgraph_flwr.methods.fggp import bank, finch
+from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.fggp import FGGP
 from tests.conftest import client_graph
 
@@ -207,3 +208,11 @@ def test_wrong_keys_are_refused(words):
 def test_a_network_that_reads_more_than_edges_is_refused():
     with pytest.raises(FedGraphError, match="reads more of a graph than its adjacency"):
         client_of("model=fedhero")
+
+
+def test_a_nodes_owner_may_ask_for_more_nodes_than_the_run():
+    client = client_of("strategy.min_nodes=2")
+    sure = client.prototypes(client.features(), client.model.classify(client.features(), client.inputs))[1]
+    for least in (0, 1, 3, N):
+        client.policy = Policy(min_nodes=least)
+        assert client.send()[0]["prototypes"]["known"].tolist() == (sure >= max(2, least)).tolist()

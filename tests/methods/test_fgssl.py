@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedgraph_flwr.checks import check_method
-from fedgraph_flwr.clients.fgssl import FGSSLClient, contrast, edge_divergence, neighbour_divergence
+from fedgraph_flwr.clients.fgssl import FGSSLClient, contrast, edge_divergence, log_shares, neighbour_divergence
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.gcn import GCN
@@ -189,3 +189,19 @@ def test_a_network_of_one_layer_is_refused_where_it_would_teach():
     with pytest.raises(FedGraphError, match=r"model\.layers >= 2"):
         check_method(compose(["strategy=fgssl", "model.layers=1"]))
     check_method(compose(["strategy=fgssl", "model.layers=1", "strategy.contrast=0", "strategy.structure_weight=0"]))
+
+
+@pytest.mark.parametrize("temperature", [1, 0.1, 1e-3])
+def test_shares_sum_to_one_at_every_temperature(temperature):
+    """A node's neighbours may all point away from it."""
+    z = torch.randn(12, 6)
+    z[:6] = -z[6:]
+    row = torch.arange(6).repeat_interleave(2)
+    pairs = Pattern(row, torch.stack([row[::2] + 6, (row[::2] + 1) % 6 + 6], 1).flatten(), 12)
+    shares = log_shares(z, pairs, temperature).exp()
+    torch.testing.assert_close(shares.view(6, 2).sum(1), torch.ones(6))
+
+
+def test_the_largest_of_each_row():
+    pairs = Pattern(torch.tensor([0, 0, 2]), torch.tensor([1, 2, 0]), 3)
+    assert pairs.row_max(torch.tensor([-3.0, -1.0, 2.0])).tolist() == [-1, -torch.inf, 2]

@@ -209,3 +209,23 @@ def test_split_runs_resume_with_a_part_of_the_clients(run, plus):
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=rf"strategy\.{word.partition('=')[0]}"):
         check_method(compose(["strategy=gcfl", f"strategy.{word}"]))
+
+
+@pytest.mark.parametrize("plus", ["false", "true"])
+def test_indices_with_gaps_are_clustered_alike(plus):
+    """On a fleet a run of six may be of the graphs 0, 3, 40, .. of a larger partition."""
+    names = [0, 3, 40, 41, 50, 77]
+    words = [word for word in ALWAYS[1:] if plus == "false" or "warmup" not in word] + [
+        f"strategy.plus={plus}",
+        "strategy.length=2",
+    ]
+    plain, gaps = server_of(*words), server_of(*words)
+    gaps.clients = {name: ClientInfo(name, name, {"num_train": 1}) for name in names}
+    gaps.setup()
+    for _ in range(3):
+        updates = planted()
+        ours = step(plain, updates)
+        assert step(gaps, {names[i]: update for i, update in updates.items()}) == [
+            [names[i] for i in group] for group in ours
+        ]
+    assert len(ours) > 1
