@@ -61,7 +61,8 @@ def keep_freed_memory() -> None:
 def _set(mmap_threshold: int, trim_threshold: int) -> bool:
     if not (mallopt := _mallopt()):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, mmap_threshold) and mallopt(_TRIM_THRESHOLD, trim_threshold))
+    taken = mallopt(_MMAP_THRESHOLD, mmap_threshold) or mallopt(_MMAP_THRESHOLD, _USUAL[0])  # an older one's highest
+    return bool(taken and mallopt(_TRIM_THRESHOLD, trim_threshold))
 
 
 def _mallopt() -> Callable[[int, int], int] | None:
