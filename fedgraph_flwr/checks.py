@@ -42,7 +42,7 @@ def check_method(cfg: RunConfig) -> None:
         method_params(side, cfg)
     aggregators.check(cfg, sides[0].averages)
     privacy.check(cfg, sides[0].plain_average)
-    adversaries.check(cfg, sides[0].averages)
+    adversaries.check(cfg, sides[0].sends_models)
     _check_sums(cfg, sides[0])
     if cfg.privacy.secagg:
         _check_secagg(cfg)

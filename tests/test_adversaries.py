@@ -57,6 +57,13 @@ def test_lies_are_the_same_wherever_clients_live(run, monkeypatch, kind):
     assert any(not np.array_equal(once.arrays[n], other.arrays[n]) for n in other.arrays)
 
 
+@pytest.mark.parametrize("method", ["gcfl", "fedpub", "fedgta", "fedtad"])
+def test_servers_that_do_more_than_average_are_lied_to_as_well(run, method):
+    words = [f"strategy={method}", "rounds=1"]
+    honest, lied = (run(*words, *more) for more in ([], ["adversary.kind=scaling", "adversary.clients=[1]"]))
+    assert any(not np.array_equal(honest.arrays[n], lied.arrays[n]) for n in honest.arrays)
+
+
 @pytest.mark.parametrize("graph", [client_graph(0), typed_client(0, people=11)])
 def test_only_training_labels_are_flipped(graph):
     flipped, train = with_flipped_labels(graph), graph.train_mask
@@ -151,9 +158,9 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
         (["adversary.kind=bribe"], "adversary.kind 'bribe' unknown"),
         (["adversary.kind=scaling", "adversary.clients=[3]"], "names 3, and clients are 0 to 2"),
         (["adversary.kind=scaling", "adversary.clients=[1,1]"], "different whole numbers"),
-        (["adversary.kind=scaling", "strategy=fedgrad"], "which that of fedgrad does not"),
-        (["adversary.kind=scaling", "strategy=local"], "which that of local does not"),
-        (["adversary.kind=label_flip", "strategy=central"], "which that of central does not"),
+        (["adversary.kind=scaling", "strategy=fedgrad"], "which those of fedgrad do not"),
+        (["adversary.kind=scaling", "strategy=local"], "which those of local do not"),
+        (["adversary.kind=label_flip", "strategy=central"], "which those of central do not"),
         (["adversary.kind=backdoor_central", "strategy=fedhero"], "clients of fedhero keep"),
         (["adversary.kind=backdoor_central", "adversary.target=3"], "classes are 0 to 2"),
         (

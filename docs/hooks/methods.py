@@ -212,7 +212,7 @@ def declared(of: Method) -> str:
         "scored by": "a model of each client, and the shared one beside it" if of.keys.get("personal") else whole,
         "robust rules (`strategy.aggregator`)": "take its mean's place"
         if server.averages
-        else "refused: no models are averaged",
+        else "refused: the server does not average models, or more than that",
         "secure aggregation (`privacy.secagg`)": f"refused: {needs}"
         if server.beyond_sums or not server.sums
         else "works",

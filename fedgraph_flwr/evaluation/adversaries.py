@@ -14,12 +14,12 @@ from fedgraph_flwr.lookup import function, locate
 from fedgraph_flwr.messages import Arrays, derive_seed
 
 
-def check(cfg: RunConfig, averages: bool) -> None:
+def check(cfg: RunConfig, sends_models: bool) -> None:
     """Refuse a lie that the method gives no occasion for.
 
     Args:
         cfg: the run's configuration.
-        averages: whether the method puts clients' models together (`GraphStrategy.averages`).
+        sends_models: what the method declares (`GraphStrategy.sends_models`).
 
     Raises:
         FedGraphError: one sentence.
@@ -33,10 +33,10 @@ def check(cfg: RunConfig, averages: bool) -> None:
         raise FedGraphError(
             f"adversary.kind={lie.kind} is a study in simulation: use engine=inline or ray, not {cfg.engine}"
         )
-    if rules.pooled or (lie.kind != "label_flip" and not (averages and rules.shared)):
+    if rules.pooled or (lie.kind != "label_flip" and not (sends_models and rules.shared)):
         raise FedGraphError(
-            f"adversary.kind={lie.kind} is told to a server that puts clients' models together, which that of {rules.name}"
-            " does not; use another method"
+            f"adversary.kind={lie.kind} is told to a server that clients send their models to, which those of {rules.name}"
+            " do not; use another method"
         )
     if lie.backdoor:
         model = models.probe(cfg.model)

@@ -80,7 +80,8 @@ class GraphStrategy(FlowerFedAvg):
     Attributes:
         Params: the method's own keys.
         plain_average: whether all that leaves a client is its model, and all that the server does follows from `average`.
-        averages: whether what the server does with the models that clients send is to put them together by `average`.
+        sends_models: whether clients answer with their models.
+        averages: whether what the server does with these is to put them together by `average`.
         sums: groups of the training answer of which the server needs weighted sums alone, never one client's arrays.
         beyond_sums: what it needs of single clients beside sums by `sum_weights`, in words; empty: nothing.
         params: the keys' values.
@@ -106,6 +107,7 @@ class GraphStrategy(FlowerFedAvg):
 
     Params: ClassVar[type] = NoParams
     plain_average: ClassVar[bool] = False
+    sends_models: ClassVar[bool] = True
     averages: ClassVar[bool] = True
     sums: ClassVar[tuple[str, ...]] = (MODEL,)
     beyond_sums: ClassVar[str] = ""

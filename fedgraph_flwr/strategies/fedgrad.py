@@ -27,7 +27,8 @@ class FedGrad(GraphStrategy):
     """Eq. (8) on the server."""
 
     Params: ClassVar[type] = FedGradParams
-    averages: ClassVar[bool] = False  # the answers hold gradients
+    sends_models: ClassVar[bool] = False  # the answers hold gradients
+    averages: ClassVar[bool] = False
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
