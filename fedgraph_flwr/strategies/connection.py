@@ -1,5 +1,6 @@
 """Who is there: the nodes of a run, which client each of them is, and clients that come back under another node id."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -133,13 +134,16 @@ def difference(known: Mapping[str, Any], told: Mapping[str, Any]) -> str:
     """What a client tells of itself that it did not tell before; of its numbers those that no other machine rounds otherwise."""
     for key in sorted(known.keys() | told.keys()):
         before, now = known.get(key), told.get(key)
-        if before != now and not (_rounded(before) and _rounded(now)):
+        if before != now and not _rounding(before, now):
             return f"{key}={before}, not {plain(now, 60)}"
     return ""
 
 
-def _rounded(told: Any) -> bool:
-    return isinstance(told, float) or (isinstance(told, list) and bool(told) and all(isinstance(n, float) for n in told))
+def _rounding(before: Any, now: Any) -> bool:
+    if isinstance(before, list) and isinstance(now, list):
+        floats = len(before) == len(now) and all(isinstance(n, float) for n in (*before, *now))
+        return floats and all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(before, now, strict=True))
+    return isinstance(before, float) and isinstance(now, float)
 
 
 def _too_few(here: int, wanted: int) -> str:

@@ -12,7 +12,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Reply
 from fedgraph_flwr.methods.fedtad import reliability
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
-from fedgraph_flwr.strategies.connection import ClientInfo
+from fedgraph_flwr.strategies.connection import ClientInfo, difference
 from fedgraph_flwr.strategies.fedtad import FedTAD, disagreement
 from tests.conftest import client_graph
 from tests.support import same_result
@@ -179,3 +179,10 @@ def test_a_teacher_that_is_beyond_numbers_teaches_nothing(caplog):
         assert not np.array_equal(before[name], array)
     assert server.memory is memory
     assert "is left out" in caplog.text
+
+
+def test_shares_that_another_machine_rounds_otherwise_are_the_same_party():
+    known = {"num_train": 4, "reliability": [0.1, 0.9]}
+    assert not difference(known, known | {"reliability": [0.1, 0.9000000000000002]})
+    for other in ([0.2, 0.8], [0.1, 0.9, 0.0], [], [0.1, 1]):
+        assert "reliability=" in difference(known, known | {"reliability": other})
