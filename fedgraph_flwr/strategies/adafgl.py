@@ -43,10 +43,9 @@ class AdaFGL(GraphStrategy):
     def before_train(self, arrays: Arrays) -> Groups:
         """Hand out θ, once: to all, and later to those who were not reached."""
         if self.server_round > self.params.extractor_rounds:
-            places = {client: place for place, client in enumerate(sorted(self.clients))}
             due = self.cohort if self.holds.any() else sorted(self.clients)
-            if lacking := [client for client in due if not self.holds[places[client]]]:
+            if lacking := [client for client in due if not self.holds[self.places[client]]]:
                 for reply in self.ask(EXTRACTOR, {EXTRACTOR: arrays}, lacking):
-                    self.holds[places[reply.client]] = True
-            self.drop(client for client in self.cohort if not self.holds[places[client]])
+                    self.holds[self.places[reply.client]] = True
+            self.drop(client for client in self.cohort if not self.holds[self.places[client]])
         return {}

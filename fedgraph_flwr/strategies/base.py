@@ -386,6 +386,11 @@ class GraphStrategy(FlowerFedAvg):
         """Of a message that makes a client file its state once it has answered, where a checkpoint is due; else nothing."""
         return {"checkpoint": True, "run": self.recorder.run_name} if self.checkpoint_due else {}
 
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Of each client, ascending, its place in what is remembered: a fleet's indices may have gaps."""
+        return {client: place for place, client in enumerate(sorted(self.clients))}
+
     @property
     def cohort_size(self) -> int:
         """How many clients a round samples."""

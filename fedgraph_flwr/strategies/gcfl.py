@@ -19,7 +19,6 @@ Cost on the server: n² |θ| products for n clients, and their n models once the
 clients), a warped pair d².
 """
 
-from functools import cached_property
 from logging import INFO
 from typing import ClassVar
 
@@ -70,11 +69,6 @@ class GCFL(GraphStrategy):
                 own = self.average([r.arrays for r in present], weights) if any(weights) else self.model_of(members[0])
                 self.models |= {client: {name: a.copy() for name, a in own.items()} for client in members}  # files want copies
         return super().aggregate(arrays, replies)
-
-    @cached_property
-    def places(self) -> dict[int, int]:
-        """Of each client, ascending, its place in what is remembered: a fleet's indices may have gaps."""
-        return {client: place for place, client in enumerate(sorted(self.clients))}
 
     def at(self, clients: list[int]) -> list[int]:
         """Their places."""
