@@ -16,7 +16,8 @@ begins from the initial model, as in every method here. Ours: edges to new nodes
 Leaves the client, before round 1: for its training nodes that lost neighbours, the predicted features of these and how many each
 lost; for the peers' predictions, the difference from the nearest of features that it draws of its own nodes, which tells these
 features to whoever knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and ``privacy.secagg``). Then what FedAvg sends.
-Cost: generator and moments while it trains; then the new nodes' features. It helps where few edges within a client remain.
+Cost: generator and moments while it trains; then the new nodes' features, in training those alone that training nodes read. It helps
+where few edges within a client remain.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
+from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase, to_numpy
 from fedgraph_flwr.clients.personal import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
@@ -55,12 +56,14 @@ class FedSageClient(GraphClient):
 
     Attributes:
         generator: NeighGen, the classifier beside it, and their optimiser, while they train.
+        read: the inputs without new nodes that no training node reads, where these are most of them.
     """
 
     Params: ClassVar[type] = Params
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)
     needs_others: ClassVar[str] = "the generator of missing neighbours was trained with the other clients, and is not kept"
     generator: tuple[NeighGen, Model, Adam] | None = None
+    read: Inputs | None = None
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -224,7 +227,30 @@ class FedSageClient(GraphClient):
             self.inputs = self.model.prepare(mended(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
             if type(own) is Inputs and isinstance(own.x, SparseMatrix):  # generated features are dense, and few
                 self.inputs = Inputs(StackedRows(own.x, x), self.inputs.adj)  # type: ignore[arg-type]
+            self.read = self.read_in_training()
             self.batch = self.batch._replace(inputs=self.inputs)
+
+    def read_in_training(self) -> Inputs | None:
+        """The inputs without new nodes that are further from all training nodes than the network reads; None: most are read."""
+        if type(self.inputs) is not Inputs or self.model.hops is None:
+            return None
+        x, adj, nodes = self.inputs.x, self.inputs.adj, self.graph.num_nodes
+        kept = adj.reached(self.train_nodes, self.model.hops)
+        kept[:nodes] = True
+        new = kept[nodes:]
+        if 2 * new.sum() > new.numel():  # a copy of them would cost more than it saves
+            return None
+        if isinstance(x, StackedRows):
+            return Inputs(StackedRows(x.sparse, x.dense[new]), adj.among(kept))  # type: ignore[arg-type]
+        if not isinstance(x, Tensor):
+            return None
+        smooth = self.inputs.propagated
+        return Inputs(x[kept], adj.among(kept), propagated=None if smooth is None else smooth[kept])
+
+    def batches(self) -> Iterator[Batch]:
+        """FedAvg's, without new nodes that change no logit of a training node."""
+        for batch in super().batches():
+            yield batch if self.read is None else batch._replace(inputs=self.read)
 
     def logits(self, inputs: Any) -> Tensor:
         """Of the own nodes, [N, C]."""

@@ -103,6 +103,11 @@ class Model(nn.Module):
         return None
 
     @property
+    def hops(self) -> int | None:
+        """How far along edges a logit reads; None: nobody said, or as far as the graph goes."""
+        return None
+
+    @property
     def ties_weights(self) -> bool:
         """Whether two of its parameters are one tensor."""
         return len(list(self.named_parameters(remove_duplicate=False))) > len(list(self.parameters()))

@@ -33,6 +33,7 @@ class GCN(Stack):
     """GCN of ``layers`` layers with ReLU and dropout between them; ``norm`` as in `Stack`."""
 
     stacks = True
+    one_hop = True
 
     def __init__(
         self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: str = "none"

@@ -52,6 +52,7 @@ class GraphSAGE(Stack):
     """
 
     stacks = True
+    one_hop = True
     adjacency = staticmethod(mean_adjacency)
 
     def __init__(

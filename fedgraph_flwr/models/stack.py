@@ -45,12 +45,15 @@ class Stack(Model):
         widths: of the hidden layers, where they differ, of which the first L − 1 count; empty: each H.
 
     Attributes:
+        one_hop: whether a layer reads no further than a node's neighbours.
         after_hidden: (H^l, l - 1) → what takes its place, [N, H], for a method that changes hidden features; None changes none.
             Parameters of a module put here would count among the network's.
 
     Raises:
         FedGraphError: an unknown norm, or too few widths.
     """
+
+    one_hop: bool = False
 
     def __init__(
         self,
@@ -101,6 +104,11 @@ class Stack(Model):
     def plain_activation(self, index: int) -> str:
         """σ of the hidden layer ``index``, as `export.plain.stack` calls it."""
         return "relu"
+
+    @property
+    def hops(self) -> int | None:
+        """A hop a layer; batch normalisation reads all nodes, and `after_hidden` may."""
+        return len(self.layers) + 1 if self.one_hop and self.norm != "batch" and self.after_hidden is None else None
 
     # --- the pass -----------------------------------------------------------------------------------------------------
 

@@ -215,6 +215,38 @@ def test_sparse_features_stay_sparse_beside_the_generated_ones():
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize(("features", "share"), [(40, 0.05), (40, 0.9), (5, 0.9)])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("model", ["sage", "gcn", "acm"])
+def test_training_leaves_out_new_nodes_that_no_training_node_reads(model, layers, features, share):
+    """Three at each node of a path, whose first node trains: the same loss and slopes as with all of them."""
+    graph = client_graph(0, N, num_features=features)
+    graph.x = torch.where(torch.rand(graph.x.shape, generator=torch.Generator().manual_seed(0)) < share, 1.0, 0.0)
+    path = torch.stack([torch.arange(N - 1), torch.arange(1, N)])
+    graph.edge_index, graph.train_mask = torch.cat([path, path.flip(0)], 1), torch.arange(N) == 0
+    words = [*WORDS, f"model={model}", "model.hidden=8", f"model.layers={layers}", "model.dropout=0", "dtype=float64"]
+    client = FedSageClient(compose(words), graph)
+    client.memory = {"x": torch.rand(3 * N, features, dtype=torch.float64), "at": torch.arange(N).repeat(3)}
+    client.take()
+    batch = next(client.batches())
+    assert (client.inputs.adj.shape[0], batch.inputs.adj.shape[0]) == (4 * N, N + 3 * layers)
+    slopes = []
+    for used in (batch, client.batch):
+        client.batch = used
+        loss = client.loss()
+        slopes.append([loss.detach(), *torch.autograd.grad(loss, client.parameters(), allow_unused=True)])
+    for mine, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert client.predict().shape == (N, 3)
+
+
+def test_training_reads_all_new_nodes_where_the_network_may():
+    """Batch normalisation reads all rows."""
+    for norm, left_out in (("none", True), ("batch", False)):
+        client = FedSageClient(compose([*WORDS, f"model.norm={norm}"]), client_graph(0, N))
+        assert (client.model.hops is None) != left_out
+
+
 def test_who_generates_nothing_trains_on_the_graph_as_it_is():
     client = client_of("strategy.generator_rounds=0")
     with torch.no_grad():
