@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import scale
+from benchmarks import baselines, scale
 from fedgraph_flwr.cli import COMMANDS
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.records import Recorder
@@ -120,6 +120,16 @@ def test_what_a_round_costs_is_as_it_was_measured(name):
         assert {row["row"]: row["words"] for row in csv.DictReader(file)} == {
             r: " ".join(w) for r, w in scale.TABLE.items()
         }
+
+
+def test_what_graph_baselines_cost_is_as_it_was_measured():
+    """`python -m benchmarks.baselines --write` writes it anew."""
+    text = baselines.TEXT.read_text()
+    assert text.count("<!-- baselines:") == 1
+    assert baselines.written(text) == text
+    assert {name: row["words"] for name, row in baselines.stored().items()} == {
+        name: " ".join([*baselines.CORA, *words]) for name, words in baselines.ROWS.items()
+    }
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)

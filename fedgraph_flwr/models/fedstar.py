@@ -2,6 +2,7 @@
 
     s^0 = s W_s + b_s,   h^0 = X W_x + b_x                                 s the structure encoding of `structure_encoding`
     h^l = dropout(ReLU(MLP([h ‖ s]_v + Σ_{u → v} [h ‖ s]_u)))              GIN of the feature channel, on h^{l-1} and s^{l-1}
+          dropout(ReLU(Â [h ‖ s] W^l))                                     with ``convolution=gcn`` (ours)
     s^l = tanh(Â s^{l-1} W_s^l + b_s^l)                                    GCN of the structure channel
     logits = dropout(ReLU([h^L ‖ s^L] W_f W_p)) W_c                        with their biases
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.config import at_least
+from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, adjacency, dropout
@@ -64,6 +65,7 @@ class FedStar(Model):
         dropout: after each feature layer, and before the classifier.
         walks: longest random walk of the encoding.
         degrees: largest degree that it tells apart.
+        convolution: ``gin`` or ``gcn``, of the feature channel.
     """
 
     def __init__(
@@ -76,15 +78,23 @@ class FedStar(Model):
         dropout: float,
         walks: int = 16,
         degrees: int = 16,
+        convolution: str = "gin",
     ):
         super().__init__()
+        one_of(convolution, ("gin", "gcn"), "model.convolution")
         at_least(walks, 0, "model.walks")
         at_least(degrees, 0, "model.degrees")
         at_least(walks + degrees, 1, "model.walks + model.degrees")
         self.features_in = Linear(num_features, hidden)
         self.structure = Linear(walks + degrees, hidden)
+        self.sums = convolution == "gin"
         self.feature_convs = nn.ModuleList(
-            [nn.Sequential(Linear(2 * hidden, hidden), nn.ReLU(), Linear(hidden, hidden)) for _ in range(layers)]
+            [
+                nn.Sequential(Linear(2 * hidden, hidden), nn.ReLU(), Linear(hidden, hidden))
+                if self.sums
+                else Linear(2 * hidden, hidden, bias=False)
+                for _ in range(layers)
+            ]
         )
         self.structure_convs = nn.ModuleList([Linear(hidden, hidden) for _ in range(layers)])
         self.fuse = Linear(2 * hidden, hidden)
@@ -106,7 +116,8 @@ class FedStar(Model):
         h, s = self.features_in(inputs.x), self.structure(inputs.s)
         for feature, structure in zip(self.feature_convs, self.structure_convs, strict=True):
             both = torch.cat([h, s], 1)
-            h = dropout(torch.relu(feature(both + inputs.neighbours @ both)), self.dropout, self.training)
+            h = feature(both + inputs.neighbours @ both) if self.sums else inputs.adj @ feature(both)
+            h = dropout(torch.relu(h), self.dropout, self.training)
             s = self.structure_step(structure, s, inputs)
         return torch.relu(self.post(self.fuse(torch.cat([h, s], 1))))
 

@@ -57,9 +57,10 @@ def test_the_encoding_follows_its_nodes():
     torch.testing.assert_close(moved[order], found)
 
 
-def test_the_network_by_hand():
+@pytest.mark.parametrize("convolution", ["gin", "gcn"])
+def test_the_network_by_hand(convolution):
     graph = client_graph(0, N)
-    cfg = compose(["strategy=fedstar", "model.hidden=4", "model.layers=2"])
+    cfg = compose(["strategy=fedstar", "model.hidden=4", "model.layers=2", f"model.convolution={convolution}"])
     torch.manual_seed(1)
     model = build(cfg.model, graph.num_features, graph.num_classes).double().eval()
     w = {name: t.detach().numpy() for name, t in model.named_parameters()}
@@ -72,8 +73,11 @@ def test_the_network_by_hand():
     s = linear("structure", structure_encoding(graph.edge_index, N, 16, 16).numpy())
     for layer in range(2):
         both = np.concatenate([h, s], 1)
-        inner = np.maximum(linear(f"feature_convs.{layer}.0", both + a @ both), 0)
-        h = np.maximum(linear(f"feature_convs.{layer}.2", inner), 0)
+        if convolution == "gin":
+            inner = np.maximum(linear(f"feature_convs.{layer}.0", both + a @ both), 0)
+            h = np.maximum(linear(f"feature_convs.{layer}.2", inner), 0)
+        else:
+            h = np.maximum(smooth @ both @ w[f"feature_convs.{layer}.weight"], 0)
         s = np.tanh(smooth @ s @ w[f"structure_convs.{layer}.weight"] + w[f"structure_convs.{layer}.bias"])
     z = np.maximum(linear("post", linear("fuse", np.concatenate([h, s], 1))), 0)
     inputs = model.prepare(graph, dtype=torch.float64)

@@ -1,0 +1,152 @@
+"""What the graph baselines cost on Cora with 10 clients: a table of docs/big-graphs.md.
+
+    python -m benchmarks.baselines                  # every row: three runs in turns, in processes of their own, one thread
+    python -m benchmarks.baselines --only FedSage+  # one row
+    python -m benchmarks.baselines --write          # run nothing; put the rows there are into the text
+
+The protocol is the one that OpenFGL was measured under (GCN-2 where a method brings no network of its own, hidden 64,
+Adam 0.01, three local steps, Louvain, 20/40/40 % of each client), each method as its YAML has it. Seconds are medians over
+rounds and then over runs, scores, messages and records in them; memory is the process's largest. OpenFGL's figures were taken
+on a slower machine, so they stand beside its own FedAvg's there: what compares is how many of its FedAvg rounds a method
+takes. ``simulations/results/baselines.csv`` holds the rows.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.round import CORA
+
+ROOT = Path(__file__).parents[1]
+PATH = ROOT / "simulations" / "results" / "baselines.csv"
+TEXT = ROOT / "docs" / "big-graphs.md"
+MARKS = re.compile(
+    r"(<!-- baselines: made by python -m benchmarks.baselines --write -->\n).*?(?=<!-- end -->)", re.DOTALL
+)
+FIELDS = ["row", "seconds", "setup", "megabytes", "sent", "sent_before", "words"]
+ROUNDS, TURNS = 20, 3
+
+ROWS = {
+    "FedAvg": ["strategy=fedavg"],
+    "FedSage+": ["strategy=fedsage"],
+    "FedGCN, two hops": ["strategy=fedgcn"],
+    "FedDEP": ["strategy=feddep", "strategy.encoder_rounds=1"],
+    "FED-PUB": ["strategy=fedpub"],
+    "FedGTA": ["strategy=fedgta"],
+    "GCFL": ["strategy=gcfl"],
+    "FedStar": ["strategy=fedstar"],
+    "FedLIT": ["strategy=fedlit"],
+    "AdaFGL, federated": ["strategy=adafgl", f"strategy.extractor_rounds={ROUNDS}"],
+    "AdaFGL, personal": ["strategy=adafgl", "strategy.extractor_rounds=1"],
+    "FedGL, overlapping": ["strategy=fedgl", "partition=overlapping"],
+    "FGSSL": ["strategy=fgssl"],
+    "FGGP": ["strategy=fggp"],
+    "FedTAD": ["strategy=fedtad"],
+}
+
+OPENFGL = {
+    "FedAvg": "1",
+    "FedSage+": "6; 57 while the generator trains; 3541 MB; 1228 MB a round",
+    "FED-PUB": "2.2",
+    "FedGTA": "1.6",
+    "AdaFGL, federated": "1.4",
+    "AdaFGL, personal": "3",
+    "FGSSL": "15",
+    "FGGP": "4.8",
+    "FedTAD": "70; 1295 MB",
+}
+"""Rounds of its own FedAvg (0.23 s, 541 MB) that it takes for one, by seconds; and what else was measured there."""
+
+
+def measured(words: list[str]) -> dict[str, float]:
+    """One run, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        asked = [*CORA, *words, f"rounds={ROUNDS}", "checkpoint_every=0", f"out={out}", "--quiet"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "fedgraph_flwr", "run", *asked]
+        subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
+        told = json.loads((out / "summary.json").read_text())
+        rounds = [json.loads(line)["phases"] for line in (out / "rounds.jsonl").read_text().splitlines()]
+    sent = [sum(phase["bytes_up"] + phase["bytes_down"] for phase in phases.values()) for phases in rounds]
+    return {
+        "seconds": told["seconds_per_round"],
+        "setup": told["setup_seconds"],
+        "megabytes": told["peak_rss_mb"],
+        "sent": statistics.median(sent) / 1e6,
+        "sent_before": (told["bytes_up"] + told["bytes_down"] - sum(sent)) / 1e6,
+    }
+
+
+def stored() -> dict[str, dict[str, str]]:
+    """The rows there are, by name."""
+    if not PATH.exists():
+        return {}
+    with PATH.open() as file:
+        return {row["row"]: row for row in csv.DictReader(file)}
+
+
+def keep(found: dict[str, dict[str, str]]) -> None:
+    """Write the rows, in the order of `ROWS`."""
+    with PATH.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found[name] for name in ROWS if name in found)
+
+
+def table() -> str:
+    """The stored rows as Markdown."""
+    rows = stored()
+    heads = [
+        "method",
+        "seconds a round",
+        "rounds of FedAvg",
+        "set-up, s",
+        "memory, MB",
+        "messages a round, MB",
+        "before, MB",
+    ]
+    heads.append("OpenFGL, rounds of its FedAvg")
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for name in ROWS:
+        if row := rows.get(name):
+            ratio = float(row["seconds"]) / float(rows["FedAvg"]["seconds"])
+            cells = [f"{float(row['seconds']):.3f}", f"{ratio:.1f}", f"{float(row['setup']):.1f}"]
+            cells += [f"{float(row['megabytes']):.0f}", f"{float(row['sent']):.1f}", f"{float(row['sent_before']):.1f}"]
+            lines.append("| " + " | ".join([name, *cells, OPENFGL.get(name, "")]) + " |")
+    return "\n".join(lines)
+
+
+def written(text: str) -> str:
+    """A text whose table is that of the present rows."""
+    return MARKS.sub(lambda match: f"{match[1]}{table()}\n", text)
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description="What the graph baselines cost.")
+    parser.add_argument("--only", default="", choices=["", *ROWS], help="the row of this name")
+    parser.add_argument("--write", action="store_true", help="run nothing, put the rows into the text")
+    args = parser.parse_args()
+    if args.write:
+        TEXT.write_text(written(TEXT.read_text()))
+        return
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in ROWS if args.only in ("", name)}
+    for _ in range(TURNS):
+        for name, found in runs.items():
+            found.append(measured(ROWS[name]))
+    for name, found in runs.items():
+        figures = {key: f"{statistics.median(run[key] for run in found):.4g}" for key in found[0]}
+        print(name, figures, flush=True)
+        keep(stored() | {name: {"row": name, **figures, "words": " ".join([*CORA, *ROWS[name]])}})
+
+
+if __name__ == "__main__":
+    main()
