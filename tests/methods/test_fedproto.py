@@ -10,6 +10,7 @@ from fedgraph_flwr.clients.fedproto import FedProtoClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import from_record
+from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.fedproto import FedProto
 from tests.conftest import client_graph
 from tests.support import recorded_messages
@@ -52,11 +53,15 @@ def test_prototypes_are_means_by_class():
     assert told["count"][2] == 0
 
 
-def test_small_classes_are_not_told():
+@pytest.mark.parametrize("by_policy", [False, True])
+def test_small_classes_are_not_told(by_policy):
     counts = client_of().send()[0]["prototypes"]["count"]
     least = int(counts.max())
     assert counts.min() < least
-    told = client_of(f"strategy.min_nodes={least}").send()[0]["prototypes"]
+    client = client_of() if by_policy else client_of(f"strategy.min_nodes={least}")
+    if by_policy:
+        client.policy = Policy(min_nodes=least)
+    told = client.send()[0]["prototypes"]
     np.testing.assert_array_equal(told["count"], np.where(counts < least, 0, counts))
     assert not told["mean"][told["count"] == 0].any()
     assert told["mean"][told["count"] > 0].any()
