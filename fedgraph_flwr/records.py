@@ -124,7 +124,8 @@ class Recorder:
         value = metrics.watched(self.cfg.evaluation, scores["metrics"])
         if value > self.best_score + self.cfg.evaluation.min_delta or not self.best_round:
             self.best_round, self.best_score, self.best_arrays = record["round"], value, arrays
-            self.best_models = dict(models or {})
+            # Copied: a client that is absent next keeps the very arrays, and a checkpoint wants each once.
+            self.best_models = {c: {n: a.copy() for n, a in own.items()} for c, own in (models or {}).items()}
         self.own.take(record["round"], scores["clients"])
         self._nodes = nodes
         self._write(record)

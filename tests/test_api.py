@@ -330,6 +330,23 @@ def test_a_split_of_ones_own_is_kept_to_and_the_graphs_stay_as_they_are(folder):
         fg.run(graphs=[data(0), data(1, train_mask=None)])
 
 
+def test_parties_may_name_the_nodes_that_several_of_them_hold(folder):
+    """Else FedGL would take node 0 of one for node 0 of another."""
+    n = data(0).num_nodes
+    named = [data(i, node_id=torch.arange(n).flip(0) + n * i // 2) for i in (0, 1)]
+    run = fg.run(graphs=named, strategy="fedgl", rounds=2, progress=False)
+    assert load_client(run.config, 1).node_id.tolist() == named[1].node_id.tolist()
+    assert load_client(run.config, 1).num_global_nodes == n + n // 2
+    smaller = data(1).subgraph(torch.arange(n) < n - 2)
+    with pytest.raises(
+        fg.FedGraphError, match=r"each client numbers its nodes from 0, .* \(node_id of a PyG Data, or parts"
+    ):
+        fg.run(graphs=[data(0), smaller], strategy="fedgl", rounds=1, progress=False)
+    for wrong in (torch.zeros(n, dtype=torch.int64), torch.arange(n) - 1, torch.arange(n + 1), torch.rand(n), [0] * n):
+        with pytest.raises(fg.FedGraphError, match=rf"graphs\[1\]: node_id must be {n} different whole numbers"):
+            fg.run(graphs=[data(0), data(1, node_id=wrong)], rounds=1, progress=False)
+
+
 def test_graphs_in_memory_go_on_after_a_rest(folder):
     whole = fg.run(graphs=[data(0), data(1)], rounds=4, progress=False)
     fg.run(graphs=[data(0), data(1)], rounds=2, checkpoint_every=2, out="rest", progress=False)

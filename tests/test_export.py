@@ -113,6 +113,12 @@ def test_a_network_that_says_of_itself_what_it_does_not_compute_is_refused(go, t
         export(load_predictor(finished.out), tmp_path / "out")
 
 
+def test_a_method_that_predicts_by_more_than_its_network_is_refused_by_its_name(go, tmp_path):
+    predictor = load_predictor(go("fggp", "rounds=2").out, 0)
+    with pytest.raises(FedGraphError, match="strategy=fggp cannot be exported: it predicts by more than its network"):
+        export(predictor, tmp_path / "out")
+
+
 @pytest.fixture(scope="module")
 def bank(tmp_path_factory):
     """A run on one bank's imported table, cut into clients, and its exported folder."""

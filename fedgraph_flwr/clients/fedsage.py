@@ -232,7 +232,7 @@ class FedSageClient(GraphClient):
 
     def read_in_training(self) -> Inputs | None:
         """The inputs without new nodes that are further from all training nodes than the network reads; None: most are read."""
-        if type(self.inputs) is not Inputs or self.model.hops is None:
+        if type(self.inputs) is not Inputs or self.model.hops is None or self._reads_otherwise:
             return None
         x, adj, nodes = self.inputs.x, self.inputs.adj, self.graph.num_nodes
         kept = adj.reached(self.train_nodes, self.model.hops)
@@ -246,6 +246,12 @@ class FedSageClient(GraphClient):
             return None
         smooth = self.inputs.propagated
         return Inputs(x[kept], adj.among(kept), propagated=None if smooth is None else smooth[kept])
+
+    @property
+    def _reads_otherwise(self) -> bool:
+        """Whether a class made from this one has an objective of its own, which may read any node's logits."""
+        own, plain = type(self), (FedSageClient.logits, GraphClient.task_loss, GraphClient.loss, GraphClient.gradient)
+        return (own.logits, own.task_loss, own.loss, own.gradient) != plain
 
     def batches(self) -> Iterator[Batch]:
         """FedAvg's, without new nodes that change no logit of a training node."""

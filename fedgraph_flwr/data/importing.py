@@ -40,6 +40,8 @@ from fedgraph_flwr.data.schema import NODE, Column, Schema, stored
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.errors import FedGraphError, unknown
 
+MASKS = ("train_mask", "val_mask", "test_mask")
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -353,6 +355,7 @@ def from_data(
         set(data.keys()) - {"x", "edge_index", "y", "train_mask", "val_mask", "test_mask", "num_nodes"}
     ):
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")
+    check_masks(data, data.num_nodes, where)
     made = saved_features(NODE, data.x, where, treatment)
     names = agreed_classes(classes, treatment) or [str(label) for label in range(int(data.y.max()) + 1)]
     data = copy.copy(data)
@@ -360,10 +363,24 @@ def from_data(
     graph = Graph.from_pyg(data, num_classes=len(names))
     agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling("none"))
     graph.schema = stored(agreed, {NODE: made.fitted}, undirected)
-    for key in ("train_mask", "val_mask", "test_mask"):
+    for key in MASKS:
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
     check(graph, where)
     return replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes)) if undirected else graph
+
+
+def check_masks(data: Any, num_nodes: int, where: str) -> None:
+    """Masks, where there are any, that say true or false of each node.
+
+    Raises:
+        FedGraphError: one that lists nodes, or is of another length.
+    """
+    for key in MASKS:
+        mask = getattr(data, key, None)
+        told = isinstance(mask, Tensor) and mask.shape[:1] == (num_nodes,) and bool(((mask == 0) | (mask == 1)).all())
+        if mask is not None and not told:
+            got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise FedGraphError(f"{where}: {key} must say true or false of each of {num_nodes} nodes, got {got}")
 
 
 def saved_features(kind: str, x: Tensor, where: str, treatment: Treatment) -> Features:
@@ -372,7 +389,7 @@ def saved_features(kind: str, x: Tensor, where: str, treatment: Treatment) -> Fe
     Raises:
         FedGraphError: other columns than the schema's, or what `features` raises.
     """
-    x = x.to_dense() if x.is_sparse else x
+    x = x if x.layout == torch.strided else x.to_dense()
     x = (x.view(-1, 1) if x.dim() == 1 else x).to(torch.float32)
     names = [f"x_{i}" for i in range(x.size(1))]
     if treatment.settled_scaling("none") != "none":

@@ -20,6 +20,7 @@ from fedgraph_flwr.data.importing import (
     Columns,
     Ids,
     agreed_classes,
+    check_masks,
     edge_ends,
     feature_columns,
     label_codes,
@@ -146,6 +147,7 @@ def from_hetero_data(
     y = getattr(data[target], "y", None)
     if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != data[target].num_nodes:
         raise FedGraphError(f"{where}: '{target}' must have one integer label y a node")
+    check_masks(data[target], data[target].num_nodes, where)
     made = {
         kind: saved_features(kind, data[kind].x, where, treatment)
         for kind in data.node_types

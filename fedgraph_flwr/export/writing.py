@@ -21,6 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from fedgraph_flwr.checks import client_class
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.data.graph import Graph, write_bytes
 from fedgraph_flwr.data.new import Meaning, from_pyg
 from fedgraph_flwr.data.schema import NODE, Schema
@@ -129,6 +131,11 @@ def _check(plain: Plain, weights: dict[str, Tensor], predictor: Predictor) -> No
     graph = predictor.probe()
     ours, theirs = predictor.logits(graph), run_plain(plain, weights, graph, predictor.cfg.dtype)
     if not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
+        if client_class(predictor.cfg).predict is not GraphClient.predict:
+            raise FedGraphError(
+                f"strategy={predictor.cfg.strategy.name} cannot be exported: it predicts by more than its network,"
+                f" whose logits alone differ on a trial graph by up to {float((ours - theirs).abs().max()):.2g}"
+            )
         raise FedGraphError(
             f"model={predictor.cfg.model.name} cannot be exported: on a trial graph what it says of itself gives other logits,"
             f" by up to {float((ours - theirs).abs().max()):.2g}"

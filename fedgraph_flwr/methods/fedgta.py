@@ -20,13 +20,12 @@ class Params:
     confidence: bool = True  # clients weigh by H; false: by `weighting`
     steps: int = 5  # k of label propagation
     alpha: float = 0.5  # α, what a node keeps of its first label; 1 propagates nothing
-    orders: int = 6  # K
+    orders: int = number(6, low=1, high=64)  # K
     moments: str = "hybrid"  # raw | hybrid (raw and central)
     labels: str = "paper"  # paper | program, which stresses the training labels: see the client
 
     def __post_init__(self) -> None:
         at_least(self.steps, 0, "strategy.steps")
-        at_least(self.orders, 1, "strategy.orders")
         one_of(self.moments, ("raw", "hybrid"), "strategy.moments")
         one_of(self.labels, ("paper", "program"), "strategy.labels")
         if not 0 <= self.alpha <= 1:

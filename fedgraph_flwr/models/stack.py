@@ -45,7 +45,8 @@ class Stack(Model):
         widths: of the hidden layers, where they differ, of which the first L − 1 count; empty: each H.
 
     Attributes:
-        one_hop: whether a layer reads no further than a node's neighbours.
+        one_hop: whether a layer reads no further than a node's neighbours, and nothing between the layers does; a class made from
+            one that says so says it anew.
         after_hidden: (H^l, l - 1) → what takes its place, [N, H], for a method that changes hidden features; None changes none.
             Parameters of a module put here would count among the network's.
 
@@ -108,7 +109,8 @@ class Stack(Model):
     @property
     def hops(self) -> int | None:
         """A hop a layer; batch normalisation reads all nodes, and `after_hidden` may."""
-        return len(self.layers) + 1 if self.one_hop and self.norm != "batch" and self.after_hidden is None else None
+        told = vars(type(self)).get("one_hop", False) and self.norm != "batch" and self.after_hidden is None
+        return len(self.layers) + 1 if told else None
 
     # --- the pass -----------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,9 @@ from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.partition.hetero import share_schema
 
+MOST_IDS = 2**31
+"""A node's id is smaller."""
+
 SPLIT = ("train_mask", "test_mask")
 """The masks that a split of one's own has; without validation nodes, some of its training nodes validate."""
 
@@ -109,7 +112,25 @@ def _client(
         graph = split_targets(graph, cfg.split, cfg.seed) if cfg.split.kind == "public" else graph
         return typed_client(graph, index, number, cfg.split, cfg.seed)
     graph = split_graph(graph, cfg.split, cfg.seed) if cfg.split.kind == "public" else graph
-    return client_graph(graph, index, number, cfg.split, cfg.seed)
+    own = client_graph(graph, index, number, cfg.split, cfg.seed)
+    return (
+        own
+        if (ids := _ids(data, graph.num_nodes, where)) is None
+        else replace(own, node_id=ids, num_global_nodes=int(ids.max()) + 1)
+    )
+
+
+def _ids(data: Any, nodes: int, where: str) -> Tensor | None:
+    """A ``Data``'s ``node_id`` [N], by which parties know a node that several of them hold; None: it has none."""
+    ids = getattr(data, "node_id", None)
+    if ids is None:
+        return None
+    fits = isinstance(ids, Tensor) and ids.shape == (nodes,) and not ids.is_floating_point() and ids.dtype != torch.bool
+    if not fits or (nodes and not 0 <= int(ids.min()) <= int(ids.max()) < MOST_IDS) or ids.unique().numel() < nodes:
+        raise FedGraphError(
+            f"{where}: node_id must be {nodes} different whole numbers from 0 to {MOST_IDS - 1}, one a node"
+        )
+    return ids.to(torch.int64)
 
 
 def _typed(data: Any) -> bool:

@@ -14,12 +14,14 @@ nodes (partition=overlapping) and trust the server.
 Cost: N (C + D) numbers up a round, N and up to N k down; U² D products on the server, for U nodes in all.
 """
 
+from logging import WARNING
 from typing import ClassVar
 
 import numpy as np
+from flwr.common.logger import log
 
 from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, Params, among, fused, pseudo_graph, pseudo_labels
 from fedgraph_flwr.methods.prototypes import WIDTH
@@ -59,6 +61,23 @@ class FedGL(GraphStrategy):
         """Who has which nodes."""
         if self.params.discovers:
             self.memory[IDS] = {str(reply.client): reply.groups[IDS]["node"] for reply in self.ask_all("identify")}
+            self._check_ids(list(self.memory[IDS].values()))
+
+    @staticmethod
+    def _check_ids(ids: list[np.ndarray]) -> None:
+        """Graphs that were not cut from one have numbers of their own, and node 0 of one is not node 0 of another.
+
+        Raises:
+            RunFailed: every client counts its nodes from 0, and they are not as many.
+        """
+        counted = all(node.size and node[-1] == node.size - 1 for node in ids) and len(ids) > 1
+        if counted and len({node.size for node in ids}) > 1:
+            raise RunFailed(
+                "each client numbers its nodes from 0, so no server can tell which are the same: give graphs that name them"
+                " (node_id of a PyG Data, or parts of one graph, partition=overlapping)"
+            )
+        if counted:
+            log(WARNING, "all clients have nodes 0 to %d, which are taken to be the same nodes", ids[0].size - 1)
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """Of each client's nodes what was found."""

@@ -52,7 +52,8 @@ class FedTAD(GraphStrategy):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """The server must be able to run the whole network."""
-        if missing := model.state_dict().keys() - model.shared(cfg.strategy.shared, cfg.strategy.private).keys():
+        values = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        if missing := values - model.shared(cfg.strategy.shared, cfg.strategy.private).keys():
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} runs clients' networks on the server, and {min(missing)} stays with the clients"
                 f" (strategy.shared={cfg.strategy.shared}, private={cfg.strategy.private}): share all"

@@ -12,7 +12,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data import load
 from fedgraph_flwr.data.columns import Treatment
 from fedgraph_flwr.data.graph import ClientGraph, Graph
-from fedgraph_flwr.data.importing import Columns, client_graph, from_saved, from_tables, save_dataset
+from fedgraph_flwr.data.importing import Columns, client_graph, from_data, from_saved, from_tables, save_dataset
 from fedgraph_flwr.errors import FedGraphError
 
 NODES = "id,x_a,x_b,label,part,bank\nann,1,0.5,yes,train,north\nbob,2,-1,no,val,south\ncat,3,4,,test,south\ndan,0,1e3,no,,north\n"
@@ -136,6 +136,26 @@ def pyg_data(**changes):
         "train_mask": torch.tensor([True, False, False, True]),
     }
     return Data(**(values | changes))
+
+
+@pytest.mark.parametrize("mask", [torch.arange(3), torch.arange(4), torch.ones(5, dtype=torch.bool), [True] * 4])
+def test_masks_that_list_nodes_are_refused(mask):
+    with pytest.raises(
+        FedGraphError, match=r"mine: val_mask must say true or false of each of 4 nodes, got (torch|list)"
+    ):
+        from_data(pyg_data(val_mask=mask), "mine")
+    assert from_data(pyg_data(val_mask=torch.tensor([0, 1, 0, 0])), "mine").val_mask.tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("layout", ["to_sparse_coo", "to_sparse_csr", "to_sparse_csc"])
+def test_sparse_features_are_read(layout):
+    x = pyg_data().x
+    assert torch.equal(from_data(pyg_data(x=getattr(x, layout)()), "mine").x, x)
 
 
 def test_saved_data_round_trips(tmp_path):

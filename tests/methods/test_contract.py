@@ -166,7 +166,7 @@ def test_stacked_clients_train_as_each_does_alone(form, go, monkeypatch):
 def test_a_part_of_the_clients_trains_in_a_round(method, go):
     """Under ``strategy.fraction`` cohorts change, absent clients keep what is theirs, and a resumption repeats all that."""
     words = ["strategy.fraction=0.67", "rounds=4", "num_clients=3"]
-    whole = go(method, *words)
+    whole = go(method, *words, "checkpoint_every=1")
     cohorts = [record["cohort"] for record in whole.rounds]
     pooled = whole.cfg.strategy.pooled
     assert {len(cohort) for cohort in cohorts} == {1 if pooled else 2}

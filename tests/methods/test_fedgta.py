@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedgraph_flwr.checks import check_method
-from fedgraph_flwr.clients.fedgta import FedGTAClient, confidence
+from fedgraph_flwr.clients.fedgta import FedGTAClient, confidence, moments
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
@@ -52,6 +52,21 @@ def by_hand(client, program):
         bracket = C / math.e + sum(p * math.log(p) for p in row if p > 0)
         h += (arriving[v] + (not program)) * bracket
     return np.array([raw, central]), h
+
+
+def test_a_hub_tells_the_direction_of_its_moments():
+    """Its labels have powers that no answer may hold."""
+    hub = torch.stack([torch.arange(1, 4000), torch.zeros(3999, dtype=torch.int64)])
+    graph = client_graph(0, 4000, num_classes=C)
+    graph.edge_index = torch.cat([hub, hub.flip(0)], 1)
+    client = FedGTAClient(compose(["strategy=fedgta", "model.hidden=8", "strategy.orders=40"]), graph)
+    whole = moments(client.smoothed()[0], 40, True).numpy()
+    assert np.abs(whole).max() > 1e18
+    told = client.send()[0]["smoothed"]["moments"]
+    assert np.abs(told).max() == 1
+    np.testing.assert_allclose(told, whole / np.abs(whole).max(), rtol=1e-12)
+    few = FedGTAClient(compose(["strategy=fedgta", "model.hidden=8"]), graph)
+    np.testing.assert_array_equal(few.send()[0]["smoothed"]["moments"], moments(few.smoothed()[0], 6, True).numpy())
 
 
 @pytest.mark.parametrize("labels", ["paper", "program"])

@@ -15,6 +15,7 @@ from fedgraph_flwr.messages import MODEL, Reply, from_record
 from fedgraph_flwr.methods.fedsage import drawn_neighbours, mended
 from fedgraph_flwr.methods.impaired import apart, nearest, places
 from fedgraph_flwr.models.neighgen import NeighGen
+from fedgraph_flwr.models.sage import GraphSAGE
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
 from fedgraph_flwr.strategies.fedsage import FedSage
 from tests.conftest import client_graph
@@ -245,6 +246,21 @@ def test_training_reads_all_new_nodes_where_the_network_may():
     for norm, left_out in (("none", True), ("batch", False)):
         client = FedSageClient(compose([*WORDS, f"model.norm={norm}"]), client_graph(0, N))
         assert (client.model.hops is None) != left_out
+    assert type("Own", (GraphSAGE,), {})(4, 3, hidden=8, layers=2, dropout=0.0).hops is None
+    assert type("Own", (GraphSAGE,), {"one_hop": True})(4, 3, hidden=8, layers=2, dropout=0.0).hops == 2
+
+
+@pytest.mark.parametrize("name", ["loss", "task_loss", "gradient", "logits"])
+def test_training_reads_all_new_nodes_where_a_method_has_an_objective_of_its_own(name):
+    kept = getattr(FedSageClient, name)
+    own = type("Own", (FedSageClient,), {name: lambda self, *args: kept(self, *args)})
+    graph = client_graph(0, N)
+    graph.edge_index, graph.train_mask = torch.zeros(2, 0, dtype=torch.int64), torch.arange(N) == 0
+    for kind, left_out in ((FedSageClient, True), (own, False)):
+        client = kind(compose(WORDS), graph)
+        client.memory = {"x": torch.rand(N, graph.num_features), "at": torch.arange(N)}
+        client.take()
+        assert (client.read is not None) == left_out
 
 
 def test_who_generates_nothing_trains_on_the_graph_as_it_is():

@@ -150,6 +150,12 @@ def test_wrong_keys_are_refused(word):
         check_method(compose(["strategy=fedtad", f"strategy.{word}"]))
 
 
+def test_counters_of_batch_normalisation_may_stay_at_the_clients(run):
+    finished = run("strategy=fedtad", "model.norm=batch", "rounds=2")
+    assert finished.summary["failures"] == {}
+    assert any(name.endswith("running_mean") for name in finished.arrays)
+
+
 def test_a_network_of_which_a_part_stays_at_the_clients_is_refused():
     with pytest.raises(FedGraphError, match=r"head\.\w+ stays with the clients"):
         check_method(compose(["strategy=fedtad", "strategy.private=[head]"]))
