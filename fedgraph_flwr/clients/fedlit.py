@@ -49,15 +49,9 @@ class FedLITClient(GraphClient):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedlit, got {cfg.model.name}")
 
     @cached_property
-    def edges(self) -> Tensor:
-        """Of the graph, without loops, of which every branch gives each node one [2, E]."""
-        edges = self.graph.edge_index
-        return edges[:, edges[0] != edges[1]]
-
-    @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """Links {u, v}, u < v, once each [2, E]; and the link of each of `edges`."""
-        ends = self.edges.sort(dim=0).values
+        """Links {u, v}, u ≤ v, once each [2, E]; and the link of each edge of the graph. A loop that is stored is a link."""
+        ends = self.graph.edge_index.sort(dim=0).values
         unique, link = ends.unique(dim=1, return_inverse=True)
         return unique.to(self.device), link
 
@@ -87,7 +81,8 @@ class FedLITClient(GraphClient):
 
     def type_links(self, types: Tensor) -> None:
         """Train and predict on links of these types, [E]."""
-        adj = self.model.typed_adjacency(self.edges, types.cpu()[self.pairs[1]], self.graph.num_nodes, self.dtype)
+        edges = self.graph.edge_index
+        adj = self.model.typed_adjacency(edges, types.cpu()[self.pairs[1]], self.graph.num_nodes, self.dtype)
         self.inputs = replace(self.inputs, adj=adj.to(self.device))
         self.batch = self.batch._replace(inputs=self.inputs)
 
