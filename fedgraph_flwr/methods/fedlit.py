@@ -1,6 +1,7 @@
 """FedLIT: its keys, the name of what travels, and how clusters of links are found and matched.
 
-A link {u, v}, u ≤ v (a loop that is stored is one), is embedded as [z_u ‖ z_v], z the projection; its type is the centroid whose cosine with it is largest.
+A link {u, v}, u ≤ v (a loop that is stored is one), is embedded as [z_u ‖ z_v], z the projection; its type is the centroid whose
+cosine with it is largest.
 """
 
 from dataclasses import dataclass
