@@ -10,7 +10,10 @@ The server relays; it learns how many nodes of two clients are joined by edges, 
 Leaves a client: those sums, degrees of nodes at cut edges, and what FedAvg sends.
 """
 
+from logging import WARNING
 from typing import ClassVar
+
+from flwr.common.logger import log
 
 from fedgraph_flwr.answers import LARGEST, ArrayField, Schema
 from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Params
@@ -41,7 +44,10 @@ class FedGCN(GraphStrategy):
         """Sums to the owners, their rows to the neighbours' clients."""
         if not self.params.hops:
             return
-        sums = relayed(self.ask_all("sums"), SUMS)
+        told = self.ask_all("sums")
+        if not any(reply.groups.get(SUMS) for reply in told):
+            log(WARNING, "no client has sums for another, as where no edges run between clients: strategy=%s is FedAvg here", self.cfg.strategy.name)
+        sums = relayed(told, SUMS)
         replies = self.ask_all("smooth", sums)
         if self.params.hops == 2:
             rows, degrees = (relayed(replies, group) for group in (ROWS, DEGREES))

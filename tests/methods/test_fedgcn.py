@@ -229,3 +229,19 @@ def test_wrong_keys_are_refused(words, told):
 
 def test_no_hops_serves_any_network():
     check_method(compose(["strategy=fedgcn", "strategy.hops=0", "model=sage"]))
+
+
+def test_clients_that_share_no_edge_are_told_that_it_is_fedavg(run, caplog, tmp_path, monkeypatch):
+    run("strategy=fedgcn", "rounds=1")
+    assert "strategy=fedgcn is FedAvg here" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    run(
+        "strategy=fedgcn",
+        "rounds=1",
+        "dataset=csbm",
+        "dataset.cut_degree=1",
+        "dataset.nodes_per_client=[30,30]",
+        "partition=planted",
+    )
+    assert "is FedAvg" not in caplog.text
