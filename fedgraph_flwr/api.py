@@ -218,8 +218,9 @@ def run(
     Args:
         words: ``key=value``, as on the command line.
         graphs: PyG ``Data`` or ``HeteroData`` in memory, one a client, in the place of a dataset and its partition: ``x``,
-            ``edge_index``, integer ``y`` (-1: unknown). A split that they bring as ``train_mask`` and ``test_mask`` is kept to.
-            ``dataset`` is then what they are called. They are kept in the run's folder, as ``clients/``.
+            ``edge_index``, integer ``y`` (-1: unknown). A split that they bring as ``train_mask`` and ``test_mask`` is kept
+            to; by ``node_id`` they know a node that several of them hold. ``dataset`` is then what they are called. They are
+            kept in the run's folder, as ``clients/``.
         classes: with ``graphs``, the names of the labels 0..C-1.
         target: with ``HeteroData``, the node type whose labels are learnt; not needed where only one type has ``y``.
         progress: True, False, or "auto": a bar where somebody watches, in a notebook or a terminal.

@@ -10,7 +10,7 @@ its numbers of equations, and by OpenFGL's program, whose default is to leave th
 they are hidden features, as in the paper. No N x N: products are made in blocks of rows, of which the k largest stay.
 Leaves a client: what FedAvg sends; once, in the clear, the global ids of its nodes; and after each training the class
 probabilities and hidden features of every one of them, by which the server can tell labels and likely edges. It is for parties that share
-nodes (partition=overlapping) and trust the server.
+nodes and trust the server: parts of one graph (partition=overlapping), or graphs whose ``node_id`` names each node as others do.
 Cost: N (C + D) numbers up a round, N and up to N k down; U² D products on the server, for U nodes in all.
 """
 
