@@ -205,7 +205,10 @@ def supported(combinations: Sequence[Matrix]) -> tuple[Array, Matrix]:
     else:
         whole = sp.vstack(combinations, format="csr")
     held = filled(whole)
-    return np.flatnonzero(held), stored(whole if held.all() else whole[:, held])
+    if not held.all():
+        # By rows, as a file gives them back: some processors' products differ in their last bit by the order in memory.
+        whole = np.compress(held, whole, axis=1) if isinstance(whole, np.ndarray) else whole[:, held]
+    return np.flatnonzero(held), stored(whole)
 
 
 def spread(matrix: Matrix, places: Array, columns: int) -> tuple[Array, Matrix]:

@@ -71,6 +71,13 @@ def test_blocks_of_columns_in_either_form_make_up_the_powers(monkeypatch, form):
         np.testing.assert_allclose(dense_of(kept), wanted[clients[0].nodes][:, held], atol=1e-12)
 
 
+def test_rows_without_their_empty_columns_lie_in_memory_as_a_file_gives_them_back():
+    rows = np.arange(12.0).reshape(3, 4) * [1, 0, 1, 1]
+    _, kept = hops.supported([rows])
+    assert kept.shape == (3, 3)
+    assert kept.flags.c_contiguous
+
+
 def test_blocks_are_bounded_in_size_and_number_and_one_where_rows_are_compared():
     assert hops.blocks(2708, 20) == [slice(0, 2708)]
     columns = hops.blocks(19717, 20)
