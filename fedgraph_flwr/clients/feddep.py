@@ -9,7 +9,7 @@
 ñ and z̃ are those of `fedgraph_flwr.models.feddep`, m training nodes. What is ours is said in `fedgraph_flwr.strategies.feddep`. The generator is
 forgotten once the graph is mended.
 Leaves the client: what FedAvg sends; once, the means of its embeddings' clusters of at least ``min_nodes`` nodes: of one node, a
-mean is that node's embedding.
+mean is that node's embedding; and how many neighbours it generated.
 It helps, as FedSage+, where few edges within a client remain, for less: the peers are asked once.
 """
 
@@ -25,7 +25,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params, clustered
-from fedgraph_flwr.methods.impaired import Impaired, nearest, places, whole_numbers
+from fedgraph_flwr.methods.impaired import ADDED, Impaired, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
 from fedgraph_flwr.numerics.losses import task_loss
@@ -97,7 +97,7 @@ class FedDEPClient(GraphClient):
             node, place = places(self.whole(count))
             self.memory = {"z": made.rows(u, node, place), "at": node}
         self.take()
-        return {}, {}
+        return {}, {ADDED: node.numel()}
 
     def whole(self, count: Tensor) -> Tensor:
         """Counts as numbers of neighbours."""

@@ -15,7 +15,8 @@ begins from the initial model, as in every method here. Ours: edges to new nodes
 (``widths=[256,2048]``, whose generator and moments take 180 MB a client on Cora).
 Leaves the client, before round 1: for its training nodes that lost neighbours, the predicted features of these and how many each
 lost; for the peers' predictions, the difference from the nearest of features that it draws of its own nodes, which tells these
-features to whoever knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and ``privacy.secagg``). Then what FedAvg sends.
+features to whoever knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and ``privacy.secagg``); how many neighbours it
+added. Then what FedAvg sends.
 Cost: generator and moments while it trains; then the new nodes' features, in training those alone that training nodes read. It helps
 where few edges within a client remain.
 """
@@ -37,7 +38,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn_neighbours, mended
-from fedgraph_flwr.methods.impaired import Impaired, apart, nearest, places, whole_numbers
+from fedgraph_flwr.methods.impaired import ADDED, Impaired, apart, nearest, places, whole_numbers
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.base import compact
@@ -120,7 +121,7 @@ class FedSageClient(GraphClient):
         self.generator = None
         self.memory = {"x": x, "at": self.impaired.kept[node] if impaired else node}
         self.take()
-        return {}, {}
+        return {}, {ADDED: node.numel()}
 
     # --- the generator ------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ The middle is the paper's pseudo-FL: what FedSage+ asks of peers in every step, 
 paper (its abstract and reviews; no program of the authors is known to us), so without its numbers of equations. Ours: the encoder
 is the federated model itself after R rounds, which puts all clients' embeddings in one space. A client that cannot be reached when graphs are
 mended goes on without generated neighbours. ``neighbours=0``, or R of at least ``rounds``, is FedAvg of GraphSAGE.
-Leaves a client: what FedAvg sends, and once K means of hidden features and how many nodes each is of. The paper's noise-free
+Leaves a client: what FedAvg sends, and once K means of hidden features, how many nodes each is of, and how
+many neighbours it generated. The paper's noise-free
 edge-local privacy, which rests on sampling neighbours, is not claimed: all neighbours are read, and no ε is told.
 Cost: two exchanges, once: K H numbers up, M K H down.
 """
@@ -18,9 +19,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import ArrayField, NumberField, Schema
+from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
 from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params
+from fedgraph_flwr.methods.impaired import ADDED, say_added
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 
 
@@ -32,13 +34,12 @@ class FedDEP(GraphStrategy):
     def schema(self, phase: str, client: int | None) -> Schema:
         """K means of width H."""
         if phase == "mend":
-            return Schema()
+            return Schema(numbers={ADDED: NumberField(0, LARGEST, whole=True)})
         if phase != "prototype":
             return super().schema(phase, client)
         k = self.params.prototypes
-        most = 2**31 - 1
-        fields = {"mean": ArrayField((k, self.cfg.model.hidden), self.cfg.dtype), "count": ArrayField((k,), "int64", 0, most)}
-        return Schema({PROTOTYPES: fields}, {"client": NumberField(0, most, whole=True)})
+        fields = {"mean": ArrayField((k, self.cfg.model.hidden), self.cfg.dtype), "count": ArrayField((k,), "int64", 0, LARGEST)}
+        return Schema({PROTOTYPES: fields}, {"client": NumberField(0, LARGEST, whole=True)})
 
     def before_train(self, arrays: Arrays) -> Groups:
         """After R rounds: collect prototypes, and let all clients mend."""
@@ -51,7 +52,7 @@ class FedDEP(GraphStrategy):
                 client: {ENCODER: arrays, PROTOTYPES: {str(j): own for j, own in told.items() if j != client and len(own)}}
                 for client in everyone
             }
-            self.ask("mend", groups, everyone)
+            say_added(self.ask("mend", groups, everyone), self.cfg.strategy.name)
             self.memory["mended"] = np.array(True)
         return {}
 

@@ -19,10 +19,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, Schema, up_to
+from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema, up_to
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params
+from fedgraph_flwr.methods.impaired import ADDED, say_added
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 
 
@@ -44,7 +45,7 @@ class FedSage(GraphStrategy):
         if phase == "judge":
             return Schema({APART: {str(i): ArrayField((rows, width), self.cfg.dtype) for i, rows in self.rows.items() if rows}})
         if phase == "mend":
-            return Schema()
+            return Schema(numbers={ADDED: NumberField(0, LARGEST, whole=True)})
         trains = LARGEST if client is None else self.clients[client].description["num_train"]
         size = up_to(min(trains * self.params.neighbours, LARGEST))
         rows, owner = ArrayField((size, width), self.cfg.dtype, -1, 1), ArrayField((size,), "int32", 0, LARGEST)
@@ -69,7 +70,7 @@ class FedSage(GraphStrategy):
         apart: dict[int, Groups] = {}
         for _ in range(self.params.generator_rounds):
             apart = self.judged(self.ask_all("generate", apart))
-        self.ask_all("mend", apart)
+        say_added(self.ask_all("mend", apart), self.cfg.strategy.name)
 
     def judged(self, replies: list[Reply]) -> dict[int, Groups]:
         """Of each client's rows the sum of differences over its peers."""
