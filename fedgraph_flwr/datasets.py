@@ -73,5 +73,6 @@ def partition(
     own_split = ["split.kind=public"] if objects.any_split([data], target) else []
     given = {"partition": partition, "num_clients": num_clients, "seed": seed, **keys}
     cfg = configuration((), given, own_split)
+    objects.say_unread([data])
     graph = replace(objects.whole(data, classes, target), name="graph")
     return [client.to_pyg() for client in store.make(graph, cfg)]

@@ -14,11 +14,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr import models
@@ -121,6 +123,15 @@ class Predictor:
     def name(self) -> str:
         """The method's."""
         return self.cfg.strategy.name
+
+    @property
+    def unscored(self) -> str:
+        """Why this is not what the run scored; empty: it is."""
+        kept = client_class(self.cfg).predicts_with
+        if self.client is not None or not kept:
+            return ""
+        beside = ", ".join(kept)
+        return f"this is the shared network alone; what was scored predicts with what each client keeps beside it ({beside})"
 
     @property
     def source(self) -> str:
@@ -306,6 +317,8 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
             own = unflatten(parts)
             tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), int(told["round"])
     found = Predictor(cfg, client, tensors, memory, done, _meaning(run))
+    if found.unscored:
+        log(WARNING, "%s: %s: --client 0..%d", run, found.unscored, clients - 1)
     if client is not None and found.own is not None and found.own.schema:
         found.meaning = replace(found.meaning, schema=fitted_schema(found.own.schema, str(run)))
     return found

@@ -326,8 +326,17 @@ def test_a_split_of_ones_own_is_kept_to_and_the_graphs_stay_as_they_are(folder):
     assert int(second.val_mask.sum()) == round(0.2 * int(graphs[1].train_mask.sum()))
     drawn = load_client(fg.run(graphs=graphs, split={"kind": "ratio"}, rounds=1, progress=False).config, 0)
     assert int(drawn.train_mask.sum()) == int(0.6 * 16)
-    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] lacks train_mask or test_mask"):
+    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] marks no node in train_mask, of which"):
         fg.run(graphs=[data(0), data(1, train_mask=None)])
+    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] marks no node in test_mask, of which"):
+        fg.run(graphs=[data(0), data(1, test_mask=torch.zeros_like(data(1).test_mask))])
+
+
+def test_what_edges_carry_is_not_read_and_that_is_said(folder, caplog):
+    weighted = data(1, edge_weight=torch.ones(data(1).num_edges))
+    plain, other = (fg.run(graphs=[data(0), last], rounds=1, progress=False) for last in (data(1), weighted))
+    assert caplog.text.count("edge_weight is not read: each edge counts as one") == 1
+    assert_same_arrays(final(plain), final(other))
 
 
 def test_parties_may_name_the_nodes_that_several_of_them_hold(folder):

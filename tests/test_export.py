@@ -69,6 +69,20 @@ def test_every_network_is_exported_or_refused():
     assert {name for name in EXPORTED if ":" not in name} | REFUSED.keys() == set(group_names("model"))
 
 
+@pytest.mark.parametrize("method", ["fggp", "adafgl"])
+def test_a_shared_network_that_was_not_what_was_scored_says_so(go, tmp_path, caplog, method):
+    finished = go(method, "rounds=2")
+    export(load_predictor(finished.out), tmp_path, finished.out)
+    assert "this is the shared network alone" in caplog.text
+    card, metrics = (tmp_path / "MODEL_CARD.md").read_text(), json.loads((tmp_path / "metrics.json").read_text())
+    assert "## Scores\n\nNone: this is the shared network alone; what was scored predicts with" in card
+    assert not {"metrics", "clients", "headline", "test_accuracy"} & metrics.keys()
+    caplog.clear()
+    assert not load_predictor(finished.out, 0).unscored
+    assert not load_predictor(go("fedavg", "rounds=2").out).unscored
+    assert not caplog.text
+
+
 def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
     """All in one other process, since PyG takes long to import."""
     told, ours = [], {}

@@ -24,7 +24,7 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
-from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params, clustered
+from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params, Peers, clustered
 from fedgraph_flwr.methods.impaired import ADDED, Impaired, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
@@ -34,7 +34,11 @@ from fedgraph_flwr.trees import Tree
 
 
 class FedDEPClient(GraphClient):
-    """FedAvg's client, whose graph is mended with embeddings; they stand in `memory`."""
+    """FedAvg's client, whose graph is mended with embeddings; they stand in `memory`.
+
+    Attributes:
+        plain: the inputs without generated neighbours.
+    """
 
     Params: ClassVar[type] = Params
     needs_others: ClassVar[str] = "its generator of missing neighbours is not kept"
@@ -48,6 +52,10 @@ class FedDEPClient(GraphClient):
                 f"strategy={cfg.strategy.name} needs model=fused_sage with model.layers >= 2, got {cfg.model.name} with"
                 f" {cfg.model.layers}"
             )
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.plain = self.inputs
 
     @classmethod
     def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
@@ -83,7 +91,7 @@ class FedDEPClient(GraphClient):
     def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Train the generator, generate, and forget it."""
         p = self.params
-        peers = [torch.from_numpy(own).to(self.device) for own in groups.get(PROTOTYPES, {}).values()]
+        peers = Peers.of([torch.from_numpy(own).to(self.device) for own in groups.get(PROTOTYPES, {}).values()])
         whole, _ = self.encode(groups)
         part, inputs = self.encode(groups, self.impaired.graph)
         made = DeepGenerator(self.cfg.model.hidden, list(p.widths), p.neighbours).to(self.device, self.dtype)
@@ -103,7 +111,7 @@ class FedDEPClient(GraphClient):
         """Counts as numbers of neighbours."""
         return whole_numbers(count.round(), self.params.neighbours, self.graph.client)
 
-    def objective(self, made: DeepGenerator, part: Tensor, inputs: Any, whole: Tensor, peers: list[Tensor]) -> Tensor:
+    def objective(self, made: DeepGenerator, part: Tensor, inputs: Any, whole: Tensor, peers: Peers) -> Tensor:
         """L, from embeddings of the impaired graph [n, H] and of the whole one [N, H], and prototypes [K, H] of each peer."""
         p, own = self.params, self.impaired
         count, u = made(part)
@@ -112,10 +120,7 @@ class FedDEPClient(GraphClient):
             return count.sum() * 0
         loss = p.count_weight * F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
         rows = made.rows(u, own.owner.to(self.device), own.place.to(self.device))
-        goals = [whole[nearest(rows, own.truth.to(self.device), whole)]]
-        with torch.no_grad():
-            goals += [told[torch.cdist(rows, told).argmin(1)] for told in peers]
-        apart = torch.stack([(rows - goal).square().sum() for goal in goals]).sum()
+        apart = (rows - whole[nearest(rows, own.truth.to(self.device), whole)]).square().sum() + peers.apart(rows)
         loss = loss + p.embedding_weight * apart / (trains.numel() * p.neighbours * part.size(1))
         if p.task_weight:
             node, place = places(self.whole(count))
@@ -127,9 +132,10 @@ class FedDEPClient(GraphClient):
     def take(self) -> None:
         """Hear the generated neighbours."""
         z, at = self.memory["z"], self.memory["at"]
+        self.inputs = self.plain
         if at.numel():
-            self.inputs = fused_inputs(self.inputs, self.graph.edge_index, self.graph.num_nodes, z, at)
-            self.batch = self.batch._replace(inputs=self.inputs)
+            self.inputs = fused_inputs(self.plain, self.graph.edge_index, self.graph.num_nodes, z, at)
+        self.batch = self.batch._replace(inputs=self.inputs)
 
     def load(self, tree: Tree) -> None:
         """Mend as before."""

@@ -17,7 +17,7 @@ Leaves the client, before round 1: for its training nodes that lost neighbours, 
 lost; for the peers' predictions, the difference from the nearest of features that it draws of its own nodes, which tells these
 features to whoever knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and ``privacy.secagg``); how many neighbours it
 added. Then what FedAvg sends.
-Cost: generator and moments while it trains; then the new nodes' features, in training those alone that training nodes read. It helps
+Cost: generator and moments while it trains, and an answer as large as all clients' predictions, M · R · F numbers, to each ``judge``; then the new nodes' features, in training those alone that training nodes read. It helps
 where few edges within a client remain.
 """
 
@@ -57,6 +57,7 @@ class FedSageClient(GraphClient):
 
     Attributes:
         generator: NeighGen, the classifier beside it, and their optimiser, while they train.
+        plain: the inputs without new nodes.
         read: the inputs without new nodes that no training node reads, where these are most of them.
     """
 
@@ -71,6 +72,10 @@ class FedSageClient(GraphClient):
         """Nodes and edges of one type."""
         if model.heterogeneous:
             raise FedGraphError(f"strategy={cfg.strategy.name} generates nodes of one type; model={cfg.model.name} is for typed ones")
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.plain = self.inputs
 
     @classmethod
     def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
@@ -223,13 +228,13 @@ class FedSageClient(GraphClient):
     def take(self) -> None:
         """Train and predict on the graph with the new nodes; as it is, where there are none."""
         x, at = self.memory["x"], self.memory["at"]
+        self.inputs, self.read = self.plain, None
         if at.numel():
-            own = self.inputs
             self.inputs = self.model.prepare(mended(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
-            if type(own) is Inputs and isinstance(own.x, SparseMatrix):  # generated features are dense, and few
-                self.inputs = Inputs(StackedRows(own.x, x), self.inputs.adj)  # type: ignore[arg-type]
+            if type(self.plain) is Inputs and isinstance(self.plain.x, SparseMatrix):  # generated features are dense, and few
+                self.inputs = Inputs(StackedRows(self.plain.x, x), self.inputs.adj)  # type: ignore[arg-type]
             self.read = self.read_in_training()
-            self.batch = self.batch._replace(inputs=self.inputs)
+        self.batch = self.batch._replace(inputs=self.inputs)
 
     def read_in_training(self) -> Inputs | None:
         """The inputs without new nodes that are further from all training nodes than the network reads; None: most are read."""

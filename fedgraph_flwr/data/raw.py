@@ -1,6 +1,6 @@
 """Readers of raw files that no PyG class reads, and the way into PyG's classes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,9 @@ def syn_cora(folder: Path, params: dict[str, Any]) -> Graph:
 
     xs, edges, ys, start = [], [], [], 0
     groups: list[np.ndarray] = []
+    for key in ("homophily", "replicates"):
+        if isinstance(params[key], str) or not isinstance(params[key], Sequence):
+            raise FedGraphError(f"dataset.{key} must be a list of numbers, got {params[key]}")
     names = [f"h{level:.2f}-r{copy}.npz" for level in params["homophily"] for copy in params["replicates"]]
     for name in names:
         if not (folder / name).is_file():

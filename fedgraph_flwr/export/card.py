@@ -37,6 +37,8 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
     record: dict[str, Any] = next((r for r in read_rounds(run / ROUNDS) if r["round"] == predictor.round), {})
     told = {"round": predictor.round, "rounds": summary["rounds"], "headline": summary["headline"]}
     told |= {key: summary[key] for key in ("test_accuracy", "privacy", "versions", "nodes") if key in summary}
+    if predictor.unscored:
+        return _finite({key: value for key, value in told.items() if key not in ("headline", "test_accuracy")})
     return _finite({**told, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
 
 
@@ -94,7 +96,7 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
         "",
         "## Scores",
         "",
-        *_scores(found),
+        *([f"None: {predictor.unscored}."] if predictor.unscored else _scores(found)),
         "",
         "## Limits",
         "",

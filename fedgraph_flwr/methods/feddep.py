@@ -1,8 +1,10 @@
 """FedDEP: its keys, the names of what travels, and the prototypes of a client's embeddings."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.config import at_least, number
@@ -10,6 +12,9 @@ from fedgraph_flwr.errors import FedGraphError
 
 ENCODER = "encoder"
 """Group, down, once: the model whose hidden features are generated."""
+
+BLOCK = 2**22
+"""Distances from prototypes at a time."""
 
 PROTOTYPES = "prototypes"
 """Group. Up, once: ``mean`` [K, H] and ``count`` [K]; down: those of each other client, by its index."""
@@ -45,6 +50,45 @@ class Params:
             at_least(getattr(self, key), 1, f"strategy.{key}")
         if not all(width > 0 for width in self.widths):
             raise FedGraphError(f"strategy.widths must be > 0, got {list(self.widths)}")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The prototypes of the other clients, side by side.
+
+    Attributes:
+        mean: of all of them, [T, H].
+        place: where those of each client are, [M, K], T where it has fewer.
+    """
+
+    mean: Tensor
+    place: Tensor
+
+    @classmethod
+    def of(cls, told: Sequence[Tensor]) -> "Peers":
+        """Of each client its own, [K, H]."""
+        if not told:
+            return cls(torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.int64))
+        mean, sizes = torch.cat(list(told)), torch.tensor([len(own) for own in told])
+        column = torch.arange(int(sizes.max()))
+        place = torch.where(column < sizes[:, None], (sizes.cumsum(0) - sizes)[:, None] + column, len(mean))
+        return cls(mean, place.to(mean.device))
+
+    def apart(self, rows: Tensor) -> Tensor:
+        """Σ_r Σ_j min_k ‖r − c_jk‖², over rows [R, H] and clients j, from the mean of the nearest of each client."""
+        clients, width = self.place.shape
+        if not clients:
+            return rows.new_zeros(())
+        with torch.no_grad():
+            best = torch.cat([self.nearest(some) for some in rows.split(max(BLOCK // (clients * width), 1))])
+            centre = F.embedding_bag(best, self.mean, mode="sum") / clients
+            within = self.mean.square().sum(1)[best].sum() - clients * centre.square().sum()
+        return clients * (rows - centre).square().sum() + within
+
+    def nearest(self, rows: Tensor) -> Tensor:
+        """The place of each client's nearest prototype, [R, M]."""
+        away = F.pad(torch.cdist(rows, self.mean), (0, 1), value=torch.inf)[:, self.place]
+        return self.place.expand(len(rows), -1, -1).gather(2, away.argmin(2, keepdim=True)).squeeze(2)
 
 
 def clustered(h: Tensor, k: int, seed: int, steps: int = 10) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@
 ``structure.`` and ``structure_convs.`` are the channel that clients share; all else, the fusion W_f too, is a client's own. The
 authors' task is one label a graph; for one a node the sum over a graph's nodes between W_f and W_p is left out (ours), and L is
 2, not 3. It helps where clients' features are of unlike worlds and the shapes of their graphs are not.
+Cost: walks · E · N products, once, when the graph is prepared.
 
 Shapes: X [N, F], s [N, walks + degrees], Â [N, N], h and s^l [N, H], W_f [2H, H], W_p [H, H], W_c [H, C].
 """

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from logging import WARNING
 from typing import Any
 
 import torch
+from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
@@ -67,10 +69,17 @@ def clients(
             raise FedGraphError(f"graphs[{index}] and graphs[0] must be of one kind, Data or HeteroData")
     if typed and not target:
         target = _target(graphs[0], "graphs[0]")
+    say_unread(graphs)
     names = list(classes) or [str(label) for label in range(max(_classes(data, target) for data in graphs))]
     made: list[Any] = [_client(data, index, len(graphs), cfg, names, target) for index, data in enumerate(graphs)]
     made = share_schema(made) if typed and not cfg.strategy.private_schema else made
     return [replace(graph, name=name) for graph in made]
+
+
+def say_unread(graphs: Sequence[Any]) -> None:
+    """Warn of what edges carry, which no network here reads."""
+    if unread := {"edge_weight", "edge_attr"} & {key for data in graphs for key in data.keys()}:  # noqa: SIM118
+        log(WARNING, "%s is not read: each edge counts as one", " and ".join(sorted(unread)))
 
 
 def any_split(graphs: Sequence[Any], target: str = "") -> bool:
@@ -85,12 +94,13 @@ def any_split(graphs: Sequence[Any], target: str = "") -> bool:
             f"graphs must be a list of PyG Data or HeteroData, one a client, got {got}: fedgraph_flwr.datasets.partition cuts"
             " one graph into many"
         )
-    return any(_is_split(data, target) for data in graphs)
+    return not all(_unmarked(data, target) for data in graphs)
 
 
-def _is_split(data: Any, target: str) -> bool:
+def _unmarked(data: Any, target: str) -> list[str]:
+    """Of the masks that a split has those that are missing, or mark no node."""
     labelled = _labelled(data, target)
-    return all(isinstance(mask := getattr(labelled, key, None), Tensor) and bool(mask.any()) for key in SPLIT)
+    return [key for key in SPLIT if not (isinstance(mask := getattr(labelled, key, None), Tensor) and bool(mask.any()))]
 
 
 def _client(
@@ -104,9 +114,10 @@ def _client(
     if cfg.split.kind != "public":
         none = torch.zeros_like(graph.train_mask)
         graph = replace(graph, train_mask=none, val_mask=none, test_mask=none)
-    elif not _is_split(data, target):
+    elif unmarked := _unmarked(data, target):
         raise FedGraphError(
-            f"{where} lacks {' or '.join(SPLIT)}, which split.kind=public takes: mark nodes there, or say split.kind=ratio"
+            f"{where} marks no node in {' and none in '.join(unmarked)}, of which split.kind=public takes at least one:"
+            " mark some there, or say split.kind=ratio"
         )
     if isinstance(graph, HeteroGraph):
         graph = split_targets(graph, cfg.split, cfg.seed) if cfg.split.kind == "public" else graph

@@ -13,7 +13,7 @@ numbers of nodes on sampled walks, which outweigh the features: here it is the c
 loop a node, not two. 0 epochs are FedAvg.
 Leaves a client: what FedAvg sends, and Φ_i, once. The server reads every client's model.
 Cost on the server: n models in memory and epochs · (n + 1) · (generator_steps + student_steps) passes over ``nodes`` nodes a round;
-nothing at the clients. It helps where clients know different classes well.
+at a client walks · E · N products, once. It helps where clients know different classes well.
 """
 
 from logging import WARNING

@@ -139,6 +139,8 @@ def test_syn_cora_plants_its_graphs(shared_data):
     assert numbers(one) == (1490, 5936, 1433, 5)
     with pytest.raises(FedGraphError, match=r"h0\.25-r1\.npz"):
         load(config("syn-cora", "homophily=[0.25]"))
+    with pytest.raises(FedGraphError, match=r"^dataset.homophily must be a list of numbers, got 0.9$"):
+        load(config("syn-cora", "homophily=0.9"))
 
 
 def test_credit_has_no_label_among_its_features(shared_data):

@@ -10,7 +10,8 @@ from fedgraph_flwr.clients.feddep import FedDEPClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import from_record
-from fedgraph_flwr.methods.feddep import clustered
+from fedgraph_flwr.methods import feddep as methods
+from fedgraph_flwr.methods.feddep import Peers, clustered
 from fedgraph_flwr.models.feddep import DeepGenerator
 from fedgraph_flwr.secure.policy import Policy
 from tests.conftest import client_graph
@@ -101,8 +102,26 @@ def test_the_objective_by_hand():
         apart += sum(min(float((rows[r] - c).square().sum()) for c in peer) for peer in peers)
     assert own.owner.numel() > 2
     torch.manual_seed(1)
-    found = client.objective(made, part, inputs, whole, peers).item()
+    found = client.objective(made, part, inputs, whole, Peers.of(peers)).item()
     assert found == pytest.approx(0.7 * smooth + 0.3 * apart / (len(trains) * P * H), rel=1e-10)
+
+
+@pytest.mark.parametrize("block", [1, 2**22])
+def test_rows_go_to_the_nearest_prototype_of_each_peer(monkeypatch, block):
+    """The sum and its slope, client by client, of clients with unlike numbers of prototypes."""
+    monkeypatch.setattr(methods, "BLOCK", block)
+    torch.manual_seed(0)
+    peers = [torch.randn(k, H, dtype=torch.float64) for k in (4, 1, 3)]
+    rows, same = (torch.randn(9, H, dtype=torch.float64).requires_grad_() for _ in range(2))
+    same.data = rows.detach().clone()
+    found = Peers.of(peers).apart(rows)
+    wanted = sum((same[r] - peer).square().sum(1).min() for r in range(9) for peer in peers)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-12)
+    found.backward()
+    wanted.backward()
+    torch.testing.assert_close(rows.grad, same.grad, rtol=1e-12, atol=1e-12)
+    assert Peers.of([]).apart(rows).item() == 0
+    assert Peers.of(peers).apart(rows[:0]).item() == 0
 
 
 def test_the_task_reaches_the_generator_and_not_the_encoder():
@@ -113,12 +132,22 @@ def test_the_task_reaches_the_generator_and_not_the_encoder():
     made = DeepGenerator(H, [7], P).double()
     with torch.no_grad():
         made.count.bias += 2
-    client.objective(made, part, inputs, whole, []).backward()
+    client.objective(made, part, inputs, whole, Peers.of([])).backward()
     assert made.heads[0].weight.grad.any()
     client.mend({"encoder": theta}, {})
     for name, tensor in client.shared.items():
         np.testing.assert_array_equal(tensor.detach(), theta[name])
     assert client.memory["at"].bincount().max() <= P if client.memory["at"].numel() else True
+
+
+def test_who_mends_again_has_what_it_had():
+    client = client_of()
+    tree = {"z": torch.rand(4, H, dtype=torch.float64), "at": torch.tensor([0, 0, 3, 7])}
+    client.load(tree)
+    once = client.predict()
+    client.load(tree)
+    assert torch.equal(client.predict(), once)
+    assert not torch.equal(client_of().predict(), once)
 
 
 def test_few_nodes_tell_no_prototype():

@@ -17,6 +17,7 @@ from fedgraph_flwr.methods.fedsage import drawn_neighbours, mended
 from fedgraph_flwr.methods.impaired import apart, nearest, places
 from fedgraph_flwr.models.neighgen import NeighGen
 from fedgraph_flwr.models.sage import GraphSAGE
+from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
 from fedgraph_flwr.strategies.fedsage import FedSage
 from tests.conftest import client_graph
@@ -215,6 +216,25 @@ def test_sparse_features_stay_sparse_beside_the_generated_ones():
         losses.append([loss.detach(), *(p.grad.clone() for p in client.model.parameters())])
     for mine, theirs in zip(*losses, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_who_mends_again_has_what_it_had():
+    """As after a resumption, where the generators are trained before the clients' memory is back."""
+    graph = client_graph(0, N, num_features=40)
+    graph.x = torch.where(torch.rand(graph.x.shape, generator=torch.Generator().manual_seed(0)) < 0.05, 1.0, 0.0)
+    graph.train_mask = torch.arange(N) == 0
+    client = FedSageClient(compose([*WORDS, "dtype=float64", "model.dropout=0"]), graph)
+    tree = {"x": torch.rand(N, 40, dtype=torch.float64), "at": torch.arange(N)}
+    client.load(tree)
+    once, read = client.predict(), client.read
+    client.load(tree)
+    assert isinstance(client.inputs.x, StackedRows)
+    assert isinstance(read, Inputs)
+    assert torch.equal(client.predict(), once)
+    assert client.batch.inputs is client.inputs
+    client.load({"x": tree["x"][:0], "at": tree["at"][:0]})
+    assert client.inputs is client.plain
+    assert client.read is None
 
 
 @pytest.mark.parametrize(("features", "share"), [(40, 0.05), (40, 0.9), (5, 0.9)])

@@ -12,6 +12,7 @@ from fedgraph_flwr.messages import MODEL
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedstar import structure_encoding
 from fedgraph_flwr.models.layers import adjacency
+from fedgraph_flwr.numerics import walks
 from fedgraph_flwr.numerics.walks import return_probabilities
 from tests.conftest import client_graph
 from tests.support import dense_gcn_adjacency, recorded_messages
@@ -43,6 +44,15 @@ def test_returns_by_powers_of_the_whole_matrix(directed, block):
     assert not found[5].any()
     assert found.min() >= 0
     assert found.max() <= 1
+
+
+def test_walks_that_take_long_say_so_beforehand(monkeypatch, caplog):
+    edges = adjacency(client_graph(0, N).edge_index, N)
+    return_probabilities(edges, 3)
+    assert not caplog.text
+    monkeypatch.setattr(walks, "PRODUCTS", edges.nnz * N / 60)
+    return_probabilities(edges, 3)
+    assert f"walks of 3 steps from {N} nodes over {edges.nnz} edges take some 4 minutes, once" in caplog.text
 
 
 def test_the_encoding_follows_its_nodes():
