@@ -9,7 +9,7 @@
 ñ and z̃ are those of `fedgraph_flwr.models.feddep`, m training nodes. What is ours is said in `fedgraph_flwr.strategies.feddep`. The generator is
 forgotten once the graph is mended.
 Leaves the client: what FedAvg sends; once, the means of its embeddings' clusters of at least ``min_nodes`` nodes: of one node, a
-mean is that node's embedding; and how many neighbours it generated.
+mean is that node's embedding; how many nodes each is of, and how many neighbours it generated.
 It helps, as FedSage+, where few edges within a client remain, for less: the peers are asked once.
 """
 

@@ -5,7 +5,8 @@
 
 a is ``label_weight``, b ``graph_weight``; both 0 are FedAvg. Symmetry of P̂ is ours (the program transposes it). What the server found is
 in `fedgraph_flwr.strategies.fedgl`.
-Leaves the client: what FedAvg sends; once the global ids of its nodes; softmax and hidden features of every node of the trained model.
+Leaves the client: what FedAvg sends; once the global ids of its nodes; in one round of ``every``, softmax and hidden features of every node
+of the trained model.
 """
 
 from dataclasses import replace
@@ -108,7 +109,7 @@ class FedGLClient(GraphClient):
     @torch.no_grad()
     def send(self) -> Answer:
         """What it says of its nodes."""
-        if not self.params.discovers:
+        if not self.params.due(self.server_round):
             return {}, {}
         self.model.eval()
         h = self.model.encode(self.inputs)

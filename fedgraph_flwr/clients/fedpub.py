@@ -9,7 +9,8 @@ below ``threshold`` count as 0. e_i is of the trained, masked model without drop
 program takes it before that.
 The authors' program computes both regularisers of detached tensors, so they add a number to the loss and nothing to its gradient:
 ``lam1=0``, ``lam2=0`` trains as it does. (It also takes the norm, not its square, and none in the first round.)
-Leaves the client: what FedAvg sends, θ without its mask, and e_i [D].
+Leaves the client: what FedAvg sends, θ without its mask, and e_i [D]. Running statistics of ``model.norm=batch`` are sent and mixed as
+weights are.
 Cost: a mask and its two moments of Adam kept, and a pass over 500 nodes with F dense features a round.
 """
 
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
-from fedgraph_flwr.clients.fedprox import proximal_term
-from fedgraph_flwr.clients.personal import PersonalClient, assign, copied
+from fedgraph_flwr.clients.fedprox import anchored, proximal_term
+from fedgraph_flwr.clients.personal import PersonalClient, assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedpub import EMBEDDING, Params, random_graph
@@ -90,7 +91,7 @@ class FedPUBClient(PersonalClient):
 
     def train(self) -> float:
         """Remember θ̄_i, then train θ and μ."""
-        self.received = copied(self.shared)
+        self.received = anchored(self.shared)
         return super().train()
 
     def loss(self) -> Tensor:

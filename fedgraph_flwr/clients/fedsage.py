@@ -124,7 +124,7 @@ class FedSageClient(GraphClient):
             node, place = places(self.whole(count))
             x = made.rows(h, node, place)
         self.generator = None
-        self.memory = {"x": x, "at": self.impaired.kept[node] if impaired else node}
+        self.memory = {"x": x, "at": self.impaired.kept[node.cpu()].to(node) if impaired else node}
         self.take()
         return {}, {ADDED: node.numel()}
 
@@ -198,7 +198,7 @@ class FedSageClient(GraphClient):
             apart = torch.from_numpy(told["sum"]).to(rows)
             # 2 (x̃ − x) is the gradient of ‖x̃ − x‖².
             loss = loss + self.params.feature_weight * self.per_row * 2 * (apart * rows).sum()
-        (loss / self.graph.num_clients).backward()
+        (loss / self.cfg.num_clients).backward()
         optimizer.step()
 
     @property

@@ -39,6 +39,10 @@ class Params:
         """Whether it is more than FedAvg."""
         return bool(self.label_weight or self.graph_weight)
 
+    def due(self, server_round: int) -> bool:
+        """Whether nodes are told in this round, and something is found."""
+        return self.discovers and (server_round - 1) % self.every == 0
+
 
 def fused(ids: list[np.ndarray], values: list[np.ndarray], weights: list[float]) -> tuple[np.ndarray, np.ndarray]:
     """The weighted mean of what clients say of each node: ids [N_i], values [N_i, K] → all ids [U], ascending, and [U, K]."""

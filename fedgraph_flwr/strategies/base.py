@@ -376,6 +376,11 @@ class GraphStrategy(FlowerFedAvg):
         """The shared parameters that a client is sent: its own where it has some."""
         return self.models.get(client, self.arrays)
 
+    @property
+    def scores_first(self) -> bool:
+        """Whether this round's own exchanges change what the model is scored by, so that it is scored before them."""
+        return False
+
     @cached_property
     def buffers(self) -> set[str]:
         """Names of the shared tensors that no gradient trains, such as running statistics: averaged, whatever the rest is."""

@@ -12,7 +12,7 @@ mended goes on without generated neighbours. ``neighbours=0``, or R of at least 
 Leaves a client: what FedAvg sends, and once K means of hidden features, how many nodes each is of, and how
 many neighbours it generated. The paper's noise-free
 edge-local privacy, which rests on sampling neighbours, is not claimed: all neighbours are read, and no ε is told.
-Cost: two exchanges, once: K H numbers up, M K H down.
+Cost: two exchanges, once: K H numbers up, M K H and twice θ^R down.
 """
 
 from typing import ClassVar
@@ -41,10 +41,14 @@ class FedDEP(GraphStrategy):
         fields = {"mean": ArrayField((k, self.cfg.model.hidden), self.cfg.dtype), "count": ArrayField((k,), "int64", 0, LARGEST)}
         return Schema({PROTOTYPES: fields}, {"client": NumberField(0, LARGEST, whole=True)})
 
+    @property
+    def scores_first(self) -> bool:
+        """θ^R is FedAvg's, of graphs as they are."""
+        return bool(self.params.neighbours) and self.server_round > self.params.encoder_rounds and "mended" not in self.memory
+
     def before_train(self, arrays: Arrays) -> Groups:
         """After R rounds: collect prototypes, and let all clients mend."""
-        due = self.params.neighbours and self.server_round > self.params.encoder_rounds
-        if due and "mended" not in self.memory:
+        if self.scores_first:
             everyone = sorted(self.clients)
             replies = self.ask("prototype", {ENCODER: arrays}, everyone)
             told = {reply.client: self.known(reply.groups[PROTOTYPES]) for reply in replies}

@@ -42,7 +42,7 @@ class FedGL(GraphStrategy):
         wanted = super().schema(phase, client)
         if phase == DESCRIBE:
             return wanted | Schema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
-        if phase != TRAIN or not self.params.discovers:
+        if phase != TRAIN or not self.params.due(self.server_round):
             return wanted
         n = self.ids(client).size if client is not None else range(1, LARGEST)
         z = ArrayField((n, self.agreed("num_classes")), self.cfg.dtype, 0, 1)
@@ -89,7 +89,7 @@ class FedGL(GraphStrategy):
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """θ, and what the clients say together."""
-        if self.params.discovers and (self.server_round - 1) % self.params.every == 0:
+        if self.params.due(self.server_round):
             self.discover(replies)
         return super().aggregate(arrays, replies)
 

@@ -68,7 +68,7 @@ class Loop:
         finally:
             STOP.heard = False
         if recorder.pending and not recorder.should_stop and self._scores_told:
-            self._evaluate()
+            self._evaluate(self._judges())
         self._keep()
         recorder.extra |= self._spent()
         recorder.finish(method.models)
@@ -274,10 +274,11 @@ class Loop:
     # --- scores -------------------------------------------------------------------------------------------------------
 
     def _score_apart(self) -> None:
-        """Where scores are due from others than will train: take them now, instead of with the training replies."""
+        """Where scores are due from others than will train, or before what this round changes: take them now, instead of with the training replies."""
         method, asked = self.strategy, self.cfg.evaluation.clients
-        if method.scores_due and asked != "cohort" and method.cohort != self._judges():
-            self._evaluate()
+        judges = method.cohort if asked == "cohort" else self._judges()
+        if method.scores_due and (method.cohort != judges or method.scores_first):
+            self._evaluate(judges)
             method.scores_due = False
 
     def _judges(self) -> list[int]:
@@ -287,10 +288,10 @@ class Loop:
             return self._sample(self.strategy.server_round + 1)
         return sorted(self.strategy.clients) if asked == "all" else self._drawn(int(asked), "judges")
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, judges: list[int]) -> None:
         """Scores of the model in an exchange of their own."""
         method = self.strategy
-        method.judges = self._judges()
+        method.judges = judges
         record = to_record(method.arrays)
         messages = method.configure_evaluate(method.server_round, record, ConfigRecord(), self.grid)
         self._scored(method.exchange(EVALUATE, messages).replies)

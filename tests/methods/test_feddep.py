@@ -13,6 +13,7 @@ from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.methods import feddep as methods
 from fedgraph_flwr.methods.feddep import Peers, clustered
 from fedgraph_flwr.models.feddep import DeepGenerator
+from fedgraph_flwr.run_folder import ROUNDS, read_rounds
 from fedgraph_flwr.secure.policy import Policy
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays, call_fresh, recorded_messages, same_result
@@ -170,6 +171,19 @@ def test_prototypes_cross_once_and_before_them_it_is_fedavg(run, monkeypatch):
     assert [sorted(from_record(c["prototypes"])) for c in downs] == [["1", "2"], ["0", "2"], ["0", "1"]]
     encoder = from_record(downs[0]["encoder"])
     assert_same_arrays(encoder, fedavg.arrays)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["strategy.fraction=0.67"], ["strategy.fraction=0.67", "evaluation.clients=cohort"]]
+)
+def test_the_encoder_is_scored_as_fedavg_is(run, words):
+    """Round R's model before the graphs are mended, R + 1's after."""
+    words = [*words, "model.dropout=0", f"model.hidden={H}", "rounds=3"]
+    mended = run("strategy=feddep", *KEYS, *words, "strategy.generator_lr=0.03", "strategy.encoder_rounds=2")
+    fedavg = run("strategy=fedavg", "model=sage", *words)
+    mine, theirs = ([record["metrics"]["val_loss"] for record in read_rounds(r.out / ROUNDS)] for r in (mended, fedavg))
+    assert mine[:2] == theirs[:2]
+    assert mine[2] != theirs[2]
 
 
 def test_fresh_clients_a_cohort_and_a_resumption_end_alike(run, monkeypatch):

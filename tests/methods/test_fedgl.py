@@ -9,11 +9,11 @@ from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.fedgl import FedGLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Reply
+from fedgraph_flwr.messages import MODEL, Reply
 from fedgraph_flwr.methods.fedgl import among, fused, pseudo_graph, pseudo_labels
 from fedgraph_flwr.strategies.fedgl import FedGL
 from tests.conftest import client_graph
-from tests.support import call_fresh, dense_gcn_adjacency, same_result
+from tests.support import call_fresh, dense_gcn_adjacency, recorded_messages, same_result
 
 N, C = 16, 3
 WORDS = ["strategy=fedgl", "model.hidden=6", "dtype=float64", "model.dropout=0"]
@@ -107,6 +107,13 @@ def test_clients_that_share_nodes_are_told_alike_of_them(run, tmp_path):
         finished = go("fedgl", *words, "partition.clients_per_part=3", "partition.overlap=0.7", "rounds=2")
     assert finished.summary["failures"] == {}
     assert finished.summary["bytes_by_phase"]["identify"]["bytes_up"] > 0
+
+
+def test_nodes_are_told_of_in_one_round_of_every(run, monkeypatch):
+    with recorded_messages(monkeypatch) as messages:
+        run(*WORDS, "strategy.every=2", "rounds=3")
+    told = ["nodes" in c.array_records for way, _, c in messages if way == "up" and MODEL in c.array_records]
+    assert told == [True] * 3 + [False] * 3 + [True] * 3
 
 
 def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):

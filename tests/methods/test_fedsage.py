@@ -28,7 +28,7 @@ WORDS = ["strategy=fedsage", "model.hidden=8", "strategy.latent=6", "strategy.wi
 
 
 def client_of(*words, client=0):
-    cfg = compose([*WORDS, "dtype=float64", "model.dropout=0", "strategy.hidden_share=1", *words])
+    cfg = compose([*WORDS, "num_clients=3", "dtype=float64", "model.dropout=0", "strategy.hidden_share=1", *words])
     return FedSageClient(cfg, client_graph(client, N))
 
 
@@ -145,6 +145,18 @@ def test_a_step_by_peers_gradients_is_the_step_by_their_features(monkeypatch):
         not torch.equal(t, u)
         for t, u in zip(mine.values(), client_of().trainable[0].state_dict().values(), strict=True)
     )
+
+
+def test_m_is_of_the_run_and_not_of_the_partition():
+    """Three clients of a partition of twenty; their step is seen before Adam makes all steps alike."""
+    slopes = []
+    for of in (3, 20):
+        client = client_of()
+        client.graph.num_clients = of
+        client.step(None, 0)
+        slopes.append([p.grad for p in client.trainable[0].parameters() if p.grad is not None])
+    for mine, theirs in zip(*slopes, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_the_own_part_of_the_objective_by_hand():
