@@ -60,6 +60,7 @@ class FGGPClient(GraphClient):
 
     Params: ClassVar[type] = Params
     predicts_with: ClassVar[tuple[str, ...]] = (BANK,)
+    _pairs: tuple[Tensor, Tensor, Tensor, "Pairs"] | None = None
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -119,22 +120,30 @@ class FGGPClient(GraphClient):
         self.memory[PAIRS] = torch.cat([self.links, low * n + high]).unique()
         self.memory[SINCE] = torch.tensor(self.server_round)
 
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor, Tensor, "Pairs"]:
+        """Of the pairs at hand keys [E], ends [2, E], which are own edges, bool [E], and their matrix; made where they changed."""
+        keys = self.memory[PAIRS]
+        if self._pairs is None or self._pairs[0] is not keys:
+            ends = torch.stack([keys // self.graph.num_nodes, keys % self.graph.num_nodes])
+            self._pairs = keys, ends, torch.isin(keys, self.links), Pairs(ends, self.graph.num_nodes)
+        return self._pairs
+
     def second_view(self) -> tuple[Inputs, Tensor]:
         """The inputs with edges as drawn, and the augmentor's loss."""
-        n, keys = self.graph.num_nodes, self.memory[PAIRS]
-        ends = torch.stack([keys // n, keys % n])
+        n, keys, ends, own, both = self.graph.num_nodes, *self.pairs
         h = self.augmentor(self.smooth)
         score = (h[ends[0]] * h[ends[1]]).sum(1)
         with torch.no_grad():
             top = score.max().clamp(min=torch.finfo(score.dtype).tiny) if keys.numel() else score.sum()
-        share = (score / top + torch.isin(keys, self.links).to(score)) / 2
+        share = (score / top + own.to(score)) / 2
         weight = straight_through(share)
         other = torch.randint(n, (2, keys.numel()), device=keys.device)
         low, high = other.sort(dim=0).values
         other = other[:, (low != high) & ~torch.isin(low * n + high, keys)]
         apart = (h[other[0]] * h[other[1]]).sum(1)
         loss = (F.softplus(-score).sum() / max(score.numel(), 1) + F.softplus(apart).sum() / max(apart.numel(), 1)) / 2
-        return replace(self.inputs, adj=weighted_adjacency(ends, weight, n), propagated=None), loss
+        return replace(self.inputs, adj=both.weighted(weight), propagated=None), loss
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -208,12 +217,23 @@ def straight_through(share: Tensor) -> Tensor:
     return (soft > 0.5).to(share) + soft - soft.detach()
 
 
-def weighted_adjacency(ends: Tensor, weight: Tensor, num_nodes: int) -> ValuedMatrix:
-    """D^{-1/2} (W + I) D^{-1/2} of pairs [2, E], both ways, and their weights [E], with gradient through these."""
-    loops = torch.arange(num_nodes, device=ends.device)
-    row, col = torch.cat([ends[0], ends[1], loops]), torch.cat([ends[1], ends[0], loops])
-    value = torch.cat([weight, weight, weight.new_ones(num_nodes)])
-    order = row.argsort(stable=True)
-    pattern = Pattern(row[order], col[order], num_nodes)
-    degree = pattern.row_sum(value[order]).rsqrt()
-    return ValuedMatrix(pattern, value[order] * degree[pattern.row] * degree[pattern.col])
+class Pairs:
+    """Where D^{-1/2} (W + I) D^{-1/2} of pairs has entries, whatever they weigh.
+
+    Args:
+        ends: of each pair, [2, E].
+        num_nodes: N.
+    """
+
+    def __init__(self, ends: Tensor, num_nodes: int):
+        loops = torch.arange(num_nodes, device=ends.device)
+        row, col = torch.cat([ends[0], ends[1], loops]), torch.cat([ends[1], ends[0], loops])
+        self.order = row.argsort(stable=True)
+        self.pattern = Pattern(row[self.order], col[self.order], num_nodes)
+
+    def weighted(self, weight: Tensor) -> ValuedMatrix:
+        """The matrix under weights [E], both ways, with gradient through these."""
+        pattern, loops = self.pattern, weight.new_ones(self.order.numel() - 2 * weight.numel())
+        value = torch.cat([weight, weight, loops])[self.order]
+        degree = pattern.row_sum(value).rsqrt()
+        return ValuedMatrix(pattern, value * degree[pattern.row] * degree[pattern.col])

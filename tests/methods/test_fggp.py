@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedgraph_flwr.checks import check_method
-from fedgraph_flwr.clients.fggp import FGGPClient, alignment, straight_through, weighted_adjacency
+from fedgraph_flwr.clients.fggp import FGGPClient, Pairs, alignment, straight_through
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Reply
@@ -166,9 +166,7 @@ def test_the_gradient_of_a_draw_is_that_of_the_relaxed_one():
     (theirs,) = torch.autograd.grad(soft.sum(), share)
     torch.testing.assert_close(mine, theirs)
     ends, weight = torch.tensor([[0, 1], [2, 2]]), torch.tensor([1.0, 0.5], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda w: weighted_adjacency(ends, w, 3) @ torch.eye(3, dtype=torch.float64), (weight,)
-    )
+    assert torch.autograd.gradcheck(lambda w: Pairs(ends, 3).weighted(w) @ torch.eye(3, dtype=torch.float64), (weight,))
 
 
 def test_a_step_trains_the_augmentor_by_the_task_alone():
