@@ -33,7 +33,7 @@ def one_adjacency(cfg: RunConfig, inputs: Any) -> None:
     Raises:
         FedGraphError: it reads more.
     """
-    if type(inputs) is not Inputs:
+    if type(inputs) is not Inputs or inputs.adj.shape[0] != inputs.x.shape[0]:  # FedLIT's holds a matrix of each type
         raise FedGraphError(
             f"strategy={cfg.strategy.name} lays other edges under the network, and model={cfg.model.name} reads more"
             " of a graph than its adjacency: take gcn, sage, acm or decoupled"

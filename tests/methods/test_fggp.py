@@ -203,9 +203,10 @@ def test_wrong_keys_are_refused(words):
         check_method(compose(["strategy=fggp", *words]))
 
 
-def test_a_network_that_reads_more_than_edges_is_refused():
+@pytest.mark.parametrize("model", ["fedhero", "fedlit"])
+def test_a_network_that_reads_more_than_edges_is_refused(model):
     with pytest.raises(FedGraphError, match="reads more of a graph than its adjacency"):
-        client_of("model=fedhero")
+        client_of(f"model={model}")
 
 
 def test_a_nodes_owner_may_ask_for_more_nodes_than_the_run():
