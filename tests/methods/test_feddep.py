@@ -12,6 +12,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.methods import feddep as methods
 from fedgraph_flwr.methods.feddep import Peers, clustered
+from fedgraph_flwr.methods.impaired import places
 from fedgraph_flwr.models.feddep import DeepGenerator
 from fedgraph_flwr.run_folder import ROUNDS, read_rounds
 from fedgraph_flwr.secure.policy import Policy
@@ -139,6 +140,31 @@ def test_the_task_reaches_the_generator_and_not_the_encoder():
     for name, tensor in client.shared.items():
         np.testing.assert_array_equal(tensor.detach(), theta[name])
     assert client.memory["at"].bincount().max() <= P if client.memory["at"].numel() else True
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_the_generator_is_trained_for_its_steps_and_reads_the_whole_graph(steps):
+    """Mended as by a loop of so many steps of Adam on the objective."""
+    client = client_of(f"strategy.generator_steps={steps}", "strategy.generator_lr=0.1", "strategy.count_weight=3")
+    theta, peer = encoder_of(client), np.random.default_rng(0).random((4, H))
+    torch.manual_seed(2)
+    client.mend({"encoder": theta, "prototypes": {"1": peer}}, {})
+    torch.manual_seed(2)
+    whole, _ = client.encode({"encoder": theta})
+    part, inputs = client.encode({"encoder": theta}, client.impaired.graph)
+    made = DeepGenerator(H, [7], P).double()
+    optimizer = torch.optim.Adam(made.parameters(), 0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        client.objective(made, part, inputs, whole, Peers.of([torch.from_numpy(peer)])).backward()
+        optimizer.step()
+    with torch.no_grad():
+        count, u = made(whole)
+        node, place = places(client.whole(count))
+        z = made.rows(u, node, place)
+    assert node.numel()
+    assert client.memory["at"].tolist() == node.tolist()
+    torch.testing.assert_close(client.memory["z"], z)
 
 
 def test_who_mends_again_has_what_it_had():

@@ -8,13 +8,13 @@ from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients.fedlit import FedLITClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Reply
+from fedgraph_flwr.messages import Reply, from_record
 from fedgraph_flwr.methods.fedlit import assigned, matched, means
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.fedlit import FedLIT
 from tests.conftest import client_graph
-from tests.support import dense_gcn_adjacency
+from tests.support import dense_gcn_adjacency, recorded_messages
 
 N, H, K = 16, 6, 3
 WORDS = ["strategy=fedlit", f"model.hidden={H}", f"model.types={K}", "dtype=float64", "model.dropout=0"]
@@ -156,6 +156,25 @@ def test_a_client_without_links_trains_and_moves_no_centre(run, client_files):
     centres = np.random.default_rng(3).normal(size=(K, 2 * H))
     server.aggregate(server.arrays, [*alone, reply_of(1, arrays, centres, [1, 1, 1])])
     np.testing.assert_allclose(server.memory["links"]["centroids"], centres)
+
+
+def test_clients_are_scored_by_the_centres_of_the_last_round(run, monkeypatch):
+    """The mean of the last centroids, each matched with the centres that they began from."""
+    with recorded_messages(monkeypatch) as messages:
+        run(*WORDS, "rounds=2")
+    ups, downs = (
+        [
+            (c, from_record(c["links"])["centroids"])
+            for way, _, c in messages
+            if way == side and "links" in c.array_records
+        ]
+        for side in ("up", "down")
+    )
+    assert [c["config"]["phase"] for c, _ in downs] == ["train"] * 3 + ["evaluate"] * 3
+    wanted = np.mean([own[matched(own, downs[0][1])] for _, own in ups[-3:]], axis=0)
+    assert (wanted != downs[0][1]).any()
+    for _, centres in downs[3:]:
+        np.testing.assert_allclose(centres, wanted)
 
 
 @pytest.mark.parametrize("word", ["model=gcn", "model.types=0", "strategy.em_steps=-1"])

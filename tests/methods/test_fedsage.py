@@ -211,6 +211,23 @@ def test_the_mended_graph(source):
     assert client.generator is None
 
 
+def test_new_neighbours_are_generated_without_dropout():
+    """ñ and x̃ by hand, of a generator that in training drops most of what its heads read."""
+    client = client_of("strategy.generator_rounds=0", "strategy.generator_dropout=0.9")
+    made, _, _ = client.trainable
+    with torch.no_grad():
+        made.count.bias += 2
+    client.mend({}, {})
+    made.encoder.eval()
+    with torch.no_grad(), client.noise(0):
+        z = made.encoder(made.encoder.prepare(client.graph, client.device, client.dtype))
+        h = torch.relu(made.layers[0](z + torch.randn_like(z)))
+        whole = torch.stack([torch.tanh(head(h)) for head in made.heads], 1)
+        node, place = places(torch.relu(made.count(z)).squeeze(1).round().long().clamp(max=P))
+    assert client.memory["at"].tolist() == node.tolist()
+    torch.testing.assert_close(client.memory["x"], whole[node, place])
+
+
 def test_sparse_features_stay_sparse_beside_the_generated_ones():
     """The same logits and gradients as of one dense matrix."""
     graph = client_graph(0, N, num_features=40)
@@ -357,6 +374,22 @@ def test_what_travels(run, monkeypatch):
             assert np.abs(array).max(initial=0) < 1  # tanh
     fedavg = run("strategy=fedavg", "model=sage", "model.hidden=8", "rounds=2")
     assert phases["train"] == fedavg.summary["bytes_by_phase"]["train"]
+
+
+def test_a_client_is_sent_the_sum_of_what_its_peers_sent(run, monkeypatch):
+    """Of its own rows, once an exchange: for the next step, or for the last one before it mends."""
+    with recorded_messages(monkeypatch) as messages:
+        run(*WORDS, "strategy.hidden_share=1", "strategy.generator_rounds=3", "rounds=1")
+    ups, downs = (
+        [from_record(c["apart"]) for way, _, c in messages if way == side and "apart" in c.array_records]
+        for side in ("up", "down")
+    )
+    assert len(ups) == len(downs) == 9
+    for place, down in enumerate(downs):
+        step, client = divmod(place, 3)
+        peers = [up[str(client)] for other, up in enumerate(ups[3 * step : 3 * step + 3]) if other != client]
+        np.testing.assert_allclose(down["sum"], sum(peers), rtol=1e-5, atol=1e-6)
+        assert down["sum"].any()
 
 
 def test_secure_sums_hide_single_peers_and_change_nothing_else(run, monkeypatch):

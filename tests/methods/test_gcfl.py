@@ -162,6 +162,28 @@ def test_plus_splits_by_series_of_norms(standardize):
     assert len(step(server, {i: rng.normal(size=4) for i in range(6)})) == 4
 
 
+def test_a_split_empties_the_series_of_every_cluster():
+    """Of two clusters one is split again; the other may not be before it has a whole series anew."""
+    server = server_of("strategy.plus=true", "strategy.length=4", "strategy.eps1=1e9", "strategy.eps2=0.5")
+    rng, rising = np.random.default_rng(3), {0, 2, 5}
+
+    def once(size: list[float]) -> list[list[int]]:
+        directions = rng.normal(size=(6, 4))
+        return step(server, {i: size[i] * d / np.linalg.norm(d) for i, d in enumerate(directions)})
+
+    for t in range(4):
+        groups = once([1.0 + t if i in rising else 4.0 - t for i in range(6)])
+    assert groups == [[0, 2, 5], [1, 3, 4]]
+    for _ in range(4):
+        groups = once([1.0 if i in rising else 0.1 for i in range(6)])
+    assert len(groups) == 3
+    assert [1, 3, 4] in groups
+    assert not server.memory["recorded"].any()
+    for _ in range(3):
+        assert once([1.0] * 6) == groups
+    assert len(once([1.0] * 6)) == 4
+
+
 def test_a_round_by_hand(run, monkeypatch):
     """Of a run: updates from the messages, the cut by brute force, and the mean of each side."""
     with recorded_messages(monkeypatch) as messages:
