@@ -99,6 +99,50 @@ def test_what_is_found_is_of_the_cohort_and_others_keep_theirs():
     assert set(found["0"]["row"].tolist()) <= {0, 1}
 
 
+def server_of(*words):
+    server = FedGL(compose([*WORDS, *words]), None)
+    server.arrays = {"w": np.zeros(1)}
+    server.weights = lambda replies: [1.0 + 2 * reply.client for reply in replies]
+    server.memory = {"ids": {"0": np.array([1, 4]), "1": np.array([4, 6])}}
+    return server
+
+
+def replies_of(server, z, h):
+    told = ({"z": np.array(own), "h": np.array(said)} for own, said in zip(z, h, strict=True))
+    return [Reply(i, {"model": server.arrays, "nodes": group}, {}) for i, group in enumerate(told)]
+
+
+def test_what_clients_say_is_weighed_as_their_models_are():
+    """Predictions and hidden features: client 1 weighs three times client 0."""
+    server = server_of()
+    z = [[[0.9, 0.1], [0.9, 0.1]], [[0.3, 0.7], [0.3, 0.7]]]
+    h = [[[1.0, 0.5], [2.0, 0.0]], [[0.0, 1.0], [1.0, 3.0]]]
+    server.discover(replies_of(server, z, h))
+    found = server.memory["pseudo"]
+    assert found["0"]["label"].tolist() == [0, 1]
+    assert found["1"]["label"].tolist() == [1, 1]
+    mean = np.array([[1.0, 0.5], [(2 + 3 * 0) / 4, (0 + 3 * 1) / 4], [1.0, 3.0]])
+    share = mean @ mean.T * (1 - np.eye(3))
+    share /= share.sum(1, keepdims=True)
+    for client, first in (("0", 0), ("1", 1)):
+        entries = zip(*(found[client][name].tolist() for name in ("row", "col", "weight")), strict=True)
+        expected = {(0, 1): share[first, first + 1], (1, 0): share[first + 1, first]}
+        assert {(r, c): w for r, c, w in entries} == pytest.approx(expected)
+
+
+def test_labels_and_edges_are_found_every_few_rounds():
+    """The second round leaves what the first one found, whatever clients say."""
+    server = server_of("strategy.every=2")
+    z, h = np.array([[0.9, 0.1], [0.1, 0.9]]), np.array([[1.0, 0.5], [2.0, 3.0]])
+    told = []
+    for server.server_round, order in ((1, [0, 1]), (2, [1, 0]), (3, [1, 0])):
+        server.aggregate(server.arrays, replies_of(server, [z[order], z], [h[order], h]))
+        told.append({name: array.tolist() for name, array in server.memory["pseudo"]["0"].items()})
+    first, off, on = told
+    assert off == first
+    assert all(on[name] != first[name] for name in ("label", "weight"))
+
+
 def test_clients_that_share_nodes_are_told_alike_of_them(run, tmp_path):
     words = ["dataset=csbm", "dataset.nodes_per_client=[40,60]", "dataset.features=5", "partition=overlapping"]
     from tests.methods.small_runs import small_runs

@@ -14,6 +14,7 @@ from fedgraph_flwr.methods.fedtad import reliability
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.strategies.connection import ClientInfo, difference
 from fedgraph_flwr.strategies.fedtad import FedTAD, disagreement
+from fedgraph_flwr.trees import flatten
 from tests.conftest import client_graph
 from tests.support import same_result
 
@@ -128,6 +129,28 @@ def test_distillation_brings_the_student_nearer_to_its_teachers():
 
     far = {name: array + 1 for name, array in server.arrays.items()}
     assert apart(server.distilled(far, replies)) < apart(far)
+
+
+def test_both_optimisers_go_on_from_round_to_round(monkeypatch):
+    """They begin with the moments that the last round left, and count on."""
+    server = server_of("strategy.epochs=2", "strategy.generator_steps=2", "strategy.student_steps=3")
+    begun, optimizer = {}, FedTAD.optimizer
+
+    def record(self, name, parameters):
+        made = optimizer(self, name, parameters)
+        begun[name] = {path: tensor.clone() for path, tensor in made.state().items()}
+        return made
+
+    monkeypatch.setattr(FedTAD, "optimizer", record)
+    for server.server_round in (1, 2):
+        left = {name: flatten(server.memory.get(name, {})) for name in ("maker", "learner")}
+        server.aggregate(server.arrays, replies_of(server, 1, 2))
+        for name, steps in (("maker", 4), ("learner", 6)):
+            assert begun[name].keys() == left[name].keys()
+            assert all(torch.equal(tensor, left[name][path]) for path, tensor in begun[name].items())
+            counts = [t for path, t in flatten(server.memory[name]).items() if path.startswith("count/")]
+            assert counts
+            assert all(t.item() == steps * server.server_round for t in counts)
 
 
 def test_the_generator_goes_on_after_a_resumption(run):

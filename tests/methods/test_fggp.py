@@ -169,6 +169,27 @@ def test_the_gradient_of_a_draw_is_that_of_the_relaxed_one():
     assert torch.autograd.gradcheck(lambda w: Pairs(ends, 3).weighted(w) @ torch.eye(3, dtype=torch.float64), (weight,))
 
 
+def test_the_objective_is_the_sum_of_its_terms():
+    """Each weighed by its own key, and the second view's prototypes drawn to those of the first."""
+    client = client_of(
+        *(f"strategy.{key}_weight={w}" for key, w in (("view", 0.7), ("prototype", 0.4), ("structure", 0.3)))
+    )
+    client.server_round = 1
+    client.search()
+    torch.manual_seed(1)
+    loss = client.loss()
+    torch.manual_seed(1)
+    view, made = client.second_view()
+    first, second = client.model.encode(client.inputs), client.model.encode(view)
+    logits, others = client.model.classify(first, client.inputs), client.model.classify(second, view)
+    (one, known), (two, also) = client.prototypes(first, logits), client.prototypes(second, others)
+    both = (known > 0) & (also > 0)
+    assert both.sum() > 1
+    expected = client.task_loss(logits) + 0.7 * client.task_loss(others)
+    expected += 0.4 * alignment(two[both], one[both], 0.5, False) + 0.3 * made
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
 def test_a_step_trains_the_augmentor_by_the_task_alone():
     client = client_of("strategy.structure_weight=0", "strategy.prototype_weight=0", "train.local_steps=1")
     client.server_round = 1

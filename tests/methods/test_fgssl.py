@@ -114,6 +114,27 @@ def test_the_objective_is_the_sum_of_its_terms_and_the_teacher_stays():
     assert not torch.equal(before[0], next(iter(client.shared.values())))
 
 
+def test_the_teacher_sees_the_weak_view_and_the_student_the_strong_one(monkeypatch):
+    """The shares that each view drops are the defaults of the keys."""
+    client = client_of("train.local_steps=1")
+    made, seen = [], {}
+    view, encode = FGSSLClient.view, GCN.encode
+
+    def record_view(self, edges, columns):
+        made.append((view(self, edges, columns), (edges, columns)))
+        return made[-1][0]
+
+    def record_encode(self, inputs):
+        who = "teacher" if self is client.teacher else "student"
+        seen.setdefault(who, []).extend(drops for of, drops in made if of is inputs)
+        return encode(self, inputs)
+
+    monkeypatch.setattr(FGSSLClient, "view", record_view)
+    monkeypatch.setattr(GCN, "encode", record_encode)
+    client.train()
+    assert seen == {"teacher": [(0.3, 0.3)], "student": [(0.8, 0.5)]}
+
+
 def test_views_drop_what_they_say():
     client = client_of(nodes=200)
     torch.manual_seed(0)
