@@ -91,6 +91,19 @@ def test_both_regularisers_have_their_gradient(shift):
         torch.testing.assert_close(full - plain, 0.2 * mask.detach().sign())
 
 
+def test_running_statistics_are_no_part_of_the_distance_from_the_received_model():
+    """They move in training, whatever the weights do."""
+    client = client_of("model.norm=batch", "strategy.lam1=0", "strategy.lam2=1")
+    client.train()
+    named = dict(client.model.named_parameters())
+    apart = sum((named[name] - start).square().sum() for name, start in client.received.items())
+    assert client.received.keys() == named.keys() < client.shared.keys()
+    without = client_of("model.norm=batch", "strategy.lam1=0", "strategy.lam2=0")
+    without.model.load_state_dict(client.model.state_dict())
+    without.mu = client.mu
+    assert (client.loss() - without.loss()).item() == pytest.approx(apart.item(), rel=1e-9)
+
+
 def test_a_step_by_hand():
     """θ and μ of the head after one step of SGD, by the chain rule; the first layer's by differences."""
     client = client_of(
