@@ -7,15 +7,16 @@
     Y = s (softmax Z + P̂) / 2 + (1 − s) Σ_j softmax(O_j) / 3
     s: of half of the training nodes the share whose label k steps of label propagation from the other half's find
 
-s is the homophily confidence: edges that join like nodes let the first branch speak. From memory of the paper, so without its numbers
-of equations, and by two programs of its authors. Where they differ: the paper and OpenFGL train both branches and blend them by s, as
-here; the other trains the one that s > 0.9 chooses. Both take a second softmax of P̂ to predict, which is not done here, and label
-propagation from labels outside all masks, which are not read here; for how they weigh unlike pairs see ``negatives``.
-Ours: of the nodes that are alike, of which confident predictions would make N² / C pairs, a node keeps its ``alike`` most alike, and Q
-lives on A' alone; the pairs are searched in blocks of rows. With fewer than two training nodes s is 1/2.
-Leaves the client: what FedAvg sends, in stage 1; in stage 2 no array.
-Cost: X̃ has (K + 1) F columns; a step of stage 2 is four perceptrons and E' C products. It helps where clients' graphs are of unlike
-homophily.
+s is the homophily confidence: edges that join like nodes let the first branch speak. From memory of the paper, so without its
+numbers of equations, and by two programs of its authors. Where they differ: the paper and OpenFGL train both branches and blend
+them by s, as here; the other trains the one that s > 0.9 chooses. Both take a second softmax of P̂ to predict, which is not
+done here, and label propagation from labels outside all masks, which are not read here; for how they weigh unlike pairs see
+``negatives``.
+Ours: of the nodes that are alike, of which confident predictions would make N² / C pairs, a node keeps its ``alike`` most
+alike, and Q lives on A' alone; the pairs are searched in blocks of rows. With fewer than two training nodes s is 1/2. Leaves
+the client: what FedAvg sends, in stage 1; in stage 2 no array.
+Cost: X̃ has (K + 1) F columns; a step of stage 2 is four perceptrons and E' C products. It helps where clients' graphs are of
+unlike homophily.
 """
 
 from functools import cached_property
@@ -70,7 +71,9 @@ class AdaFGLClient(GraphClient):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """One type of nodes, and a model that travels as a whole."""
         if model.heterogeneous:
-            raise FedGraphError(f"strategy={cfg.strategy.name} smooths features over edges of one type, not model={cfg.model.name}")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} smooths features over edges of one type, not model={cfg.model.name}"
+            )
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -140,7 +143,7 @@ class AdaFGLClient(GraphClient):
 
     @cached_property
     def homophily(self) -> float:
-        """s."""
+        """S."""
         n, classes = self.graph.num_nodes, self.graph.num_classes
         if self.num_train < 2:
             return 0.5
@@ -187,7 +190,7 @@ class AdaFGLClient(GraphClient):
         return loss
 
     def predict(self) -> Tensor:
-        """log Y [N, C] once the branches have trained; before, the logits of the model at hand."""
+        """Log Y [N, C] once the branches have trained; before, the logits of the model at hand."""
         if "branches" not in self.memory:
             return super().predict()
         self.branches.eval()

@@ -4,10 +4,10 @@
     w_i ← w_i − η ∇F_i(w_i),   v_i ← v_i − η ∇_v F_i(v̄_i) = v_i − η α_i ∇F_i(v̄_i)                    Algorithm 1, each step
     α_i ← α_i − η ⟨v_i − w_i, ∇F_i(v̄_i)⟩, clipped to [0, 1]                                         adaptive α, once a round
 
-w_i begins each round as the received model and is what FedAvg's server averages: the shared model is FedAvg's bit for bit. v_i begins as
-the first model that the client trains on; the client is scored by v̄_i of its own v_i and the received model. α_i moves on the round's
-first step, by η = train.lr whatever the optimiser (ours). A fixed α of 0 is FedAvg, of 1 Local.
-Leaves the client: what FedAvg sends. v_i and α_i never do.
+w_i begins each round as the received model and is what FedAvg's server averages: the shared model is FedAvg's bit for bit. v_i
+begins as the first model that the client trains on; the client is scored by v̄_i of its own v_i and the received model. α_i
+moves on the round's first step, by η = train.lr whatever the optimiser (ours). A fixed α of 0 is FedAvg, of 1 Local. Leaves the
+client: what FedAvg sends. v_i and α_i never do.
 """
 
 from dataclasses import dataclass

@@ -23,7 +23,17 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.keeping import Keeper
-from fedgraph_flwr.clients.together import OBJECTIVE, Descent, Gradient, Prediction, Scores, Slopes, Step, jointly, refusal
+from fedgraph_flwr.clients.together import (
+    OBJECTIVE,
+    Descent,
+    Gradient,
+    Prediction,
+    Scores,
+    Slopes,
+    Step,
+    jointly,
+    refusal,
+)
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
@@ -172,7 +182,11 @@ class GraphClient(NumPyClient):
     @classmethod
     def files_models(cls, cfg: RunConfig, num_features: int, num_classes: int) -> bool:
         """Whether a simulated client has anything of its own that it predicts with, beside the parameters that are shared."""
-        if cls.build_model is not GraphClient.build_model or cls.predicts_with or cfg.evaluation.select == "own_best_val":
+        if (
+            cls.build_model is not GraphClient.build_model
+            or cls.predicts_with
+            or cfg.evaluation.select == "own_best_val"
+        ):
             return True
         model = models.build(cfg.model, num_features, num_classes)
         return len(model.shared(cfg.strategy.shared, cfg.strategy.private)) < sum(
@@ -209,7 +223,11 @@ class GraphClient(NumPyClient):
         """What the server learns before round 1."""
         part = self.graph.part
         nodes = part.bincount().tolist() if part.numel() else self.graph.num_nodes
-        sizes = {"num_train": self.num_train, "num_features": self.graph.num_features, "num_classes": self.graph.num_classes}
+        sizes = {
+            "num_train": self.num_train,
+            "num_features": self.graph.num_features,
+            "num_classes": self.graph.num_classes,
+        }
         told = {"client": self.graph.client, **introduced(self.cfg, nodes, sizes)}
         if (schema := fingerprint(self.graph)) != [0]:
             told["schema"] = schema
@@ -287,7 +305,8 @@ class GraphClient(NumPyClient):
         """A step on each of `batches`; returns the last loss, 0 of none."""
         loss, whole = torch.zeros(()), self.batch
         self.steps = 0
-        for self.batch in self.batches():
+        for batch in self.batches():
+            self.batch = batch
             loss = self.gradient(optimizer)
             self.update(optimizer)
             self.steps += 1
@@ -355,7 +374,9 @@ class GraphClient(NumPyClient):
         """Whether local training is one step after the other along the objective's gradient on all training nodes."""
         steps = ("begin_training", "descend", "gradient", "update", "batches", "parameters")
         whole = self.batch.inputs is self.inputs and self.batch.nodes is self.train_nodes
-        return whole and all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in steps)
+        return whole and all(
+            getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in steps
+        )
 
     @property
     def reads_gradient(self) -> bool:
@@ -593,14 +614,16 @@ class GraphClient(NumPyClient):
         """A copy of what `predict` reads, of which the parameters that are shared may lie elsewhere."""
         held = self.shared if not self.keeper.whole else {}
         model = {n: t for n, t in self.tensors.items() if t.is_floating_point() and n not in held}
-        method = {key: tree for key, tree in self.save().items() if key in self.predicts_with} if self.predicts_with else {}
+        method = (
+            {key: tree for key, tree in self.save().items() if key in self.predicts_with} if self.predicts_with else {}
+        )
         flat = flatten({"model": model, "method": method})
         return unflatten({path: leaf.detach().cpu().clone() for path, leaf in flat.items()})
 
     # --- private state between messages -------------------------------------------------------------------------------
 
     def snapshot(self) -> Tree:
-        """Everything private that must survive: unshared tensors, the optimiser's moments, the method's own, keys of this round."""
+        """Private state that must survive: unshared tensors, optimiser moments, `save()` and the keys of this round."""
         tree: Tree = {"model": {n: t for n, t in self.model.state_dict().items() if n not in self.shared}}
         if self.optimizer is not None and self.cfg.train.keeps_optimizer:
             tree["optimizer"] = self.optimizer.state()
@@ -635,7 +658,11 @@ class GraphClient(NumPyClient):
 
 def introduced(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dict[str, Any]:
     """What a client tells of its graph: its sizes, and where they weigh its nodes, of one part or of several."""
-    return {**sizes, "num_nodes": nodes} if cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes" else sizes
+    return (
+        {**sizes, "num_nodes": nodes}
+        if cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes"
+        else sizes
+    )
 
 
 @cache

@@ -3,10 +3,9 @@
     h_i(v; w) = F_i(v) + (λ/2) ‖v − w‖²                                             the objective (Ditto) of Section 3
     w_i ← local training of F_i from w^t;   v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w^t)),  s times        Algorithm 1
 
-w^t is the model as received, which FedAvg's server averages: the shared model is FedAvg's bit for bit, whatever λ. v_i begins as the
-first w^t that the client trains on, takes as many steps as w_i with an optimiser of its own, and is what the client is scored by; λ = 0
-is Local.
-Leaves the client: what FedAvg sends. v_i never does.
+w^t is the model as received, which FedAvg's server averages: the shared model is FedAvg's bit for bit, whatever λ. v_i begins
+as the first w^t that the client trains on, takes as many steps as w_i with an optimiser of its own, and is what the client is
+scored by; λ = 0 is Local. Leaves the client: what FedAvg sends. v_i never does.
 """
 
 from dataclasses import dataclass

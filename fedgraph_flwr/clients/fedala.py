@@ -3,12 +3,11 @@
     Θ̂_i = Θ_i^{t−1} + (Θ^{t−1} − Θ_i^{t−1}) ⊙ W_i                                   adaptive local aggregation
     W_i ← clip(W_i − η ∇_{Θ̂} L(Θ̂_i, D_i^s) ⊙ (Θ^{t−1} − Θ_i^{t−1}), 0, 1)           weight learning, W_i = 1 at first
 
-Θ^{t−1} is the model as received, Θ_i^{t−1} the client's own after its last training; both equations are of Algorithm 1, on the last p
-layers alone, all below take Θ^{t−1}. D_i^s are s of the client's training nodes, drawn anew each time. W_i is learned until the
-standard deviation of the last ten losses is below a threshold when there is a Θ_i^{t−1} to mix for the first time (and for at most
-`passes`: ours), and by one pass in each later round. Training then starts from Θ̂_i, and Θ̂_i is what the client is scored by. No layer to
-mix, or η = 0, is FedAvg.
-Leaves the client: what FedAvg sends. W_i never does.
+Θ^{t−1} is the model as received, Θ_i^{t−1} the client's own after its last training; both equations are of Algorithm 1, on the
+last p layers alone, all below take Θ^{t−1}. D_i^s are s of the client's training nodes, drawn anew each time. W_i is learned
+until the standard deviation of the last ten losses is below a threshold when there is a Θ_i^{t−1} to mix for the first time
+(and for at most `passes`: ours), and by one pass in each later round. Training then starts from Θ̂_i, and Θ̂_i is what the
+client is scored by. No layer to mix, or η = 0, is FedAvg. Leaves the client: what FedAvg sends. W_i never does.
 """
 
 from dataclasses import dataclass, field
@@ -18,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.models import check_prefixes
 from fedgraph_flwr.clients.base import Batch
 from fedgraph_flwr.clients.personal import PersonalClient, assign, copied
 from fedgraph_flwr.config import RunConfig, at_least
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.models import Model
+from fedgraph_flwr.models import Model, check_prefixes
 
 LOSSES = 10  # over which learning must have come to rest
 

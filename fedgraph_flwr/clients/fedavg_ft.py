@@ -2,9 +2,8 @@
 
     v_i ← w^t,   v_i ← v_i − η ∇F_i(v_i),  E times                                          fine-tuning, Section 2 of the former
 
-Whenever it is scored, the client tunes a copy of the received model on all its training nodes, with a fresh optimiser, is scored by
-it, and forgets it; training is FedAvg's bit for bit. E = 0 is FedAvg.
-Leaves the client: what FedAvg sends.
+Whenever it is scored, the client tunes a copy of the received model on all its training nodes, with a fresh optimiser, is
+scored by it, and forgets it; training is FedAvg's bit for bit. E = 0 is FedAvg. Leaves the client: what FedAvg sends.
 """
 
 from dataclasses import dataclass

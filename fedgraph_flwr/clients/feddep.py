@@ -6,11 +6,11 @@
     L = a SmoothL1(ñ, n) + b (E_i + Σ_{j≠i} E_j) + c CE(θ^R on the impaired graph with z̃)              ``generator_steps`` of Adam
     then: v hears ñ_v generated neighbours, rounded, at most P, in every layer but the first
 
-ñ and z̃ are those of `fedgraph_flwr.models.feddep`, m training nodes. What is ours is said in `fedgraph_flwr.strategies.feddep`. The generator is
-forgotten once the graph is mended.
-Leaves the client: what FedAvg sends; once, the means of its embeddings' clusters of at least ``min_nodes`` nodes: of one node, a
-mean is that node's embedding; how many nodes each is of, and how many neighbours it generated.
-It helps, as FedSage+, where few edges within a client remain, for less: the peers are asked once.
+ñ and z̃ are those of `fedgraph_flwr.models.feddep`, m training nodes. What is ours is said in
+`fedgraph_flwr.strategies.feddep`. The generator is forgotten once the graph is mended. Leaves the client: what FedAvg sends;
+once, the means of its embeddings' clusters of at least ``min_nodes`` nodes: of one node, a mean is that node's embedding; how
+many nodes each is of, and how many neighbours it generated. It helps, as FedSage+, where few edges within a client remain, for
+less: the peers are asked once.
 """
 
 from functools import cached_property
@@ -142,5 +142,3 @@ class FedDEPClient(GraphClient):
         super().load(tree)
         if "z" in tree:
             self.take()
-
-

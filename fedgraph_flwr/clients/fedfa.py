@@ -9,11 +9,11 @@ channel, which are drawn anew from Gaussians around them (Section 3):
     γ_j = H w_j / Σ_h w_h,   w_j = 1 / (1 + 1 / (S_j + ε)),   S the variance of μ̄ (of σ̄) over clients
     β_k ~ N(μ_k, (1 + γ_μ) v_μ),   g_k ~ N(σ_k, (1 + γ_σ) v_σ),   X ← g_k (X − μ_k) / σ_k + β_k
 
-An image has its own statistics over its pixels; a node has one vector. Here (ours) an instance is a random group of the client's
-nodes, K groups of equal size up to one node, drawn anew each time and of at least two nodes each. Where a client has nodes for one
-group only, which varies around nothing, v is its squared distance to μ̄ (σ̄) before that step. Hidden features are those after the activation. Scoring
-changes nothing.
-Leaves the client: the model, and of each hidden layer the running mean and standard deviation [H] of features over all its nodes.
+An image has its own statistics over its pixels; a node has one vector. Here (ours) an instance is a random group of the
+client's nodes, K groups of equal size up to one node, drawn anew each time and of at least two nodes each. Where a client has
+nodes for one group only, which varies around nothing, v is its squared distance to μ̄ (σ̄) before that step. Hidden features
+are those after the activation. Scoring changes nothing. Leaves the client: the model, and of each hidden layer the running mean
+and standard deviation [H] of features over all its nodes.
 """
 
 from typing import Any, ClassVar

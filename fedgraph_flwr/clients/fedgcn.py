@@ -6,20 +6,20 @@
     H_v = ReLU(z_v W^0 + b^0),   v owned, and with two hops v external with an edge into the client
     logits_v = Σ_u H_u W^1 / √(d_v d_u) + b^1               over the u whose H_u the client has
 
-d counts the edges that arrive at a node, in whatever client they begin, and its loop: its owner knows it, so no degree is gathered.
-With ``hops=2`` a GCN of two layers gives the logits of Central; with ``hops=1`` cut edges are missing from its second layer (from all
-layers after the second, with ``hops=2``); ``hops=0`` is FedAvg. The equations are Kipf & Welling's, split by who owns what, the order
-of the exchanges the paper's, from memory.
-Where the paper and programs differ: in the paper the server adds up the s_v^i of all clients, if need be under homomorphic
-encryption, and hands on totals; here the owner of v adds them up, as no server needs to know v. fedgraph's program normalises by the
-degrees that a client sees, which is not exact at cut edges, or not at all.
-Leaves the client, by way of the server and in the clear: s_v^i [F] for each node of another client that its nodes have edges to; with
-two hops z_u [F] and d_u of each of its nodes with an edge to another client; then what FedAvg sends. A sum of one node is that node's
-features: ``min_nodes=g`` (or that of the node's policy, 5 on a fleet, where it is more) leaves out a sum s_v^i over fewer than g
-nodes, and a row z_u where fewer than g nodes that are not the receiver's stand behind it. The difference of two sums over almost the
-same nodes can still tell of one.
-Cost: setup moves 4 F bytes (8 in float64) a pair of a client's boundary node and another client, up and down, with two hops twice;
-a round moves nothing beyond FedAvg's. A client keeps Â X of its nodes and of its external neighbours.
+d counts the edges that arrive at a node, in whatever client they begin, and its loop: its owner knows it, so no degree is
+gathered. With ``hops=2`` a GCN of two layers gives the logits of Central; with ``hops=1`` cut edges are missing from its second
+layer (from all layers after the second, with ``hops=2``); ``hops=0`` is FedAvg. The equations are Kipf & Welling's, split by
+who owns what, the order of the exchanges the paper's, from memory. Where the paper and programs differ: in the paper the server
+adds up the s_v^i of all clients, if need be under homomorphic encryption, and hands on totals; here the owner of v adds them
+up, as no server needs to know v. fedgraph's program normalises by the degrees that a client sees, which is not exact at cut
+edges, or not at all. Leaves the client, by way of the server and in the clear: s_v^i [F] for each node of another client that
+its nodes have edges to; with two hops z_u [F] and d_u of each of its nodes with an edge to another client; then what FedAvg
+sends. A sum of one node is that node's
+features: ``min_nodes=g`` (or that of the node's policy, 5 on a fleet, where it is more) leaves out a sum s_v^i over fewer than
+g nodes, and a row z_u where fewer than g nodes that are not the receiver's stand behind it. The difference of two sums over
+almost the same nodes can still tell of one.
+Cost: setup moves 4 F bytes (8 in float64) a pair of a client's boundary node and another client, up and down, with two hops
+twice; a round moves nothing beyond FedAvg's. A client keeps Â X of its nodes and of its external neighbours.
 """
 
 from functools import cached_property
@@ -60,7 +60,9 @@ class FedGCNClient(GraphClient):
                 " take model=gcn"
             )
         if cfg.partition.name == "overlapping":
-            raise FedGraphError(f"strategy={cfg.strategy.name} needs one owner for each node, got partition=overlapping")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs one owner for each node, got partition=overlapping"
+            )
 
     @classmethod
     def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
@@ -84,7 +86,7 @@ class FedGCNClient(GraphClient):
 
     @cached_property
     def degree(self) -> np.ndarray:
-        """d of the own nodes over the whole graph, [N]."""
+        """D of the own nodes over the whole graph, [N]."""
         return np.asarray(self.inner.sum(axis=1)).ravel() + np.asarray(self.arriving.edges.sum(axis=0)).ravel()
 
     @property

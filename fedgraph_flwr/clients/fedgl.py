@@ -1,12 +1,11 @@
-"""FedGL client (Chen et al., Information Sciences 2024, arXiv:2105.03170): trains on labels and edges that clients found together.
+"""FedGL client (Chen et al., Information Sciences 2024, arXiv:2105.03170): trains on pseudo labels and a pseudo graph.
 
     L = CE(training nodes, labels) + a CE(other nodes with a pseudo label, pseudo labels)
-    propagation: S + b P̂,   P̂ = D^{-1/2} (P + Pᵀ)/2 D^{-1/2},  D its row sums        S the network's own matrix, P the pseudo graph
+    propagation: S + b P̂,   P̂ = D^{-1/2} (P + Pᵀ)/2 D^{-1/2},  D its row sums; S the model's matrix, P the pseudo graph
 
-a is ``label_weight``, b ``graph_weight``; both 0 are FedAvg. Symmetry of P̂ is ours (the program transposes it). What the server found is
-in `fedgraph_flwr.strategies.fedgl`.
-Leaves the client: what FedAvg sends; once the global ids of its nodes; in one round of ``every``, softmax and hidden features of every node
-of the trained model.
+a is ``label_weight``, b ``graph_weight``; both 0 are FedAvg. Symmetry of P̂ is ours (the program transposes it). What the
+server found is in `fedgraph_flwr.strategies.fedgl`. Leaves the client: what FedAvg sends; once the global ids of its nodes; in
+one round of ``every``, softmax and hidden features of every node of the trained model.
 """
 
 from dataclasses import replace
@@ -26,7 +25,6 @@ from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, Params
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.trees import Tree
 
@@ -35,7 +33,9 @@ class FedGLClient(GraphClient):
     """FedAvg's client with pseudo labels and a pseudo graph, which stand in `memory`."""
 
     Params: ClassVar[type] = Params
-    needs_others: ClassVar[str] = "edges of its graph were found from what all clients tell of their nodes each round, and are not kept"
+    needs_others: ClassVar[str] = (
+        "edges of its graph were found from what all clients tell of their nodes each round, and are not kept"
+    )
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

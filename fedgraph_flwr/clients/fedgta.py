@@ -5,14 +5,14 @@
     M = (mean_v (Y^k_v)^p, mean_v (Y^k_v − mean Y^k)^p),   p = 1..K            mixed moments, by class
     H = Σ_v d̃_v Σ_c (1/e + Y^k_vc log Y^k_vc)                               local smoothing confidence
 
-Â = D̃^{-1/2} (A + I) D̃^{-1/2}, d̃ its degrees. y log y >= −1/e, so H >= 0; it grows with a client's nodes and edges, and with how
-sure their labels are: uniform labels give a node d̃_v (C/e − log C).
-From memory of the paper (its numbers of equations are not given here for that reason) and by the authors' program, which
-``labels=program`` follows where it goes further: each step adds Y^0 once more at training nodes; M is of softmax(Y^k), H of
-softmax(Y^k / 20), both with the true labels at training nodes; d̃ is without the loop. (Its α is the neighbours' share, 1/2 too.) The
-program takes the true labels of nodes in neither the validation nor the test set; here no label but those of training nodes is read.
-Training is FedAvg's. The products are sparse, in float64: k E C of them.
-Leaves the client: what FedAvg sends, M [1 or 2, K, C], and H. Of a client with one node, M is that node's propagated label.
+Â = D̃^{-1/2} (A + I) D̃^{-1/2}, d̃ its degrees. y log y >= −1/e, so H >= 0; it grows with a client's nodes and edges, and with
+how sure their labels are: uniform labels give a node d̃_v (C/e − log C). From memory of the paper (its numbers of equations are
+not given here for that reason) and by the authors' program, which ``labels=program`` follows where it goes further: each step
+adds Y^0 once more at training nodes; M is of softmax(Y^k), H of softmax(Y^k / 20), both with the true labels at training nodes;
+d̃ is without the loop. (Its α is the neighbours' share, 1/2 too.) The program takes the true labels of nodes in neither the
+validation nor the test set; here no label but those of training nodes is read. Training is FedAvg's. The products are sparse,
+in float64: k E C of them. Leaves the client: what FedAvg sends, M [1 or 2, K, C], and H. Of a client with one node, M is that
+node's propagated label.
 """
 
 from functools import cached_property
@@ -35,7 +35,7 @@ LARGE = 1e15  # powers of labels above 1, which hubs have; no answer may hold nu
 
 
 def moments(y: Tensor, orders: int, hybrid: bool) -> Tensor:
-    """Moments of each column over the rows of y [N, C]: raw ones of order 1..K, and central ones if ``hybrid``; [1 or 2, K, C]."""
+    """Moments of orders 1..K of each column of y [N, C], raw and, if ``hybrid``, central: [1 or 2, K, C]."""
     kinds = [y, y - y.mean(0)] if hybrid else [y]
     return torch.stack([torch.stack([z.pow(p).mean(0) for p in range(1, orders + 1)]) for z in kinds])
 
@@ -55,7 +55,9 @@ class FedGTAClient(GraphClient):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Nodes and edges of one type."""
         if model.heterogeneous:
-            raise FedGraphError(f"strategy={cfg.strategy.name} smooths labels along edges of one type; model={cfg.model.name} is for typed ones")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} smooths labels along edges of one type; model={cfg.model.name} is for typed ones"
+            )
 
     @cached_property
     def smoother(self) -> SparseMatrix:

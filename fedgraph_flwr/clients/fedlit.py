@@ -1,20 +1,20 @@
-"""FedLIT client (Xie, Xiong & Yang, WWW 2023): types its links by clusters of their ends' features, then trains a branch for each.
+"""FedLIT client (Xie, Xiong & Yang, WWW 2023): clusters links into types and trains a branch for each.
 
     types        t_e = argmax_r cos([z_u ‖ z_v], c_r)             expectation, z the projection without dropout
-    centroids    c_r = mean_{e: t_e = r} [z_u ‖ z_v]               maximisation; ``em_steps`` of both a round, from the server's centres
+    centroids    c_r = mean_{e: t_e = r} [z_u ‖ z_v]       maximisation; ``em_steps`` of both a round, from the server's centres
     training     CE of the network of `fedgraph_flwr.models.fedlit`, types fixed through the round's steps
 
-In its first round a client begins from the embeddings of k of its links, drawn by the run's seed. A type without links keeps its
-centroid. The client is scored by the centres that it was sent, with its own links typed by them.
-Leaves the client: what FedAvg sends, k centroids [2H] each, and of each type how many training nodes its links touch. A centroid is a
-mean over links: that of a single one is the features of two nodes, projected; where a type's links touch fewer nodes than the node's
-policy asks for (5 on a fleet), the server gets back the centre that it sent, and 0 in the first round.
+In its first round a client begins from the embeddings of k of its links, drawn by the run's seed. A type without links keeps
+its centroid. The client is scored by the centres that it was sent, with its own links typed by them. Leaves the client: what
+FedAvg sends, k centroids [2H] each, and of each type how many training nodes its links touch. A centroid is a mean over links:
+that of a single one is the features of two nodes, projected; where a type's links touch fewer nodes than the node's policy asks
+for (5 on a fleet), the server gets back the centre that it sent, and 0 in the first round.
 Cost: k branches to train and to send, and 2H k numbers; E k products to type E links, never E x 2H.
 """
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class FedLITClient(GraphClient):
 
     @torch.no_grad()
     def embedded(self) -> Tensor:
-        """z [N, H]."""
+        """Z [N, H]."""
         return self.model.projection(self.inputs.x)
 
     def centroids(self, z: Tensor) -> Tensor:

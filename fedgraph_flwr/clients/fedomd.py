@@ -142,7 +142,9 @@ class FedOMDClient(GraphClient):
     def moments_sum(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Where sums are secure: moments about a point that all are sent, [H, 5, D], and apart from them the range."""
         z, _ = self._features_of(groups[MODEL])
-        told, count = self._statistics(z, powers=powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device)))
+        told, count = self._statistics(
+            z, powers=powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device))
+        )
         span = told[MOMENTS].pop("range", None)
         return told if span is None else {**told, RANGE: {"range": span}}, count
 
@@ -157,7 +159,9 @@ class FedOMDClient(GraphClient):
         """Those of the features, [H, 5, D]; of rows that are nodes, where others stand below them."""
         if self.real is None:
             return central_moments(self._features(hidden))
-        return central_moments_of(self._features(hidden), self.real if self.params.cmd_nodes == "all" else self.batch.y >= 0)
+        return central_moments_of(
+            self._features(hidden), self.real if self.params.cmd_nodes == "all" else self.batch.y >= 0
+        )
 
     def _features_of(self, model: Arrays) -> tuple[Tensor, Tensor]:
         """The features [N', H, D] of the received model without dropout, and their moments [H, 5, D].

@@ -3,14 +3,13 @@
     L_i(θ, μ) = F_i(θ ⊙ μ) + λ1 ‖μ‖₁ + λ2 ‖θ − θ̄_i‖²                        the local objective, from memory of Section 3
     e_i = mean over the nodes of the random graph of the hidden features                    the functional embedding
 
-μ is as large as the weight matrices θ (vectors, such as biases, have no mask), begins as ones, is trained along with θ by the same
-optimiser, and stays at the client from round to round. θ̄_i is the model as received. Where nothing is trained, entries of μ
-below ``threshold`` count as 0. e_i is of the trained, masked model without dropout, after the last hidden activation; the authors'
-program takes it before that.
-The authors' program computes both regularisers of detached tensors, so they add a number to the loss and nothing to its gradient:
-``lam1=0``, ``lam2=0`` trains as it does. (It also takes the norm, not its square, and none in the first round.)
-Leaves the client: what FedAvg sends, θ without its mask, and e_i [D]. Running statistics of ``model.norm=batch`` are sent and mixed as
-weights are.
+μ is as large as the weight matrices θ (vectors, such as biases, have no mask), begins as ones, is trained along with θ by the
+same optimiser, and stays at the client from round to round. θ̄_i is the model as received. Where nothing is trained, entries of
+μ below ``threshold`` count as 0. e_i is of the trained, masked model without dropout, after the last hidden activation; the
+authors' program takes it before that. The authors' program computes both regularisers of detached tensors, so they add a number
+to the loss and nothing to its gradient: ``lam1=0``, ``lam2=0`` trains as it does. (It also takes the norm, not its square, and
+none in the first round.) Leaves the client: what FedAvg sends, θ without its mask, and e_i [D]. Running statistics of
+``model.norm=batch`` are sent and mixed as weights are.
 Cost: a mask and its two moments of Adam kept, and a pass over 500 nodes with F dense features a round.
 """
 
@@ -31,6 +30,7 @@ from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.trees import Tree
 
+
 class FedPUBClient(PersonalClient):
     """A client with a network whose weight matrices are masked.
 
@@ -48,7 +48,8 @@ class FedPUBClient(PersonalClient):
         """Embeddings must be made by the network, of the random graph."""
         if model.heterogeneous:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} probes the network with a random graph of one type of nodes; model={cfg.model.name}"
+                f"strategy={cfg.strategy.name} probes the network with a random graph of one type of nodes;"
+                f" model={cfg.model.name}"
                 " is for typed ones"
             )
         if cfg.model.layers < 2:

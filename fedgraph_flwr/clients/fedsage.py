@@ -4,21 +4,22 @@
     n_v, x_v: how many neighbours v lost by that, at most P, and their features
     G_i = (1 / m P F) Σ_{v trains} Σ_{p ≤ n_v} min_{x ∈ x_v} ‖x̃_vp − x‖²
     G_j, of a peer: the same, with P neighbours of a node that j draws for v in the place of x_v
-    L = (a SmoothL1(ñ, n) + b G_i + c CE(classifier on the mended impaired graph) + b Σ_{j≠i} G_j) / M          one step a generator round
+    L = (a SmoothL1(ñ, n) + b G_i + c CE(classifier on the mended impaired graph) + b Σ_{j≠i} G_j) / M   per generator round
     then: v gets ñ_v neighbours, rounded, at most P, with features x̃_v; the network trains on the graph with them
 
-ñ and x̃ are those of `fedgraph_flwr.models.neighgen`, m training nodes, M clients. From memory of the paper, so without its numbers of
-equations, and by the authors' program, OpenFGL and FedStruct's. Where they differ: neighbours are generated from the original graph, as
-in FedStruct (``source=impaired``: the others, where hidden nodes get nothing and visible ones their hidden neighbours twice), and counts
-are rounded, as there (``rounding=floor``: the others). The classifier of the generator's training is a copy that is thrown away: FedAvg
-begins from the initial model, as in every method here. Ours: edges to new nodes go both ways; the head is narrower than the program's
-(``widths=[256,2048]``, whose generator and moments take 180 MB a client on Cora).
-Leaves the client, before round 1: for its training nodes that lost neighbours, the predicted features of these and how many each
-lost; for the peers' predictions, the difference from the nearest of features that it draws of its own nodes, which tells these
-features to whoever knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and ``privacy.secagg``); how many neighbours it
-added. Then what FedAvg sends.
-Cost: generator and moments while it trains, and an answer as large as all clients' predictions, M · R · F numbers, to each ``judge``; then the new nodes' features, in training those alone that training nodes read. It helps
-where few edges within a client remain.
+ñ and x̃ are those of `fedgraph_flwr.models.neighgen`, m training nodes, M clients. From memory of the paper, so without its
+numbers of equations, and by the authors' program, OpenFGL and FedStruct's. Where they differ: neighbours are generated from the
+original graph, as in FedStruct (``source=impaired``: the others, where hidden nodes get nothing and visible ones their hidden
+neighbours twice), and counts are rounded, as there (``rounding=floor``: the others). The classifier of the generator's training
+is a copy that is thrown away: FedAvg begins from the initial model, as in every method here. Ours: edges to new nodes go both
+ways; the head is narrower than the program's (``widths=[256,2048]``, whose generator and moments take 180 MB a client on Cora).
+Leaves the client, before round 1: for its training nodes that lost neighbours, the predicted features of these and how many
+each lost; for the peers' predictions, the difference from the nearest of features that it draws of its own nodes, which tells
+these features to whoever knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and ``privacy.secagg``); how many
+neighbours it added. Then what FedAvg sends.
+Cost: generator and moments while it trains, and an answer as large as all clients' predictions, M · R · F numbers, to each
+``judge``; then the new nodes' features, in training those alone that training nodes read. It helps where few edges within a
+client remain.
 """
 
 from collections.abc import Iterator, Mapping
@@ -63,7 +64,9 @@ class FedSageClient(GraphClient):
 
     Params: ClassVar[type] = Params
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)
-    needs_others: ClassVar[str] = "the generator of missing neighbours was trained with the other clients, and is not kept"
+    needs_others: ClassVar[str] = (
+        "the generator of missing neighbours was trained with the other clients, and is not kept"
+    )
     generator: tuple[NeighGen, Model, Adam] | None = None
     read: Inputs | None = None
 
@@ -71,7 +74,9 @@ class FedSageClient(GraphClient):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Nodes and edges of one type."""
         if model.heterogeneous:
-            raise FedGraphError(f"strategy={cfg.strategy.name} generates nodes of one type; model={cfg.model.name} is for typed ones")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} generates nodes of one type; model={cfg.model.name} is for typed ones"
+            )
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -188,7 +193,7 @@ class FedSageClient(GraphClient):
 
     def step(self, told: Arrays | None, step: int) -> None:
         """One step of the generator, along L of the rows that it proposed in this step."""
-        made, classifier, optimizer = self.trainable
+        _, classifier, optimizer = self.trainable
         optimizer.zero_grad()
         with self.noise(step):
             count, rows, h = self.predicted()
@@ -220,7 +225,9 @@ class FedSageClient(GraphClient):
             node, place = places(self.whole(count.detach()))
             graph = mended(own.graph, self.trainable[0].rows(h, node, place).cpu(), node.cpu())
             logits = classifier.train()(classifier.prepare(graph, self.device, self.dtype))[trains]
-            loss = loss + p.task_weight * task_loss(logits, self.y[own.kept[own.trains]], self.cfg.train, self.class_weights)
+            loss = loss + p.task_weight * task_loss(
+                logits, self.y[own.kept[own.trains]], self.cfg.train, self.class_weights
+            )
         return loss
 
     # --- the mended graph ---------------------------------------------------------------------------------------------
@@ -231,7 +238,9 @@ class FedSageClient(GraphClient):
         self.inputs, self.read = self.plain, None
         if at.numel():
             self.inputs = self.model.prepare(mended(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
-            if type(self.plain) is Inputs and isinstance(self.plain.x, SparseMatrix):  # generated features are dense, and few
+            if type(self.plain) is Inputs and isinstance(
+                self.plain.x, SparseMatrix
+            ):  # generated features are dense, and few
                 self.inputs = Inputs(StackedRows(self.plain.x, x), self.inputs.adj)  # type: ignore[arg-type]
             self.read = self.read_in_training()
         self.batch = self.batch._replace(inputs=self.inputs)
@@ -274,8 +283,8 @@ class FedSageClient(GraphClient):
             return self.memory
         made, classifier, optimizer = self.generator
         return {
-            "generator": {n: t for n, t in made.state_dict().items()},
-            "classifier": {n: t for n, t in classifier.state_dict().items()},
+            "generator": dict(made.state_dict()),
+            "classifier": dict(classifier.state_dict()),
             "optimizer": unflatten(optimizer.state()),
         }
 

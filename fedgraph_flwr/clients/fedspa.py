@@ -214,7 +214,9 @@ class FedSPAClient(GraphClient):
         weighted = {name: ratio * values.astype(np.float64) for name, values in self.fisher.items()}
         self.summed = [self.server_round, *clients]
         keys = hashlib.sha256(self.peers["keys"].tobytes()).hexdigest()
-        return mask(weighted, self.sealer, clients, f"fisher {self.server_round} {clients} {self.peers['nodes']} {keys}")
+        return mask(
+            weighted, self.sealer, clients, f"fisher {self.server_round} {clients} {self.peers['nodes']} {keys}"
+        )
 
     def _may_sum(self, clients: list[int]) -> None:
         who = f"client {self.graph.client} is asked to add up in round {self.server_round} with {clients}"

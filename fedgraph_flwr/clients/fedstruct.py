@@ -4,9 +4,9 @@
     ŷ_v = softmax(Σ_u ā_vu g(s_u) + Σ_{u∈V_i} ā^(i)_vu f(x_u))                                       Eq. (20)
     g_i = ∇_θ Σ_{v∈V~_i} CE(y_v, ŷ_v),   G_S^i = ∇_S of the same                                     Eqs. (21), (22), (24)
 
-Leaves the client, for the server: a public key (signed where the node has a key of its own), the ids of its nodes, the ids of the nodes within L_s hops of them, s_u of its
-own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of `fedgraph_flwr.methods.hops`.
-Never leaves it: X, Y, embeddings of X; an edge, but inside a sealed B.
+Leaves the client, for the server: a public key (signed where the node has a key of its own), the ids of its nodes, the ids of
+the nodes within L_s hops of them, s_u of its own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of
+`fedgraph_flwr.methods.hops`. Never leaves it: X, Y, embeddings of X; an edge, but inside a sealed B.
 """
 
 from collections.abc import Callable, Mapping
@@ -76,7 +76,10 @@ class FedStructClient(FedGradClient):
     @phase
     def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Publish a key, and which nodes are this client's."""
-        public = {"key": np.frombuffer(self.sealer.public, np.uint8), **self.keyring.sign("announce", self.sealer.public)}
+        public = {
+            "key": np.frombuffer(self.sealer.public, np.uint8),
+            **self.keyring.sign("announce", self.sealer.public),
+        }
         return {"identity": {**public, "nodes": self.graph.node_id.numpy().astype(np.int32)}}, {}
 
     @phase
@@ -202,7 +205,11 @@ class FedStructClient(FedGradClient):
         """
         contents = {int(k): self.sealer.open(int(k), step, raw) for k, raw in groups.get(ENVELOPES, {}).items()}
         for sender, arrays in contents.items():
-            check(arrays, fields(sender), f"client {sender} sealed a message for client {self.graph.client} for step '{step}'")
+            check(
+                arrays,
+                fields(sender),
+                f"client {sender} sealed a message for client {self.graph.client} for step '{step}'",
+            )
         return contents
 
     @property

@@ -20,7 +20,6 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct, Identity
 
 
-
 class FedStructAClient(FedGradClient):
     """Holds the feature branch alone: the decoupled one, or any other network.
 

@@ -41,7 +41,10 @@ class PrivateFedStructClient(FedStructClient):
         embedding: number of the phase 1 that they are of.
     """
 
-    repeats: ClassVar[Mapping[str, int]] = {**FedStructClient.repeats, "embed": 4}  # once for each model that is scored apart
+    repeats: ClassVar[Mapping[str, int]] = {
+        **FedStructClient.repeats,
+        "embed": 4,
+    }  # once for each model that is scored apart
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -1,7 +1,7 @@
 """FedTAD client (Zhu et al., IJCAI 2024, arXiv:2404.14061): FedAvg's, which says how reliable it is for each class.
 
-Leaves the client: what FedAvg sends, and once Φ_i [C], which tells of each class how many training nodes it has and how like their
-neighbours they are, relative to the others (`fedgraph_flwr.methods.fedtad`).
+Leaves the client: what FedAvg sends, and once Φ_i [C], which tells of each class how many training nodes it has and how like
+their neighbours they are, relative to the others (`fedgraph_flwr.methods.fedtad`).
 """
 
 from functools import cached_property
@@ -23,7 +23,9 @@ class FedTADClient(GraphClient):
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Nodes and edges of one type."""
         if model.heterogeneous:
-            raise FedGraphError(f"strategy={cfg.strategy.name} generates nodes of one type; model={cfg.model.name} is for typed ones")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} generates nodes of one type; model={cfg.model.name} is for typed ones"
+            )
 
     def describe(self) -> dict[str, Any]:
         """Also Φ_i."""

@@ -2,10 +2,10 @@
 
     L_i = ℓ + λ E_{c ∈ C_i} φ(P_i^c, P̂^c)                                                             Eq. (11)
 
-φ is the Euclidean distance; the authors' program has ``distance=nodes`` for it, as FedProto's. With ``distance=prototypes`` the sum
-over classes stands for their mean: λ times the number of the client's classes. λ = 0 is Local.
-Leaves the client: of each class the mean embedding of its training nodes, which of one node is that node's (``min_nodes``), and
-whether it has the class, not of how many nodes.
+φ is the Euclidean distance; the authors' program has ``distance=nodes`` for it, as FedProto's. With ``distance=prototypes`` the
+sum over classes stands for their mean: λ times the number of the client's classes. λ = 0 is Local. Leaves the client: of each
+class the mean embedding of its training nodes, which of one node is that node's (``min_nodes``), and whether it has the class,
+not of how many nodes.
 """
 
 import numpy as np

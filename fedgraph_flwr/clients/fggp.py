@@ -1,16 +1,18 @@
-"""FGGP client (Wan, Huang & Ye, AAAI 2024): trains on a second view of its graph, whose prototypes it aligns, and predicts by prototypes.
+"""FGGP client (Wan, Huang & Ye, AAAI 2024): aligns the prototypes of two views and predicts by them.
 
     pairs     own edges and the k most alike nodes of each by the received model's features, every f rounds
     s_e = h_u·h_v,   h = GCN(X, A) the augmentor;   π_e = (s_e / max s + 1[e is an edge]) / 2
     second view: e is drawn from a relaxed Bernoulli of π_e (temperature 1, straight through), with loops, D^{-1/2} A D^{-1/2}
     P^c, Q^c = confidence-weighted mean features of class c in the first and the second view: training nodes with their labels and
         weight 1, all others with what is predicted and its probability
-    L = CE_1 + CE_2 + mean_c −log [e^{cos(Q^c, P^c)/τ} / Σ_{c'} e^{cos(Q^c, P^{c'})/τ}] + (BCE(s, 1) over pairs + BCE(s, 0) over others) / 2
-    Y_v = softmax over classes of log Σ_{b ∈ B, nearest votes} 1[c_b = c] e^{cos(f(v), b)/τ'}                 ``inference=prototypes``
+    L = CE_1 + CE_2 + mean_c −log [e^{cos(Q^c, P^c)/τ} / Σ_{c'} e^{cos(Q^c, P^{c'})/τ}] + (BCE(s, 1) over pairs + BCE(s, 0) over
+    others) / 2
+    Y_v = softmax over classes of log Σ_{b ∈ B, nearest votes} 1[c_b = c] e^{cos(f(v), b)/τ'}             ``inference=prototypes``
 
-B is the server's bank; before there is one, and with ``inference=classifier``, the head predicts. From memory of the paper, so without
-its numbers of equations, and by the authors' program. That one takes plain products for prototypes of other classes
-(``likeness=mixed``), tests on validation and test nodes together, and starts its bank from random vectors; OpenFGL predicts by the head.
+B is the server's bank; before there is one, and with ``inference=classifier``, the head predicts. From memory of the paper, so
+without its numbers of equations, and by the authors' program. That one takes plain products for prototypes of other classes
+(``likeness=mixed``), tests on validation and test nodes together, and starts its bank from random vectors; OpenFGL predicts by
+the head.
 Ours: the augmentor looks at pairs alone, and BCE over the N² others is taken over as many drawn pairs, so no matrix is N x N.
 The augmentor stays at the client. Without the last three terms and with the head it is FedAvg.
 Leaves the client: what FedAvg sends, and P^c [D] of each class that it has or predicts with ``min_nodes`` in sum of weights.
@@ -29,7 +31,6 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.clients.personal import assign
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.messages import Arrays, derive_seed
 from fedgraph_flwr.methods.fggp import BANK, TOLD, Params
 from fedgraph_flwr.methods.prototypes import WIDTH
@@ -91,7 +92,7 @@ class FGGPClient(GraphClient):
 
     @torch.no_grad()
     def features(self) -> Tensor:
-        """f of every node, without dropout, [N, D]."""
+        """F of every node, without dropout, [N, D]."""
         self.model.eval()
         return self.model.encode(self.inputs)
 
@@ -122,7 +123,7 @@ class FGGPClient(GraphClient):
 
     @property
     def pairs(self) -> tuple[Tensor, Tensor, Tensor, "Pairs"]:
-        """Of the pairs at hand keys [E], ends [2, E], which are own edges, bool [E], and their matrix; made where they changed."""
+        """Keys [E], ends [2, E] and matrix of the current pairs, and which are own edges, bool [E]; rebuilt when they change."""
         keys = self.memory[PAIRS]
         if self._pairs is None or self._pairs[0] is not keys:
             ends = torch.stack([keys // self.graph.num_nodes, keys % self.graph.num_nodes])
@@ -173,7 +174,7 @@ class FGGPClient(GraphClient):
         return loss
 
     def prototypes(self, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Confidence-weighted means of features [N, D] by class, [C, D], and the weights in sum, [C]; no gradient through these."""
+        """Confidence-weighted class means [C, D] of features [N, D] and the sums of weights [C], which carry no gradient."""
         sure, label = logits.detach().softmax(1).max(1)
         sure[self.train_nodes], label[self.train_nodes] = 1, self.y[self.train_nodes]
         member = F.one_hot(label, self.graph.num_classes).to(h) * sure[:, None]  # [N, C]

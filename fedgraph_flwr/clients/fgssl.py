@@ -1,18 +1,18 @@
-"""FGSSL client (Huang et al., IJCAI 2023, arXiv:2305.04559): the received model teaches how nodes lie to each other and to neighbours.
+"""FGSSL client (Huang et al., IJCAI 2023, arXiv:2305.04559): the received model is the teacher of two node-wise losses.
 
     L = CE(f_θ(X, A)) + λ_C L_C + λ_D L_D
     L_C = mean_v −(1/|P_v|) Σ_{p ∈ P_v} log [e^{s_vp} / (e^{s_vp} + Σ_{n: y_n ≠ y_v} e^{s_vn})],   s_vu = cos(z_v, z'_u) / τ
-    L_D = mean_v Σ_{u ∈ N(v)} q_vu log(q_vu / p_vu),   p_vu = softmax over N(v) of cos(z_v, z_u) / τ,   q of z'       ``structure=neighbours``
+    L_D = mean_v Σ_{u ∈ N(v)} q_vu log(q_vu / p_vu) with ``structure=neighbours``,
+          p_vu = softmax over N(v) of cos(z_v, z_u) / τ, q likewise of z'
     L_D = mean_{(v,u)} KL(softmax(|z'_v − z'_u| / τ) ‖ softmax(|z_v − z_u| / τ)), over channels       ``structure=edges``, OpenFGL
 
 z are hidden features of the model in training on a strong view of the graph (80 % of edges dropped, 50 % of the feature columns
-zeroed), z' those of the model as received, frozen and without dropout, on a weak one (30 %, 30 %); views are drawn in every step. v
-and n run over training nodes, P_v are those of v's class, v too: at most ``anchors`` of them, drawn in each step. N(v) is v's neighbours
-in the whole graph.
-From memory of the paper, so without its numbers of equations. The authors' node trainer contrasts the local weak view with the local
-strong one, since it assigns the pair twice, and leaves L_D unused; OpenFGL uses L_D alone (λ_C = 0, ``structure=edges``, λ_D = 0.1).
-Its rate of 5 with gradients clipped to 0.01 goes together or not at all; neither is a default here. λ_C = λ_D = 0 is FedAvg.
-Leaves the client: what FedAvg sends.
+zeroed), z' those of the model as received, frozen and without dropout, on a weak one (30 %, 30 %); views are drawn in every
+step. v and n run over training nodes, P_v are those of v's class, v too: at most ``anchors`` of them, drawn in each step. N(v)
+is v's neighbours in the whole graph. From memory of the paper, so without its numbers of equations. The authors' node trainer
+contrasts the local weak view with the local strong one, since it assigns the pair twice, and leaves L_D unused; OpenFGL uses
+L_D alone (λ_C = 0, ``structure=edges``, λ_D = 0.1). Its rate of 5 with gradients clipped to 0.01 goes together or not at all;
+neither is a default here. λ_C = λ_D = 0 is FedAvg. Leaves the client: what FedAvg sends.
 Cost: three more passes a step and two graphs prepared, E H and V² beside (V training nodes, at most ``anchors``). It helps where
 clients' models drift apart within a round: several local steps, few labels.
 """
@@ -29,7 +29,6 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.requirements import hidden_features
 from fedgraph_flwr.config import RunConfig, at_least, number, one_of
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency

@@ -1,6 +1,7 @@
 """GCFL+ client (Xie et al., NeurIPS 2021, arXiv:2106.13423): FedAvg's, which may tell how large its last gradient was.
 
-Leaves the client: what FedAvg sends; with ``plus=true`` and ``series=gradient``, ‖∇F_i‖ over the shared parameters at its last step.
+Leaves the client: what FedAvg sends; with ``plus=true`` and ``series=gradient``, ‖∇F_i‖ over the shared parameters at its last
+step.
 """
 
 from typing import ClassVar

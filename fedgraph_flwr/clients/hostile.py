@@ -8,7 +8,7 @@ With θ as received, θ_i as trained and s = ``adversary.strength``:
     free_rider     likewise, with an s that makes it look at work
     label_flip     trains on labels C − 1 − y
     module:name    sends what your function makes of (θ, θ_i, s, rng), array by array
-    backdoor_...   trains with triggers at some of its nodes, which it labels ``adversary.target`` (`fedgraph_flwr.data.poisoning`):
+    backdoor_...   trains with triggers at some nodes, labelled ``adversary.target`` (`fedgraph_flwr.data.poisoning`):
                    central, each with the whole trigger; distributed, each with its own part of it
 
 Its scores are those of its true labels, so that a run measures the model that comes of it.
@@ -27,7 +27,9 @@ from fedgraph_flwr.lookup import function
 from fedgraph_flwr.messages import MODEL, TRAIN, Arrays, derive_seed
 
 
-def forged(kind: str, strength: float, received: np.ndarray, trained: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def forged(
+    kind: str, strength: float, received: np.ndarray, trained: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     """What is sent in the place of a trained array, of its type."""
     if is_own(kind):
         sent = np.asarray(function(kind, "adversary.kind")(received, trained, strength, rng))

@@ -1,7 +1,8 @@
 """What a client keeps of the models it was scored by, so that it can predict with them when the run is over.
 
 A party's own node keeps whole models, in its state folder; a simulated client what is its own alone, since the rest lies in the
-run's folder. Of which round the best ones are, the server tells, or under ``evaluation.select=own_best_val`` the client's own figure.
+run's folder. Of which round the best ones are, the server tells, or under ``evaluation.select=own_best_val`` the client's own
+figure.
 """
 
 from collections.abc import Callable

@@ -3,11 +3,11 @@
     ℓ_con = −log [ e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ}) ]                 Eq. (3)
     ℓ = ℓ_sup + μ ℓ_con                                                                                   Eq. (4)
 
-sim is the cosine of a training node's hidden features under the model in training (z), the one received (z_glob) and this client's
-of its last training (z_prev); ℓ_con is their mean. The graph stays the same, so z_prev [V, H] is kept, not the model. As ours:
-hidden features are what the network's head reads (the paper puts a projection between), z_glob and z_prev are taken without
-dropout, and a client that has not trained yet has the model received for its last: ℓ_con is log 2, and flat. μ = 0 is FedAvg.
-Leaves the client: what FedAvg sends. Never leaves it: z.
+sim is the cosine of a training node's hidden features under the model in training (z), the one received (z_glob) and this
+client's of its last training (z_prev); ℓ_con is their mean. The graph stays the same, so z_prev [V, H] is kept, not the model.
+As ours: hidden features are what the network's head reads (the paper puts a projection between), z_glob and z_prev are taken
+without dropout, and a client that has not trained yet has the model received for its last: ℓ_con is log 2, and flat. μ = 0 is
+FedAvg. Leaves the client: what FedAvg sends. Never leaves it: z.
 """
 
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class MoonClient(GraphClient):
         return loss
 
     def features(self) -> Tensor:
-        """z of the model as it is, [V, H]."""
+        """Z of the model as it is, [V, H]."""
         self.model.eval()
         with torch.no_grad():
             return self.of_batch(self.model.encode(self.batch.inputs))

@@ -37,7 +37,6 @@ class PersonalClient(GraphClient):
             assign(own, kept)
             self.optimizer = former
 
-
     def predict(self) -> Tensor:
         """Logits [N, C] under the client's `own_values`."""
         with self.instead(self.own_values()):

@@ -30,7 +30,6 @@ from fedgraph_flwr.messages import (
     CONFIG,
     FAILED,
     METRICS,
-    TRAIN,
     derive_seed,
     from_record,
     groups_of,
@@ -142,7 +141,9 @@ def _config(message: Message) -> dict[str, Any]:
     config: dict[str, Any] = {"exchange": 0, **(record if isinstance(record, ConfigRecord) else {})}
     for key, kind in (("phase", str), ("round", int), ("exchange", int), ("resume", int)):
         if (key in config or key != "resume") and type(config.get(key)) is not kind:
-            raise FedGraphError(f"the server's message has {key}={plain(config.get(key), 60)}, expected {kind.__name__}")
+            raise FedGraphError(
+                f"the server's message has {key}={plain(config.get(key), 60)}, expected {kind.__name__}"
+            )
     return config
 
 
@@ -160,7 +161,9 @@ def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) ->
     phase, server_round = config["phase"], config["round"]
     most = client.policy.most(phase, client.messages_of(phase))
     if not 0 <= server_round <= client.cfg.rounds:
-        raise FedGraphError(f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds")
+        raise FedGraphError(
+            f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds"
+        )
     folder, live = _last_folder(context, client), context.node_config.get("live")
     ledger = _ledgers.get((context.run_id, context.node_id)) if live else None
     if ledger is None:
@@ -265,7 +268,9 @@ def _check(told: Mapping[str, Any]) -> None:
 def _hostile(kind: type[GraphClient], cfg: RunConfig, context: Context) -> type[GraphClient]:
     """The class of a client that lies; a party's own node does not, whatever it is told."""
     if "partition-id" not in context.node_config:
-        raise FedGraphError(f"adversary.kind={cfg.adversary.kind} is a study in simulation, and this is a party's own node")
+        raise FedGraphError(
+            f"adversary.kind={cfg.adversary.kind} is a study in simulation, and this is a party's own node"
+        )
     from fedgraph_flwr.clients.hostile import hostile
 
     return hostile(kind)
@@ -283,7 +288,9 @@ def _keyring(context: Context, client: GraphClient) -> Keyring:
     told = context.node_config
     own = read_key(str(told["key"])) if told.get("key") else None
     pins = read_pins(str(told["peers"])) if told.get("peers") else None
-    return Keyring(client.graph.client, context.run_id, own, pins, None if _simulated(context) else partial(_tell, context, client))
+    return Keyring(
+        client.graph.client, context.run_id, own, pins, None if _simulated(context) else partial(_tell, context, client)
+    )
 
 
 def _tell(context: Context, client: GraphClient, exchange: str, digits: str, clients: list[int]) -> None:

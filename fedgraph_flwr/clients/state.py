@@ -70,7 +70,9 @@ class StateFolder:
                 raise ValueError("it is of another run")
             return Ledger(values["asked"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise FedGraphError(f"{path} does not say what was asked of this node ({error}): remove it to begin anew") from error
+            raise FedGraphError(
+                f"{path} does not say what was asked of this node ({error}): remove it to begin anew"
+            ) from error
 
     def add_fingerprint(self, exchange: str, digits: str, clients: list[int]) -> None:
         """Keep what parties compare by telephone, a line an exchange of keys, the latest last."""

@@ -313,7 +313,8 @@ class Descent(Joint):
         rows = zip(*(values[name].unbind(0) for name in names), strict=True)
         with torch.no_grad():
             torch._foreach_copy_(
-                [tensor for optimizer in optimizers for tensor in optimizer.parameters], [part for row in rows for part in row]
+                [tensor for optimizer in optimizers for tensor in optimizer.parameters],
+                [part for row in rows for part in row],
             )
         if leader.cfg.train.keeps_optimizer:
             stacked.hand_out(optimizers)
@@ -523,7 +524,10 @@ class Stack:
     def parameters(self) -> dict[str, Tensor]:
         """Values of the networks' tensors by name, [M, ...] each."""
         each = [client.tensors.values() for client in self.clients]
-        return {name: torch.stack(own).detach() for name, own in zip(self.clients[0].tensors, zip(*each, strict=True), strict=True)}
+        return {
+            name: torch.stack(own).detach()
+            for name, own in zip(self.clients[0].tensors, zip(*each, strict=True), strict=True)
+        }
 
     def run(self, values: dict[str, Tensor], function: Callable[["GraphClient"], Tensor]) -> Tensor:
         """What a function of a client gives for each of them, stacked.
@@ -551,7 +555,9 @@ class Stack:
         try:
             return torch.func.vmap(of_one)(named, self.dense, self.given, self.leaves)
         except AttributeError as error:
-            raise FedGraphError(f"`stacks` of a client's class must name all that its objective reads: {error}") from error
+            raise FedGraphError(
+                f"`stacks` of a client's class must name all that its objective reads: {error}"
+            ) from error
 
 
 class _Swap(nn.Module):

@@ -4,9 +4,9 @@
     once             θ to each client, which answers with nothing
     rounds R + 1..   clients train networks of their own (`fedgraph_flwr.clients.adafgl`)                       stage 2
 
-In stage 2 no array travels: what remains of a message are scores and numbers of nodes. R is ``extractor_rounds``. A client that could
-not be reached when θ was handed out is asked again in the first round it takes part in.
-Leaves a client: what FedAvg sends, in stage 1 alone.
+In stage 2 no array travels: what remains of a message are scores and numbers of nodes. R is ``extractor_rounds``. A client that
+could not be reached when θ was handed out is asked again in the first round it takes part in. Leaves a client: what FedAvg
+sends, in stage 1 alone.
 """
 
 from typing import ClassVar

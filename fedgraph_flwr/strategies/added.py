@@ -64,7 +64,8 @@ class AddedSums:
         if odd := sorted(set(total.nodes) - clients.keys()):
             (client,) = (index for index, info in self.strategy.clients.items() if info.node_id == odd[0])
             raise RunFailed(
-                f"client {client}: {self.strategy.failed.get(client, 'no answer')}; ray.aggregate=true has added up what it trained"
+                f"client {client}: {self.strategy.failed.get(client, 'no answer')}; ray.aggregate=true has added up"
+                f" what it trained"
                 " before that was known: use ray.aggregate=false"
             )
         means = total.means(plan.shares, plan.groups) if replies else {}

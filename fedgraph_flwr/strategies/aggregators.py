@@ -63,7 +63,9 @@ def bulyan(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
 
 
 def geometric_median(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
-    """argmin_z Σ_i ‖Δ_i − z‖ by the smoothed Weiszfeld algorithm (Pillutla et al., IEEE TSP 2022); breakdown point 1/2. [n, P] → [P].
+    """argmin_z Σ_i ‖Δ_i − z‖ by the smoothed Weiszfeld algorithm (Pillutla et al., IEEE TSP 2022), [n, P] → [P].
+
+    Breakdown point 1/2.
 
     It starts at the coordinates' medians, where the paper starts at the mean, which one liar moves anywhere.
     """
@@ -80,7 +82,9 @@ def geometric_median(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
 
 
 def norm_bound(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
-    """The mean of updates scaled to ``strategy.norm_bound`` at most (Sun et al., 2019, Section 3); 0: their median norm. [n, P] → [P].
+    """The mean of updates scaled to ``strategy.norm_bound`` at most (Sun et al., 2019, Section 3), [n, P] → [P].
+
+    A bound of 0 means the median norm of the updates.
 
     One liar moves the model by bound / n a round at most, in any direction: no breakdown point, but a speed limit.
     """
@@ -173,7 +177,9 @@ def check(cfg: RunConfig, averages: bool) -> None:
     rules = cfg.strategy
     if rules.max_share < 1 and (rules.aggregator != "mean" or not averages):
         what = f"aggregator={rules.aggregator} heeds no weights" if averages else f"{rules.name} takes no weighted mean"
-        raise FedGraphError(f"strategy.max_share={rules.max_share:g} caps a weight, and {what}: use strategy.max_share=1")
+        raise FedGraphError(
+            f"strategy.max_share={rules.max_share:g} caps a weight, and {what}: use strategy.max_share=1"
+        )
     if rules.aggregator == "mean":
         return
     reasons = {

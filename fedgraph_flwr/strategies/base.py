@@ -4,9 +4,9 @@
     before_train() → train (which also scores the incoming model) → aggregate()               each round
     evaluate                                          once, at the end, and where not all clients train
 
-A method overrides the hooks `setup`, `before_train` and `aggregate`, calls `ask` for exchanges of its own, and declares in `schema`
-what an answer to each of its phases must hold. The loop of a run is in `loop`, one exchange in `exchange`. An exchange is what
-costs on a fleet: scores of round r travel with the training replies of round r + 1.
+A method overrides the hooks `setup`, `before_train` and `aggregate`, calls `ask` for exchanges of its own, and declares in
+`schema` what an answer to each of its phases must hold. The loop of a run is in `loop`, one exchange in `exchange`. An exchange
+is what costs on a fleet: scores of round r travel with the training replies of round r + 1.
 """
 
 from collections import Counter
@@ -27,6 +27,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.answers import LARGEST, ArrayField, Axis, NumberField, Schema, like, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import (
     CONFIG,
@@ -52,7 +53,6 @@ from fedgraph_flwr.strategies.connection import ClientInfo, difference
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.privacy import Privacy
-from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.trees import Tree, as_arrays
@@ -279,7 +279,7 @@ class GraphStrategy(FlowerFedAvg):
         return capped(told, self.cfg.strategy.max_share)
 
     def sum_weights(self, clients: list[int]) -> list[float]:
-        """How each client's arrays count in the `sums` that `aggregate` needs, unnormalised; by what was known before training."""
+        """Unnormalised weight of each client in the `sums` that `aggregate` needs, known before training."""
         return self.weights([Reply(client) for client in clients])
 
     def average(
@@ -331,9 +331,7 @@ class GraphStrategy(FlowerFedAvg):
         chosen = list(clients) if clients is not None else self.addressed
         return self.exchange(phase, self.messages(phase, chosen, groups or {}, config or {})).replies
 
-    def ask_sums(
-        self, phase: str, groups: Groups, weights: Callable[[list[int]], list[float]]
-    ) -> list[Reply]:
+    def ask_sums(self, phase: str, groups: Groups, weights: Callable[[list[int]], list[float]]) -> list[Reply]:
         """One exchange with the cohort, of whose arrays only means are taken: where sums are secure, each reply holds the mean.
 
         Args:
@@ -344,7 +342,9 @@ class GraphStrategy(FlowerFedAvg):
         if not self.secure:
             return self.ask(phase, groups)
         own = self.secure.begin(phase, weights)
-        return self.secure.reveal(self.ask(phase, {client: {**groups, **told} for client, told in own.items()}, list(own)))
+        return self.secure.reveal(
+            self.ask(phase, {client: {**groups, **told} for client, told in own.items()}, list(own))
+        )
 
     def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
         """One exchange that every client must answer.

@@ -75,7 +75,9 @@ def exchange(
             take(message, node, clients.get(node), read, outcome)
         if not waiting:
             continue
-        if asked - began > timeout:  # a look that began in time may have waited for one answer alone: another follows it
+        if (
+            asked - began > timeout
+        ):  # a look that began in time may have waited for one answer alone: another follows it
             for node in [*waiting.values(), *(m.metadata.dst_node_id for m in unsent)]:
                 outcome.failures[clients.get(node, node)] = f"no answer within {timeout:g} s"
                 outcome.silent.add(clients.get(node, node))
@@ -113,4 +115,6 @@ def take(message: Message, node: int, client: int | None, read: Read, outcome: O
         outcome.up += payload_bytes(message.content)
     except FedGraphError as error:
         outcome.failures[who] = plain(error, 1000)
-        outcome.up += sum(len(array.data) for record in message.content.array_records.values() for array in record.values())
+        outcome.up += sum(
+            len(array.data) for record in message.content.array_records.values() for array in record.values()
+        )

@@ -32,7 +32,7 @@ class FedDC(Scaffold):
         return ""
 
     def step(self, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
-        """w from the mean model and the drifts, of which the absent keep theirs."""
+        """W from the mean model and the drifts, of which the absent keep theirs."""
         if not self.params.alpha:
             return mean
         former, trained = self.memory.get(DRIFT, {}), arrays.keys() - self.buffers

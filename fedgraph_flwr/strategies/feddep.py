@@ -1,17 +1,17 @@
-"""FedDEP (Zhang et al., 2024, arXiv:2401.04336), server side: prototypes of embeddings cross clients once, in the place of a joint training.
+"""FedDEP (Zhang et al., 2024, arXiv:2401.04336), server side: clients exchange prototypes of embeddings once.
 
     rounds 1..R    FedAvg: θ^R is the encoder
     prototype      the K means of each client's embeddings under θ^R, once
     mend           to each client those of the others; it trains its generator alone, and mends its graph, once
     afterwards     FedAvg, from θ^R on, with embedding-fused convolutions on the mended graphs
 
-The middle is the paper's pseudo-FL: what FedSage+ asks of peers in every step, prototypes answer at home. From what is public of the
-paper (its abstract and reviews; no program of the authors is known to us), so without its numbers of equations. Ours: the encoder
-is the federated model itself after R rounds, which puts all clients' embeddings in one space. A client that cannot be reached when graphs are
-mended goes on without generated neighbours. ``neighbours=0``, or R of at least ``rounds``, is FedAvg of GraphSAGE.
-Leaves a client: what FedAvg sends, and once K means of hidden features, how many nodes each is of, and how
-many neighbours it generated. The paper's noise-free
-edge-local privacy, which rests on sampling neighbours, is not claimed: all neighbours are read, and no ε is told.
+The middle is the paper's pseudo-FL: what FedSage+ asks of peers in every step, prototypes answer at home. From what is public
+of the paper (its abstract and reviews; no program of the authors is known to us), so without its numbers of equations. Ours:
+the encoder is the federated model itself after R rounds, which puts all clients' embeddings in one space. A client that cannot
+be reached when graphs are mended goes on without generated neighbours. ``neighbours=0``, or R of at least ``rounds``, is FedAvg
+of GraphSAGE. Leaves a client: what FedAvg sends, and once K means of hidden features, how many nodes each is of, and how many
+neighbours it generated. The paper's noise-free edge-local privacy, which rests on sampling neighbours, is not claimed: all
+neighbours are read, and no ε is told.
 Cost: two exchanges, once: K H numbers up, M K H and twice θ^R down.
 """
 
@@ -38,13 +38,20 @@ class FedDEP(GraphStrategy):
         if phase != "prototype":
             return super().schema(phase, client)
         k = self.params.prototypes
-        fields = {"mean": ArrayField((k, self.cfg.model.hidden), self.cfg.dtype), "count": ArrayField((k,), "int64", 0, LARGEST)}
+        fields = {
+            "mean": ArrayField((k, self.cfg.model.hidden), self.cfg.dtype),
+            "count": ArrayField((k,), "int64", 0, LARGEST),
+        }
         return Schema({PROTOTYPES: fields}, {"client": NumberField(0, LARGEST, whole=True)})
 
     @property
     def scores_first(self) -> bool:
         """θ^R is FedAvg's, of graphs as they are."""
-        return bool(self.params.neighbours) and self.server_round > self.params.encoder_rounds and "mended" not in self.memory
+        return (
+            bool(self.params.neighbours)
+            and self.server_round > self.params.encoder_rounds
+            and "mended" not in self.memory
+        )
 
     def before_train(self, arrays: Arrays) -> Groups:
         """After R rounds: collect prototypes, and let all clients mend."""
@@ -53,7 +60,10 @@ class FedDEP(GraphStrategy):
             replies = self.ask("prototype", {ENCODER: arrays}, everyone)
             told = {reply.client: self.known(reply.groups[PROTOTYPES]) for reply in replies}
             groups = {
-                client: {ENCODER: arrays, PROTOTYPES: {str(j): own for j, own in told.items() if j != client and len(own)}}
+                client: {
+                    ENCODER: arrays,
+                    PROTOTYPES: {str(j): own for j, own in told.items() if j != client and len(own)},
+                }
                 for client in everyone
             }
             say_added(self.ask("mend", groups, everyone), self.cfg.strategy.name)

@@ -5,9 +5,9 @@
     extend    z_u and d_u of the external neighbours, taken in                                         once, with two hops
     train     FedAvg
 
-The server relays; it learns how many nodes of two clients are joined by edges, and it can read what it relays: the sums are those of
-`fedgraph_flwr.clients.fedgcn`, which says what they reveal.
-Leaves a client: those sums, degrees of nodes at cut edges, and what FedAvg sends.
+The server relays; it learns how many nodes of two clients are joined by edges, and it can read what it relays: the sums are
+those of `fedgraph_flwr.clients.fedgcn`, which says what they reveal. Leaves a client: those sums, degrees of nodes at cut
+edges, and what FedAvg sends.
 """
 
 from logging import WARNING
@@ -46,7 +46,11 @@ class FedGCN(GraphStrategy):
             return
         told = self.ask_all("sums")
         if not any(reply.groups.get(SUMS) for reply in told):
-            log(WARNING, "no client has sums for another, as where no edges run between clients: strategy=%s is FedAvg here", self.cfg.strategy.name)
+            log(
+                WARNING,
+                "no client has sums for another, as where no edges run between clients: strategy=%s is FedAvg here",
+                self.cfg.strategy.name,
+            )
         sums = relayed(told, SUMS)
         replies = self.ask_all("smooth", sums)
         if self.params.hops == 2:

@@ -5,12 +5,13 @@
     pseudo graph:       a node's k largest H̄_u · H̄_v above 0, each by their sum
     θ = Σ_i p_i θ_i                                                                                  FedAvg
 
-Each client is sent the labels of its own nodes and the entries among them, every ``every`` rounds. From memory of the paper, so without
-its numbers of equations, and by OpenFGL's program, whose default is to leave the pseudo graph out, and whose embeddings are logits: here
-they are hidden features, as in the paper. No N x N: products are made in blocks of rows, of which the k largest stay.
-Leaves a client: what FedAvg sends; once, in the clear, the global ids of its nodes; and after each training the class
-probabilities and hidden features of every one of them, by which the server can tell labels and likely edges. It is for parties that share
-nodes and trust the server: parts of one graph (partition=overlapping), or graphs whose ``node_id`` names each node as others do.
+Each client is sent the labels of its own nodes and the entries among them, every ``every`` rounds. From memory of the paper, so
+without its numbers of equations, and by OpenFGL's program, whose default is to leave the pseudo graph out, and whose embeddings
+are logits: here they are hidden features, as in the paper. No N x N: products are made in blocks of rows, of which the k
+largest stay. Leaves a client: what FedAvg sends; once, in the clear, the global ids of its nodes; and after each training the
+class probabilities and hidden features of every one of them, by which the server can tell labels and likely edges. It is for
+parties that share nodes and trust the server: parts of one graph (partition=overlapping), or graphs whose ``node_id`` names
+each node as others do.
 Cost: N (C + D) numbers up a round, N and up to N k down; U² D products on the server, for U nodes in all.
 """
 

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.methods.fedgrad import FedGradParams
-from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import NamedOptimizer
 from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups

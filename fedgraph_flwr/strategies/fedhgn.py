@@ -18,10 +18,10 @@ With ``privacy.secagg`` v and θ_c are added up unseen; coefficients travel as t
 Ablations (Table 4) by ``strategy.shared`` and ``private_schema: false``: with ``coefficients`` among the shared, their rows
 are averaged over the clients that hold the type.
 
-Reproduces: the paper's Table 3 on the published AIFB graphs, FedHGN above FedAvg in all six rows (`fedhgn_table3`). Does not: RE
-K=3, and a gain over Local, which half the rows have and none if Local's clients stop together; nor Table 4's order, where averaging
-coefficients alone (C) beats it in six of six rows. We think that few types hear a task gradient (13 of 104 at RE K=3), that
-alignment moves the others towards what nobody uses, and that 83 validation nodes choose rounds by chance.
+Reproduces: the paper's Table 3 on the published AIFB graphs, FedHGN above FedAvg in all six rows (`fedhgn_table3`). Does not:
+RE K=3, and a gain over Local, which half the rows have and none if Local's clients stop together; nor Table 4's order, where
+averaging coefficients alone (C) beats it in six of six rows. We think that few types hear a task gradient (13 of 104 at RE
+K=3), that alignment moves the others towards what nobody uses, and that 83 validation nodes choose rounds by chance.
 
 The authors' program starts with a zero vector in place of each client's coefficients, which pulls all of them to 0 in
 round 1; ``first_pool: zeros`` does the same, ``initial`` collects the real ones, ``empty`` waits for the first round.
@@ -41,7 +41,6 @@ from fedgraph_flwr.models import Model, probe
 from fedgraph_flwr.models.hetero import HeteroModel
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
 from fedgraph_flwr.trees import Tree, as_arrays
-
 
 MOST_TYPES = 2**16
 """No client has more types of a kind."""
@@ -72,7 +71,8 @@ class FedHGN(GraphStrategy):
             )
         if averaged and cfg.sums_alone:
             raise FedGraphError(
-                f"strategy.shared holds '{averaged[0]}': coefficients are averaged over the clients that hold a type, which no sum"
+                f"strategy.shared holds '{averaged[0]}': coefficients are averaged over the clients that hold a type,"
+                f" which no sum"
                 f" over all gives; use {cfg.sums_alone}=false"
             )
         if averaged and cfg.strategy.aggregator != "mean":
@@ -101,8 +101,14 @@ class FedHGN(GraphStrategy):
     def verify(self, phase: str, reply: Reply) -> None:
         """Where the schema is shared: each row is of another type, one that the schema has."""
         for name, rows in reply.groups.get(ROWS, {}).items():
-            types = len(self.arrays[f"{COEFFICIENTS}.{name}"]) if f"{COEFFICIENTS}.{name}" in self.arrays else MOST_TYPES
-            if len(rows) != len(reply.groups[COEFFICIENTS][name]) or (np.diff(rows) <= 0).any() or (rows >= types).any():
+            types = (
+                len(self.arrays[f"{COEFFICIENTS}.{name}"]) if f"{COEFFICIENTS}.{name}" in self.arrays else MOST_TYPES
+            )
+            if (
+                len(rows) != len(reply.groups[COEFFICIENTS][name])
+                or (np.diff(rows) <= 0).any()
+                or (rows >= types).any()
+            ):
                 raise FedGraphError(
                     f"client {reply.client} answered phase '{phase}' with {ROWS}/{name} that are no {types} ascending types"
                 )

@@ -5,12 +5,12 @@
     branch g = mean of the branches π_i(g) of clients whose type π_i(g) touches training nodes; if there are none, as it was
     the projection and the head: by ``strategy.weighting``
 
-At first the centres are the first client's centroids. All clients are sent the network in the order of the centres, and the centres.
-From memory of the paper, so without its numbers of equations, and by the authors' program. That one builds the likeness as centre x
-cluster and reads it as cluster x centre, so it uses the inverse of π_i, and hands out the last client's map to all: here both are as
-the paper means. One type, with clients that weigh the same, is FedAvg of that network.
-Leaves a client: what FedAvg sends, and what `fedgraph_flwr.clients.fedlit` says.
-It helps where edges mean different things, as in graphs that mix homophily and heterophily.
+At first the centres are the first client's centroids. All clients are sent the network in the order of the centres, and the
+centres. From memory of the paper, so without its numbers of equations, and by the authors' program. That one builds the
+likeness as centre x cluster and reads it as cluster x centre, so it uses the inverse of π_i, and hands out the last client's
+map to all: here both are as the paper means. One type, with clients that weigh the same, is FedAvg of that network. Leaves a
+client: what FedAvg sends, and what `fedgraph_flwr.clients.fedlit` says. It helps where edges mean different things, as in
+graphs that mix homophily and heterophily.
 """
 
 from typing import ClassVar
@@ -67,7 +67,9 @@ class FedLIT(GraphStrategy):
         orders = [matched(centroids, centres) for centroids in told]
         ordered = [c[order] for c, order in zip(told, orders, strict=True) if c.any()]
         self.memory[LINKS] = {"centroids": np.mean(ordered, axis=0, dtype=np.float64).astype(centres.dtype)}
-        touched = np.stack([r.groups[LINKS]["count"][order] > 0 for r, order in zip(replies, orders, strict=True)])  # [n, k]
+        touched = np.stack(
+            [r.groups[LINKS]["count"][order] > 0 for r, order in zip(replies, orders, strict=True)]
+        )  # [n, k]
         return self.joined(arrays, replies, orders, touched)
 
     def joined(self, arrays: Arrays, replies: list[Reply], orders: list[np.ndarray], touched: np.ndarray) -> Arrays:

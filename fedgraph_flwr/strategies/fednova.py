@@ -3,13 +3,14 @@
     d_i = (x − y_i) / (η ‖a_i‖₁),   x ← x − τ_eff Σ_i p_i η d_i                                           (1)
     τ_eff = Σ_i p_i ‖a_i‖₁,   or Σ_i p_i K_i in the proximal variant                                      (2)
 
-p_i by ``strategy.weighting`` over the cohort. With S = Σ_i p_i/‖a_i‖₁ it is one average with other weights, ȳ = Σ_i (p_i/‖a_i‖₁) y_i / S:
+p_i by ``strategy.weighting`` over the cohort. With S = Σ_i p_i/‖a_i‖₁ it is one average with other weights, ȳ = Σ_i
+(p_i/‖a_i‖₁) y_i / S:
 
     x ← x + τ_eff S (ȳ − x)                                                                               (1')
 
-Running statistics are ȳ. Clients of equal ‖a_i‖₁ make it FedAvg (τ_eff S = 1, but for the proximal variant). One without steps counts in τ_eff alone.
-The authors' momentum on the server is not here: their runs leave it out.
-Leaves the client: beside what FedAvg sends, K_i and ‖a_i‖₁.
+Running statistics are ȳ. Clients of equal ‖a_i‖₁ make it FedAvg (τ_eff S = 1, but for the proximal variant). One without steps
+counts in τ_eff alone. The authors' momentum on the server is not here: their runs leave it out. Leaves the client: beside what
+FedAvg sends, K_i and ‖a_i‖₁.
 """
 
 from typing import ClassVar

@@ -25,9 +25,9 @@ The terms 2 H and H, each layer's range, are absent with ``cmd_range=unit``; the
 keep a checkpoint. The model goes down in every exchange, so that a client needs no memory between them. With ``cmd`` off or
 beta = 0 the exchanges of moments are left out, and ``train`` is sent none.
 
-What reproduces: its paper's own figures in most rows. What does not: its gain over FedAvg, which on the same stack without the two
-terms is level or above. We think that the moment term as printed, whose gradient has one length however near the moments are, outweighs
-the labels at β = 10; squared (``cmd_norm=squared``) it fades (docs/reproduction.md).
+What reproduces: its paper's own figures in most rows. What does not: its gain over FedAvg, which on the same stack without the
+two terms is level or above. We think that the moment term as printed, whose gradient has one length however near the moments
+are, outweighs the labels at β = 10; squared (``cmd_norm=squared``) it fades (docs/reproduction.md).
 
 Leaves a client: W_i, n_i, and means and moments of its hidden features, which for a client of very few nodes come close to
 the features themselves (one node: its mean is its feature). Never leaves it: X, A, Y, the features of single nodes.
@@ -41,10 +41,10 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.messages import MODEL, Arrays, Reply
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
 from fedgraph_flwr.methods.moments import ORDERS, central, mean_over_nodes, pool
 from fedgraph_flwr.models import Model
@@ -83,9 +83,15 @@ class FedOMD(GraphStrategy):
         }
         if phase not in shapes:
             return super().schema(phase, client)
-        groups: dict[str, dict[str, ArrayField]] = {MOMENTS: {n: ArrayField(s, "float64" if n == "powers" else self.cfg.dtype) for n, s in shapes[phase].items()}}
+        groups: dict[str, dict[str, ArrayField]] = {
+            MOMENTS: {
+                n: ArrayField(s, "float64" if n == "powers" else self.cfg.dtype) for n, s in shapes[phase].items()
+            }
+        }
         if self.params.cmd_range == "pooled" and phase != "moments_about":
-            groups.setdefault(RANGE if phase == "moments_sum" else MOMENTS, {})["range"] = ArrayField((layers, 2), self.cfg.dtype)
+            groups.setdefault(RANGE if phase == "moments_sum" else MOMENTS, {})["range"] = ArrayField(
+                (layers, 2), self.cfg.dtype
+            )
         known = self.clients[client].description if client is not None else {}
         nodes = known.get("num_nodes" if self.params.cmd_nodes == "all" else "num_train")
         low, high = (1, LARGEST) if nodes is None else (nodes, nodes)
@@ -120,7 +126,7 @@ class FedOMD(GraphStrategy):
         return replies, pool(_stacked(replies, "moments"), _counts(replies))
 
     def _summed(self, arrays: Arrays) -> tuple[list[Reply], np.ndarray]:
-        """As `_one_phase`, from sums alone, of moments about the former mean: far from it, powers would lose the digits that matter."""
+        """As `_one_phase`, from sums of moments about the previous mean: far from it, powers would lose significant digits."""
         layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
         point = self.memory.get("mean", np.zeros((layers, width)))
         replies = self.ask_sums("moments_sum", {MODEL: arrays, "point": {"mean": point}}, self._nodes)

@@ -4,12 +4,11 @@
     α_ij = exp(τ S_ij) / Σ_k exp(τ S_ik)
     θ̄_i = Σ_j α_ij θ_j
 
-over the cohort (Section 3 of the paper, from memory, so without its numbers of equations). Client i goes on from θ̄_i; one that was
-absent keeps its last, and one that has not trained yet is sent the mean. τ = 0 gives everybody the uniform mean; as τ grows, each
-client keeps its own model.
-Leaves a client: what FedAvg sends, and e_i [D]: see `fedgraph_flwr.clients.fedpub`. Masks never do; the authors' program uploads and
-averages them, and then no client takes them.
-Cost on the server: n² |θ| products for n clients, and their n models kept.
+over the cohort (Section 3 of the paper, from memory, so without its numbers of equations). Client i goes on from θ̄_i; one that
+was absent keeps its last, and one that has not trained yet is sent the mean. τ = 0 gives everybody the uniform mean; as τ
+grows, each client keeps its own model. Leaves a client: what FedAvg sends, and e_i [D]: see `fedgraph_flwr.clients.fedpub`.
+Masks never do; the authors' program uploads and averages them, and then no client takes them. Cost on the server: n² |θ|
+products for n clients, and their n models kept.
 """
 
 from typing import ClassVar

@@ -1,17 +1,17 @@
-"""FedSage+ (Zhang et al., NeurIPS 2021, arXiv:2106.13430), server side: generators trained with the peers, then FedAvg on mended graphs.
+"""FedSage+ (Zhang et al., NeurIPS 2021, arXiv:2106.13430), server side: jointly trained generators, then FedAvg.
 
     generate   predicted neighbours x̃ of its training nodes, from each client                  ``generator_rounds`` times
     judge      all x̃ to all; from client j, x̃ − x for the nearest x among neighbours it draws of its own     the same
     mend       Σ_{j≠i} (x̃ − x_j) to client i, for its last step; each client adds what it predicts to its graph    once
     train      FedAvg of GraphSAGE
 
-Σ_j (x̃ − x_j) is, but for a factor, the gradient of the peers' losses at x̃, from which a client finds that of its generator. In the paper
-a client sends its head and its latent vectors, from which the peers make x̃, and gets the gradient at the head: the same numbers for
-some hundred times the bytes (a head of 2048 x P F against R x F). Its program, OpenFGL's and FedStruct's read the peers' features as
-they are. Generators are never averaged.
-Leaves a client: see `fedgraph_flwr.clients.fedsage`. The server sees x̃ and each x̃ − x_j, so it can tell the features of the
-nodes that client j drew, as it could from the paper's gradients by solving for them; with ``privacy.secagg=true`` it sees the sums over
-all peers alone, and so does client i, in four more exchanges a generator round.
+Σ_j (x̃ − x_j) is, but for a factor, the gradient of the peers' losses at x̃, from which a client finds that of its generator.
+In the paper a client sends its head and its latent vectors, from which the peers make x̃, and gets the gradient at the head:
+the same numbers for some hundred times the bytes (a head of 2048 x P F against R x F). Its program, OpenFGL's and FedStruct's
+read the peers' features as they are. Generators are never averaged. Leaves a client: see `fedgraph_flwr.clients.fedsage`. The
+server sees x̃ and each x̃ − x_j, so it can tell the features of the nodes that client j drew, as it could from the paper's
+gradients by solving for them; with ``privacy.secagg=true`` it sees the sums over all peers alone, and so does client i, in four
+more exchanges a generator round.
 Cost: 2 generator_rounds + 1 exchanges at first; then FedAvg's.
 """
 
@@ -43,7 +43,9 @@ class FedSage(GraphStrategy):
             return super().schema(phase, client)
         width = self.agreed("num_features")
         if phase == "judge":
-            return Schema({APART: {str(i): ArrayField((rows, width), self.cfg.dtype) for i, rows in self.rows.items() if rows}})
+            return Schema(
+                {APART: {str(i): ArrayField((rows, width), self.cfg.dtype) for i, rows in self.rows.items() if rows}}
+            )
         if phase == "mend":
             return Schema(numbers={ADDED: NumberField(0, LARGEST, whole=True)})
         trains = LARGEST if client is None else self.clients[client].description["num_train"]
@@ -57,10 +59,13 @@ class FedSage(GraphStrategy):
             return
         owner, rows = reply.groups[OWNERS]["rows"], reply.groups[PROPOSED]["rows"]
         steps = np.diff(owner, prepend=-1)
-        named = owner.size == len(rows) and bool(((steps == 0) | (steps == 1)).all()) and (not owner.size or owner[0] == 0)
+        named = (
+            owner.size == len(rows) and bool(((steps == 0) | (steps == 1)).all()) and (not owner.size or owner[0] == 0)
+        )
         if not named or (owner.size and np.bincount(owner).max() > self.params.neighbours):
             raise FedGraphError(
-                f"client {reply.client} answered phase 'generate' with {OWNERS}/rows that do not number the nodes of {len(rows)} rows"
+                f"client {reply.client} answered phase 'generate' with {OWNERS}/rows that do not number the nodes of"
+                f" {len(rows)} rows"
             )
 
     def setup(self) -> None:

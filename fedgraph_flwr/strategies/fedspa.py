@@ -9,10 +9,10 @@ The network decouples edges by homophily (`fedgraph_flwr.models.fedspa`, Eq. 4-6
     Δ_i = (1/m) Σ_k |I_i,k − I_g,k|,   I_g = Σ_j N_j I_j / Σ_j N_j                                   Eq. (11)
     θ_φ = Σ_i w_i(δ) θ_φ,i,   θ_hom = Σ_i w_i(Δ^hom) θ_hom,i,   θ_het = Σ_i w_i(Δ^het) θ_het,i
 
-What reproduces: its paper's figures, Minesweeper in the authors' form (``model.profile=acm model.normalization=sum``), Cora and Cornell
-with normalised sums, as here by default. What does not: its margin over FedAvg, whose figures lie above the paper's. We think that a plain sum
-tells a node how many neighbours of a kind it has, which a mean hides, and that a step size of 0.1 is not stable under it
-(docs/reproduction.md).
+What reproduces: its paper's figures, Minesweeper in the authors' form (``model.profile=acm model.normalization=sum``), Cora and
+Cornell with normalised sums, as here by default. What does not: its margin over FedAvg, whose figures lie above the paper's. We
+think that a plain sum tells a node how many neighbours of a kind it has, which a mean hides, and that a step size of 0.1 is not
+stable under it (docs/reproduction.md).
 
 All sums run over the round's cohort; weights are found by client index. The paper does not say how the rest is averaged:
 ``rest=prior`` as in the authors' code, ``uniform``, or ``nodes`` (N_i). A weighting that is switched off falls back to

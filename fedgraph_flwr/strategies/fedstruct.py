@@ -5,9 +5,9 @@
     place      s_u of the support, for features that are not learned                    once
     train      ∇_θ F = (1/|V~|) Σ_i g_i,   ∇_S F = (1/|V~|) Σ_i G_S^i                   Algorithms 4 and 5
 
-What reproduces: its paper's claims, and nearly all its figures, with the authors' program where the paper is silent. What does not: Local on Cora
-and CiteSeer, and some rows of FL-GNN, lie below; we think for GraphSAGE's size and rounds, which the paper does not give
-(docs/reproduction.md).
+What reproduces: its paper's claims, and nearly all its figures, with the authors' program where the paper is silent. What does
+not: Local on Cora and CiteSeer, and some rows of FL-GNN, lie below; we think for GraphSAGE's size and rounds, which the paper
+does not give (docs/reproduction.md).
 
 The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and hands each client the rows of S in its support:
 exact, since all others meet a zero of Ā^[i]. A part of the clients' gradients is divided by those clients' |V~_i|.
@@ -41,6 +41,7 @@ from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.trees import Tree
+
 
 class FedStruct(FedGrad):
     """The server of Algorithms 4 and 5.
@@ -155,7 +156,9 @@ class FedStruct(FedGrad):
             inbox = relayed(replies, ENVELOPES)
             ended = {reply.client for reply in replies if reply.metrics["done"]}
             if ended and len(ended) < len(replies):
-                raise RunFailed(f"clients {sorted(ended)} ended phase 'acquire', {sorted(self.nodes.keys() - ended)} did not")
+                raise RunFailed(
+                    f"clients {sorted(ended)} ended phase 'acquire', {sorted(self.nodes.keys() - ended)} did not"
+                )
         self.support = {r.client: r.groups["rows"]["support"] for r in replies}
         self.reached = {r.client: r.groups["rows"]["reached"] for r in replies}
         return replies, inbox

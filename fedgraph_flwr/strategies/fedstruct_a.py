@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr import models
+from fedgraph_flwr.answers import LARGEST, ArrayField, Schema, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.answers import LARGEST, ArrayField, Schema, up_to
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.messages import TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.methods import hops, structure_features
@@ -32,6 +32,7 @@ from fedgraph_flwr.records import Recorder
 from fedgraph_flwr.strategies.base import GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad
 from fedgraph_flwr.trees import Tree, flatten
+
 
 class FedStructA(FedGrad):
     """The server of Algorithms 1 and 2.
@@ -56,7 +57,9 @@ class FedStructA(FedGrad):
         count, own = self.clients[client].description["num_train"], len(self.nodes[client])
         most = self.params.local_epochs * (1 + 1e-5)  # one difference of probabilities a local step
         residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
-        return common | Schema({STRUCTURE: {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}})
+        return common | Schema(
+            {STRUCTURE: {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}}
+        )
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Residuals are of ascending nodes, each once."""
@@ -76,8 +79,13 @@ class FedStructA(FedGrad):
         self.nodes = {r.client: r.groups["graph"]["nodes"] for r in replies}
         edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(np.int64)
         n = sum(map(len, self.nodes.values()))
-        if not np.array_equal(np.sort(np.concatenate(list(self.nodes.values()))), np.arange(n)) or edges.max(initial=0) >= n:
-            raise RunFailed(f"the clients' nodes and edges are not those of one graph of {n} nodes: node_id of their graphs")
+        if (
+            not np.array_equal(np.sort(np.concatenate(list(self.nodes.values()))), np.arange(n))
+            or edges.max(initial=0) >= n
+        ):
+            raise RunFailed(
+                f"the clients' nodes and edges are not those of one graph of {n} nodes: node_id of their graphs"
+            )
         classes, cfg = self.agreed("num_classes"), self.cfg.model
         if self.decoupled:
             params = models.keywords(cfg)

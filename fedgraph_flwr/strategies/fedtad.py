@@ -6,14 +6,14 @@
     generator: min Σ_i Σ_c Φ_i[c] CE(f_{θ_i}(x̂)_c, c) − λ1 d(θ) + λ2 n exp(−mean ‖z_a − z_b‖² ‖x̂_a − x̂_b‖₁)
     student:   min d(θ) over θ, x̂ fixed
 
-``epochs`` times ``generator_steps`` of the one and ``student_steps`` of the other, after each average; n clients answered, Φ_i is the
-reliability that client i tells (`fedgraph_flwr.methods.fedtad`). Generator and both Adams go on from round to round; networks are taken
-without dropout. From memory of the paper, so without its numbers of equations, and by OpenFGL, whose topology embedding is made of the
-numbers of nodes on sampled walks, which outweigh the features: here it is the chance of return, as the paper says, and Â has one
-loop a node, not two. 0 epochs are FedAvg.
-Leaves a client: what FedAvg sends, and Φ_i, once. The server reads every client's model.
-Cost on the server: n models in memory and epochs · (n + 1) · (generator_steps + student_steps) passes over ``nodes`` nodes a round;
-at a client walks · E · N products, once. It helps where clients know different classes well.
+``epochs`` times ``generator_steps`` of the one and ``student_steps`` of the other, after each average; n clients answered, Φ_i
+is the reliability that client i tells (`fedgraph_flwr.methods.fedtad`). Generator and both Adams go on from round to round;
+networks are taken without dropout. From memory of the paper, so without its numbers of equations, and by OpenFGL, whose
+topology embedding is made of the numbers of nodes on sampled walks, which outweigh the features: here it is the chance of
+return, as the paper says, and Â has one loop a node, not two. 0 epochs are FedAvg. Leaves a client: what FedAvg sends, and Φ_i,
+once. The server reads every client's model. Cost on the server: n models in memory and epochs · (n + 1) · (generator_steps +
+student_steps) passes over ``nodes`` nodes a round; at a client walks · E · N products, once. It helps where clients know
+different classes well.
 """
 
 from logging import WARNING
@@ -62,7 +62,11 @@ class FedTAD(GraphStrategy):
     def schema(self, phase: str, client: int | None) -> Schema:
         """Φ_i."""
         wanted = super().schema(phase, client)
-        return wanted | Schema(numbers={RELIABILITY: NumberField(0, 1, length=up_to(2**16))}) if phase == DESCRIBE else wanted
+        return (
+            wanted | Schema(numbers={RELIABILITY: NumberField(0, 1, length=up_to(2**16))})
+            if phase == DESCRIBE
+            else wanted
+        )
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Φ_i has a share for each class, and they sum to 1, or all are 0."""
@@ -88,7 +92,9 @@ class FedTAD(GraphStrategy):
         """θ towards what the clients that answered say of generated nodes; the mean, where that ends in what are no numbers."""
         p = self.params
         student, teachers = self.network(mean), [self.network(reply.arrays) for reply in replies]
-        share = torch.tensor([self.clients[reply.client].description[RELIABILITY] for reply in replies], dtype=self.dtype)
+        share = torch.tensor(
+            [self.clients[reply.client].description[RELIABILITY] for reply in replies], dtype=self.dtype
+        )
         made = Generator(p.noise, self.num_features(), self.agreed("num_classes")).to(self.dtype)
         if "generator" in self.memory:
             made.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in self.memory["generator"].items()})
@@ -109,7 +115,11 @@ class FedTAD(GraphStrategy):
                 disagreement(student(inputs), told, y, share).backward()
                 learns.step()
         if not all(bool(parameter.isfinite().all()) for net in (student, made) for parameter in net.parameters()):
-            log(WARNING, "round %d: the distillation ended in values that are not finite, and is left out", self.server_round)
+            log(
+                WARNING,
+                "round %d: the distillation ended in values that are not finite, and is left out",
+                self.server_round,
+            )
             return mean
         self.memory = as_arrays(
             {
@@ -128,14 +138,17 @@ class FedTAD(GraphStrategy):
         inputs = self.inputs(x, student)
         told = [teacher(inputs) for teacher in teachers]
         known = sum(
-            (by_class(F.cross_entropy(logits, y, reduction="none"), y, own) for logits, own in zip(told, share, strict=True)),
+            (
+                by_class(F.cross_entropy(logits, y, reduction="none"), y, own)
+                for logits, own in zip(told, share, strict=True)
+            ),
             x.new_zeros(()),
         )
         apart = disagreement(student(inputs), told, y, share)
         return known - self.params.lam1 * apart + self.params.lam2 * len(teachers) * diversity(z, x)
 
     def noise(self) -> tuple[Tensor, Tensor]:
-        """z [n, noise] and y [n], every class as often as any other, but for one."""
+        """Z [n, noise] and y [n], every class as often as any other, but for one."""
         classes = self.agreed("num_classes")
         n = max(self.params.nodes, classes)
         return torch.randn(n, self.params.noise, dtype=self.dtype), torch.arange(n) % classes

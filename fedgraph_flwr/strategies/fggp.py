@@ -3,11 +3,10 @@
     θ = Σ_i p_i θ_i                                                           FedAvg, by nodes
     B_c = the means of FINCH's clusters of {P_i^c: client i knows class c}      `fedgraph_flwr.methods.fggp`, by cosine
 
-B goes down with θ; clients predict by it (`fedgraph_flwr.clients.fggp`). It is of the round's cohort; a class that none of them knows keeps
-its prototypes (ours). From memory of the paper, so without its numbers of equations, and by the authors' program, which numbers the
-prototypes of a client without some class from 0 up, so that they stand for other classes elsewhere: here they go by the class.
-Leaves a client: what FedAvg sends, and a prototype [D] of each class.
-Cost on the server: n² products a class.
+B goes down with θ; clients predict by it (`fedgraph_flwr.clients.fggp`). It is of the round's cohort; a class that none of them
+knows keeps its prototypes (ours). From memory of the paper, so without its numbers of equations, and by the authors' program,
+which numbers the prototypes of a client without some class from 0 up, so that they stand for other classes elsewhere: here they
+go by the class. Leaves a client: what FedAvg sends, and a prototype [D] of each class. Cost on the server: n² products a class.
 """
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""GCFL and GCFL+ (Xie et al., NeurIPS 2021, arXiv:2106.13423), server side: clusters of clients, split where their updates disagree.
+"""GCFL and GCFL+ (Xie et al., NeurIPS 2021, arXiv:2106.13423), server side: clusters split where updates disagree.
 
     Δ_i = θ_i − θ_C                                                     the update of client i, of cluster C
     C is split if ‖Σ_{i∈C} p_i Δ_i‖ < ε1 and max_{i∈C} ‖Δ_i‖ > ε2
@@ -6,17 +6,17 @@
     GCFL+   with weights max DTW − DTW(Q_i, Q_j),   Q_i = (‖Δ_i^{t−d+1}‖, .., ‖Δ_i^t‖)
     θ_C ← θ_C + Σ_{i∈C} p_i Δ_i = Σ_{i∈C} p_i θ_i                          of each cluster as it is then
 
-from memory of the paper, so without its numbers of equations; p_i by ``strategy.weighting``. At first all clients are one cluster;
-ε1 = 0 keeps it so, and that is FedAvg. No cluster is split in the first ``warmup`` rounds, with fewer than three members in the round,
-or, in GCFL+, before each of its members has d norms; a split empties the series of all clients (all as the authors' program does).
-Where paper and program differ: the program compares an unweighted mean with ε1 (``mean=uniform``), sends the norm of the last step's
-gradient for the series (``series=gradient``), and shares graph convolutions alone, which ``strategy.private=[head]`` comes near to.
-Its 1 + cos is in the program too: a cut needs weights that are not negative. DTW is the program's library's, see `methods.gcfl`.
-Ours: a client that is absent keeps its cluster and is sent its cluster's model when it is back. Its updates are compared by the last
-round in which both clients of a pair trained (a pair that has not met: cos = 0), so a split takes it to a side too.
-Leaves a client: see `fedgraph_flwr.clients.gcfl`.
-Cost on the server: n² |θ| products for n clients, and their n models once they are split; a cut takes n³ steps (2.4 s for 200
-clients), a warped pair d².
+from memory of the paper, so without its numbers of equations; p_i by ``strategy.weighting``. At first all clients are one
+cluster; ε1 = 0 keeps it so, and that is FedAvg. No cluster is split in the first ``warmup`` rounds, with fewer than three
+members in the round, or, in GCFL+, before each of its members has d norms; a split empties the series of all clients (all as
+the authors' program does). Where paper and program differ: the program compares an unweighted mean with ε1 (``mean=uniform``),
+sends the norm of the last step's gradient for the series (``series=gradient``), and shares graph convolutions alone, which
+``strategy.private=[head]`` comes near to. Its 1 + cos is in the program too: a cut needs weights that are not negative. DTW is
+the program's library's, see `methods.gcfl`.
+Ours: a client that is absent keeps its cluster and is sent its cluster's model when it is back. Its updates are compared by the
+last round in which both clients of a pair trained (a pair that has not met: cos = 0), so a split takes it to a side too. Leaves
+a client: see `fedgraph_flwr.clients.gcfl`. Cost on the server: n² |θ| products for n clients, and their n models once they are
+split; a cut takes n³ steps (2.4 s for 200 clients), a warped pair d².
 """
 
 from logging import INFO
@@ -34,7 +34,8 @@ from fedgraph_flwr.strategies.base import GraphStrategy
 class GCFL(GraphStrategy):
     """FedAvg within clusters.
 
-    `memory` has each client's cluster, the cosines of all pairs and, in GCFL+, the latest norms of each client and how many there are.
+    `memory` has each client's cluster, the cosines of all pairs and, in GCFL+, the latest norms of each client and how many
+    there are.
     """
 
     Params: ClassVar[type] = Params
@@ -67,7 +68,9 @@ class GCFL(GraphStrategy):
                 present = [replies[place] for place in self.present(cluster, replies)]
                 members, weights = self.members(cluster), self.weights(present)
                 own = self.average([r.arrays for r in present], weights) if any(weights) else self.model_of(members[0])
-                self.models |= {client: {name: a.copy() for name, a in own.items()} for client in members}  # files want copies
+                self.models |= {
+                    client: {name: a.copy() for name, a in own.items()} for client in members
+                }  # files want copies
         return super().aggregate(arrays, replies)
 
     def at(self, clients: list[int]) -> list[int]:
@@ -85,7 +88,9 @@ class GCFL(GraphStrategy):
 
     def present(self, cluster: int, replies: list[Reply]) -> list[int]:
         """Which of the replies are of a cluster's members."""
-        return [place for place, reply in enumerate(replies) if self.memory["cluster"][self.places[reply.client]] == cluster]
+        return [
+            place for place, reply in enumerate(replies) if self.memory["cluster"][self.places[reply.client]] == cluster
+        ]
 
     def gram(self, replies: list[Reply]) -> np.ndarray:
         """⟨Δ_i, Δ_j⟩ of the clients that answered, over what gradients train, [n, n]."""

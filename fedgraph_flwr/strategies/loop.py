@@ -173,7 +173,8 @@ class Loop:
             mine, found = ((a.dtype, a.shape) if (a := of.get(name)) is not None else None for of in (now, arrays))
             if mine != found:
                 raise FedGraphError(
-                    f"resume={self.cfg.resume}: in {what} of its checkpoint {name} is {_told(found)}, the model's is {_told(mine)}"
+                    f"resume={self.cfg.resume}: in {what} of its checkpoint {name} is {_told(found)}, the model's is"
+                    f" {_told(mine)}"
                 )
         return {name: arrays[name] for name in now}
 
@@ -274,7 +275,10 @@ class Loop:
     # --- scores -------------------------------------------------------------------------------------------------------
 
     def _score_apart(self) -> None:
-        """Where scores are due from others than will train, or before what this round changes: take them now, instead of with the training replies."""
+        """Take the due scores in an exchange of their own where training replies cannot bring them.
+
+        That is so where other clients than the cohort score the model, or where this round changes what is scored.
+        """
         method, asked = self.strategy, self.cfg.evaluation.clients
         judges = method.cohort if asked == "cohort" else self._judges()
         if method.scores_due and (method.cohort != judges or method.scores_first):
@@ -341,7 +345,12 @@ class Loop:
         if absent := sorted(self._with_state - filed - method.silent):
             failures = method.collect(DESCRIBE, method.messages(DESCRIBE, absent, {}, method.filing)).failures
             if failures:
-                log(WARNING, "no checkpoint after round %d: clients %s did not file their state", server_round, sorted(failures))
+                log(
+                    WARNING,
+                    "no checkpoint after round %d: clients %s did not file their state",
+                    server_round,
+                    sorted(failures),
+                )
                 return
         self._checkpoint(server_round)
 

@@ -2,9 +2,8 @@
 
     θ̄_i = Σ_j A_ij θ_j   over the clients j that answered, with Σ_j A_ij = 1;   θ = Σ_j p_j θ_j
 
-θ_j is what client j trained, p_j FedAvg's weights. A method says what A is. Client i starts its next round from θ̄_i; one that has not
-trained yet, from θ.
-Leaves a client: what FedAvg sends, and what the method's A is made of.
+θ_j is what client j trained, p_j FedAvg's weights. A method says what A is. Client i starts its next round from θ̄_i; one that
+has not trained yet, from θ. Leaves a client: what FedAvg sends, and what the method's A is made of.
 """
 
 from typing import ClassVar
@@ -45,7 +44,9 @@ class PersonalStrategy(GraphStrategy):
         """
         size = (len(replies), len(replies))
         if matrix.shape != size:
-            raise FedGraphError(f"{self.cfg.strategy.name}: the mixing matrix has shape {matrix.shape}, expected {size}")
+            raise FedGraphError(
+                f"{self.cfg.strategy.name}: the mixing matrix has shape {matrix.shape}, expected {size}"
+            )
         matrix = matrix.astype(np.float64)
         for reply, total in zip(replies, matrix.sum(axis=1), strict=True):
             if not abs(total - 1) < 1e-6:

@@ -2,15 +2,16 @@
 
     Δ̄_i = Δ_i min(1, C / ‖Δ_i‖₂),   θ^{t+1} = θ^t + (1/n) Σ_i Δ̄_i + N(0, (z C / n)² I)       McMahan et al., ICLR 2018
 
-z is ``privacy.noise_multiplier``, C ``privacy.clipping_norm``, n the clients that a round samples. n is fixed before the round: were
-it the number of those that answered, one client more or less would change the divisor too, and count twice. The server clips
-(``server_fixed``, it sees updates as they are), or each client does and the server refuses what is longer (``client_fixed``). The
-server draws the noise, afresh and never from the run's seed, from which anybody could subtract it. NumPy's generator is no
-cryptographic one, and floats are no reals (Mironov, CCS 2012): neither is accounted for.
+z is ``privacy.noise_multiplier``, C ``privacy.clipping_norm``, n the clients that a round samples. n is fixed before the round:
+were it the number of those that answered, one client more or less would change the divisor too, and count twice. The server
+clips (``server_fixed``, it sees updates as they are), or each client does and the server refuses what is longer
+(``client_fixed``). The server draws the noise, afresh and never from the run's seed, from which anybody could subtract it.
+NumPy's generator is no cryptographic one, and floats are no reals (Mironov, CCS 2012): neither is accounted for.
 
-What is accounted (`fedgraph_flwr.secure.accounting`) is the sequence of released models, with no amplification by sampling, for one
-client more or less. Scores and training losses are not covered; ``privacy.scores=none`` keeps them at the clients, and ``noised``
-releases, of s_i ∈ [0, 1]^2, each client's ``evaluation.metric`` on validation and test nodes, over all K clients of the run,
+What is accounted (`fedgraph_flwr.secure.accounting`) is the sequence of released models, with no amplification by sampling, for
+one client more or less. Scores and training losses are not covered; ``privacy.scores=none`` keeps them at the clients, and
+``noised`` releases, of s_i ∈ [0, 1]^2, each client's ``evaluation.metric`` on validation and test nodes, over all K clients of
+the run,
 
     (1/K) Σ_i s_i + N(0, (z √2 / K)² I),
 
@@ -87,10 +88,12 @@ class Privacy:
         spread = self.cfg.noise_multiplier * math.sqrt(len(told)) / self.clients
         noise = np.random.default_rng().normal(scale=spread, size=len(told))
         self.releases += 1
-        return {key: float(np.nansum(v) / self.clients + more) for (key, v), more in zip(told.items(), noise, strict=True)}
+        return {
+            key: float(np.nansum(v) / self.clients + more) for (key, v), more in zip(told.items(), noise, strict=True)
+        }
 
     def next_round(self, pending: bool) -> int:
-        """Releases that the next round brings: its model, and where scores are noised, its own and the ``pending`` ones before."""
+        """Releases of the next round: its model and, where scores are noised, its scores and the ``pending`` ones before."""
         return 1 + (self.cfg.scores == "noised") * (1 + pending)
 
     def spent(self) -> dict[str, Any]:
@@ -182,7 +185,10 @@ def check_clients(cfg: RunConfig) -> None:
             f" {1 / cfg.num_clients:g}"
         )
     least = 1 + (privacy.scores == "noised")
-    if privacy.epsilon_budget and (first := epsilon_at(privacy.delta, privacy.noise_multiplier, least)) > privacy.epsilon_budget:
+    if (
+        privacy.epsilon_budget
+        and (first := epsilon_at(privacy.delta, privacy.noise_multiplier, least)) > privacy.epsilon_budget
+    ):
         raise FedGraphError(
             f"privacy.epsilon_budget={privacy.epsilon_budget:g} does not allow one round, whose ε is {first:.3g} at"
             f" privacy.noise_multiplier={privacy.noise_multiplier:g}"

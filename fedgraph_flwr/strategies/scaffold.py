@@ -48,7 +48,7 @@ class Scaffold(VariateStrategy):
         return common | Schema({VARIATES: like(self.arrays)}) if phase == TRAIN else common
 
     def common(self, arrays: Arrays) -> Groups:
-        """c."""
+        """C."""
         return {VARIATES: self.memory.get(VARIATES) or {name: np.zeros_like(a) for name, a in arrays.items()}}
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.answers import LARGEST, Axis, NumberField
-from fedgraph_flwr.config import METRICS, EvaluationConfig
+from fedgraph_flwr.config import EvaluationConfig
 from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.messages import Reply
@@ -38,13 +38,17 @@ def check_scores(told: Mapping[str, Any], counted: Mapping[str, list[float]], wh
     """
     cells = told.get(metrics.CONFUSION, [])
     if cells and (sum(cells) > (most := sum(told.get("test-count", []))) or any(cell != int(cell) for cell in cells)):
-        raise FedGraphError(f"{who} with a confusion matrix of {sum(cells):g} nodes, expected counts of at most {most:g}")
+        raise FedGraphError(
+            f"{who} with a confusion matrix of {sum(cells):g} nodes, expected counts of at most {most:g}"
+        )
     for name, split, others in _counted(tuple(told)):
         counts = told[name]
         if not isinstance(counts, list):
             continue
         if counts != counted.get(split, counts) or any(count != int(count) for count in counts):
-            raise FedGraphError(f"{who} with {name}={plain(counts, 60)}, expected {counted.get(split, 'whole numbers')}")
+            raise FedGraphError(
+                f"{who} with {name}={plain(counts, 60)}, expected {counted.get(split, 'whole numbers')}"
+            )
         for other, defined in others:
             values = told[other]
             if len(values) != len(counts):

@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation (`fedgraph_flwr.secure.secagg`): exchanges around one whose answers are added, and the mean.
+"""The server's side of secure aggregation (`fedgraph_flwr.secure.secagg`): exchanges around a masked sum.
 
     secagg_keys, secagg_shares → train, or a phase of the method (masked) → unmask                  for each sum, over the cohort
 
@@ -96,7 +96,8 @@ class SecureSums:
         groups = method.schema(phase, asked[0]).groups.keys() - self.open
         if phase == TRAIN and (odd := sorted(groups - set(method.sums))):
             raise FedGraphError(
-                f"privacy.secagg=true shows the server sums alone, and {method.cfg.strategy.name} asks for '{odd[0]}' of each client"
+                f"privacy.secagg=true shows the server sums alone, and {method.cfg.strategy.name} asks for '{odd[0]}'"
+                f" of each client"
             )
         told = method.ask(PUBLISH)
         self.keys = {reply.client: reply.groups[SECAGG][KEYS] for reply in told}
@@ -136,9 +137,7 @@ class SecureSums:
         self._enough(UNMASK, len(told), len(self.keys))
         shares = {reply.client: reply.groups[SECAGG][SHARES] for reply in told}
         answers = {r.client: {g: arrays for g, arrays in r.groups.items() if g not in self.open} for r in replies}
-        sums = unmasked(
-            answers, shares, self.members, self.keys, needed, self.rules.secagg_bits, method.server_round
-        )
+        sums = unmasked(answers, shares, self.members, self.keys, needed, self.rules.secagg_bits, method.server_round)
         weight = sum(self.ratios[client] for client in survivors)
         if not weight:
             raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")
@@ -159,6 +158,7 @@ class SecureSums:
             method = self.strategy
             why = "".join(f"; client {client}: {reason}" for client, reason in list(method.failed.items())[:1])
             raise RunFailed(
-                f"round {method.server_round}, {phase}: {count} of {of} clients gave a valid answer, {needed} needed for a secure "
+                f"round {method.server_round}, {phase}: {count} of {of} clients gave a valid answer, {needed} needed"
+                f" for a secure "
                 f"sum (privacy.secagg_threshold={self.rules.secagg_threshold:g}){why}"
             )

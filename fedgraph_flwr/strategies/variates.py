@@ -7,7 +7,7 @@ import numpy as np
 
 from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.methods.variates import HEARD
-from fedgraph_flwr.strategies.base import Groups, GraphStrategy, GroupsFor
+from fedgraph_flwr.strategies.base import GraphStrategy, Groups, GroupsFor
 
 
 class VariateStrategy(GraphStrategy):
