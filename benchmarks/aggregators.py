@@ -15,8 +15,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import AGGREGATORS, StrategyConfig
-from fedgraph_flwr.messages import Arrays, weighted_mean
 from fedgraph_flwr.strategies.aggregators import combine
+from fedgraph_flwr.wire.messages import Arrays, weighted_mean
 
 SHAPES = {"layers.0.weight": (1000, 64), "layers.0.bias": (64,), "head.weight": (64, 560), "head.bias": (96,)}
 REPETITIONS = 3

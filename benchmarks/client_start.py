@@ -30,7 +30,7 @@ _CLIENT = """
 import sys, torch
 from pathlib import Path
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.lookup import locate
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.partition import load
 torch.set_num_threads(1)
 cfg, file, keep = compose(base=sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "keep"

@@ -20,7 +20,7 @@ from fedgraph_flwr import partition
 from fedgraph_flwr.clients.fedhero import FedHEROClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.models.structure_learner import top_k
-from fedgraph_flwr.runner import run
+from fedgraph_flwr.runs.runner import run
 
 GRAPH = ["dataset=csbm", "dataset.features=500", "dataset.classes=7", "dataset.homophily=0.32", "dataset.gap=0.2"]
 WORDS = [

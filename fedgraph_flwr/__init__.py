@@ -10,10 +10,14 @@ docs/python.md tells of all names here; they are imported when they are first us
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedgraph_flwr import moved
+
 if TYPE_CHECKING:
-    from fedgraph_flwr import datasets
     from fedgraph_flwr.api import Run, choices, compare, keys, load_run, plot, ray_session, run
     from fedgraph_flwr.errors import FedGraphError, RunFailed
+    from fedgraph_flwr.partition import api as datasets
+
+moved.install()
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,7 +41,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     if name == "datasets":
-        return importlib.import_module(f"{__name__}.datasets")
+        return importlib.import_module(f"{__name__}.partition.api")
     value = getattr(importlib.import_module(f"{__name__}.{'errors' if name in _ERRORS else 'api'}"), name)
     globals()[name] = value
     return value

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.interrupt import after_the_round
-from fedgraph_flwr.progress import Shown
-from fedgraph_flwr.progress import progress as shown_progress
+from fedgraph_flwr.runs.interrupt import after_the_round
+from fedgraph_flwr.runs.progress import Shown
+from fedgraph_flwr.runs.progress import progress as shown_progress
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
     from matplotlib.figure import Figure
 
-    from fedgraph_flwr.prediction import Predictions, Predictor
     from fedgraph_flwr.report.runs import FinishedRun
+    from fedgraph_flwr.runs.prediction import Predictions, Predictor
 
 CLIENTS = "clients"
 """The folder, in a run's, of the client files that were made from graphs in memory."""
@@ -62,7 +62,7 @@ class Run:
     @property
     def resumable(self) -> bool:
         """Whether there is a checkpoint to go on from."""
-        from fedgraph_flwr.run_folder import CHECKPOINT
+        from fedgraph_flwr.runs.folder import CHECKPOINT
 
         return (self.path / CHECKPOINT).is_file()
 
@@ -107,7 +107,7 @@ class Run:
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write one HTML page with everything in it, and the plots beside it; returns its path, usually in the folder."""
-        from fedgraph_flwr.report.command import write_report
+        from fedgraph_flwr.report.writing import write_report
 
         return write_report([self.path], Path(path) if path else self.path / "report.html")
 
@@ -191,7 +191,7 @@ class Run:
         return self.summary
 
     def _predictor(self, client: int | None) -> "Predictor":
-        from fedgraph_flwr.prediction import load_predictor
+        from fedgraph_flwr.runs.prediction import load_predictor
 
         self._ended()
         return load_predictor(self.path, client)
@@ -247,8 +247,8 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
         RunFailed: the run could not go on.
         KeyboardInterrupt: Ctrl-C; the first one lets the round at hand end and files a checkpoint.
     """
-    from fedgraph_flwr.runner import run as start
-    from fedgraph_flwr.serving import with_folder
+    from fedgraph_flwr.runs.runner import run as start
+    from fedgraph_flwr.runs.serving import with_folder
 
     cfg = with_folder(cfg)
     done = Run(cfg.out)
@@ -350,7 +350,7 @@ def keys(group: str = "") -> "pd.DataFrame":
     """
     import pandas as pd
 
-    from fedgraph_flwr.config.meaning import asked_for, keys_of, own_keys_of
+    from fedgraph_flwr.config.key_docs import asked_for, keys_of, own_keys_of
 
     groups, path = asked_for(group)
     found = own_keys_of(groups[0], path) if path else [key for each in groups for key in keys_of(each)]
@@ -365,10 +365,10 @@ def _with_graphs(
     words: Sequence[str], keys: Mapping[str, Any], graphs: Sequence[Any], classes: Sequence[str], target: str
 ) -> RunConfig:
     """The configuration of a run on graphs in memory, which are written to its folder."""
-    from fedgraph_flwr.checks import check_method
     from fedgraph_flwr.partition import objects, store
-    from fedgraph_flwr.run_folder import LAUNCHER, owned
-    from fedgraph_flwr.serving import here, with_folder
+    from fedgraph_flwr.runs.checks import check_method
+    from fedgraph_flwr.runs.folder import LAUNCHER, owned
+    from fedgraph_flwr.runs.serving import here, with_folder
 
     keys = dict(keys)
     name = keys.pop("dataset", "graphs")

@@ -19,9 +19,9 @@ from pathlib import Path
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.evaluation.intervals import deviation, ended, paired
-from fedgraph_flwr.sweeps.asked import load
-from fedgraph_flwr.sweeps.book import Book
-from fedgraph_flwr.sweeps.tally import Tally
+from fedgraph_flwr.sweeps.results_index import Book
+from fedgraph_flwr.sweeps.spec import load
+from fedgraph_flwr.sweeps.summary import SweepSummary
 
 FOLDER = Path(__file__).parent
 README = FOLDER.parent / "README.md"
@@ -56,20 +56,20 @@ def papers() -> list[str]:
     return [name for name in group_names("protocol") if any(FOLDER.glob(f"{name}_table*.yaml"))]
 
 
-def tables(paper: str) -> list[Tally]:
+def tables(paper: str) -> list[SweepSummary]:
     """The stored tables of a paper as it numbers them; those of what was tried have longer names."""
     paths = [path for path in sorted(FOLDER.glob(f"{paper}_table*.yaml")) if re.fullmatch(r"\w+_table\d+", path.stem)]
     return [tally for path in paths if (tally := _tally(path)).values]
 
 
 @cache
-def _tally(path: Path) -> Tally:
+def _tally(path: Path) -> SweepSummary:
     book = Book(load(path))
     book.missing()
-    return Tally(book.sweep, book.found)
+    return SweepSummary(book.sweep, book.found)
 
 
-def cells(tally: Tally, paper: str) -> Iterator[Cell]:
+def cells(tally: SweepSummary, paper: str) -> Iterator[Cell]:
     """The cells of a table of which the paper prints a figure."""
     for setting, printed in tally.sweep.paper.items():
         for method, text in printed.items():
@@ -83,13 +83,13 @@ def cells(tally: Tally, paper: str) -> Iterator[Cell]:
             yield Cell(setting, method, own, float(match[1]), spread, mean, len(values))
 
 
-def strategy(tally: Tally, method: str) -> str:
+def strategy(tally: SweepSummary, method: str) -> str:
     """The strategy that a column runs; empty for what runs none."""
     words = [*tally.sweep.common, *tally.sweep.methods[method]]
     return next((word.partition("=")[2] for word in reversed(words) if word.startswith("strategy=")), "")
 
 
-def column(tally: Tally, strategies: tuple[str, ...]) -> str:
+def column(tally: SweepSummary, strategies: tuple[str, ...]) -> str:
     """The column of one of the strategies as the protocol has it, or else with a network of its own; empty: there is none."""
     having = [method for method in tally.sweep.methods if strategy(tally, method) in strategies]
     return min(having, key=lambda method: len(tally.sweep.methods[method]), default="")
@@ -142,11 +142,11 @@ def ahead(paper: str) -> str:
     return "\n".join(lines)
 
 
-def _link(tally: Tally) -> str:
+def _link(tally: SweepSummary) -> str:
     return f"[{tally.sweep.name}](../simulations/results/{tally.sweep.name}.md)"
 
 
-def main_table(paper: str) -> Tally:
+def main_table(paper: str) -> SweepSummary:
     """The first table of a paper that has the method's own column."""
     return next(tally for tally in tables(paper) if column(tally, (paper,)))
 

@@ -16,7 +16,7 @@ from flwr.common.config import get_fused_config_from_dir, parse_config_args
 from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BYTES
 
 from fedgraph_flwr.config import RunConfig, compose, from_run_config
-from fedgraph_flwr.config.meaning import sections
+from fedgraph_flwr.config.key_docs import sections
 from fedgraph_flwr.errors import FedGraphError
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import pytest
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.config.composition import group_path
-from fedgraph_flwr.config.meaning import keys_of, own_keys_of, sections
+from fedgraph_flwr.config.key_docs import keys_of, own_keys_of, sections
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {  # pages whose blocks another test runs, which knows what they need

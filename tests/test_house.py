@@ -106,7 +106,7 @@ def test_the_links_at_the_top_lead_into_the_package():
 
 def test_a_stored_configuration_of_before_the_move_still_loads(tmp_path):
     from fedgraph_flwr.config import compose
-    from fedgraph_flwr.lookup import locate
+    from fedgraph_flwr.config.lookup import locate
     from fedgraph_flwr.strategies.fedomd import FedOMD
 
     assert locate("strategies.fedomd:FedOMD") is FedOMD

@@ -13,10 +13,10 @@ import yaml
 from benchmarks import baselines, scale
 from fedgraph_flwr.cli import COMMANDS
 from fedgraph_flwr.config import compose, group_names
-from fedgraph_flwr.records import Recorder
-from fedgraph_flwr.sweeps.asked import load
-from fedgraph_flwr.sweeps.book import Book
+from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.sweeps.results_index import Book
 from fedgraph_flwr.sweeps.rows import identity, read
+from fedgraph_flwr.sweeps.spec import load
 from simulations import reproduction
 
 ROOT = Path(__file__).parents[1]

@@ -57,10 +57,10 @@ def test_runs_hold_what_is_documented(variant, tmp_path, monkeypatch):
 
 
 def test_the_page_names_every_file_of_a_run():
-    from fedgraph_flwr import run_folder
+    from fedgraph_flwr.runs import folder
 
-    written = [run_folder.CONFIG, run_folder.ROUNDS, run_folder.SUMMARY, run_folder.MEANING, run_folder.FAILURE]
-    for name in [*written, run_folder.CHECKPOINT, *run_folder.MODELS, "report.html"]:
+    written = [folder.CONFIG, folder.ROUNDS, folder.SUMMARY, folder.MEANING, folder.FAILURE]
+    for name in [*written, folder.CHECKPOINT, *folder.MODELS, "report.html"]:
         assert f"`{name}`" in PAGE, name
 
 

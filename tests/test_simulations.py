@@ -7,11 +7,11 @@ import pytest
 
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
-from fedgraph_flwr.sweeps.asked import load
-from fedgraph_flwr.sweeps.book import Book
+from fedgraph_flwr.sweeps.results_index import Book
 from fedgraph_flwr.sweeps.rows import COUNTED
+from fedgraph_flwr.sweeps.spec import load
+from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import markdown
-from fedgraph_flwr.sweeps.tally import Tally
 from simulations import budget
 
 FOLDER = Path(budget.__file__).parent
@@ -41,7 +41,7 @@ def test_every_stored_table_is_what_its_rows_say(path, monkeypatch):
     book = Book(load(path.relative_to(FOLDER.parent)))
     book.missing()
     assert book.found
-    assert book.sweep.results.with_suffix(".md").read_text() == markdown(Tally(book.sweep, book.found))
+    assert book.sweep.results.with_suffix(".md").read_text() == markdown(SweepSummary(book.sweep, book.found))
 
 
 def test_what_a_target_needs_by_hand():
@@ -73,7 +73,7 @@ def test_a_curve_ends_with_the_bytes_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
     words = ["dataset=csbm", "dataset.clients=2", "dataset.nodes=60", "num_clients=2", "rounds=3", "checkpoint_every=0"]
     monkeypatch.setattr(budget, "WORDS", words)
-    from fedgraph_flwr.runner import run
+    from fedgraph_flwr.runs.runner import run
 
     own = run(compose([*words, "strategy=fedprox", "seed=1", f"out={tmp_path / 'own'}"]))
     rows = budget.curve("fedprox", 1)

@@ -11,7 +11,7 @@ import stored
 from docstrings import markdown, prose
 
 from fedgraph_flwr.config.composition import described, group_path
-from fedgraph_flwr.config.meaning import own_keys_of
+from fedgraph_flwr.config.key_docs import own_keys_of
 from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.strategies.personal import PersonalStrategy
 

@@ -19,7 +19,7 @@ import methods  # noqa: E402
 import stored  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
 
-from fedgraph_flwr.config.meaning import keys_of, sections  # noqa: E402
+from fedgraph_flwr.config.key_docs import keys_of, sections  # noqa: E402
 from simulations import reproduction  # noqa: E402
 
 RESULTS = stored.RESULTS

@@ -32,14 +32,14 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, phase
 from fedgraph_flwr.clients.personal import assign, copied
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.adafgl import EXTRACTOR, STAGE, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.adafgl import Branches
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.sparse import Pattern, SmoothedRows, SparseMatrix
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
+from fedgraph_flwr.wire.trees import Tree
 
 
 def corrected(edges: sp.csr_matrix, alike: sp.csr_matrix, alpha: float) -> sp.csr_matrix:

@@ -20,7 +20,7 @@ from fedgraph_flwr.clients.personal import PersonalClient, copied
 from fedgraph_flwr.config import at_least
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
-from fedgraph_flwr.trees import flatten
+from fedgraph_flwr.wire.trees import flatten
 
 
 @dataclass

@@ -22,7 +22,7 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients.keeping import Keeper
+from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.together import (
     OBJECTIVE,
     Descent,
@@ -35,12 +35,11 @@ from fedgraph_flwr.clients.together import (
     refusal,
 )
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.params import NoParams
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
@@ -53,7 +52,8 @@ from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, MEMBERS, RATIO, SURVIVORS, Member
-from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved, unflatten
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved, unflatten
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
@@ -140,7 +140,7 @@ class GraphClient(NumPyClient):
         self.server_round = self.exchange = self.steps = 0
         self.stage = ""
         self.memory: Tree = {}
-        self.keeper = Keeper(cfg.evaluation)
+        self.keeper = SavedModels(cfg.evaluation)
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)

@@ -17,7 +17,7 @@ from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.personal import PersonalClient, copied
 from fedgraph_flwr.config import at_least
 from fedgraph_flwr.numerics.optim import make_optimizer
-from fedgraph_flwr.trees import flatten
+from fedgraph_flwr.wire.trees import flatten
 
 
 @dataclass

@@ -20,8 +20,8 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Batch
 from fedgraph_flwr.clients.personal import PersonalClient, assign, copied
 from fedgraph_flwr.config import RunConfig, at_least
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.models import Model, check_prefixes
 
 LOSSES = 10  # over which learning must have come to rest

@@ -23,14 +23,14 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params, Peers, clustered
 from fedgraph_flwr.methods.impaired import ADDED, Impaired, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import Adam
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
+from fedgraph_flwr.wire.trees import Tree
 
 
 class FedDEPClient(GraphClient):

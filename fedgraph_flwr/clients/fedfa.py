@@ -25,10 +25,10 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.fedfa import RUNNING, SPREAD, STATISTICS, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedFAClient(GraphClient):

@@ -32,15 +32,15 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, GraphClient, phase
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Boundary, Params, arriving, leaving
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.gcn import GCN, SmoothInputs
 from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.trees import Tree
 
 
 class FedGCNClient(GraphClient):

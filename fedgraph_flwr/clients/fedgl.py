@@ -21,12 +21,12 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, Params
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.sparse import SparseMatrix
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.trees import Tree
 
 
 class FedGLClient(GraphClient):

@@ -18,10 +18,10 @@ from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, derive_seed
 from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, Params, alignment
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.hetero import EDGE, NODE, HeteroModel
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
 
 
 class FedHGNClient(GraphClient):

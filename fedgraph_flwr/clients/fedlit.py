@@ -22,10 +22,10 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.fedlit import LINKS, Params, assigned, means
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedlit import FedLIT
+from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 
 CENTROIDS = "centroids"
 

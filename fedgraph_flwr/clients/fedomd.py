@@ -24,14 +24,14 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import MODEL, Arrays
 from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
 from fedgraph_flwr.methods.moments import central_moments, central_moments_of, discrepancy, moments_about, powers_about
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, Pass, orthogonality
+from fedgraph_flwr.wire.messages import MODEL, Arrays
 
 
 class Taken(NamedTuple):

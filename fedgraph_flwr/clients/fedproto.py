@@ -22,9 +22,9 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params, class_means, distances
 from fedgraph_flwr.models import Model
+from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedProtoClient(GraphClient):

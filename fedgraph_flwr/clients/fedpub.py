@@ -28,7 +28,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedpub import EMBEDDING, Params, random_graph
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.trees import Tree
 
 
 class FedPUBClient(PersonalClient):

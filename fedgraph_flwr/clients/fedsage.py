@@ -37,7 +37,6 @@ from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase, to_num
 from fedgraph_flwr.clients.personal import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn_neighbours, mended
 from fedgraph_flwr.methods.impaired import ADDED, Impaired, apart, nearest, places, whole_numbers
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
@@ -48,7 +47,8 @@ from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
-from fedgraph_flwr.trees import Tree, flatten, unflatten
+from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
+from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 
 _OFTEN = 4096
 

@@ -17,8 +17,8 @@ from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.trees import Tree
 
 
 class FedSageTrueClient(FedGradClient):

@@ -33,10 +33,9 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import Arrays, derive_seed
 from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
@@ -44,7 +43,8 @@ from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.masked import PEERS, mask
 from fedgraph_flwr.secure.sealed import Sealer
-from fedgraph_flwr.trees import Tree, as_arrays
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 _BATCH_ELEMENTS = 2**22  # of gradients held at once by ``fisher=per_node``
 

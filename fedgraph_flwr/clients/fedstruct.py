@@ -17,13 +17,11 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, check, up_to
 from fedgraph_flwr.clients.base import Answer, phase
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods import hops, structure_features
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams
 from fedgraph_flwr.methods.hops import HopExchange, Matrix, Pruning, RowMessage
@@ -32,7 +30,9 @@ from fedgraph_flwr.models.fedstruct import FedStruct, times
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.sealed import Sealer
-from fedgraph_flwr.trees import Tree, as_arrays, flatten
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, up_to
+from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
 
 
 class FedStructClient(FedGradClient):

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct, Identity
+from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedStructAClient(FedGradClient):

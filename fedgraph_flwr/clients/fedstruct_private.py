@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.answers import ArrayField
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, derive_seed
 from fedgraph_flwr.methods import hops
 from fedgraph_flwr.methods.fedstruct import STRUCTURE
 from fedgraph_flwr.methods.hops import Matrix, RowMessage
 from fedgraph_flwr.numerics.optim import NamedOptimizer
-from fedgraph_flwr.trees import Tree, as_arrays, flatten, moved
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.reply_schema import ArrayField
+from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved
 
 
 class PrivateFedStructClient(FedStructClient):

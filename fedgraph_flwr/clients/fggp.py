@@ -31,7 +31,6 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.clients.personal import assign
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.messages import Arrays, derive_seed
 from fedgraph_flwr.methods.fggp import BANK, TOLD, Params
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
@@ -39,7 +38,8 @@ from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, ValuedMatrix
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.trees import Tree
 
 PAIRS, SINCE, AUGMENTOR = "pairs", "since", "augmentor"
 

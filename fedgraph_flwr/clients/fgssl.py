@@ -29,7 +29,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.requirements import hidden_features
 from fedgraph_flwr.config import RunConfig, at_least, number, one_of
-from fedgraph_flwr.lookup import method_params
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.models.stack import Stack

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, at_least
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import method_params
 from fedgraph_flwr.models import Model
 
 PREVIOUS = "previous"

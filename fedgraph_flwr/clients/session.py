@@ -21,12 +21,16 @@ from flwr.common.logger import log
 
 from fedgraph_flwr.clients import together
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.keeping import PRIVATE, WHOLE
+from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
-from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.messages import (
+from fedgraph_flwr.methods.secagg import SECAGG
+from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
+from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
+from fedgraph_flwr.wire.messages import (
     CONFIG,
     FAILED,
     METRICS,
@@ -37,11 +41,7 @@ from fedgraph_flwr.messages import (
     pack,
     to_record,
 )
-from fedgraph_flwr.methods.secagg import SECAGG
-from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
-from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
-from fedgraph_flwr.trees import flatten, unflatten
+from fedgraph_flwr.wire.trees import flatten, unflatten
 
 STATE = "fedgraph-state"
 VERSION = "fedgraph-version"
@@ -271,7 +271,7 @@ def _hostile(kind: type[GraphClient], cfg: RunConfig, context: Context) -> type[
         raise FedGraphError(
             f"adversary.kind={cfg.adversary.kind} is a study in simulation, and this is a party's own node"
         )
-    from fedgraph_flwr.clients.hostile import hostile
+    from fedgraph_flwr.clients.malicious import hostile
 
     return hostile(kind)
 

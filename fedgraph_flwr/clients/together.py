@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.evaluation.many import Segments
+from fedgraph_flwr.evaluation.batched_metrics import Segments
 from fedgraph_flwr.numerics.losses import shared_slope
 from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.variates import HEARD, VARIATES
+from fedgraph_flwr.wire.messages import Arrays
 
 Named = dict[str, Tensor]
 """Tensors by the names of shared trainable parameters."""

@@ -22,10 +22,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedgraph_flwr.config import written
+from fedgraph_flwr.config import config_file
+from fedgraph_flwr.config.config_file import CHOICES, ConfigFile, choices, flat, laid_over, load
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, is_own
-from fedgraph_flwr.config.written import CHOICES, Written, choices, flat, laid_over, load
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
@@ -97,7 +97,7 @@ def compose(
     given = _named(choices(_parse(overrides) | _values(keys or {}), {}))
     if base and str(base).startswith("{"):
         return _build(_upon(_from_json(str(base)), "config", given))
-    said = written.read(Path(base)) if base else Written()
+    said = config_file.read(Path(base)) if base else ConfigFile()
     places = {key: place for key, place in said.places.items() if key not in given}
     given = _named(laid_over(said.words, given))
     if said.base:
@@ -510,7 +510,7 @@ def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str])
     """Check a method's keys that no YAML of it names, where they stand in a file: its line is known only here."""
     written_down = {key for key in doubtful if f"strategy.{key}" in places}
     if written_down:
-        from fedgraph_flwr.lookup import own_keys  # the method's classes take a second to import
+        from fedgraph_flwr.config.lookup import own_keys  # the method's classes take a second to import
 
         for key in sorted(written_down - (accepted := own_keys(cfg))):
             shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"}

@@ -21,6 +21,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
+from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data import csbm, hetero, raw, typed
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
@@ -28,7 +29,6 @@ from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.root import cache_dir, data_root, imported_names, imported_path, writable
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
-from fedgraph_flwr.lookup import function
 
 CACHE_VERSION = 1
 

@@ -19,9 +19,9 @@ from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, tool
-from fedgraph_flwr.progress import OnRound, OnWait
-from fedgraph_flwr.run_folder import FAILURE, ROUNDS, SUMMARY, read_rounds
-from fedgraph_flwr.serving import make_folder
+from fedgraph_flwr.runs.folder import FAILURE, ROUNDS, SUMMARY, read_rounds
+from fedgraph_flwr.runs.progress import OnRound, OnWait
+from fedgraph_flwr.runs.serving import make_folder
 
 APP = "FEDGRAPH_APP"
 """Environment: the name of a signed app that the fleet's SuperLink fetches, in the place of a bundle made here."""

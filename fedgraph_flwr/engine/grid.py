@@ -103,8 +103,8 @@ def answer_all(answers: Sequence[Callable[[], Message]], stack: int) -> list[Mes
 def introduce(grid: OwnGrid, cfg: RunConfig) -> None:
     """Tell a grid what it would have to ask very many clients, from the description of their partition: none is built for it."""
     from fedgraph_flwr import partition
-    from fedgraph_flwr.checks import client_class
     from fedgraph_flwr.clients.base import GraphClient, introduced
+    from fedgraph_flwr.runs.checks import client_class
 
     kind = client_class(cfg)
     plain = kind.describe is GraphClient.describe and not cfg.adversary.clients

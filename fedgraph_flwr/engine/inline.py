@@ -17,8 +17,8 @@ from fedgraph_flwr.engine.grid import (
     virtual_context,
 )
 from fedgraph_flwr.engine.process import freed_memory_kept, same_process_state, spare_the_collector
-from fedgraph_flwr.progress import OnRound, OnWait
-from fedgraph_flwr.serving import serve
+from fedgraph_flwr.runs.progress import OnRound, OnWait
+from fedgraph_flwr.runs.serving import serve
 
 
 class InlineGrid(OwnGrid):
@@ -61,10 +61,10 @@ class InlineGrid(OwnGrid):
 def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
     """Run a configuration in this process; returns the summary."""
     from fedgraph_flwr import partition
-    from fedgraph_flwr.checks import at_once
     from fedgraph_flwr.client_app import app
     from fedgraph_flwr.clients import session
     from fedgraph_flwr.config import to_json
+    from fedgraph_flwr.runs.checks import at_once
 
     num_nodes = partition.num_clients(cfg)
     grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""}, at_once(cfg))

@@ -44,10 +44,10 @@ from fedgraph_flwr.engine.grid import (
 )
 from fedgraph_flwr.engine.process import freed_memory_kept, keep_freed_memory, same_process_state, spare_the_collector
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import CONFIG, FAILED, METRICS, TRAIN, Bare, bared, dressed
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
-from fedgraph_flwr.progress import OnRound, OnWait
-from fedgraph_flwr.serving import make_folder, serve
+from fedgraph_flwr.runs.progress import OnRound, OnWait
+from fedgraph_flwr.runs.serving import make_folder, serve
+from fedgraph_flwr.wire.messages import CONFIG, FAILED, METRICS, TRAIN, Bare, bared, dressed
 
 Letter = tuple[int, str, str, dict[str, Any]]
 """A message on its way to an actor: node, type, group, and its records, those shared as their place among the shared ones."""
@@ -267,8 +267,8 @@ class RayGrid(OwnGrid):
 
     def __init__(self, pool: "Pool", num_nodes: int, cfg: RunConfig):
         from fedgraph_flwr import partition
-        from fedgraph_flwr.checks import at_once
         from fedgraph_flwr.config import to_json
+        from fedgraph_flwr.runs.checks import at_once
 
         super().__init__(num_nodes, at_once(cfg))
         self.pool, self.cfg = pool, cfg

@@ -1,4 +1,4 @@
-"""Clients that lie (`fedgraph_flwr.clients.hostile`): where that means something, and what a backdoor has come to."""
+"""Clients that lie (`fedgraph_flwr.clients.malicious`): where that means something, and what a backdoor has come to."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig, is_own
+from fedgraph_flwr.config.lookup import function, locate
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.poisoning import Trigger
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import function, locate
-from fedgraph_flwr.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
 
 
 def check(cfg: RunConfig, sends_models: bool) -> None:

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedgraph_flwr.config import RunConfig, is_own
+from fedgraph_flwr.config.lookup import function, locate
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.lookup import function, locate
-from fedgraph_flwr.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
 
 
 def attack(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:

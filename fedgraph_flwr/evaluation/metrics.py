@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedgraph_flwr.config import AVERAGES, EvaluationConfig
+from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.lookup import function
 
 DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
 """Scores that any nodes have; of others there may be none (no AUC of one class, no majority without training nodes)."""

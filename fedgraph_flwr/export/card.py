@@ -10,8 +10,8 @@ from fedgraph_flwr import partition
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.prediction import Predictor
-from fedgraph_flwr.run_folder import ROUNDS, SUMMARY, read_rounds
+from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, read_rounds
+from fedgraph_flwr.runs.prediction import Predictor
 from fedgraph_flwr.secure import accounting
 
 _SHOWN = (

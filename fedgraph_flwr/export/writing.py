@@ -21,15 +21,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from fedgraph_flwr.checks import client_class
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.data.graph import Graph, write_bytes
-from fedgraph_flwr.data.new import Meaning, from_pyg
+from fedgraph_flwr.data.prediction_input import InputSpec, from_pyg
 from fedgraph_flwr.data.schema import NODE, Schema
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.export.card import model_card, scores
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.prediction import Predictions, Predictor, names_of
+from fedgraph_flwr.runs.checks import client_class
+from fedgraph_flwr.runs.prediction import Predictions, Predictor, names_of
 
 MODULES = Path(__file__).parent / "plain"
 NAMES = ("stack", "decoupled", "acm", "fedspa")
@@ -112,7 +112,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     return folder
 
 
-def _module(source: str, plain: Plain, meaning: Meaning, dtype: str) -> str:
+def _module(source: str, plain: Plain, meaning: InputSpec, dtype: str) -> str:
     """The text of ``model.py``: a module of `plain`, and what loads these weights into it."""
     text, _, rest = source.partition('"""\n\n')
     needed = ["import json", "from pathlib import Path"] + ([] if "\nimport torch\n" in source else ["import torch"])
@@ -172,7 +172,7 @@ class Exported:
 
     plain: Plain
     dtype: str
-    meaning: Meaning
+    meaning: InputSpec
     client: int | None
     round: int
     threshold: float | None
@@ -197,7 +197,7 @@ def load_export(folder: Path) -> Exported:
         told = json.loads((folder / INDEX).read_bytes())
         weights = load_file(folder / WEIGHTS)
         schema = Schema.from_dict(told["schema"], str(folder)) if told["schema"] else None
-        meaning = Meaning(tuple(told["classes"]), told["num_features"], schema, told["undirected"], str(folder))
+        meaning = InputSpec(tuple(told["classes"]), told["num_features"], schema, told["undirected"], str(folder))
         plain = Plain(told["module"], told["arguments"], weights, told["labels"])
         return Exported(plain, told["dtype"], meaning, told["client"], told["round"], told["threshold"])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -18,8 +18,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.fleet.adjusted import Rhythm
-from fedgraph_flwr.messages import payload_bytes
+from fedgraph_flwr.fleet.flower_patches import Rhythm
+from fedgraph_flwr.wire.messages import payload_bytes
 
 PACKED = "fedgraph-packed"
 MOST = 4 * 2**20

@@ -10,7 +10,7 @@ import torch
 
 from fedgraph_flwr.config import at_least
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.messages import derive_seed
+from fedgraph_flwr.wire.messages import derive_seed
 
 EMBEDDING = "embedding"
 """Group, up: ``mean`` [D], the functional embedding."""

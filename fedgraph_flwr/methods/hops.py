@@ -23,9 +23,9 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, up_to
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 
 Array = NDArray[Any]
 Matrix: TypeAlias = sp.csr_matrix | Array

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Reply
 from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.wire.messages import Reply
 
 ADDED = "added"  # the number by which a client tells how many neighbours it generated
 BLOCK = 256  # rows whose candidates are gathered at a time

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fedgraph_flwr.data.graph import read_tensors, write_tensors
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import derive_seed
+from fedgraph_flwr.wire.messages import derive_seed
 
 Array = NDArray[Any]
 _ORCA_MAX = 2**31 - 1  # orbit-count hands back 32-bit numbers, which wrap around without a word

@@ -11,8 +11,8 @@ from typing import Any, get_args, get_origin
 import torch
 
 from fedgraph_flwr.config import ANY, ModelConfig, RunConfig, typed
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
-from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import derive_seed
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.wire.messages import derive_seed
 
 NODE, EDGE = "node", "edge"
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedgraph_flwr.answers import ArrayField, Schema
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 
 HI, LO = 30, 70
 """Bits after the point of the two parts. 2^24 terms of lo, each of at most 2^39, fit into an int64."""
@@ -33,9 +33,9 @@ class Plan:
     shares: Mapping[int, float]
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> ReplySchema:
         """Of the part of an answer that is added up."""
-        return Schema(self.groups)
+        return ReplySchema(self.groups)
 
 
 @dataclass

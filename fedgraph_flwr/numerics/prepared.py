@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import Graph, read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 

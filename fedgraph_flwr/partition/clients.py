@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
+from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
-from fedgraph_flwr.lookup import function
 from fedgraph_flwr.partition.groups import FREE, GROUPINGS
 from fedgraph_flwr.partition.merges import MERGES
 

@@ -26,6 +26,7 @@ import psutil
 from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig, RunConfig, is_own
+from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.graph import FORMAT_VERSION, ClientGraph, Piece, Source, read_digest, read_header, write_bytes
@@ -34,7 +35,6 @@ from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.schema import check_same
 from fedgraph_flwr.data.split import grouping_seed
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import function
 from fedgraph_flwr.numerics.prepared import SUFFIX
 
 VERSION = 1

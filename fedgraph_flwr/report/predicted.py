@@ -53,7 +53,7 @@ def predict(run: FinishedRun) -> Predicted:
         raise FedGraphError("the run has not ended")
     if not run.clients:
         raise FedGraphError("the clients' files are not on this machine")
-    from fedgraph_flwr.prediction import load_predictor
+    from fedgraph_flwr.runs.prediction import load_predictor
 
     of = 1 if run.cfg.strategy.pooled else len(run.clients)
     chances, labels = [], []
@@ -225,7 +225,7 @@ def hidden_map(page: Page, run: FinishedRun) -> str:
     import torch
     from sklearn.manifold import TSNE
 
-    from fedgraph_flwr.prediction import load_predictor
+    from fedgraph_flwr.runs.prediction import load_predictor
 
     if run.cfg.privacy.scores != "told" or not run.clients or not run.summary:
         raise FedGraphError("a map needs a finished run whose clients' files are here and whose scores are told")

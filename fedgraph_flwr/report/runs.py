@@ -11,13 +11,13 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.clients.keeping import BY_VALIDATION
+from fedgraph_flwr.clients.saved_models import BY_VALIDATION
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.intervals import Interval, deviation, ended, interval
-from fedgraph_flwr.run_folder import CONFIG, FREE, ROUNDS, SUMMARY, fingerprint, read_rounds
+from fedgraph_flwr.runs.folder import CONFIG, FREE, ROUNDS, SUMMARY, fingerprint, read_rounds
 
 
 @dataclass

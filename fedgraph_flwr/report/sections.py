@@ -11,11 +11,11 @@ import torch
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.statistics import label_skew
 from fedgraph_flwr.errors import plain
-from fedgraph_flwr.report.answer import figure, is_share, metric_of, words_of
+from fedgraph_flwr.report.headline import figure, is_share, metric_of, words_of
 from fedgraph_flwr.report.page import Page, grid, note, pairs, table, text
 from fedgraph_flwr.report.runs import FinishedRun, Fold, alike
 from fedgraph_flwr.report.units import count, duration, percent, size
-from fedgraph_flwr.run_folder import CONFIG
+from fedgraph_flwr.runs.folder import CONFIG
 from fedgraph_flwr.secure.accounting import told as told_privacy
 
 MOST_SETTINGS = 8

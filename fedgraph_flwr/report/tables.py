@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.report.page import Page
-from fedgraph_flwr.run_folder import CONFIG
+from fedgraph_flwr.runs.folder import CONFIG
 from fedgraph_flwr.sweeps.rows import ours
 
 

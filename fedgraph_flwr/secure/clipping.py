@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedgraph_flwr.messages import Arrays, flat, shaped
+from fedgraph_flwr.wire.messages import Arrays, flat, shaped
 
 SLACK = 1e-6  # relative; by so much more a norm may come out elsewhere, where sums run in another order
 

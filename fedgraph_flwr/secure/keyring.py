@@ -30,9 +30,9 @@ from cryptography.hazmat.primitives.hashes import SHA256, SHA384, Hash
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from numpy.typing import NDArray
 
-from fedgraph_flwr.answers import ArrayField
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import Arrays, Reply
+from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import ArrayField
 
 SIGNATURE = "signature"
 """Beside a published key: r and s, 96 bytes."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.secure.sealed import Sealer
+from fedgraph_flwr.wire.messages import Arrays
 
 PEERS = "peers"  # the group of arrays that tells a client with whom it adds: clients [n], keys [n, 32], nodes [1]
 FRACTION_BITS = 48

@@ -26,9 +26,9 @@ from omegaconf import OmegaConf
 
 from fedgraph_flwr.config import RunConfig, at_least, group_names, plugins, typed
 from fedgraph_flwr.config.composition import group_file
+from fedgraph_flwr.config.lookup import named_code
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
-from fedgraph_flwr.lookup import named_code
-from fedgraph_flwr.messages import DESCRIBE
+from fedgraph_flwr.wire.messages import DESCRIBE
 
 LARGEST = 2**63 - 1
 

@@ -28,12 +28,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from fedgraph_flwr.answers import ArrayField, check
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.secure.masked import pairwise
 from fedgraph_flwr.secure.sealed import OVERHEAD, Sealer, key_stream
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME, combine, random_elements, split
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
 HEADROOM = (
     8  # bits: a sum of random integers, as wrong masks leave it, passes for one of values with chance 2^-8 a value

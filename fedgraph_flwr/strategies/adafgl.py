@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import Schema
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.adafgl import EXTRACTOR, STAGE, Params
 from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ReplySchema
 
 
 class AdaFGL(GraphStrategy):
@@ -30,9 +30,9 @@ class AdaFGL(GraphStrategy):
         """Which clients, ascending, have the extractor, [M]."""
         return self.memory.setdefault("holds", np.zeros(len(self.clients), bool))
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Nothing answers the extractor."""
-        return Schema() if phase == EXTRACTOR else super().schema(phase, client)
+        return ReplySchema() if phase == EXTRACTOR else super().schema(phase, client)
 
     def stage(self) -> Stage:
         """FedAvg's, or none of which a model travels; between them θ may still be scored."""

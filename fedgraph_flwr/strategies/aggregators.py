@@ -16,7 +16,7 @@ from flwr.serverapp.strategy.bulyan import aggregate_n_closest_weights
 
 from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import Arrays, flat, shaped
+from fedgraph_flwr.wire.messages import Arrays, flat, shaped
 
 SMOOTHING, IMPROVEMENT, PASSES = 1e-6, 1e-6, 100  # of the geometric median; Pillutla et al., Section 5 and Algorithm 2
 

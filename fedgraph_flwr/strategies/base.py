@@ -24,12 +24,24 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr import models
-from fedgraph_flwr.answers import LARGEST, ArrayField, Axis, NumberField, Schema, like, up_to
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import CONFUSION
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import (
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
+from fedgraph_flwr.methods.params import NoParams
+from fedgraph_flwr.methods.stages import Stage
+from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.strategies import labels
+from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
+from fedgraph_flwr.strategies.aggregators import combine
+from fedgraph_flwr.strategies.connection import ClientInfo, difference
+from fedgraph_flwr.strategies.exchange import Outcome, exchange
+from fedgraph_flwr.strategies.loop import Loop
+from fedgraph_flwr.strategies.privacy import Privacy
+from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
+from fedgraph_flwr.strategies.secagg import SecureSums
+from fedgraph_flwr.wire.messages import (
     CONFIG,
     DESCRIBE,
     EVALUATE,
@@ -42,20 +54,8 @@ from fedgraph_flwr.messages import (
     to_record,
     weighted_mean,
 )
-from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
-from fedgraph_flwr.methods.params import NoParams
-from fedgraph_flwr.methods.stages import Stage
-from fedgraph_flwr.records import Recorder
-from fedgraph_flwr.strategies import labels
-from fedgraph_flwr.strategies.added import AddedSums
-from fedgraph_flwr.strategies.aggregators import combine
-from fedgraph_flwr.strategies.connection import ClientInfo, difference
-from fedgraph_flwr.strategies.exchange import Outcome, exchange
-from fedgraph_flwr.strategies.loop import Loop
-from fedgraph_flwr.strategies.privacy import Privacy
-from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
-from fedgraph_flwr.strategies.secagg import SecureSums
-from fedgraph_flwr.trees import Tree, as_arrays
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
+from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 Groups = Mapping[str, Any]
 """Groups that travel: name → named arrays, or a record made of them."""
@@ -137,7 +137,7 @@ class GraphStrategy(FlowerFedAvg):
         self.memory: Tree = {}
         self.class_weights: Arrays = {}
         self.secure: SecureSums | None = None
-        self.added: AddedSums | None = None
+        self.added: ActorAggregation | None = None
         self.scores_due = self.checkpoint_due = False
         self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
         self.grid: Grid
@@ -208,7 +208,7 @@ class GraphStrategy(FlowerFedAvg):
         """The next shared parameters from the valid replies, which come in the order of the clients."""
         return self.average([reply.arrays for reply in replies], self.weights(replies))
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """What the answer to a phase must hold; a method adds to it for ``train``, and declares its own phases.
 
         Args:
@@ -217,9 +217,9 @@ class GraphStrategy(FlowerFedAvg):
         """
         whole = NumberField(0, LARGEST, whole=True)
         if phase == DESCRIBE:
-            return Schema(numbers=self._description())
+            return ReplySchema(numbers=self._description())
         if phase == EVALUATE:
-            return Schema(numbers=self._score_fields())
+            return ReplySchema(numbers=self._score_fields())
         if phase == LABELS:
             return labels.schema(self)
         if phase == TRAIN:
@@ -231,7 +231,7 @@ class GraphStrategy(FlowerFedAvg):
                 numbers |= self._score_fields()
             if self.cfg.evaluation.trained:
                 numbers |= self._score_fields_of("trained-")
-            return Schema({MODEL: self._model_fields()} if self.stage().up else {}, numbers)
+            return ReplySchema({MODEL: self._model_fields()} if self.stage().up else {}, numbers)
         raise NotImplementedError(f"{type(self).__name__} declares no schema for its phase '{phase}'")
 
     def verify(self, phase: str, reply: Reply) -> None:
@@ -497,7 +497,7 @@ class GraphStrategy(FlowerFedAvg):
         """
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else _exactly(client)
-        wanted = (self.secure or self).schema(phase, client) | Schema(numbers={"client": index})
+        wanted = (self.secure or self).schema(phase, client) | ReplySchema(numbers={"client": index})
         if self.added:
             wanted = self.added.left(phase, wanted)
         answered = f"{who} answered phase '{phase}'"

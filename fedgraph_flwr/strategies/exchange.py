@@ -11,7 +11,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.errors import FedGraphError, plain
-from fedgraph_flwr.messages import Reply, payload_bytes, record_bytes
+from fedgraph_flwr.wire.messages import Reply, payload_bytes, record_bytes
 
 SIMULATED = 128
 """Messages out at once in Flower's simulation, whose engine at each look goes through all of them for each of its nodes."""

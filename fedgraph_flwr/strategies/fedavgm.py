@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedgraph_flwr.config import at_least, below
-from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.wire.messages import Arrays, Reply
 
 
 @dataclass

@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.feddc import Params
 from fedgraph_flwr.strategies.scaffold import Scaffold
+from fedgraph_flwr.wire.messages import Arrays
 
 DRIFT = "drift"
 

@@ -19,11 +19,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params
 from fedgraph_flwr.methods.impaired import ADDED, say_added
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
 
 
 class FedDEP(GraphStrategy):
@@ -31,10 +31,10 @@ class FedDEP(GraphStrategy):
 
     Params: ClassVar[type] = Params
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """K means of width H."""
         if phase == "mend":
-            return Schema(numbers={ADDED: NumberField(0, LARGEST, whole=True)})
+            return ReplySchema(numbers={ADDED: NumberField(0, LARGEST, whole=True)})
         if phase != "prototype":
             return super().schema(phase, client)
         k = self.params.prototypes
@@ -42,7 +42,7 @@ class FedDEP(GraphStrategy):
             "mean": ArrayField((k, self.cfg.model.hidden), self.cfg.dtype),
             "count": ArrayField((k,), "int64", 0, LARGEST),
         }
-        return Schema({PROTOTYPES: fields}, {"client": NumberField(0, LARGEST, whole=True)})
+        return ReplySchema({PROTOTYPES: fields}, {"client": NumberField(0, LARGEST, whole=True)})
 
     @property
     def scores_first(self) -> bool:

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.methods.feddyn import Params
 from fedgraph_flwr.strategies.variates import VariateStrategy
+from fedgraph_flwr.wire.messages import Arrays, Reply
 
 H = "h"
 

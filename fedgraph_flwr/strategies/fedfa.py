@@ -13,10 +13,10 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr import models
-from fedgraph_flwr.answers import ArrayField, Schema
-from fedgraph_flwr.messages import TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.fedfa import RUNNING, SPREAD, STATISTICS, Params
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 
 
 class FedFA(GraphStrategy):
@@ -35,13 +35,13 @@ class FedFA(GraphStrategy):
         """The statistics, where they are used."""
         return self.memory if self.params.p else {}
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """The running statistics beside the model; deviations are not negative."""
         wanted = super().schema(phase, client)
         if phase != TRAIN or not self.params.p:
             return wanted
         mean, std = ArrayField(self.shape, self.cfg.dtype), ArrayField(self.shape, self.cfg.dtype, low=0)
-        return wanted | Schema({RUNNING: {"mean": mean, "std": std}})
+        return wanted | ReplySchema({RUNNING: {"mean": mean, "std": std}})
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """The mean of models and statistics, and the variance of statistics."""

@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from flwr.common.logger import log
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, Schema
 from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Params
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.fedgrad import relayed
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema
 
 
 class FedGCN(GraphStrategy):
@@ -26,7 +26,7 @@ class FedGCN(GraphStrategy):
 
     Params: ClassVar[type] = Params
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Rows for any other client."""
         if phase not in ("sums", "smooth", "extend"):
             return super().schema(phase, client)
@@ -34,11 +34,11 @@ class FedGCN(GraphStrategy):
         others = [str(other) for other in self.clients if other != client]
         rows = ArrayField((some, self.agreed("num_features")), self.cfg.dtype, optional=True)
         if phase == "sums":
-            return Schema({SUMS: dict.fromkeys(others, rows)})
+            return ReplySchema({SUMS: dict.fromkeys(others, rows)})
         if phase == "extend" or self.params.hops < 2:
-            return Schema()
+            return ReplySchema()
         degrees = ArrayField((some,), "int64", 0, LARGEST, optional=True)
-        return Schema({ROWS: dict.fromkeys(others, rows), DEGREES: dict.fromkeys(others, degrees)})
+        return ReplySchema({ROWS: dict.fromkeys(others, rows), DEGREES: dict.fromkeys(others, degrees)})
 
     def setup(self) -> None:
         """Sums to the owners, their rows to the neighbours' clients."""

@@ -21,12 +21,12 @@ from typing import ClassVar
 import numpy as np
 from flwr.common.logger import log
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, Params, among, fused, pseudo_graph, pseudo_labels
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
+from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
 
 
 class FedGL(GraphStrategy):
@@ -36,18 +36,18 @@ class FedGL(GraphStrategy):
     sums: ClassVar[tuple[str, ...]] = ()  # nodes are fused one by one
     beyond_sums: ClassVar[str] = "what every client says of each node"
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Ids once; what is said of each node."""
         if phase == "identify":
-            return Schema({IDS: {"node": ArrayField((range(1, LARGEST),), "int64", 0, LARGEST)}})
+            return ReplySchema({IDS: {"node": ArrayField((range(1, LARGEST),), "int64", 0, LARGEST)}})
         wanted = super().schema(phase, client)
         if phase == DESCRIBE:
-            return wanted | Schema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
+            return wanted | ReplySchema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
         if phase != TRAIN or not self.params.due(self.server_round):
             return wanted
         n = self.ids(client).size if client is not None else range(1, LARGEST)
         z = ArrayField((n, self.agreed("num_classes")), self.cfg.dtype, 0, 1)
-        return wanted | Schema({NODES: {"z": z, "h": ArrayField((n, self.agreed(WIDTH)), self.cfg.dtype)}})
+        return wanted | ReplySchema({NODES: {"z": z, "h": ArrayField((n, self.agreed(WIDTH)), self.cfg.dtype)}})
 
     def verify(self, phase: str, reply: Reply) -> None:
         """No node is named twice."""

@@ -14,12 +14,12 @@ import torch
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.methods.fedgrad import FedGradParams
 from fedgraph_flwr.numerics.optim import NamedOptimizer
-from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
-from fedgraph_flwr.trees import Tree, flatten
+from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.wire.trees import Tree, flatten
 
 
 class FedGrad(GraphStrategy):

@@ -15,11 +15,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import ArrayField, NumberField, Schema
-from fedgraph_flwr.messages import TRAIN, Reply
 from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
 from fedgraph_flwr.methods.similarity import cosines
 from fedgraph_flwr.strategies.personal import PersonalStrategy
+from fedgraph_flwr.wire.messages import TRAIN, Reply
+from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField, ReplySchema
 
 
 class FedGTA(PersonalStrategy):
@@ -27,14 +27,14 @@ class FedGTA(PersonalStrategy):
 
     Params: ClassVar[type] = Params
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """M and H."""
         wanted = super().schema(phase, client)
         if phase != TRAIN:
             return wanted
         shape = self.params.kinds, self.params.orders, self.agreed("num_classes")
         moments = ArrayField(shape, "float64")
-        return wanted | Schema({SMOOTHED: {"moments": moments}}, {CONFIDENCE: NumberField(0)})
+        return wanted | ReplySchema({SMOOTHED: {"moments": moments}}, {CONFIDENCE: NumberField(0)})
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
         """H over A_i, in rows that sum to 1, [n, n]."""

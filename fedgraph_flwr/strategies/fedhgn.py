@@ -32,15 +32,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import ArrayField, Axis, Schema, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, TELL, Params, shuffled_pool
 from fedgraph_flwr.models import Model, probe
 from fedgraph_flwr.models.hetero import HeteroModel
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
-from fedgraph_flwr.trees import Tree, as_arrays
+from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply, derive_seed
+from fedgraph_flwr.wire.reply_schema import ArrayField, Axis, ReplySchema, up_to
+from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 MOST_TYPES = 2**16
 """No client has more types of a kind."""
@@ -81,16 +81,16 @@ class FedHGN(GraphStrategy):
                 f" which there is no strategy.aggregator={cfg.strategy.aggregator}; use mean"
             )
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Coefficients β [T, B] under the names of the network's weights, of a client that has T types."""
         if phase == TELL:
             whole = {name: ArrayField((up_to(MOST_TYPES),), "int64", 0, MOST_TYPES) for name in self.names}
             rows = {} if self.cfg.strategy.private_schema else {ROWS: whole}
-            return Schema({COEFFICIENTS: self._vectors(None), **rows})
+            return ReplySchema({COEFFICIENTS: self._vectors(None), **rows})
         common = super().schema(phase, client)
         if phase == DESCRIBE and self.cfg.strategy.private_schema:
-            return Schema(numbers={name: f for name, f in common.numbers.items() if name != "num_features"})
-        return common | Schema({COEFFICIENTS: self._vectors(client)}) if phase == TRAIN else common
+            return ReplySchema(numbers={name: f for name, f in common.numbers.items() if name != "num_features"})
+        return common | ReplySchema({COEFFICIENTS: self._vectors(client)}) if phase == TRAIN else common
 
     def _vectors(self, client: int | None) -> dict[str, ArrayField]:
         """A client has as many types as it told before."""

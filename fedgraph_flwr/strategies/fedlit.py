@@ -18,10 +18,10 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr import models
-from fedgraph_flwr.answers import ArrayField, Schema
-from fedgraph_flwr.messages import TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.fedlit import LINKS, Params, matched
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 
 BRANCHES = "branches."
 
@@ -39,7 +39,7 @@ class FedLIT(GraphStrategy):
         model = models.probe(self.cfg.model)
         return int(model.types), 2 * int(model.width)  # type: ignore[arg-type]
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Centroids, and training nodes by type."""
         wanted = super().schema(phase, client)
         if phase != TRAIN:
@@ -47,7 +47,7 @@ class FedLIT(GraphStrategy):
         k, width = self.shape
         most = 0 if client is None else self.clients[client].description["num_train"]
         count = ArrayField((k,), "int64", 0, most)
-        return wanted | Schema({LINKS: {"centroids": ArrayField((k, width), self.cfg.dtype), "count": count}})
+        return wanted | ReplySchema({LINKS: {"centroids": ArrayField((k, width), self.cfg.dtype), "count": count}})
 
     def before_train(self, arrays: Arrays) -> Groups:
         """The centres so far."""

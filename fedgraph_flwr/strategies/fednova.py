@@ -15,13 +15,13 @@ FedAvg sends, K_i and ‖a_i‖₁.
 
 from typing import ClassVar
 
-from fedgraph_flwr.answers import LARGEST, NumberField, Schema
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import TRAIN, Arrays, Reply
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.methods.fednova import STEPS, WORK, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField, ReplySchema
 
 
 class FedNova(GraphStrategy):
@@ -45,11 +45,11 @@ class FedNova(GraphStrategy):
             "take train.local_steps_by_client=[2,5], say"
         )
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Training also answers with K_i and ‖a_i‖₁."""
         told = {STEPS: NumberField(0, LARGEST, whole=True), WORK: NumberField(0, LARGEST)}
         common = super().schema(phase, client)
-        return common | Schema(numbers=told) if phase == TRAIN else common
+        return common | ReplySchema(numbers=told) if phase == TRAIN else common
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """Eq. (1')."""

@@ -40,15 +40,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import MODEL, Arrays, Reply
 from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
 from fedgraph_flwr.methods.moments import ORDERS, central, mean_over_nodes, pool
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
 
 
 class FedOMD(GraphStrategy):
@@ -72,7 +72,7 @@ class FedOMD(GraphStrategy):
                 f" strategy.weighting=nodes, not {cfg.strategy.weighting}: set that, or strategy.cmd_nodes=train"
             )
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Statistics of H hidden layers of width D, and of how many nodes they are."""
         layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
         shapes: dict[str, dict[str, tuple[int, ...]]] = {
@@ -95,7 +95,7 @@ class FedOMD(GraphStrategy):
         known = self.clients[client].description if client is not None else {}
         nodes = known.get("num_nodes" if self.params.cmd_nodes == "all" else "num_train")
         low, high = (1, LARGEST) if nodes is None else (nodes, nodes)
-        return Schema(groups, {"count": NumberField(low, high, whole=True)})
+        return ReplySchema(groups, {"count": NumberField(low, high, whole=True)})
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Moments must be of some features: even orders are no less than 0, and none leaves what the told range allows."""

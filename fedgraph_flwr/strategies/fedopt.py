@@ -19,8 +19,8 @@ import numpy as np
 
 from fedgraph_flwr.config import at_least, below
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.wire.messages import Arrays, Reply
 
 
 @dataclass

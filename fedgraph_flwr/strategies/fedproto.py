@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
-from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
 
 
 class FedProto(GraphStrategy):
@@ -36,16 +36,16 @@ class FedProto(GraphStrategy):
         """As for training: Eq. (4) is scored too."""
         return self.before_train(arrays)
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """The width of embeddings, and a prototype of each class."""
         wanted = super().schema(phase, client)
         if phase == DESCRIBE:
-            return wanted | Schema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
+            return wanted | ReplySchema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
         if phase != TRAIN:
             return wanted
         most = LARGEST if client is None else self.most(client)
         mean, count = ArrayField(self.shape, self.cfg.dtype), ArrayField(self.shape[:1], "int64", 0, most)
-        return wanted | Schema({PROTOTYPES: {"mean": mean, "count": count}})
+        return wanted | ReplySchema({PROTOTYPES: {"mean": mean, "count": count}})
 
     def most(self, client: int) -> int:
         """The largest count that a client may tell of a class."""

@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
-from fedgraph_flwr.messages import DESCRIBE, TRAIN, Reply
 from fedgraph_flwr.methods.fedpub import EMBEDDING, Params
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.methods.similarity import cosines
 from fedgraph_flwr.strategies.personal import PersonalStrategy
+from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
 
 
 class FedPUB(PersonalStrategy):
@@ -28,14 +28,14 @@ class FedPUB(PersonalStrategy):
 
     Params: ClassVar[type] = Params
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """The width D of embeddings, and e_i."""
         wanted = super().schema(phase, client)
         if phase == DESCRIBE:
-            return wanted | Schema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
+            return wanted | ReplySchema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
         if phase != TRAIN:
             return wanted
-        return wanted | Schema({EMBEDDING: {"mean": ArrayField((self.agreed(WIDTH),), self.cfg.dtype)}})
+        return wanted | ReplySchema({EMBEDDING: {"mean": ArrayField((self.agreed(WIDTH),), self.cfg.dtype)}})
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
         """α [n, n]."""

@@ -19,12 +19,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema, up_to
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params
 from fedgraph_flwr.methods.impaired import ADDED, say_added
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema, up_to
 
 
 class FedSage(GraphStrategy):
@@ -37,21 +37,21 @@ class FedSage(GraphStrategy):
     Params: ClassVar[type] = Params
     rows: dict[int, int]
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Rows and their owners; differences from every client's rows."""
         if phase not in ("generate", "judge", "mend"):
             return super().schema(phase, client)
         width = self.agreed("num_features")
         if phase == "judge":
-            return Schema(
+            return ReplySchema(
                 {APART: {str(i): ArrayField((rows, width), self.cfg.dtype) for i, rows in self.rows.items() if rows}}
             )
         if phase == "mend":
-            return Schema(numbers={ADDED: NumberField(0, LARGEST, whole=True)})
+            return ReplySchema(numbers={ADDED: NumberField(0, LARGEST, whole=True)})
         trains = LARGEST if client is None else self.clients[client].description["num_train"]
         size = up_to(min(trains * self.params.neighbours, LARGEST))
         rows, owner = ArrayField((size, width), self.cfg.dtype, -1, 1), ArrayField((size,), "int32", 0, LARGEST)
-        return Schema({PROPOSED: {"rows": rows}, OWNERS: {"rows": owner}})
+        return ReplySchema({PROPOSED: {"rows": rows}, OWNERS: {"rows": owner}})
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Each row has an owner; they are numbered as they come, with at most P rows each."""

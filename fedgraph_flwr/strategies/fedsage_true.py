@@ -9,10 +9,10 @@ Leaves the client: ids of external neighbours, X of nodes with external neighbou
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, Schema, up_to
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
+from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
 
 
 class FedSageTrue(FedGrad):
@@ -24,16 +24,16 @@ class FedSageTrue(FedGrad):
 
     wishes: dict[int, Arrays]
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Ids that are wanted, by owner; features [b, F], by who wants them."""
         if phase == "wanted":
             ids = ArrayField((up_to(LARGEST),), "int32", 0, LARGEST, optional=True)
-            return Schema({"wanted": {str(other): ids for other in self.clients}})
+            return ReplySchema({"wanted": {str(other): ids for other in self.clients}})
         if phase == "features":
             width = self.agreed("num_features")
             asked = {str(other): len(ids) for other, ids in self.wishes.get(client or 0, {}).items()}
-            return Schema({"features": {k: ArrayField((size, width)) for k, size in asked.items()}})
-        return Schema() if phase == "mend" else super().schema(phase, client)
+            return ReplySchema({"features": {k: ArrayField((size, width)) for k, size in asked.items()}})
+        return ReplySchema() if phase == "mend" else super().schema(phase, client)
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Nobody wants a node twice."""

@@ -49,15 +49,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import HUGE, LARGEST, ArrayField, NumberField, Schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.masked import LIMIT, PEERS, RESOLUTION, unmask
 from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
+from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import HUGE, LARGEST, ArrayField, NumberField, ReplySchema
 
 EQUAL = 1e-12  # biases that differ by less, relative to what is compared, are equal
 ROUNDING = 1e-6  # of S_i, which is 0 where all neighbours are alike
@@ -99,21 +99,21 @@ class FedSPA(GraphStrategy):
     Params: ClassVar[type] = Params
     sums: ClassVar[tuple[str, ...]] = ()  # weights follow from the clients' own Fisher diagonals
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """N_i and S_i at first, then I_i (or shares of their sum) and Δ_i."""
         whole = NumberField(1, LARGEST, whole=True)
         if phase == "publish_key":
-            return Schema({"key": {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD}})
+            return ReplySchema({"key": {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD}})
         if phase == "deviate":
-            return Schema(numbers=dict.fromkeys(("deviation_hom", "deviation_het"), NumberField(0)))
-        fishers = Schema({FISHER: self._fishers()} if self.params.posterior else {})
+            return ReplySchema(numbers=dict.fromkeys(("deviation_hom", "deviation_het"), NumberField(0)))
+        fishers = ReplySchema({FISHER: self._fishers()} if self.params.posterior else {})
         if phase == "share_again":
             return fishers
         common = super().schema(phase, client)
         if phase == DESCRIBE:
             bound = 2 if self.params.laplacian == "sym" else HUGE
             area = {"high_frequency_area": NumberField(-ROUNDING, bound + ROUNDING)} if self.params.prior else {}
-            return common | Schema(numbers={"num_nodes": whole, **area})
+            return common | ReplySchema(numbers={"num_nodes": whole, **area})
         return common | fishers if phase == TRAIN else common
 
     def verify(self, phase: str, reply: Reply) -> None:

@@ -25,22 +25,22 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema, up_to
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.methods import hops
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams, S
 from fedgraph_flwr.models import keywords, probe
 from fedgraph_flwr.models.fedstruct import FedStruct as Network
-from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, to_record
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema, up_to
+from fedgraph_flwr.wire.trees import Tree
 
 
 class FedStruct(FedGrad):
@@ -74,42 +74,42 @@ class FedStruct(FedGrad):
         held = hops.bytes_held(list(graphs()), network.structure_weights, pruning, itemsize, cls.hands_on)
         return held, "set strategy.prune (30 in the paper), or lower model.structure_hops"
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Keys and ids, envelopes between clients or the rows that they end in, gradients of S."""
         ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
         if phase == "announce":
-            return Schema({"identity": {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD, "nodes": ids}})
+            return ReplySchema({"identity": {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD, "nodes": ids}})
         if phase == "acquire":
             n = self.num_nodes
             support = ArrayField((range(1, n + 1),), "int32", 0, n - 1, optional=True)
             last = {"support": support, "reached": ArrayField((range(1, n + 1),), "bool", optional=True)}
             done = {"done": NumberField(0, 1, whole=True)}
-            return self.envelopes() | Schema({"rows": last}, done) | self.first_features(client)
+            return self.envelopes() | ReplySchema({"rows": last}, done) | self.first_features(client)
         if phase == "place":
-            return Schema()
+            return ReplySchema()
         common = super().schema(phase, client)
         if phase == TRAIN and self.params.features == "hop2vec" and client is not None:
             rows = ArrayField((int(self.reached[client].sum()), self.s.shape[1]), self.cfg.dtype)
-            return common | Schema({STRUCTURE: {"s": rows}})
+            return common | ReplySchema({STRUCTURE: {"s": rows}})
         return common
 
-    def envelopes(self) -> Schema:
+    def envelopes(self) -> ReplySchema:
         """Sealed bytes for any other client: at most dense rows of all combinations, from each of its nodes to all."""
         hops, n = self.network["structure_hops"], self.num_nodes
         most = {k: min(16 * (hops + 1) * len(ids) * (n + 2) + 2**16, LARGEST) for k, ids in self.nodes.items()}
         fields = {str(k): ArrayField((up_to(size),), "uint8", optional=True) for k, size in most.items()}
-        return Schema({ENVELOPES: fields})
+        return ReplySchema({ENVELOPES: fields})
 
     @cached_property
     def network(self) -> dict[str, Any]:
         """The network's own keys."""
         return keywords(self.cfg.model)
 
-    def first_features(self, client: int | None) -> Schema:
+    def first_features(self, client: int | None) -> ReplySchema:
         """s_u of the client's own nodes, which come with the rows that end the acquisition."""
         width = self.network["structure_width"] if self.network["structure_mlp"] else self.agreed("num_classes")
         shape = (len(self.nodes.get(client or 0, ())), width)
-        return Schema({STRUCTURE: {"s": ArrayField(shape, self.cfg.dtype, optional=True)}})
+        return ReplySchema({STRUCTURE: {"s": ArrayField(shape, self.cfg.dtype, optional=True)}})
 
     def verify(self, phase: str, reply: Reply) -> None:
         """A public key must be one; the rows that end the acquisition must be there, each of another node."""

@@ -18,20 +18,20 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr import models
-from fedgraph_flwr.answers import LARGEST, ArrayField, Schema, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.methods import hops, structure_features
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams, S
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.models.layers import propagate
 from fedgraph_flwr.numerics.sparse import SparseMatrix
-from fedgraph_flwr.records import Recorder
+from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies.base import GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad
-from fedgraph_flwr.trees import Tree, flatten
+from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, derive_seed
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
+from fedgraph_flwr.wire.trees import Tree, flatten
 
 
 class FedStructA(FedGrad):
@@ -46,18 +46,18 @@ class FedStructA(FedGrad):
     Params: ClassVar[type] = FedStructAParams
     sums: ClassVar[tuple[str, ...]] = ()  # residuals belong to single clients' nodes
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """The edges of all clients once; residuals of training nodes, each round."""
         ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
         if phase == "reveal":
-            return Schema({"graph": {"nodes": ids, "edges": replace(ids, shape=(2, up_to(LARGEST)))}})
+            return ReplySchema({"graph": {"nodes": ids, "edges": replace(ids, shape=(2, up_to(LARGEST)))}})
         common = super().schema(phase, client)
         if phase != TRAIN or client is None:
             return common
         count, own = self.clients[client].description["num_train"], len(self.nodes[client])
         most = self.params.local_epochs * (1 + 1e-5)  # one difference of probabilities a local step
         residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
-        return common | Schema(
+        return common | ReplySchema(
             {STRUCTURE: {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}}
         )
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from fedgraph_flwr import models
-from fedgraph_flwr.answers import ArrayField, Schema, like
-from fedgraph_flwr.messages import TRAIN, Arrays, Reply, derive_seed
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.strategies.fedstruct import FedStruct
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, derive_seed
+from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema, like
+from fedgraph_flwr.wire.trees import Tree
 
 
 class PrivateFedStruct(FedStruct):
@@ -36,28 +36,28 @@ class PrivateFedStruct(FedStruct):
 
     hands_on: ClassVar[bool] = True
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Envelopes between clients; U_i of Eq. (52); gradients of θ_s."""
         if phase == "take":
-            return Schema()
+            return ReplySchema()
         if phase == "embed":
             return self.envelopes()
         if phase == "step_own":
-            return Schema({"g": like({name: tensor.numpy() for name, tensor in self.g.items()})})
+            return ReplySchema({"g": like({name: tensor.numpy() for name, tensor in self.g.items()})})
         common = FedGrad.schema(self, phase, client) if phase == TRAIN else super().schema(phase, client)
         if phase != TRAIN or client is None:
             return common
         rows = ArrayField((int(self.reached[client].sum()), self.agreed("num_classes")), self.cfg.dtype)
-        return common | Schema({STRUCTURE: {"s": rows}})
+        return common | ReplySchema({STRUCTURE: {"s": rows}})
 
     @property
     def wants_features(self) -> bool:
         """s_u stays with its owner."""
         return False
 
-    def first_features(self, client: int | None) -> Schema:
+    def first_features(self, client: int | None) -> ReplySchema:
         """None: s_u stays with its owner."""
-        return Schema()
+        return ReplySchema()
 
     def setup(self) -> None:
         """Algorithm 3, then the columns to their owners."""

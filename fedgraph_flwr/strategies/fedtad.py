@@ -26,17 +26,17 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr import models
-from fedgraph_flwr.answers import NumberField, Schema, up_to
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import DESCRIBE, Arrays, Reply, derive_seed
 from fedgraph_flwr.methods.fedtad import RELIABILITY, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.trees import as_arrays, flatten, unflatten
+from fedgraph_flwr.wire.messages import DESCRIBE, Arrays, Reply, derive_seed
+from fedgraph_flwr.wire.reply_schema import NumberField, ReplySchema, up_to
+from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
 
 ROUNDING = 1e-9  # of a sum of shares
 
@@ -59,11 +59,11 @@ class FedTAD(GraphStrategy):
                 f" (strategy.shared={cfg.strategy.shared}, private={cfg.strategy.private}): share all"
             )
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Φ_i."""
         wanted = super().schema(phase, client)
         return (
-            wanted | Schema(numbers={RELIABILITY: NumberField(0, 1, length=up_to(2**16))})
+            wanted | ReplySchema(numbers={RELIABILITY: NumberField(0, 1, length=up_to(2**16))})
             if phase == DESCRIBE
             else wanted
         )

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgraph_flwr.config import at_least
-from fedgraph_flwr.messages import derive_seed
 from fedgraph_flwr.methods import prototypes
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, distances
 from fedgraph_flwr.numerics.optim import SGD
 from fedgraph_flwr.strategies.fedproto import FedProto
-from fedgraph_flwr.trees import as_arrays
+from fedgraph_flwr.wire.messages import derive_seed
+from fedgraph_flwr.wire.trees import as_arrays
 
 GENERATOR = "generator"
 """Where `memory` keeps P̊ and θ_F."""

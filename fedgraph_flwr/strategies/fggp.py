@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, ArrayField, NumberField, Schema
-from fedgraph_flwr.messages import DESCRIBE, TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.fggp import BANK, TOLD, Params, bank
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
 
 
 class FGGP(GraphStrategy):
@@ -27,16 +27,16 @@ class FGGP(GraphStrategy):
     sums: ClassVar[tuple[str, ...]] = ()  # prototypes are clustered
     beyond_sums: ClassVar[str] = "every client's prototypes, to cluster them"
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """The width of embeddings, and a prototype of each class."""
         wanted = super().schema(phase, client)
         if phase == DESCRIBE:
-            return wanted | Schema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
+            return wanted | ReplySchema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
         if phase != TRAIN:
             return wanted
         classes = self.agreed("num_classes")
         mean = ArrayField((classes, self.agreed(WIDTH)), self.cfg.dtype)
-        return wanted | Schema({TOLD: {"mean": mean, "known": ArrayField((classes,), "bool")}})
+        return wanted | ReplySchema({TOLD: {"mean": mean, "known": ArrayField((classes,), "bool")}})
 
     def before_train(self, arrays: Arrays) -> Groups:
         """The bank so far."""

@@ -25,10 +25,10 @@ from typing import ClassVar
 import numpy as np
 from flwr.common.logger import log
 
-from fedgraph_flwr.answers import NumberField, Schema
-from fedgraph_flwr.messages import TRAIN, Arrays, Reply
 from fedgraph_flwr.methods.gcfl import GRADIENT, Params, distances, halves
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import NumberField, ReplySchema
 
 
 class GCFL(GraphStrategy):
@@ -42,12 +42,12 @@ class GCFL(GraphStrategy):
     sums: ClassVar[tuple[str, ...]] = ()  # every update is compared with every other
     averages: ClassVar[bool] = False  # rules in the place of the mean need more models than a cluster may have
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """The norm of a gradient, where series are of those."""
         wanted = super().schema(phase, client)
         if phase != TRAIN or not (self.params.plus and self.params.series == "gradient"):
             return wanted
-        return wanted | Schema(numbers={GRADIENT: NumberField(0)})
+        return wanted | ReplySchema(numbers={GRADIENT: NumberField(0)})
 
     def setup(self) -> None:
         """One cluster; nobody has met."""

@@ -4,17 +4,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgraph_flwr.answers import ArrayField, Schema
-from fedgraph_flwr.messages import Arrays
 from fedgraph_flwr.methods.labels import LABELS, weights
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 
 if TYPE_CHECKING:
     from fedgraph_flwr.strategies.base import GraphStrategy
 
 
-def schema(method: "GraphStrategy") -> Schema:
+def schema(method: "GraphStrategy") -> ReplySchema:
     """Of a client's answer: its classes' shares."""
-    return Schema({LABELS: {"share": ArrayField((method.agreed("num_classes"),), "float64", low=0, high=1)}})
+    return ReplySchema({LABELS: {"share": ArrayField((method.agreed("num_classes"),), "float64", low=0, high=1)}})
 
 
 def class_weights(method: "GraphStrategy") -> Arrays:

@@ -12,13 +12,13 @@ from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
-from fedgraph_flwr.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
-from fedgraph_flwr.strategies.added import AddedSums
+from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.labels import class_weights
 from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
-from fedgraph_flwr.trees import Tree, as_arrays
+from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
+from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 if TYPE_CHECKING:
     from fedgraph_flwr.strategies.base import GraphStrategy
@@ -116,7 +116,7 @@ class Loop:
         if self.cfg.privacy.secagg:
             method.secure = SecureSums(method)
         if self.cfg.ray.aggregate:
-            method.added = AddedSums(method, self.grid)
+            method.added = ActorAggregation(method, self.grid)
 
     def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
         """Ask nodes who they are."""

@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.wire.messages import Arrays, Reply
 
 
 class PersonalStrategy(GraphStrategy):

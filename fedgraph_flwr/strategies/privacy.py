@@ -33,10 +33,10 @@ import torch
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import SPLITS
-from fedgraph_flwr.messages import Arrays, Reply, flat, shaped
 from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import SLACK, clipped
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import Arrays, Reply, flat, shaped
+from fedgraph_flwr.wire.trees import Tree
 
 
 class Privacy:

@@ -12,15 +12,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.answers import Schema, like
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.lookup import method_params
-from fedgraph_flwr.messages import MODEL, TRAIN, Arrays, Reply
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.methods.scaffold import Params
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import Groups
 from fedgraph_flwr.strategies.variates import VariateStrategy
+from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import ReplySchema, like
 
 
 class Scaffold(VariateStrategy):
@@ -42,10 +42,10 @@ class Scaffold(VariateStrategy):
             return ""
         return f"strategy={cfg.strategy.name} with one local step of SGD a round is FedAvg; take train.local_steps=2 or more"
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """Training also answers with the change of c_i."""
         common = super().schema(phase, client)
-        return common | Schema({VARIATES: like(self.arrays)}) if phase == TRAIN else common
+        return common | ReplySchema({VARIATES: like(self.arrays)}) if phase == TRAIN else common
 
     def common(self, arrays: Arrays) -> Groups:
         """C."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.answers import LARGEST, Axis, NumberField
 from fedgraph_flwr.config import EvaluationConfig
 from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.messages import Reply
+from fedgraph_flwr.wire.messages import Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, Axis, NumberField
 
 KEYS = ("count", "loss")
 """What is told of a split beside its metrics."""

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgraph_flwr.answers import ArrayField, Schema
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.messages import TRAIN, Reply, to_record
 from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
@@ -31,6 +29,8 @@ from fedgraph_flwr.secure.secagg import (
     unmasked,
 )
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME
+from fedgraph_flwr.wire.messages import TRAIN, Reply, to_record
+from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 
 if TYPE_CHECKING:
     from fedgraph_flwr.strategies.base import GraphStrategy
@@ -57,14 +57,14 @@ class SecureSums:
         self.members: list[int] = []
         self.ratios: dict[int, float] = {}
 
-    def schema(self, phase: str, client: int | None) -> Schema:
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
         """What an answer to a phase holds where sums are secure."""
         if phase == PUBLISH:
-            return Schema({SECAGG: {KEYS: ArrayField((3, 32), "uint8"), **SIGNATURE_FIELD}})
+            return ReplySchema({SECAGG: {KEYS: ArrayField((3, 32), "uint8"), **SIGNATURE_FIELD}})
         if phase == DEAL:
-            return Schema({SECAGG: {ENVELOPES: ArrayField((len(self.keys), envelope_size()), "uint8")}})
+            return ReplySchema({SECAGG: {ENVELOPES: ArrayField((len(self.keys), envelope_size()), "uint8")}})
         if phase == UNMASK:
-            return Schema({SECAGG: {SHARES: ArrayField((len(self.members), LIMBS), "uint32", 0, PRIME - 1)}})
+            return ReplySchema({SECAGG: {SHARES: ArrayField((len(self.members), LIMBS), "uint32", 0, PRIME - 1)}})
         wanted = self.strategy.schema(phase, client)
         if phase != self.phase:
             return wanted
@@ -72,7 +72,7 @@ class SecureSums:
             group: fields if group in self.open else {n: ArrayField(f.shape, "uint64") for n, f in fields.items()}
             for group, fields in wanted.groups.items()
         }
-        return Schema(masked, wanted.numbers)
+        return ReplySchema(masked, wanted.numbers)
 
     def unsealed(self, phase: str, reply: Reply) -> Reply:
         """What of an answer can be judged before its sum is known."""

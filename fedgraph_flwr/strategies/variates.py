@@ -5,9 +5,9 @@ What the server sums over rounds must equal what its clients keep, also when an 
 
 import numpy as np
 
-from fedgraph_flwr.messages import Arrays, Reply
 from fedgraph_flwr.methods.variates import HEARD
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups, GroupsFor
+from fedgraph_flwr.wire.messages import Arrays, Reply
 
 
 class VariateStrategy(GraphStrategy):

@@ -15,11 +15,11 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.sweeps import workers
-from fedgraph_flwr.sweeps.asked import Cell, Sweep
-from fedgraph_flwr.sweeps.book import Book
+from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import COUNTED, Row, append, number, write
+from fedgraph_flwr.sweeps.spec import Cell, Sweep
+from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import MADE, markdown
-from fedgraph_flwr.sweeps.tally import Tally
 
 Told = Callable[[Cell, Row, int, float | None], None]
 """Called with each run that ended: its cell and row, how many are still to be made, and how long those take, if that is known."""
@@ -42,7 +42,7 @@ def default_jobs(configs: Sequence[RunConfig]) -> int:
     return max(1, cores // max((cfg.threads for cfg in configs), default=1))
 
 
-def execute(book: Book, how: How, told: Told) -> None:
+def execute(book: ResultsIndex, how: How, told: Told) -> None:
     """Run what is missing; each row is on disk as soon as its run has ended. The caller is `alone` with the file."""
     path = book.sweep.results
     waiting = deque(book.missing(how.only))
@@ -73,13 +73,13 @@ def probe(cells: Sequence[Cell], configs: Sequence[RunConfig]) -> float | None:
     return None if math.isnan(each) else len(running) * (number(row, "seconds") + each * (rounds - 2))
 
 
-def present(book: Book) -> Tally:
+def present(book: ResultsIndex) -> SweepSummary:
     """Write table and plot of what there is; returns what it adds up to.
 
     Raises:
         FedGraphError: a file of another's lies where the table is to go.
     """
-    tally, path = Tally(book.sweep, book.found), book.sweep.results.with_suffix(".md")
+    tally, path = SweepSummary(book.sweep, book.found), book.sweep.results.with_suffix(".md")
     check_free(book.sweep)
     write_bytes(path, markdown(tally).encode())
     if book.sweep.figure and tally.values:

@@ -6,10 +6,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedgraph_flwr.sweeps.tally import Tally
+from fedgraph_flwr.sweeps.summary import SweepSummary
 
 
-def draw(tally: Tally) -> Figure:
+def draw(tally: SweepSummary) -> Figure:
     """The plot that the sweep's ``figure`` asks for."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
@@ -20,7 +20,7 @@ def draw(tally: Tally) -> Figure:
     return figure
 
 
-def _lines(tally: Tally, axes: Any) -> None:
+def _lines(tally: SweepSummary, axes: Any) -> None:
     """Mean and standard deviation against the settings, and the paper's points where known."""
     sweep = tally.sweep
     x = [float(setting) for setting in sweep.settings]
@@ -42,7 +42,7 @@ def _lines(tally: Tally, axes: Any) -> None:
     axes.set_ylabel("test figure, %")
 
 
-def _points(tally: Tally, axes: Any) -> None:
+def _points(tally: SweepSummary, axes: Any) -> None:
     """Each seed's figure, and the mean with its 95 % interval, side by side for the columns of a setting."""
     sweep, width = tally.sweep, 0.8 / len(tally.sweep.methods)
     for index, method in enumerate(sweep.methods):
@@ -58,5 +58,5 @@ def _points(tally: Tally, axes: Any) -> None:
     axes.set_ylabel("test figure, %; 95 % interval")
 
 
-def _ended(tally: Tally, setting: str, method: str) -> list[float]:
+def _ended(tally: SweepSummary, setting: str, method: str) -> list[float]:
     return [value for value in tally.shown(setting, method).values() if not math.isnan(value)]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, plain
-from fedgraph_flwr.sweeps.asked import Cell
 from fedgraph_flwr.sweeps.rows import COUNTED, DIED, FAILED, FIELDS, MAJORITY, REFUSED
+from fedgraph_flwr.sweeps.spec import Cell
 
 
 def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
 
 def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
     from fedgraph_flwr.config import configuration
-    from fedgraph_flwr.runner import run
+    from fedgraph_flwr.runs.runner import run
 
     with tempfile.TemporaryDirectory() as temporary:
         out = keep / _name(cell) if keep else temporary

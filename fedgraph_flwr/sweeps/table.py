@@ -5,15 +5,15 @@ import statistics
 from collections.abc import Iterable
 
 from fedgraph_flwr.errors import plain
-from fedgraph_flwr.sweeps.asked import Cell
 from fedgraph_flwr.sweeps.rows import COUNTED
-from fedgraph_flwr.sweeps.tally import BySeed, Interval, Tally
+from fedgraph_flwr.sweeps.spec import Cell
+from fedgraph_flwr.sweeps.summary import BySeed, Interval, SweepSummary
 
 MADE = "Made by `"
 """Before the command that makes a table; a file without it is somebody else's."""
 
 
-def markdown(tally: Tally) -> str:
+def markdown(tally: SweepSummary) -> str:
     """The whole file."""
     sweep = tally.sweep
     lines = [f"# {sweep.title}", "", *([sweep.source, ""] if sweep.source else []), *main_table(tally)]
@@ -38,7 +38,7 @@ def markdown(tally: Tally) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main_table(tally: Tally) -> list[str]:
+def main_table(tally: SweepSummary) -> list[str]:
     """Mean (standard deviation) of every row and column."""
     sweep = tally.sweep
     known = {method for cells in sweep.paper.values() for method in cells}
@@ -58,7 +58,7 @@ def main_table(tally: Tally) -> list[str]:
     return lines
 
 
-def _footer(tally: Tally) -> str:
+def _footer(tally: SweepSummary) -> str:
     seeds = {len(values) for values in tally.values.values()}
     span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(next(iter(seeds), 0))
     of = f" of {next(iter(tally.headlines))}" if len(tally.headlines) == 1 else ""
@@ -70,7 +70,7 @@ def _footer(tally: Tally) -> str:
     return text
 
 
-def _grid(tally: Tally) -> list[str]:
+def _grid(tally: SweepSummary) -> list[str]:
     """A row for every setting and method, a column for every choice; the one taken is bold."""
     lines = _head(tally.sweep.grid)
     for (setting, method), taken in tally.chosen.items():
@@ -81,7 +81,7 @@ def _grid(tally: Tally) -> list[str]:
     return lines
 
 
-def _both(tally: Tally, setting: str, name: str) -> str:
+def _both(tally: SweepSummary, setting: str, name: str) -> str:
     test, val = tally.values.get((setting, name), {}), tally.validation.get((setting, name), {})
     if any(map(math.isnan, test.values())):
         return "failed"
@@ -96,7 +96,7 @@ def _bold(text: str, bold: bool) -> str:
     return f"**{text}**" if bold and text not in ("", "failed") else text
 
 
-def _trials(tally: Tally) -> list[str]:
+def _trials(tally: SweepSummary) -> list[str]:
     """A row for every setting and method: what its search took."""
     lines = _head(["trials", "taken", "validation / test"])
     for (setting, method), taken in tally.chosen.items():
@@ -109,7 +109,7 @@ def _trials(tally: Tally) -> list[str]:
     return lines
 
 
-def _intervals(tally: Tally) -> list[str]:
+def _intervals(tally: SweepSummary) -> list[str]:
     """Of every mean, and of every difference to the reference."""
     sweep, columns = tally.sweep, tally.running
     means = {(s, m): tally.mean(s, m) for s in sweep.settings for m in columns}
@@ -158,7 +158,7 @@ def _cell(values: BySeed) -> str:
     return " ".join(parts)
 
 
-def _corner(tally: Tally) -> str:
+def _corner(tally: SweepSummary) -> str:
     """What the settings are, where they are numbers."""
     return tally.sweep.figure if isinstance(tally.sweep.figure, str) else ""
 

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.sweeps.asked import Cell
 from fedgraph_flwr.sweeps.rows import DIED
+from fedgraph_flwr.sweeps.spec import Cell
 
 _SPAWN = multiprocessing.get_context("spawn")
 _GRACE = 10.0

@@ -17,9 +17,9 @@ from typing import Any
 from flwr.common.logger import log
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
-from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.run_folder import CONFIG, MEANING, MODELS, ROUNDS, SUMMARY
+from fedgraph_flwr.runs.folder import CONFIG, MEANING, MODELS, ROUNDS, SUMMARY
 
 TRACKERS = {
     "tensorboard": ("tensorboard", "fedgraph_flwr.tracking.tensorboard:TensorBoard"),

@@ -10,10 +10,10 @@ import torch
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.data.columns import moved
+from fedgraph_flwr.data.federated_statistics import ERROR, merge, party_sums, quantiles, read_sums, sketch
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.schema import Column, Schema, check_fingerprints, fingerprint
-from fedgraph_flwr.data.sums import ERROR, merge, party_sums, quantiles, read_sums, sketch
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
 from tests.data import banks

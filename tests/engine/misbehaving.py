@@ -8,8 +8,8 @@ import numpy as np
 
 from fedgraph_flwr.clients.base import Answer, GraphClient
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import MODEL, Arrays
-from fedgraph_flwr.trees import Tree
+from fedgraph_flwr.wire.messages import MODEL, Arrays
+from fedgraph_flwr.wire.trees import Tree
 
 WRONG = {(1, 0): "error", (1, 1): "nan", (2, 1): "shapes", (2, 2): "names", (3, 0): "phase"}
 """By round and client; one client of three is right in each of the first two rounds."""

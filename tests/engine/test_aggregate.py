@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from fedgraph_flwr.answers import ArrayField
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.numerics.partial_sums import PartialSum
-from fedgraph_flwr.runner import with_folder
+from fedgraph_flwr.runs.runner import with_folder
+from fedgraph_flwr.wire.reply_schema import ArrayField
 from tests.support import Finished, assert_same_arrays
 
 WORDS = ["num_clients=7", "dataset.nodes_per_client=[30,50]", "rounds=3", "model.hidden=8", "checkpoint_every=0"]

@@ -17,7 +17,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.flower import app_folder, run_flower
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.runner import with_folder
+from fedgraph_flwr.runs.runner import with_folder
 from tests.support import Finished, assert_same_arrays
 
 pytestmark = pytest.mark.fleet
@@ -102,7 +102,8 @@ def test_warnings_of_a_fleet_reach_whoever_waits(tmp_path, monkeypatch, capsys, 
 def test_flowers_own_command_says_where_results_are(tmp_path, monkeypatch, caplog):
     from flwr.app import Context, RecordDict
 
-    from fedgraph_flwr import server_app, serving
+    from fedgraph_flwr import server_app
+    from fedgraph_flwr.runs import serving
 
     seen = []
     summary = {"metrics": {}, "bytes_up": 1, "bytes_down": 2, "rounds": 1, "total_seconds": 3.0, "failures": {}}

@@ -206,7 +206,7 @@ def test_a_node_prints_what_it_starts_and_a_signal_ends_it_all(keys, tmp_path, n
     program.write_text("#!/bin/sh\necho Exit Code: 305\nexec sleep 600\n")
     program.chmod(0o755)
     script = f"""import sys
-from fedgraph_flwr.fleet import node
+from fedgraph_flwr.cli import node
 node.tool = lambda name: {str(program)!r}
 from fedgraph_flwr.cli import main
 sys.exit(main(["node", "--plain", *{told!r}]))"""

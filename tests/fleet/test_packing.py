@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import packing
-from fedgraph_flwr.fleet.adjusted import SHORTEST
+from fedgraph_flwr.fleet.flower_patches import SHORTEST
 from fedgraph_flwr.fleet.packing import PACKED, PackingGrid, answer_packed, packed, unpacked
-from fedgraph_flwr.messages import from_record, payload_bytes, to_record
+from fedgraph_flwr.wire.messages import from_record, payload_bytes, to_record
 
 
 def _content(values: int = 6) -> RecordDict:

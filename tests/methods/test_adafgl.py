@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.adafgl import AdaFGLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL, Reply
 from fedgraph_flwr.numerics.sparse import SmoothedRows
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.adafgl import AdaFGL
 from fedgraph_flwr.strategies.connection import ClientInfo
+from fedgraph_flwr.wire.messages import MODEL, Reply
 from tests.conftest import client_graph
 from tests.support import call_fresh, recorded_messages, same_result
 

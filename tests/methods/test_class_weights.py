@@ -13,9 +13,9 @@ from fedgraph_flwr.clients.base import GraphClient, phase
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.methods.labels import shares, weights
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import METHODS, small_runs
 from tests.support import assert_same_arrays, call_fresh, recorded_messages
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.checks import not_stacked
 from fedgraph_flwr.clients import session, together
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.methods.declarations import declaration
+from fedgraph_flwr.runs.checks import not_stacked
+from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import FEATURES, METHODS, Go, is_typed, small_runs
 from tests.support import Finished, call_fresh, recorded_messages, same_result
 

@@ -8,7 +8,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedprox import proximal_term
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import METRICS, MODEL, weighted_mean
+from fedgraph_flwr.wire.messages import METRICS, MODEL, weighted_mean
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays, recorded_messages
 

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.feddep import FedDEPClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import from_record
 from fedgraph_flwr.methods import feddep as methods
 from fedgraph_flwr.methods.feddep import Peers, clustered
 from fedgraph_flwr.methods.impaired import places
 from fedgraph_flwr.models.feddep import DeepGenerator
-from fedgraph_flwr.run_folder import ROUNDS, read_rounds
+from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.runs.folder import ROUNDS, read_rounds
 from fedgraph_flwr.secure.policy import Policy
+from fedgraph_flwr.wire.messages import from_record
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays, call_fresh, recorded_messages, same_result
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients.fedfa import FedFAClient, sharing
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL, Reply, from_record
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.fedfa import FedFA
+from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 

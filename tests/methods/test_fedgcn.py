@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients.fedgcn import FedGCNClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import MODEL, from_record
+from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.wire.messages import MODEL, from_record
 from tests.methods.worlds import WORDS, edges_of, world
 from tests.support import assert_same_arrays, dense_gcn_adjacency, recorded_messages
 

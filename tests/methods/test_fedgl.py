@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.fedgl import FedGLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL, Reply
 from fedgraph_flwr.methods.fedgl import among, fused, pseudo_graph, pseudo_labels
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.fedgl import FedGL
+from fedgraph_flwr.wire.messages import MODEL, Reply
 from tests.conftest import client_graph
 from tests.support import call_fresh, dense_gcn_adjacency, recorded_messages, same_result
 

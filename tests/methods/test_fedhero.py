@@ -9,10 +9,10 @@ from fedgraph_flwr.clients.fedhero import FedHEROClient
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL
 from fedgraph_flwr.models import build, structure_learner
 from fedgraph_flwr.models.structure_learner import METRICS, LatentGraph, smoothness, top_k
 from fedgraph_flwr.numerics.sparse import Pattern
+from fedgraph_flwr.wire.messages import MODEL
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 

@@ -14,13 +14,13 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.hetero import HeteroClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.messages import weighted_mean
 from fedgraph_flwr.methods.coefficients import alignment, shuffled_pool
 from fedgraph_flwr.models.hetero import InEdges, TypeWeight, blocks
 from fedgraph_flwr.models.rgcn import RGCN
 from fedgraph_flwr.models.simple_hgn import SimpleHGN
 from fedgraph_flwr.partition import store
 from fedgraph_flwr.partition.hetero import share_schema
+from fedgraph_flwr.wire.messages import weighted_mean
 from tests.support import assert_same_arrays, recorded_messages
 
 H, B, C = 4, 3, 2

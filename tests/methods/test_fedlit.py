@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients.fedlit import FedLITClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Reply, from_record
 from fedgraph_flwr.methods.fedlit import assigned, matched, means
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.fedlit import FedLIT
+from fedgraph_flwr.wire.messages import Reply, from_record
 from tests.conftest import client_graph
 from tests.support import dense_gcn_adjacency, recorded_messages
 

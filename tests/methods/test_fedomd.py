@@ -9,10 +9,10 @@ from fedgraph_flwr.clients.fedomd import FedOMDClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import METRICS, MODEL
 from fedgraph_flwr.methods.moments import ORDERS, central_moments, discrepancy, mean_over_nodes, moments_about, pool
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedomd import OrthoGCN, orthogonal, orthogonality
+from fedgraph_flwr.wire.messages import METRICS, MODEL
 from tests.conftest import client_graph, uneven_clients
 from tests.support import assert_same_arrays, dense_gcn_adjacency, recorded_messages
 

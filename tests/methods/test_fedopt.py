@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import METRICS, MODEL, from_record
+from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.wire.messages import METRICS, MODEL, from_record
 from tests.support import recorded_messages
 
 BETA1, BETA2, TAU, RATE = 0.8, 0.7, 0.01, 0.03

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedproto import FedProtoClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import from_record
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.fedproto import FedProto
+from fedgraph_flwr.wire.messages import from_record
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients.fedpub import FedPUBClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL, Reply, from_record
 from fedgraph_flwr.methods.fedpub import random_graph
 from fedgraph_flwr.numerics.optim import SGD
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.fedpub import FedPUB
+from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.conftest import client_graph
 from tests.support import dense_gcn_adjacency, recorded_messages
 

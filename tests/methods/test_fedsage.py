@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.feddep import FedDEPClient
 from fedgraph_flwr.clients.fedsage import FedSageClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL, Reply, from_record
 from fedgraph_flwr.methods.fedsage import drawn_neighbours, mended
 from fedgraph_flwr.methods.impaired import apart, nearest, places
 from fedgraph_flwr.models.neighgen import NeighGen
 from fedgraph_flwr.models.sage import GraphSAGE
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.fedsage import FedSage
+from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.conftest import client_graph
 from tests.support import call_fresh, recorded_messages, same_result
 

@@ -6,7 +6,7 @@ import torch
 
 from fedgraph_flwr import models
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.messages import derive_seed
+from fedgraph_flwr.wire.messages import derive_seed
 from tests.methods.worlds import world
 from tests.support import assert_same_arrays, call_fresh, recorded_messages
 

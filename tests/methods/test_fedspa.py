@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients import fedspa
 from fedgraph_flwr.clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import METRICS, MODEL
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedspa import FISHER, HET, HOM, UNK, edge_types, parameter_group, typed_operators
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.masked import PEERS, RESOLUTION
 from fedgraph_flwr.strategies.fedspa import bias_weights, posterior_biases, prior_biases
-from fedgraph_flwr.trees import flatten, unflatten
+from fedgraph_flwr.wire.messages import METRICS, MODEL
+from fedgraph_flwr.wire.trees import flatten, unflatten
 from tests.conftest import client_graph, uneven_clients
 from tests.support import assert_same_arrays, recorded_messages
 

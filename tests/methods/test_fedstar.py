@@ -8,12 +8,12 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL
 from fedgraph_flwr.models import build
 from fedgraph_flwr.models.fedstar import structure_encoding
 from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.numerics import walks
 from fedgraph_flwr.numerics.walks import return_probabilities
+from fedgraph_flwr.wire.messages import MODEL
 from tests.conftest import client_graph
 from tests.support import dense_gcn_adjacency, recorded_messages
 

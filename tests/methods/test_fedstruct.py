@@ -10,9 +10,9 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import derive_seed, groups_of
 from fedgraph_flwr.methods import hops, structure_features
 from fedgraph_flwr.secure.sealed import Sealer
+from fedgraph_flwr.wire.messages import derive_seed, groups_of
 from tests.methods.worlds import C, F, N, dense_step, edges_of, world
 from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
 

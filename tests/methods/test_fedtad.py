@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Reply
 from fedgraph_flwr.methods.fedtad import reliability
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo, difference
 from fedgraph_flwr.strategies.fedtad import FedTAD, disagreement
-from fedgraph_flwr.trees import flatten
+from fedgraph_flwr.wire.messages import Reply
+from fedgraph_flwr.wire.trees import flatten
 from tests.conftest import client_graph
 from tests.support import same_result
 

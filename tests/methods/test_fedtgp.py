@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Reply, derive_seed
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.fedtgp import FedTGP, margin
+from fedgraph_flwr.wire.messages import Reply, derive_seed
 
 C, D, RATE, BATCH = 3, 4, 0.2, 3
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients.fggp import FGGPClient, Pairs, alignment, straight_through
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Reply
 from fedgraph_flwr.methods.fggp import bank, finch
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.fggp import FGGP
+from fedgraph_flwr.wire.messages import Reply
 from tests.conftest import client_graph
 
 N, C = 20, 3

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgraph_flwr.checks import check_method
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL, Reply, from_record
 from fedgraph_flwr.methods.gcfl import distances, halves
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.gcfl import GCFL
+from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.support import recorded_messages, same_result
 
 ALWAYS = ["strategy=gcfl", "strategy.warmup=0", "strategy.eps1=1e9", "strategy.eps2=0"]

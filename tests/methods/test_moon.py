@@ -6,7 +6,7 @@ import torch
 
 from fedgraph_flwr.clients.moon import contrast
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import MODEL, from_record
+from fedgraph_flwr.wire.messages import MODEL, from_record
 from tests.methods.regression import DECAY, LR, WORDS, data
 from tests.support import recorded_messages
 

@@ -8,12 +8,12 @@ import torch
 
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.messages import MODEL, Reply
 from fedgraph_flwr.strategies.personal import PersonalStrategy
-from fedgraph_flwr.trees import flatten, unflatten
+from fedgraph_flwr.wire.messages import MODEL, Reply
+from fedgraph_flwr.wire.trees import flatten, unflatten
 from tests.conftest import client_graph
 from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from fedgraph_flwr.checks import check_clients, check_method
 from fedgraph_flwr.config import AGGREGATORS, PrivacyConfig, RunConfig, compose, group_names
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.lookup import locate
-from fedgraph_flwr.messages import MODEL
+from fedgraph_flwr.runs.checks import check_clients, check_method
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.wire.messages import MODEL
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 
 METHODS = group_names("strategy")

@@ -5,8 +5,8 @@ from flwr.app import Error, Message
 
 from fedgraph_flwr.clients.variates import VariateClient
 from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import InlineGrid
-from fedgraph_flwr.lookup import locate
 from tests.methods.regression import WORDS, vector
 from tests.support import assert_same_arrays, call_fresh
 

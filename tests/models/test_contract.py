@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.hetero import HeteroClientGraph
-from fedgraph_flwr.lookup import locate
 from fedgraph_flwr.models import MODELS, Model, Stack, build
 from fedgraph_flwr.models.fedstruct import StructureInputs
 from tests.conftest import client_graph

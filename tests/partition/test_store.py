@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.cli.partition import rows
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import assign, client_files, cut, load_client, num_clients, store
-from fedgraph_flwr.partition.command import rows
-from fedgraph_flwr.runner import run
+from fedgraph_flwr.runs.runner import run
 from tests.conftest import client_graph
 
 SMALL = (

@@ -20,10 +20,10 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.intervals import interval, paired
 from fedgraph_flwr.report import units
-from fedgraph_flwr.report.command import write_report
 from fedgraph_flwr.report.parts import layout
 from fedgraph_flwr.report.predicted import Predicted, bins, calibration_error, predict, roc
 from fedgraph_flwr.report.runs import beside, folds, load_run
+from fedgraph_flwr.report.writing import write_report
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.scoring import check_scores
 from tests.conftest import client_graph

@@ -38,13 +38,13 @@ from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.importing import Columns, from_saved, from_tables
 from fedgraph_flwr.data.importing_typed import from_saved_typed, from_typed_tables
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.prediction import load_predictor
 from fedgraph_flwr.report.runs import load_run
-from fedgraph_flwr.runner import run
+from fedgraph_flwr.runs.prediction import load_predictor
+from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.runs.serving import check_resume
 from fedgraph_flwr.secure.keyring import read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, read_policy
-from fedgraph_flwr.serving import check_resume
-from fedgraph_flwr.trees import unflatten
+from fedgraph_flwr.wire.trees import unflatten
 from tests.conftest import client_graph
 
 SECONDS = 30

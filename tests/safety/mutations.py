@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedgraph_flwr.messages import METRICS
+from fedgraph_flwr.wire.messages import METRICS
 
 
 @dataclass(frozen=True)

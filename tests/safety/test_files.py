@@ -12,7 +12,7 @@ from fedgraph_flwr import cli, partition
 from fedgraph_flwr.config import compose, group_names, to_json, to_yaml
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.trees import flatten, unflatten
+from fedgraph_flwr.wire.trees import flatten, unflatten
 from tests.conftest import client_graph
 from tests.safety import fuzz
 

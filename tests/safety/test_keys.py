@@ -17,9 +17,9 @@ from fedgraph_flwr.config import from_run_config
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.keys import make_ca, make_node
-from fedgraph_flwr.messages import from_record, to_record
 from fedgraph_flwr.secure.keyring import SIGNATURE, Keyring, fingerprint, read_key, read_pins
 from fedgraph_flwr.secure.sealed import Sealer
+from fedgraph_flwr.wire.messages import from_record, to_record
 from tests.methods.worlds import trainer
 from tests.support import assert_same_arrays, call_fresh
 

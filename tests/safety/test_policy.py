@@ -13,8 +13,8 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, from_run_config, to_json
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.messages import from_record, pack
 from fedgraph_flwr.secure.policy import Ledger, Policy, file_name, read_policy
+from fedgraph_flwr.wire.messages import from_record, pack
 
 
 class Node:

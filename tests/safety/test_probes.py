@@ -19,10 +19,10 @@ from flwr.app import Message
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import Reply
 from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.exchange import Outcome, take
+from fedgraph_flwr.wire.messages import Reply
 from tests.methods.small_runs import METHODS, Go, small_runs
 from tests.safety.mutations import mutations
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fedgraph_flwr.answers import HUGE, ArrayField, NumberField, Schema, check, up_to
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.messages import decode, from_record, to_record
 from fedgraph_flwr.secure.policy import Ledger
+from fedgraph_flwr.wire.messages import decode, from_record, to_record
+from fedgraph_flwr.wire.reply_schema import HUGE, ArrayField, NumberField, ReplySchema, check, up_to
 from tests.safety.mutations import claimed, raw, record_of
 
 DTYPES = st.sampled_from(["float32", "float64", "int64", "int32", "uint8", "uint64", "bool"])
@@ -30,7 +30,7 @@ NUMBERS = st.builds(
 )
 NAMES = st.sampled_from(["a", "b", "c"])
 SCHEMAS = st.builds(
-    Schema,
+    ReplySchema,
     st.dictionaries(st.sampled_from(["model", "x"]), st.dictionaries(NAMES, FIELDS, max_size=2), max_size=2),
     st.dictionaries(NAMES, NUMBERS, max_size=3),
 )
@@ -152,8 +152,8 @@ def test_a_reply_far_larger_than_declared_is_refused_unread(monkeypatch):
     def never(name, array):
         raise AssertionError("decoded")
 
-    monkeypatch.setattr("fedgraph_flwr.answers.decode", never)
-    schema = Schema({"model": {"w": ArrayField((3,))}})
+    monkeypatch.setattr("fedgraph_flwr.wire.reply_schema.decode", never)
+    schema = ReplySchema({"model": {"w": ArrayField((3,))}})
     for array in (claimed("float32", (10**9,), bytes(100)), claimed("float32", (3,), bytes(2**20))):
         with pytest.raises(FedGraphError, match="client 3 with"):
             schema.read(RecordDict({"model": record_of({"w": array}), "metrics": MetricRecord({})}), "client 3")

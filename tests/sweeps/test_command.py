@@ -12,9 +12,9 @@ import pytest
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.sweeps import execution, runs
-from fedgraph_flwr.sweeps.asked import load
-from fedgraph_flwr.sweeps.book import Book
+from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import alone
+from fedgraph_flwr.sweeps.spec import load
 from tests.sweeps.conftest import SMALL, TOY, rows, sweep
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_interrupted_it_ends_its_children_keeps_what_there_is_and_goes_on(toy):
     psutil.wait_procs(children, timeout=20)
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
     assert "An empty cell has not been run yet." in toy.with_suffix(".md").read_text()
-    left = {cell.label for cell in Book(load(toy)).missing()}
+    left = {cell.label for cell in ResultsIndex(load(toy)).missing()}
     assert left.isdisjoint(f"{row['setting']}/{row['method']}/{row['seed']}" for row in rows(path))
     assert len(left) == 12 - len(rows(path))
 

@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from fedgraph_flwr.sweeps import rows as results
-from fedgraph_flwr.sweeps.asked import load
-from fedgraph_flwr.sweeps.book import Book
 from fedgraph_flwr.sweeps.plot import draw
+from fedgraph_flwr.sweeps.results_index import ResultsIndex
+from fedgraph_flwr.sweeps.spec import load
+from fedgraph_flwr.sweeps.summary import SweepSummary, interval
 from fedgraph_flwr.sweeps.table import markdown
-from fedgraph_flwr.sweeps.tally import Tally, interval
 
 BODY = "methods: {FedAvg: [strategy=fedavg], FedProx: [strategy=fedprox], Local: [strategy=local]}\nseeds: 0..4\n"
 
@@ -23,9 +23,9 @@ def tally_of(place, figures, more=""):
     asked = load(path)
     cells = [cell for cell in asked.cells({}) if cell.seed in figures.get(cell.method, {})]
     results.write(asked.results, [{**cell.row, "value": figures[cell.method][cell.seed]} for cell in cells])
-    book = Book(asked)
+    book = ResultsIndex(asked)
     book.missing()
-    return Tally(asked, book.found)
+    return SweepSummary(asked, book.found)
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])

@@ -9,21 +9,21 @@ import yaml
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.runner import run
+from fedgraph_flwr.runs.runner import run
+from fedgraph_flwr.sweeps import results_index, runs
 from fedgraph_flwr.sweeps import rows as results
-from fedgraph_flwr.sweeps import runs
-from fedgraph_flwr.sweeps.asked import Cell, load
-from fedgraph_flwr.sweeps.book import Book
+from fedgraph_flwr.sweeps.results_index import ResultsIndex
+from fedgraph_flwr.sweeps.spec import Cell, load
+from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import markdown
-from fedgraph_flwr.sweeps.tally import Tally
 from tests.sweeps.conftest import SMALL, TOY, rows, sweep
 
 
 def table(path) -> str:
     """The Markdown of the rows at hand."""
-    book = Book(load(path))
+    book = ResultsIndex(load(path))
     book.missing()
-    return markdown(Tally(book.sweep, book.found))
+    return markdown(SweepSummary(book.sweep, book.found))
 
 
 def fill(path, figures, seeds=(0, 1)) -> None:
@@ -166,9 +166,8 @@ def test_another_graph_of_the_same_name_is_another_run(place, ran, client_files)
     folder = place / "clients-12-16-1"
     for file in folder.iterdir():
         file.replace(place / "clients-12-16-0" / file.name)
-    from fedgraph_flwr.sweeps import book
 
-    book._digest.cache_clear()  # as in another process
+    results_index._digest.cache_clear()  # as in another process
     sweep(table)
     assert len(ran) == 2
 
@@ -295,8 +294,8 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(toy, capsys):
     assert "| 2 of 2 failed | 81.5 (0.3) |" in text
     assert re.search(r"- few, FedAvg, seed 0, 1: failed: .*not finite", text)
     assert "not finite" in capsys.readouterr().err
-    assert len(Book(load(toy)).missing("few")) == 0  # it would end alike
-    assert [cell.label for cell in Book(load(toy), retry=True).missing("few/FedAvg")] == [
+    assert len(ResultsIndex(load(toy)).missing("few")) == 0  # it would end alike
+    assert [cell.label for cell in ResultsIndex(load(toy), retry=True).missing("few/FedAvg")] == [
         "few/FedAvg/0",
         "few/FedAvg/1",
     ]
@@ -327,7 +326,7 @@ def test_a_method_that_refuses_is_told_and_tried_again(toy):
         "- few, Odd, seed 0, 1: refused: strategy=fedomd needs model=fedomd, got gcn"
         in toy.with_suffix(".md").read_text()
     )
-    assert [cell.label for cell in Book(load(toy)).missing("few/Odd")] == ["few/Odd/0", "few/Odd/1"]
+    assert [cell.label for cell in ResultsIndex(load(toy)).missing("few/Odd")] == ["few/Odd/0", "few/Odd/1"]
 
 
 def test_a_table_before_its_first_run(toy):

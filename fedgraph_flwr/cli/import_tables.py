@@ -1,0 +1,309 @@
+"""The commands that bring a user's own graph: ``import``, and what it says on the terminal."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgraph_flwr.config import SplitConfig, one_of
+from fedgraph_flwr.data.columns import (
+    FLOOR,
+    Treatment,
+)
+from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.importing import (
+    Columns,
+    client_graph,
+    from_saved,
+    from_tables,
+    read_table,
+    save_dataset,
+)
+from fedgraph_flwr.data.importing_typed import (
+    edge_types,
+    from_saved_typed,
+    from_typed_tables,
+    named_files,
+    typed_client,
+)
+from fedgraph_flwr.data.schema import KINDS, NODE, SCALES, SCALINGS, Schema, agreed_schema
+from fedgraph_flwr.data.statistics import describe
+from fedgraph_flwr.errors import FedGraphError
+
+_EPILOG = """\
+tables: .csv, .csv.gz or .parquet with a header; ids and labels of any type, an empty label is unknown.
+examples:
+  fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
+  fedgraph-flwr import --data graph.pt --name mine
+  fedgraph-flwr import --node-table paper=p.csv --node-table author=a.csv --edge-table author:writes:paper=w.csv \\
+      --target paper --name papers
+  fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --schema schema.yaml --client 0 --num-clients 3 \\
+      --out a.safetensors
+  fedgraph-flwr import --nodes people.csv --edges calls.csv --kind postcode=category --scale income=log --name calls
+"""
+
+
+def register(commands: Any) -> None:
+    """Add ``import`` to the subparsers."""
+    parser = commands.add_parser(
+        "import",
+        help="bring your own graph: tables or a saved PyG object",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.set_defaults(func=main)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``import``."""
+    given = parser.add_argument_group("input")
+    given.add_argument("--nodes", type=Path, help="node table")
+    given.add_argument("--edges", type=Path, help="edge table")
+    given.add_argument("--data", type=Path, help="a PyG Data or HeteroData that torch.save wrote, instead of tables")
+    given.add_argument(
+        "--node-table",
+        action="append",
+        default=[],
+        metavar="TYPE=FILE",
+        help="typed nodes: one table a type, or TYPE= for a type of which there is nothing here",
+    )
+    given.add_argument(
+        "--edge-table",
+        action="append",
+        default=[],
+        metavar="A:RELATION:B=FILE",
+        help="typed edges, from nodes of type A to those of type B; reverse types are added later",
+    )
+    given.add_argument("--target", default="", metavar="TYPE", help="typed nodes: the type that has labels")
+    given.add_argument("--id-column", default="id", metavar="NAME", help="nodes' ids; default: id")
+    given.add_argument("--label-column", default="label", metavar="NAME", help="labels; default: label")
+    given.add_argument(
+        "--feature-columns", default="", metavar="NAMES", help="names or patterns (x_*), by commas; default: all others"
+    )
+    given.add_argument("--split-column", default="", metavar="NAME", help="column that says train, val or test")
+    given.add_argument(
+        "--client-column", default="", metavar="NAME", help="column that says whose the node is (partition=planted)"
+    )
+    given.add_argument("--source-column", default="source", metavar="NAME", help="where edges start; default: source")
+    given.add_argument("--target-column", default="target", metavar="NAME", help="where edges end; default: target")
+    given.add_argument(
+        "--classes", default="", metavar="A,B,C", help="the labels in the order of their numbers; default: sorted"
+    )
+    given.add_argument(
+        "--undirected", action="store_true", help="each row of the edge table stands for both directions"
+    )
+    treated = parser.add_argument_group("columns: what is not said is found in the table, or stands in the schema")
+    treated.add_argument(
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="YAML that the parties share: obeyed where it is, written where it is not",
+    )
+    treated.add_argument(
+        "--kind",
+        action="append",
+        default=[],
+        metavar="COLUMN=KIND",
+        help=f"one of {', '.join(KINDS)}; TYPE.COLUMN of typed nodes",
+    )
+    treated.add_argument(
+        "--scale", action="append", default=[], metavar="COLUMN=SCALE", help=f"of a number or date: {', '.join(SCALES)}"
+    )
+    treated.add_argument(
+        "--unit", action="append", default=[], metavar="COLUMN=UNIT", help="what it counts, for people"
+    )
+    treated.add_argument(
+        "--scaling",
+        default="",
+        choices=("", *SCALINGS),
+        metavar="|".join(SCALINGS),
+        help="by this table's own statistics, or by the parties' in the schema; default: the schema's, else local for tables"
+        " and none for --data",
+    )
+    treated.add_argument(
+        "--min-count",
+        type=int,
+        default=FLOOR,
+        metavar="N",
+        help=f"rows below which a category is 'other'; default: {FLOOR}",
+    )
+    made = parser.add_argument_group("output")
+    made.add_argument(
+        "--statistics",
+        type=Path,
+        metavar="FILE",
+        help="write this party's sums, for `schema merge`; needs no other output",
+    )
+    made.add_argument("--name", help="keep it as a dataset of this name, for dataset=NAME")
+    made.add_argument("--overwrite", action="store_true", help="replace the dataset of this name")
+    made.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write a file: a dataset, for dataset=file dataset.path=FILE, or a client's",
+    )
+    made.add_argument(
+        "--client", type=int, metavar="I", help="write client I's file (0..M-1), for one SuperNode; needs --classes"
+    )
+    made.add_argument("--num-clients", type=int, metavar="M")
+    made.add_argument(
+        "--ratio", default="0.6,0.2,0.2", metavar="T,V,T", help="a client's split where there is no split column"
+    )
+    made.add_argument("--seed", type=int, default=0, help="for that split")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``import``."""
+    as_client = args.client is not None
+    classes = [word.strip() for word in args.classes.split(",") if word.strip()]
+    if twice := [name for name in classes if classes.count(name) > 1]:
+        raise FedGraphError(f"--classes names '{twice[0]}' twice; each class has one number")
+    if (args.name and args.out) or not (args.name or args.out or args.statistics):
+        raise FedGraphError("say where it goes: either --name NAME or --out FILE (or --statistics FILE alone)")
+    known = args.schema is not None and args.schema.is_file()
+    if as_client and (args.num_clients is None or args.out is None or not (classes or known)):
+        raise FedGraphError(
+            "--client needs --num-clients M, --out FILE, and --classes A,B,C or --schema FILE so that all clients number the"
+            " classes alike"
+        )
+    treatment = _treatment(args, Schema.load(args.schema) if known else None)
+    graph = _read(args, classes, treatment)
+    agreed = agreed_schema(graph.schema, "the import")
+    if args.statistics and agreed:
+        _write_sums(args, agreed)
+    if args.schema and not known and agreed and not args.statistics:
+        agreed.save(args.schema)
+        print(f"wrote the schema {args.schema}: other parties import with --schema {args.schema.name}")
+    if args.name or args.out:
+        _save(graph, args)
+    return 0
+
+
+def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
+    """Write the dataset or the client's file, and tell what is in it."""
+    if args.name:
+        path = save_dataset(graph, args.name, args.overwrite)
+        use = f"dataset={args.name}"
+    elif args.client is not None:
+        graph = _client(graph, args)
+        path, use = args.out, "a SuperNode with this file, or graph=FOLDER of client_0000.safetensors and so on"
+    else:
+        path, use = args.out, f"dataset=file dataset.path={args.out}"
+    if args.out:
+        graph.save(path)
+    found = describe(graph)
+    told = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
+    homophily = found["edge_homophily"]
+    print(f"{told}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}")
+    names = graph.schema["agreed"]["classes"]
+    labels = torch.bincount(graph.y[graph.y >= 0], minlength=len(names)).tolist()
+    print(f"labels: {', '.join(f'{name} {count}' for name, count in list(zip(names, labels, strict=True))[:20])}")
+    if len(names) == 2 and labels[1] > labels[0]:
+        print(
+            f"scores of two classes (auc, average precision) are those of the second, '{names[1]}':"
+            f" --classes {names[1]},{names[0]} makes it '{names[0]}'"
+        )
+    masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
+    if any(bool(mask.any()) for mask in masks.values()):
+        sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
+        runs = "; runs keep to it, split.kind=ratio draws another" if args.client is None else ""
+        print(f"split: {sizes}{runs if has_split(path) else '; without training and test nodes, runs draw their own'}")
+    print(f"wrote {path}; use: {use}")
+
+
+def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
+    pairs: dict[str, dict[str, str]] = {}
+    for option, accepted in (("kind", KINDS), ("scale", SCALES), ("unit", ())):
+        pairs[option] = {}
+        for word in getattr(args, option):
+            name, sign, value = word.rpartition("=")
+            if not sign or not name:
+                raise FedGraphError(f"--{option} {word}: expected COLUMN={option.upper()}")
+            if accepted:
+                one_of(value, accepted, f"--{option} {name}")
+            pairs[option][name] = value
+    if args.min_count < 1:
+        raise FedGraphError(f"--min-count must be >= 1, got {args.min_count}")
+    return Treatment(
+        kinds=pairs["kind"],
+        scales=pairs["scale"],
+        units=pairs["unit"],
+        scaling=args.scaling,
+        schema=schema,
+        where=str(args.schema or ""),
+        floor=args.min_count,
+        say=print,
+    )
+
+
+def _write_sums(args: argparse.Namespace, agreed: Schema) -> None:
+    """Write what this party tells of its tables."""
+    import pandas as pd
+
+    from fedgraph_flwr.data.federated_statistics import party_sums, write_sums
+
+    if args.data:
+        raise FedGraphError(
+            "--statistics is for tables; the columns of --data have no names that parties could agree upon"
+        )
+    files = {NODE: args.nodes} if args.nodes else named_files(args.node_table, "--node-table")
+    tables: dict[str, tuple[pd.DataFrame, str]] = {
+        kind: (read_table(path), str(path)) for kind, path in files.items() if path is not None
+    }
+    write_sums(args.statistics, party_sums(agreed, tables, args.min_count))
+    print(
+        f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`"
+    )
+
+
+def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
+    split = _ratio(args.ratio)
+    if isinstance(graph, Graph):
+        return client_graph(graph, args.client, args.num_clients, split, args.seed)
+
+    return typed_client(graph, args.client, args.num_clients, split, args.seed)
+
+
+def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment) -> Graph | HeteroGraph:
+    typed = bool(args.node_table or args.edge_table)
+    given = [bool(args.data), bool(args.nodes or args.edges), typed]
+    if sum(given) != 1 or (given[1] and not (args.nodes and args.edges)) or (typed and not args.node_table):
+        raise FedGraphError(
+            "say what to read: both --nodes FILE and --edges FILE, or --data FILE, or --node-table and --edge-table for each type"
+        )
+    if args.undirected and (typed or args.target):
+        raise FedGraphError(
+            "--undirected is for nodes of one type; every typed edge gets a reverse of its own type later"
+        )
+    if args.data and not args.target:
+        return from_saved(args.data, classes=classes, undirected=args.undirected, treatment=treatment)
+    columns = Columns(
+        id=args.id_column,
+        label=args.label_column,
+        features=[word.strip() for word in args.feature_columns.split(",") if word.strip()],
+        split=args.split_column,
+        client=args.client_column,
+        source=args.source_column,
+        target=args.target_column,
+    )
+    if args.nodes:
+        return from_tables(
+            args.nodes, args.edges, columns, classes=classes, undirected=args.undirected, treatment=treatment
+        )
+
+    if args.data:
+        return from_saved_typed(args.data, args.target, classes=classes, treatment=treatment)
+    nodes, edges = named_files(args.node_table, "--node-table"), named_files(args.edge_table, "--edge-table")
+    return from_typed_tables(nodes, edge_types(edges), args.target, columns, classes=classes, treatment=treatment)
+
+
+def _ratio(text: str) -> SplitConfig:
+    try:
+        train, val, test = (float(word) for word in text.split(","))
+    except ValueError as error:
+        raise FedGraphError(f"--ratio must be three numbers such as 0.6,0.2,0.2, got '{text}'") from error
+    return SplitConfig(train=train, val=val, test=test)

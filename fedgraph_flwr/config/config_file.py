@@ -1,0 +1,154 @@
+"""A configuration as a person writes it: keys and values of a YAML file as the words of a command line, each with its line.
+
+    extends: base.yaml                     # or a list; what stands below wins
+    strategy: {name: fedspa, folds: 2}     # as strategy=fedspa strategy.folds=2
+    train: {lr: 0.05}
+
+A file that holds a resolved configuration (a run's ``config.yaml``) is no such list of words: it is what composition starts from.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig
+from fedgraph_flwr.errors import FedGraphError
+
+CHOICES = {"strategy": StrategyConfig, "model": ModelConfig, "dataset": DatasetConfig, "partition": PartitionConfig}
+"""The groups of which a file is chosen by name and whose own keys stand beside those of the schema."""
+
+
+@dataclass
+class ConfigFile:
+    """What files say.
+
+    Attributes:
+        words: value by dotted key; a group's key alone is its choice.
+        places: file and line by dotted key.
+        base: the resolved configuration that the words lie upon, if there is one.
+    """
+
+    words: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    base: Path | None = None
+
+    def upon(self, below: "ConfigFile") -> "ConfigFile":
+        """These words over others."""
+        kept = laid_over(below.words, self.words)
+        return ConfigFile(kept, below.places | self.places, self.base or below.base)
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Words over others; where another choice of a group is made, what only the former choice knew is gone."""
+    kept = dict(below)
+    for group, schema in CHOICES.items():
+        if above.get(group, below.get(group)) != below.get(group):
+            shared = {f"{group}.{f.name}" for f in fields(schema)}
+            kept = {key: v for key, v in kept.items() if not key.startswith(f"{group}.") or key in shared}
+    return kept | dict(above)
+
+
+def choices(words: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    """The words with ``group.name`` as the choice that it is, and a group's ``params`` as keys of its own.
+
+    Raises:
+        FedGraphError: a group is chosen twice, or its choice is no name.
+    """
+    told: dict[str, Any] = {}
+    for key, value in words.items():
+        group, _, rest = key.partition(".")
+        if group in CHOICES and rest == "name":
+            if words.get(group, value) != value:
+                raise FedGraphError(f"{group}={words[group]} and {key}={value} choose two: leave one out")
+            key = group
+        elif group in CHOICES and rest.startswith("params."):
+            key = f"{group}.{rest.removeprefix('params.')}"
+        elif key == "attack":
+            key = "attack.name"
+        if key in (*CHOICES, "protocol") and not isinstance(value, str):
+            where = places.get(key) or places.get(f"{key}.name") or "override"
+            raise FedGraphError(f"{key} must be a name or keys with their values, got {value!r} ({where})")
+        told[key] = value
+    return told
+
+
+def is_resolved(body: Mapping[str, Any]) -> bool:
+    """Whether a file's content is a whole configuration, as `composition.to_yaml` writes it."""
+    return all(isinstance(body.get(group), Mapping) and "params" in body[group] for group in CHOICES)
+
+
+def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
+    """What a file says, those that it extends included.
+
+    Raises:
+        FedGraphError: it is missing, no YAML, extends itself, or names another file that is none.
+    """
+    body = load(path)
+    if is_resolved(body):
+        return ConfigFile(base=path)
+    try:
+        content: Any = OmegaConf.to_container(body, resolve=True)
+    except OmegaConfBaseException as error:
+        raise FedGraphError(f"{path}: {str(error).splitlines()[0]}") from error
+    lines, chain = _lines(path), (*seen, path.resolve())
+    others = content.pop("extends", None) or []
+    below = ConfigFile()
+    for other in [others] if isinstance(others, str) else others:
+        file = path.parent / Path(str(other)).expanduser()
+        if file.resolve() in chain:
+            raise FedGraphError(f"{path}: extends: {other} leads back to itself")
+        if not file.is_file():
+            raise FedGraphError(f"{path}, line {lines['extends']}: extends: {other}, but there is no file {file}")
+        below = read(file, chain).upon(below)
+    words = flat(content)
+    places = {key: f"{path}, line {line}" for key, line in lines.items()}
+    return ConfigFile(choices(words, places), places).upon(below)
+
+
+def load(path: Path) -> DictConfig:
+    """The content of a YAML file.
+
+    Raises:
+        FedGraphError: there is none, or it holds something else.
+    """
+    try:
+        loaded = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise FedGraphError(f"no such config file: {path}") from error
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FedGraphError(f"{path} is no valid YAML ({reason})") from error
+    if not isinstance(loaded, DictConfig):
+        raise FedGraphError(f"{path} must hold keys and values")
+    return loaded
+
+
+def flat(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as dotted ones; a group without a value is not said."""
+    told: dict[str, Any] = {}
+    for key, value in body.items():
+        if isinstance(value, Mapping):
+            told |= flat(value, f"{prefix}{key}.")
+        elif value is not None or prefix:
+            told[f"{prefix}{key}"] = value
+    return told
+
+
+def _lines(path: Path) -> dict[str, int]:
+    """The line of every dotted key."""
+    import yaml
+
+    found: dict[str, int] = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = f"{prefix}{key.value}"
+            found[name.replace(".params.", ".")] = key.start_mark.line + 1
+            walk(value, f"{name}.")
+
+    walk(yaml.compose(path.read_text()), "")
+    return found

@@ -1,0 +1,125 @@
+"""What each key means, read from where it is written: the comments of the schema's fields, and of the YAML of a name."""
+
+import ast
+import dataclasses
+import inspect
+import io
+import math
+import re
+import tokenize
+from dataclasses import is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
+from fedgraph_flwr.config.config_file import load
+from fedgraph_flwr.config.schema import _KINDS, LARGEST_INT, Range, RunConfig
+from fedgraph_flwr.errors import unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key of a configuration.
+
+    Attributes:
+        name: with its group, ``train.lr``.
+        kind: of value that it takes, in words.
+        accepted: the values or the range, in words; empty: any of the kind.
+        default: its value where nothing is said.
+        meaning: in words.
+    """
+
+    name: str
+    kind: str
+    accepted: str
+    default: Any
+    meaning: str
+
+
+def sections() -> dict[str, type]:
+    """The dataclass of each group of keys; ``run`` holds those that stand alone."""
+    hints = get_type_hints(RunConfig)
+    return {"run": RunConfig} | {
+        name: cls for name, cls in hints.items() if isinstance(cls, type) and is_dataclass(cls)
+    }
+
+
+def asked_for(asked: str) -> tuple[list[str], Path | None]:
+    """The groups of keys that are meant by a group, ``GROUP=NAME``, or nothing (all); and the file of the name, if there is one.
+
+    Raises:
+        FedGraphError: no such group, or no such name in it.
+    """
+    group, _, name = asked.partition("=")
+    if group and group not in sections():
+        raise unknown("group of keys", group, sections())
+    path = group_path(group, name) if name and group in GROUPS else None
+    if name and path is None:
+        raise unknown(group, name, group_names(group))
+    return ([group] if group else list(sections())), path
+
+
+def keys_of(group: str) -> list[Key]:
+    """The keys of a group of `sections`, in their order; ``params``, which hold a name's own keys, aside."""
+    cls = sections()[group]
+    hints, comments = get_type_hints(cls), _comments(cls)
+    keys = []
+    for f in dataclasses.fields(cls):
+        if f.name == "params" or (group == "run" and f.name in sections()):
+            continue
+        factory = f.default_factory
+        default = f.default if factory is dataclasses.MISSING else factory()
+        name = f.name if group == "run" else f"{group}.{f.name}"
+        hint = hints[f.name]
+        kind = _KINDS.get(hint, "a list of words" if hint == list[str] else "a number or null")
+        keys.append(Key(name, kind, _accepted(f, hint), default, comments.get(f.name, "")))
+    return keys
+
+
+def own_keys_of(group: str, path: Path) -> list[Key]:
+    """The keys that the YAML of a name sets, such as a method's own, with its comments."""
+    known = {key.name: key for key in keys_of(group)}
+    keys = []
+    for name, value in load(path).items():
+        full = f"{group}.{name!s}"
+        if name in ("name", "server", "client", "declares", "partition", "model"):
+            continue
+        comment = re.search(rf"^{re.escape(str(name))}:[^#\n]*#\s*(.*)", path.read_text(), re.M)
+        schema = known.get(full)
+        meaning = comment[1].strip() if comment else schema.meaning if schema else ""
+        kind = _KINDS.get(type(value), "a value")
+        keys.append(Key(full, schema.kind if schema else kind, schema.accepted if schema else "", value, meaning))
+    return keys
+
+
+def _accepted(f: "dataclasses.Field[Any]", hint: Any) -> str:
+    if "choices" in f.metadata:
+        return " | ".join([*f.metadata["choices"], *(["module:name"] if f.metadata["own"] else [])])
+    if hint not in (int, float, int | None, float | None, list[int], list[float]):
+        return ""
+    told = f.metadata.get("range", Range())
+    below, above = "<" if told.without_low else "<=", "<" if told.without_high else "<="
+    low = "" if told.low == -math.inf else f"{told.low:g} {below} "
+    high = "" if told.high == math.inf else f" {above} {told.high:g}"
+    if not high and "int" in str(hint):
+        high = f" <= {LARGEST_INT}"
+    return f"{low}value{high}" if low or high else ""
+
+
+@lru_cache(maxsize=32)
+def _comments(cls: type) -> dict[str, str]:
+    """By field: the comments above it, behind it and within it."""
+    source = inspect.cleandoc("\n" + inspect.getsource(cls))
+    found: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            found[token.start[0]] = token.string.lstrip("# ")
+    (tree,) = ast.parse(source).body
+    told, last = {}, 0
+    for node in tree.body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            lines = [found[line] for line in range(last + 1, (node.end_lineno or 0) + 1) if line in found]
+            told[node.target.id] = " ".join(lines)
+        last = node.end_lineno
+    return told

@@ -1,0 +1,87 @@
+"""Module names of earlier releases: each imports its successor, with a warning, until the next release."""
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+PACKAGE = __name__.partition(".")[0]
+
+MOVED = {
+    "answers": "wire.reply_schema",
+    "checks": "runs.checks",
+    "clients.hostile": "clients.malicious",
+    "clients.keeping": "clients.saved_models",
+    "completion_command": "cli.completion",
+    "config.meaning": "config.key_docs",
+    "config.written": "config.config_file",
+    "data.import_command": "cli.import_tables",
+    "data.listing": "cli.datasets",
+    "data.new": "data.prediction_input",
+    "data.schema_command": "cli.schema",
+    "data.sums": "data.federated_statistics",
+    "datasets": "partition.api",
+    "evaluation.many": "evaluation.batched_metrics",
+    "export.command": "cli.export",
+    "fleet.adjusted": "fleet.flower_patches",
+    "fleet.command": "cli.fleet",
+    "fleet.node": "cli.node",
+    "fleet.server": "cli.server",
+    "interrupt": "runs.interrupt",
+    "keys_command": "cli.keys",
+    "lookup": "config.lookup",
+    "messages": "wire.messages",
+    "new_command": "cli.new",
+    "partition.command": "cli.partition",
+    "predict_command": "cli.predict",
+    "prediction": "runs.prediction",
+    "progress": "runs.progress",
+    "records": "runs.recorder",
+    "report.answer": "report.headline",
+    "report.command": "cli.report",
+    "run_command": "cli.run",
+    "run_folder": "runs.folder",
+    "runner": "runs.runner",
+    "serving": "runs.serving",
+    "strategies.added": "strategies.actor_aggregation",
+    "sweeps.asked": "sweeps.spec",
+    "sweeps.book": "sweeps.results_index",
+    "sweeps.command": "cli.sweep",
+    "sweeps.tally": "sweeps.summary",
+    "sweeps.words": "sweeps.overrides",
+    "trees": "wire.trees",
+}
+"""Old module → new module, both below the package."""
+
+
+def successor(name: str) -> str:
+    """The present name of a module; the same name where it did not move."""
+    new = MOVED.get(name.removeprefix(f"{PACKAGE}."))
+    return f"{PACKAGE}.{new}" if new else name
+
+
+class OldNames(MetaPathFinder, Loader):
+    """Import hook for `MOVED`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of an old name; None for every other."""
+        return ModuleSpec(fullname, self) if successor(fullname) != fullname else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the new module under the old name."""
+        old, new = module.__name__, successor(module.__name__)
+        warnings.warn(
+            f"{old} is now {new}: change the import, the old name goes with the next release", FutureWarning, 2
+        )
+        sys.modules[old] = importlib.import_module(new)
+
+
+def install() -> None:
+    """Serve old names from now on."""
+    if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
+        sys.meta_path.append(OldNames())

@@ -1,0 +1,185 @@
+"""What is asked of a method, its network and their keys before any client starts."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import psutil
+
+from fedgraph_flwr import models
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.together import refusal
+from fedgraph_flwr.config.schema import AUTO, RunConfig, StrategyConfig
+from fedgraph_flwr.engine import STACKING
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.evaluation import adversaries
+from fedgraph_flwr.config.lookup import locate, method_params, own_keys
+from fedgraph_flwr.wire.messages import MODEL
+from fedgraph_flwr.secure.secagg import FEWEST
+from fedgraph_flwr.strategies import aggregators, privacy
+from fedgraph_flwr.strategies.base import GraphStrategy
+
+MOST_PARAMETERS = 2**16
+"""From so many parameters of a client's network on, to compute clients as one does not pay."""
+
+
+def check_method(cfg: RunConfig) -> None:
+    """Check the method's own keys against its server and client ``Params``, then the network's, and that the two go together.
+
+    Raises:
+        FedGraphError: a key that nobody knows, a wrong type or value, or a network that the method cannot train.
+    """
+    sides = _sides(cfg)
+    accepted = own_keys(cfg)
+    for key in cfg.strategy.params:
+        if key not in accepted:
+            raise unknown(
+                f"strategy {cfg.strategy.name}: key",
+                key,
+                accepted | {f.name for f in dataclasses.fields(StrategyConfig)},
+            )
+    for side in sides:
+        method_params(side, cfg)
+    aggregators.check(cfg, sides[0].averages)
+    privacy.check(cfg, sides[0].plain_average)
+    adversaries.check(cfg, sides[0].sends_models)
+    _check_sums(cfg, sides[0])
+    if cfg.privacy.secagg:
+        _check_secagg(cfg)
+    model = models.probe(cfg.model)
+    for side in sides:
+        side.check(cfg, model)
+    if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # one may be of a part that is off
+        models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
+    models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
+
+
+def _sides(cfg: RunConfig) -> list[Any]:
+    """The classes of a method: its server's and its client's.
+
+    Raises:
+        FedGraphError: one is missing, or of another kind.
+    """
+    return [_side(cfg, "server", GraphStrategy), client_class(cfg)]
+
+
+def client_class(cfg: RunConfig) -> type[GraphClient]:
+    """The class of a method's clients.
+
+    Raises:
+        FedGraphError: it is missing, or of another kind.
+    """
+    side: type[GraphClient] = _side(cfg, "client", GraphClient)
+    return side
+
+
+def _side(cfg: RunConfig, key: str, base: type) -> Any:
+    side = locate(target := getattr(cfg.strategy, key))
+    if not (isinstance(side, type) and issubclass(side, base)):
+        raise FedGraphError(f"strategy.{key}={target} is no {key}: expected a subclass of {base.__name__}")
+    return side
+
+
+_SUMS = {
+    "privacy.secagg": "shows the server weighted sums of what clients trained",
+    "ray.aggregate": "adds up what clients trained before the server sees it",
+}
+
+
+def _check_sums(cfg: RunConfig, server: Any) -> None:
+    """Refuse to show the server sums alone of what is no sum over several clients, by what the method declares."""
+    if cfg.privacy.secagg and cfg.ray.aggregate:
+        raise FedGraphError("privacy.secagg=true masks what ray.aggregate=true would add up: set one of the two")
+    rules = cfg.strategy
+    needs = server.beyond_sums
+    if not rules.shared or rules.pooled:
+        needs = "no sum of clients' models, since none is shared"
+    elif MODEL not in server.sums:
+        needs = needs or "single clients' answers"
+    elif rules.aggregator != "mean":
+        needs = needs or f"single models for strategy.aggregator={rules.aggregator}"
+    elif cfg.privacy.dp != "none":
+        needs = needs or f"single models, which privacy.dp={cfg.privacy.dp} bounds"
+    if needs and (key := cfg.sums_alone):
+        raise FedGraphError(f"{key}=true {_SUMS[key]}, and strategy={rules.name} needs {needs}; use {key}=false")
+
+
+def _check_secagg(cfg: RunConfig) -> None:
+    """Refuse secure aggregation of too few clients."""
+    rules = cfg.strategy
+    size = min(max(round(rules.fraction * cfg.num_clients), rules.min_clients), cfg.num_clients)
+    if size < FEWEST:
+        raise FedGraphError(
+            f"privacy.secagg=true adds up at least {FEWEST} clients, a round of this run has {size} "
+            f"(num_clients={cfg.num_clients}, strategy.fraction={rules.fraction:g})"
+        )
+
+
+def remarks(cfg: RunConfig) -> list[str]:
+    """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
+    sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
+    told = [remark for side in sides if (remark := side.remark(cfg))]
+    if cfg.privacy.secagg and (seen := sides[1].unmasked(cfg)):
+        told.append(
+            f"privacy.secagg=true masks what is averaged; strategy={cfg.strategy.name} still shows the server each client's"
+            f" {', '.join(seen)}"
+        )
+    if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
+        told.append(f"stack={cfg.stack} does nothing with {reason}: each client trains by itself")
+    return told
+
+
+def not_stacked(cfg: RunConfig) -> str:
+    """Why ``stack`` does nothing, in words; empty: clients are computed as one."""
+    if cfg.engine not in STACKING:
+        return f"engine={cfg.engine}"
+    return refusal(cfg, client_class(cfg), models.probe(cfg.model))
+
+
+def at_once(cfg: RunConfig) -> int:
+    """How many clients of one process are computed as one, at most; 0: each is by itself.
+
+    Computing clients as one saves about half a millisecond of each, and lets their parameters and moments leave the core's cache
+    where one client's alone do not: it gains 40 % at 5,000 parameters, 12 at 65,000, and loses at 92,000
+    (`benchmarks/stacked.py`).
+    """
+    if not cfg.at_once or not_stacked(cfg):
+        return 0
+    if cfg.stack == AUTO:
+        from fedgraph_flwr import partition
+
+        graph = partition.load_client(cfg, 0)
+        model = models.build(cfg.model, graph.num_features, graph.num_classes)
+        if sum(parameter.numel() for parameter in model.parameters()) >= MOST_PARAMETERS:
+            return 0
+    return cfg.at_once
+
+
+def check_memory(cfg: RunConfig, graphs: Callable[[], Iterable[Any]]) -> None:
+    """Refuse a simulation that this machine has no memory for.
+
+    Args:
+        cfg: the run's configuration.
+        graphs: reads those of all clients.
+
+    Raises:
+        FedGraphError: with both figures, and what to set.
+    """
+    needed, remedy = _side(cfg, "server", GraphStrategy).needs(cfg, graphs)
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise FedGraphError(
+            f"strategy={cfg.strategy.name} would hold about {needed / 2**30:.1f} GB for its clients on this machine, which has"
+            f" {free / 2**30:.1f} GB free: {remedy}"
+        )
+
+
+def check_clients(cfg: RunConfig) -> None:
+    """Check what depends on how many clients there are, once that is resolved.
+
+    Raises:
+        FedGraphError: too few of them, one that is not there, or a δ or budget that does not suit them.
+    """
+    aggregators.check_cohort(cfg)
+    privacy.check_clients(cfg)
+    adversaries.check_clients(cfg)

@@ -1,0 +1,419 @@
+"""Predictions of a trained network, on the graphs that it was trained on and on new ones.
+
+    predictor = load_predictor(Path("runs/mine"), client=0)       # of a run's folder
+    predictor = load_node(Path("state"))                          # of what a party's node has kept, without the server
+    predictor.predict(graph).write(Path("predictions.csv"))
+
+A client of the run's method predicts, as in the run, so that the logits are those that were scored. What it needs, its class
+declares: `GraphClient.needs_others`, `predicts_with`, `tunes`.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.common.logger import log
+from torch import Tensor
+
+from fedgraph_flwr import models
+from fedgraph_flwr.runs.checks import client_class
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, LAST
+from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.config import RunConfig, compose, one_of
+from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_bytes
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.prediction_input import InputSpec, from_pyg
+from fedgraph_flwr.data.schema import Schema, fitted_schema
+from fedgraph_flwr.engine.process import same_process_state
+from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
+from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.runs.folder import CONFIG, MEANING, SUMMARY
+from fedgraph_flwr.wire.trees import Tree, unflatten
+
+
+@dataclass
+class Predictions:
+    """What a network says of some nodes.
+
+    Attributes:
+        ids: of the nodes [N].
+        logits: [N, C].
+        classes: C names.
+        threshold: of two classes, the chance from which on a node is of the second; None: from 1/2 on, as of more classes the
+            most probable one.
+    """
+
+    ids: np.ndarray
+    logits: Tensor
+    classes: tuple[str, ...]
+    threshold: float | None = None
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """Of each class, float64 [N, C]."""
+        return self.logits.detach().cpu().double().softmax(1).numpy()
+
+    @property
+    def codes(self) -> np.ndarray:
+        """The class of each node by its number [N]."""
+        if self.threshold is not None and len(self.classes) == 2:
+            return (self.probabilities[:, 1] >= self.threshold - 1e-12).astype(
+                np.int64
+            )  # of a node itself, but for rounding
+        return self.logits.detach().cpu().numpy().argmax(axis=1)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each node by name [N]."""
+        return np.array(self.classes, dtype=object)[self.codes]
+
+    def to_frame(self) -> Any:
+        """A pandas table: ``id``, ``p_<class>`` for each class, ``class``."""
+        import pandas as pd
+
+        chances = {f"p_{name}": self.probabilities[:, c] for c, name in enumerate(self.classes)}
+        return pd.DataFrame({"id": self.ids, **chances, "class": self.labels})
+
+    def write(self, path: Path) -> None:
+        """Write a ``.csv`` or ``.parquet``.
+
+        Raises:
+            FedGraphError: another ending, or a folder that cannot be written.
+        """
+        writers = {".csv": lambda frame: frame.to_csv(index=False).encode(), ".parquet": lambda f: f.to_parquet()}
+        if path.suffix not in writers:
+            raise FedGraphError(f"{path} has no known ending; predictions are written as .csv or .parquet")
+        write_bytes(path, writers[path.suffix](self.to_frame()))
+
+
+@dataclass
+class Predictor:
+    """A trained network with what its predictions mean.
+
+    Attributes:
+        cfg: the configuration of its run.
+        client: whose model it is; None: the shared one.
+        tensors: of the network, by name; those that the client keeps to itself too where there is a client.
+        memory: what the method keeps that its prediction reads.
+        round: whose parameters they are.
+        meaning: what features and classes mean.
+        file: the client's own graph, where it lies here.
+    """
+
+    cfg: RunConfig
+    client: int | None
+    tensors: Mapping[str, Tensor]
+    memory: Tree
+    round: int
+    meaning: InputSpec
+    file: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The method's."""
+        return self.cfg.strategy.name
+
+    @property
+    def unscored(self) -> str:
+        """Why this is not what the run scored; empty: it is."""
+        kept = client_class(self.cfg).predicts_with
+        if self.client is not None or not kept:
+            return ""
+        beside = ", ".join(kept)
+        return f"this is the shared network alone; what was scored predicts with what each client keeps beside it ({beside})"
+
+    @property
+    def source(self) -> str:
+        """What it was loaded from, for errors."""
+        return self.meaning.where
+
+    def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions:
+        """Predict every node of a graph (of a typed one, those of the type with labels).
+
+        Args:
+            graph: ours (`data.new` makes one of tables), or a PyG ``Data`` or ``HeteroData``.
+            ids: of its nodes [N]; default: its ``node_id``, else 0..N-1.
+
+        Raises:
+            FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
+        """
+        graph = self.as_graph(graph)
+        return Predictions(names_of(graph, ids), self.logits(graph), self.meaning.classes, self.threshold)
+
+    def logits(self, graph: Any) -> Tensor:
+        """Logits [N, C] of a graph, as `predict` has them."""
+        logits, classes = self._predicted(self.as_graph(graph)), len(self.meaning.classes)
+        if logits.shape[1] != classes:
+            raise FedGraphError(f"{self.source} names {classes} classes, and its network tells {logits.shape[1]} apart")
+        return logits
+
+    def network(self, graph: Any) -> models.Model:
+        """The trained network, made for graphs of the features of this one."""
+        with same_process_state():
+            client = self._with_parameters(client_class(self.cfg), self.as_graph(graph))
+            if self.client is not None:
+                client.model.load_state_dict(client.own_values(), strict=False)
+        return client.model.cpu().eval()
+
+    def as_graph(self, graph: Any) -> Graph | HeteroGraph:
+        """A graph of ours, from PyG where it is not.
+
+        Raises:
+            FedGraphError: it is neither, or lacks features or edges.
+        """
+        return graph if isinstance(graph, Graph | HeteroGraph) else from_pyg(graph, self.meaning)
+
+    @cached_property
+    def own(self) -> Any:
+        """The client's own graph; None where there is no client, or its file is not at hand."""
+        from fedgraph_flwr import partition
+
+        if self.client is None:
+            return None
+        with contextlib.suppress(FedGraphError):
+            return partition.load(self.file) if self.file else partition.load_client(self.cfg, self.client)
+        return None
+
+    @cached_property
+    def threshold(self) -> float | None:
+        """Of two classes the chance from which on F1 of the second is best on the client's validation nodes; None: none known."""
+        if self.own is None or self.own.num_classes != 2:
+            return None
+        return metrics.threshold(self._predicted(self.own), self.own.y, self.own.val_mask)
+
+    def _predicted(self, graph: Any) -> Tensor:
+        with same_process_state():
+            client = self._ready(graph)
+            shared = self.client is None and self.cfg.strategy.personal
+            return (client.predict_shared() if shared else client.predict()).detach().cpu()
+
+    def plain(self) -> Plain:
+        """The network as a module of plain PyG, with the parameters it predicts by.
+
+        Raises:
+            FedGraphError: it is of another kind, or the method cannot predict here.
+        """
+        with same_process_state():
+            client = self._ready(self.own if self.own is not None else self.probe())
+            client.model.eval()
+            if self.client is not None:
+                client.model.load_state_dict(client.own_values(), strict=False)
+            return client.model.plain()
+
+    def probe(self) -> Graph:
+        """A small random graph with as many features and classes, on which two networks can be compared."""
+        rng = torch.Generator().manual_seed(0)
+        nodes, features, classes = 24, self.meaning.num_features, len(self.meaning.classes)
+        if not isinstance(features, int):
+            raise FedGraphError(
+                f"{self.source} is of graphs with typed nodes and edges, whose networks cannot be exported"
+            )
+        mask = torch.rand(nodes, generator=rng) < 0.5
+        return Graph(
+            x=torch.randn(nodes, features, generator=rng),
+            edge_index=torch.randint(nodes, (2, 4 * nodes), generator=rng),
+            y=torch.randint(classes, (nodes,), generator=rng),
+            train_mask=mask,
+            val_mask=~mask,
+            test_mask=torch.zeros_like(mask),
+            num_classes=classes,
+        )
+
+    def _ready(self, graph: Any) -> GraphClient:
+        """A client that predicts a graph next, with threads and random numbers as in the run."""
+        torch.set_num_threads(self.cfg.threads)
+        client = self._client(graph)
+        torch.manual_seed(derive_seed(self.cfg.seed, client.graph.client, self.round, EVALUATE))
+        return client
+
+    def _client(self, graph: Any) -> GraphClient:
+        """A client of the run's method on the graph, with these parameters; one that tunes itself stays on its own."""
+        kind = client_class(self.cfg)
+        name = self.cfg.strategy.name
+        if kind.needs_others:
+            raise FedGraphError(f"{self.source}: a client of strategy={name} cannot predict alone: {kind.needs_others}")
+        tunes = kind.tunes and self.client is not None
+        if tunes and self.own is None:
+            raise FedGraphError(
+                f"{self.source}: a client of strategy={name} trains on its own nodes before it predicts, and its graph is not at"
+                " hand: give the folder of client files the place it had"
+            )
+        client = self._with_parameters(kind, self.own if tunes else graph)
+        if tunes and graph is not self.own:
+            client.inputs = client.model.prepare(_as_client(graph, client.graph), client.device, client.dtype)
+        return client
+
+    def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:
+        own = _as_client(graph, self.client)
+        typed = models.network(self.cfg.model).heterogeneous
+        if isinstance(own, HeteroGraph) != typed:
+            kinds = ("one type of nodes", "typed nodes and edges")
+            raise FedGraphError(f"{self.source} is of graphs with {kinds[typed]}, this one has {kinds[not typed]}")
+        client = kind(self.cfg, own)
+        client.model.load_state_dict(self._fitting(client.model, own), strict=False)
+        if self.memory:
+            client.load(self.memory)
+        return client
+
+    def _fitting(self, model: models.Model, graph: Any) -> dict[str, Tensor]:
+        """The parameters, when they are this network's.
+
+        Raises:
+            FedGraphError: one is missing or of another shape.
+        """
+        for name, tensor in model.state_dict().items():
+            given = self.tensors.get(name)
+            if given is None and tensor.is_floating_point():
+                whose = (
+                    f"say whose by --client 0..{self.cfg.num_clients - 1}"
+                    if self.client is None
+                    else "none is kept here"
+                )
+                raise FedGraphError(f"{self.source} has no {name}, which each client keeps to itself: {whose}")
+            if given is not None and given.shape != tensor.shape:
+                raise FedGraphError(
+                    f"{self.source} does not fit this graph of {graph.num_features} features and {graph.num_classes} classes:"
+                    f" {name} is {list(given.shape)} there and {list(tensor.shape)} here"
+                )
+        return dict(self.tensors)
+
+
+def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predictor:
+    """The network of a finished run.
+
+    Args:
+        run: its result folder.
+        client: whose model; None: the shared one.
+        at: ``best`` (by validation) or ``last``, a round; "": best where the run's headline is of such a round, else last.
+
+    Raises:
+        FedGraphError: no finished run, no such client, or parameters that only clients have.
+    """
+    cfg, summary = _finished(run)
+    clients = 1 if cfg.strategy.pooled else cfg.num_clients
+    if client is not None and not 0 <= client < clients:
+        raise FedGraphError(f"{run} has no client {client}: expected 0..{clients - 1}")
+    at = _which(at, cfg) if summary["best_round"] else LAST
+    stem, done = ("best", summary["best_round"]) if at == BEST else ("final", summary["rounds"])
+    tensors, memory = read_tensors(run / f"model_{stem}.safetensors")[0], Tree()
+    if (path := run / f"models_{stem}.safetensors").is_file():
+        if client is None:
+            raise FedGraphError(f"{run}: each client has parameters of its own: say --client 0..{clients - 1}")
+        tensors |= unflatten(read_tensors(path)[0]).get(str(client), {})
+    if client is not None and (kept := StateFolder.find_model(run / "state", at, client)):
+        parts, told = read_tensors(kept)
+        with _blamed(kept):
+            own = unflatten(parts)
+            tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), int(told["round"])
+    found = Predictor(cfg, client, tensors, memory, done, _meaning(run))
+    if found.unscored:
+        log(WARNING, "%s: %s: --client 0..%d", run, found.unscored, clients - 1)
+    if client is not None and found.own is not None and found.own.schema:
+        found.meaning = replace(found.meaning, schema=fitted_schema(found.own.schema, str(run)))
+    return found
+
+
+def load_node(state: Path, at: str = "") -> Predictor:
+    """The network that a party's node has kept of its last run, with its own graph's meaning; no server is asked.
+
+    Args:
+        state: the node's state folder, or one within it, of a run.
+        at: as for `load_predictor`.
+
+    Raises:
+        FedGraphError: there is none.
+    """
+    path = StateFolder.find_model(state, LAST)
+    if path is None:
+        raise FedGraphError(
+            f"{state} holds no model of a finished run: expected the folder that --node-config 'state=\"...\"' named"
+        )
+    _, told = read_tensors(path)
+    if "config" not in told:
+        raise FedGraphError(f"{path} is of a simulation, whose folder holds the rest: predict with that and --client")
+    cfg = compose([], json.dumps(told["config"]))
+    if _which(at, cfg) == BEST and (best := path.with_name(f"model_{BEST}.safetensors")).is_file():
+        path = best
+    parts, told = read_tensors(path)
+    with _blamed(path):
+        own, schema = unflatten(parts), told["schema"]
+        classes = schema["agreed"]["classes"] if schema else map(str, range(told["num_classes"]))
+        fitted, both = fitted_schema(schema, str(path)), bool(schema.get("undirected"))
+        meaning = InputSpec(tuple(classes), told["num_features"], fitted, both, str(path))
+        file = Path(told["file"]) if told["file"] else None
+        return Predictor(cfg, told["client"], own["model"], own.get("method", {}), int(told["round"]), meaning, file)
+
+
+@contextlib.contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Whatever a kept model lacks becomes one sentence with its file."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FedGraphError(f"{path} holds no kept model ({type(error).__name__}: {first_line(error)})") from error
+
+
+def _which(at: str, cfg: RunConfig) -> str:
+    """Of which round: as asked, or as the run's headline is."""
+    if at:
+        one_of(at, (BEST, LAST), "round")
+    return at or (BEST if cfg.evaluation.select in BY_VALIDATION else LAST)
+
+
+def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """Configuration and summary of a finished run."""
+    if not (run / CONFIG).is_file() or not (run / SUMMARY).is_file():
+        raise FedGraphError(
+            f"{run} holds no finished run: expected {CONFIG} and {SUMMARY}, as `fedgraph-flwr run` writes them"
+        )
+    try:
+        return compose([], run / CONFIG), json.loads((run / SUMMARY).read_bytes())
+    except ValueError as error:
+        raise FedGraphError(f"{run / SUMMARY} is no summary of a run ({first_line(error)})") from error
+
+
+def _meaning(run: Path) -> InputSpec:
+    """What stands in a run's `MEANING`."""
+    path = run / MEANING
+    try:
+        told = json.loads(path.read_bytes())
+        schema = Schema.from_dict(told["schema"], str(path)) if told["schema"] else None
+        return InputSpec(
+            tuple(map(str, told["classes"])), told["num_features"], schema, bool(told["undirected"]), str(run)
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedGraphError(
+            f"{path} does not say what features and classes mean ({first_line(error)}): run it again"
+        ) from error
+
+
+def _as_client(graph: Any, client: Any) -> Any:
+    """A graph as a client's: with the index of that client, 0 where there is none."""
+    if isinstance(graph, ClientGraph | HeteroClientGraph):
+        return graph
+    index = client if isinstance(client, int) else getattr(client, "client", 0)
+    values = {f.name: getattr(graph, f.name) for f in dataclasses.fields(graph)}
+    if isinstance(graph, HeteroGraph):
+        return HeteroClientGraph(**values, client=index, num_clients=index + 1)
+    ids = torch.arange(graph.num_nodes)
+    return ClientGraph(**values, node_id=ids, client=index, num_clients=index + 1, num_global_nodes=graph.num_nodes)
+
+
+def names_of(graph: Any, ids: Sequence[Any] | np.ndarray | None) -> np.ndarray:
+    """The ids of a graph's nodes [N]: those given, else its ``node_id``, else 0..N-1."""
+    if ids is None:
+        held = getattr(graph, "node_id", None)
+        held = held.get(graph.target) if isinstance(held, dict) else held
+        ids = held.numpy() if held is not None and len(held) else np.arange(graph.y.size(0))
+    return np.asarray(ids, dtype=object)

@@ -1,0 +1,351 @@
+"""The record of a run: one line a round, the summary, the global parameters, and checkpoints, in the run's folder."""
+
+import json
+import os
+import platform
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from fedgraph_flwr.config import RunConfig, to_yaml
+from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.runs.folder import (
+    CHECKPOINT,
+    CONFIG,
+    FAILURE,
+    ROUNDS,
+    SUMMARY,
+    Checkpoint,
+    check_resumable,
+    check_told,
+    clear,
+    fingerprint,
+    read_checkpoint,
+)
+from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
+
+
+class Recorder:
+    """Collects what happens in a run, decides when to stop, and writes it down.
+
+    Args:
+        cfg: the run's configuration; ``cfg.out`` is the folder, empty: nothing is written.
+        on_round: called with each finished round's record (a progress bar, say).
+        data: hashes of the files that the clients' graphs are made of, where they are at hand.
+
+    Raises:
+        FedGraphError: ``cfg.resume`` names no run that this configuration goes on with; nothing is written then.
+
+    Attributes:
+        nodes: the node that each client is; of a run to be resumed, was.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        on_round: Callable[[dict[str, Any]], None] | None = None,
+        data: list[str] | None = None,
+    ):
+        self.cfg = cfg
+        self.fingerprint = fingerprint(cfg, data)
+        self.restored: Checkpoint | None = None
+        if cfg.resume:
+            self.restored = read_checkpoint(Path(cfg.resume))
+            check_resumable(cfg, self.restored, data)
+        self.folder = Path(cfg.out) if cfg.out else None
+        self.on_round = on_round
+        self.rounds: list[dict[str, Any]] = []
+        self.best_round, self.best_score = 0, -np.inf
+        self.own = metrics.OwnRounds(cfg.evaluation)
+        self.best_arrays: Arrays = {}
+        self.best_models: dict[int, Arrays] = {}
+        self.final_arrays: Arrays = {}
+        self.extra: dict[str, Any] = {}
+        self._nodes: list[float] | None = None
+        self.setup_record: dict[str, Any] = _blank(0, [])
+        self.end_record: dict[str, Any] = _blank(0, [])
+        self._open: dict[str, Any] = self.setup_record
+        self._pending: dict[str, Any] | None = None
+        self.nodes: dict[int, int] = self.restored.of_clients() if self.restored else {}
+        # Random, and kept when the run is resumed: clients file their private state under it.
+        self.run_name = self.restored.run if self.restored else secrets.token_hex(8)
+        self._began = time.perf_counter()
+        self._round_began = self._began
+        if self.folder:
+            if not self.restored:
+                clear(self.folder)
+            write_bytes(self.folder / CONFIG, to_yaml(cfg).encode())
+
+    # --- called by the strategy, in the order of a run --------------------------------------------------------------
+
+    def exchanged(self, phase: str, down: int, up: int, seconds: float, failures: dict[int, str]) -> None:
+        """Book one exchange under its phase."""
+        entry = self._open["phases"].setdefault(phase, {"exchanges": 0, "bytes_down": 0, "bytes_up": 0, "seconds": 0.0})
+        entry["exchanges"] += 1
+        entry["bytes_down"] += down
+        entry["bytes_up"] += up
+        entry["seconds"] += seconds
+        self._open["failed"].update({f"{who} ({phase})": reason for who, reason in failures.items()})
+
+    def setup_done(self) -> None:
+        """Everything before round 1 is over."""
+        self.setup_record["seconds"] = time.perf_counter() - self._began
+
+    def begin_round(self, server_round: int, cohort: list[int]) -> None:
+        """A round starts."""
+        self._open = _blank(server_round, cohort)
+        self._round_began = time.perf_counter()
+
+    def scored(
+        self,
+        scores: dict[str, Any],
+        arrays: Arrays,
+        nodes: list[float] | None = None,
+        models: Mapping[int, Arrays] | None = None,
+    ) -> None:
+        """Scores of the shared parameters after the pending round: they complete its record.
+
+        ``nodes``: of each client, where means are weighted by them; ``models``: clients' own shared parameters by index.
+        """
+        if self._pending is None:
+            raise RuntimeError("scores without a finished round")
+        record, self._pending = self._pending, None
+        record |= scores
+        value = metrics.watched(self.cfg.evaluation, scores["metrics"])
+        if value > self.best_score + self.cfg.evaluation.min_delta or not self.best_round:
+            self.best_round, self.best_score, self.best_arrays = record["round"], value, arrays
+            # Copied: a client that is absent next keeps the very arrays, and a checkpoint wants each once.
+            self.best_models = {c: {n: a.copy() for n, a in own.items()} for c, own in (models or {}).items()}
+        self.own.take(record["round"], scores["clients"])
+        self._nodes = nodes
+        self._write(record)
+
+    def end_round(self, train: dict[str, Any], arrays: Arrays, **told: dict[str, Any]) -> None:
+        """The round's parameters are known; its record waits for their scores.
+
+        A record holds ``round``, ``cohort``, ``failed`` (client and phase → reason), ``seconds``, ``phases`` (exchanges, bytes
+        and seconds of each), ``train`` (mean training loss), ``metrics`` (means over clients), ``clients`` (their scores), and
+        what else is ``told``: ``privacy`` (ε, δ and releases so far).
+        """
+        if self._pending is not None:
+            self._write(self._pending)
+        self._open["seconds"] = time.perf_counter() - self._round_began
+        self._open |= {"train": train, **told}
+        self.final_arrays = arrays
+        self._pending = self._open
+
+    @property
+    def pending(self) -> bool:
+        """Whether the last finished round still lacks its scores."""
+        return self._pending is not None
+
+    @property
+    def scoring(self) -> dict[str, int]:
+        """What clients are told of the scores they are asked for: the round they are of, and the best one so far."""
+        return {"scored": self._pending["round"] if self._pending else 0, "best": self.best_round}
+
+    def begin_end(self) -> None:
+        """What comes now belongs to no round."""
+        self._open = self.end_record = _blank(0, [])
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the validation figure has not been better for ``evaluation.patience`` rounds."""
+        patience = self.cfg.evaluation.patience
+        last = next((r["round"] for r in reversed(self.rounds) if "metrics" in r), None)
+        if not patience or last is None:
+            return False
+        if self.cfg.evaluation.select == "own_best_val":
+            return self.own.all_stopped(last)
+        return bool(last - self.best_round >= patience)
+
+    def checkpoint(self, server_round: int, arrays: Arrays, server: Tree, told: Mapping[int, Any]) -> None:
+        """Write everything the server needs to go on after this round; ``told``: what clients told, by index."""
+        if not self.folder:
+            return
+        done = Checkpoint(
+            round=server_round,
+            run=self.run_name,
+            best_round=self.best_round,
+            best_score=self.best_score,
+            pending=self._pending or {},
+            fingerprint=self.fingerprint,
+            nodes={str(client): node for client, node in self.nodes.items()},
+            told={str(client): dict(what) for client, what in told.items()},
+        )
+        tree = {"arrays": arrays, "best": self.best_arrays, "best_models": self.best_models, "server": server}
+        self._settle()
+        write_tensors(self.folder / CHECKPOINT, flatten(tree), done.values())
+
+    def check_clients(self, told: Mapping[int, Any]) -> None:
+        """Check that the clients of a resumed run are those that it began with.
+
+        Raises:
+            FedGraphError: one of them has another graph.
+        """
+        if self.restored:
+            check_told({str(client): dict(what) for client, what in told.items()}, self.restored, self.cfg.resume)
+
+    def resume(self) -> tuple[int, Arrays, Tree] | None:
+        """Take up the run of ``cfg.resume``: the round of its checkpoint, the shared parameters, the server's state."""
+        if self.restored is None:
+            return None
+        found, self.restored = self.restored, None
+        self.best_round, self.best_score = found.best_round, found.best_score
+        self.best_arrays = as_arrays(found.tree.get("best", {}))
+        self.best_models = {int(client): own for client, own in as_arrays(found.tree.get("best_models", {})).items()}
+        self._pending = found.pending
+        self.rounds = found.rounds
+        for record in self.rounds:
+            if "clients" in record:
+                self.own.take(record["round"], record["clients"])
+        if self.folder:
+            write_bytes(self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode())
+            for path in (self.folder / SUMMARY, self.folder / FAILURE, *leftovers(self.folder)):
+                path.unlink(missing_ok=True)
+        self.final_arrays = as_arrays(found.tree.get("arrays", {}))
+        return found.round, self.final_arrays, found.tree.get("server", {})
+
+    def finish(self, models: Mapping[int, Arrays] | None = None) -> dict[str, Any]:
+        """Write summary and parameters; returns the summary.
+
+        Args:
+            models: clients' own shared parameters by index, where the method gives them some.
+
+        Keys: ``test_accuracy`` (the protocol's headline figure), ``headline`` (which figure that is), ``strategy``, ``dataset``,
+        ``protocol``, ``seed``, ``rounds`` (that were run), ``best_round``, ``metrics`` (every score and mean at ``best_val``,
+        ``own_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
+        ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
+        ``failures`` (client and phase → reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``,
+        ``commit``, ``nodes`` (the id of the node that each client was), and where it applies ``privacy`` (ε, δ and releases of
+        the whole run), ``attack``, ``adversary`` (how often a backdoor opens) and ``classes`` (names, of imported graphs).
+        """
+        if self._pending is not None:
+            self._write(self._pending)
+            self._pending = None
+        scored = [r for r in self.rounds if "metrics" in r]
+        at: dict[str, dict[str, float]] = {}
+        if scored:
+            at["own_best_val"] = metrics.averages({k: list(v) for k, v in self.own.scores.items()}, self._nodes)
+            at["last"] = scored[-1]["metrics"]
+            at["last5"] = {k: float(np.mean([r["metrics"][k] for r in scored[-5:]])) for k in scored[-1]["metrics"]}
+            at["best_val"] = next(
+                (r["metrics"] for r in scored if r["round"] == self.best_round), scored[-1]["metrics"]
+            )
+        choice, figure = self.cfg.evaluation.select, metrics.headline(self.cfg.evaluation, "test")
+        every = [self.setup_record, *self.rounds, self.end_record]
+        phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
+        last_round = self.rounds[-1] if self.rounds else self.setup_record
+        by_phase: dict[str, dict[str, int]] = {}
+        for name, entry in phases:
+            total = by_phase.setdefault(name, {"bytes_up": 0, "bytes_down": 0, "exchanges": 0})
+            for key in total:
+                total[key] += entry[key]
+        summary = {
+            "test_accuracy": at.get(choice, {}).get(figure, float("nan")),
+            "headline": f"{figure} at {choice}",
+            "strategy": self.cfg.strategy.name,
+            "dataset": self.cfg.dataset.name,
+            "protocol": self.cfg.protocol,
+            "seed": self.cfg.seed,
+            "rounds": last_round["round"],
+            "best_round": self.best_round,
+            "metrics": at,
+            "seconds_per_round": float(np.median([r["seconds"] for r in self.rounds])) if self.rounds else 0.0,
+            "setup_seconds": self.setup_record["seconds"],
+            "total_seconds": time.perf_counter() - self._began,
+            "exchanges_per_round": _exchanges_per_round(self.rounds),
+            "setup_exchanges": sum(e["exchanges"] for e in self.setup_record["phases"].values()),
+            "bytes_up": sum(e["bytes_up"] for _, e in phases),
+            "bytes_down": sum(e["bytes_down"] for _, e in phases),
+            "bytes_by_phase": by_phase,
+            "failures": {k: v for r in every for k, v in r["failed"].items()},
+            "peak_rss_mb": _peak_rss_mb(),
+            "versions": _versions(),
+            "commit": _commit(),
+            "nodes": self.nodes,
+            **self.extra,
+        }
+        self.summary = summary
+        if self.folder:
+            kept: dict[str, Any] = {"model_final": self.final_arrays, "model_best": self.best_arrays}
+            own = {"models_final": models, "models_best": self.best_models}
+            for name, tree in (kept | {name: tree for name, tree in own.items() if tree}).items():
+                write_tensors(self.folder / f"{name}.safetensors", flatten(tree), {"strategy": self.cfg.strategy.name})
+            write_bytes(self.folder / SUMMARY, json.dumps(summary, indent=2).encode())
+        return summary
+
+    def _settle(self) -> None:
+        """Let the records reach the disk, before a checkpoint that stands on them."""
+        if self.folder and (self.folder / ROUNDS).is_file():
+            try:
+                with (self.folder / ROUNDS).open("a") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise FedGraphError(f"cannot write {self.folder / ROUNDS}: {error.strerror or error}") from error
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.rounds.append(record)
+        if self.folder:
+            try:
+                with (self.folder / ROUNDS).open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            except OSError as error:
+                raise FedGraphError(f"cannot write {self.folder / ROUNDS}: {error.strerror or error}") from error
+        if self.on_round:
+            self.on_round(record)
+
+
+def _blank(server_round: int, cohort: list[int]) -> dict[str, Any]:
+    return {"round": server_round, "cohort": cohort, "seconds": 0.0, "phases": {}, "failed": {}}
+
+
+def _exchanges_per_round(rounds: list[dict[str, Any]]) -> float:
+    """The median over rounds, without the exchange of its own that scores the last round."""
+    if not rounds:
+        return 0.0
+    return float(np.median([sum(e["exchanges"] for n, e in r["phases"].items() if n != "evaluate") for r in rounds]))
+
+
+def _peak_rss_mb() -> float:
+    """The most memory that this process has held; where the system does not tell the most, what it holds now."""
+    told = psutil.Process().memory_info()
+    try:
+        import resource
+    except ImportError:  # Windows, where psutil knows the peak
+        return float(getattr(told, "peak_wset", told.rss)) / 2**20
+    most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return most / (1024.0 * 1024.0 if platform.system() == "Darwin" else 1024.0)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("fedgraph-flwr", "flwr", "torch", "torch-geometric", "numpy", "ray"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    """The commit of the checkout this code runs from, empty where it is none."""
+    try:
+        root = Path(__file__).parents[2]
+        if not (root / ".git").exists():
+            return ""
+        return subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        ).stdout.strip()
+    except OSError:
+        return ""

@@ -1,0 +1,143 @@
+"""A sweep from the words of a command line: ``strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4 choose=train.lr``.
+
+Methods are the columns (with the values of ``strategy.`` keys, which go to the methods that know them), other keys with several
+values the rows; what is chosen on validation nodes or searched for stands behind a cell.
+"""
+
+import hashlib
+import itertools
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fedgraph_flwr.config import configuration
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.sweeps.search import Search, is_distribution
+from fedgraph_flwr.sweeps.spec import Sweep, knows, seeds_of
+from fedgraph_flwr.sweeps.values import expand
+
+FOLDER = Path("sweeps")
+"""Of the results where there is no file to lay them beside."""
+
+
+def parse_sweep(
+    words: Sequence[str], out: Path | None = None, trials: int = 0, against: str = "", baselines: bool = True
+) -> Sweep:
+    """What words ask for.
+
+    Args:
+        words: ``key=value,value``; ``choose=key,key`` names keys of which the best value on validation nodes is shown.
+        out: folder of the results; default: `FOLDER`.
+        trials: of a search over the keys whose value is a distribution.
+        against: the column that differences are taken to.
+        baselines: whether Majority and Local stand beside.
+
+    Raises:
+        FedGraphError: a word that is none, or that does not go with another.
+    """
+    given = _given(words)
+    choose, seeds = given.pop("choose", []), given.pop("seed", ["0"])
+    searched = {key: values[0] for key, values in given.items() if is_distribution(values[0])}
+    for key in choose:
+        if len(given.get(key, [])) < 2:
+            raise FedGraphError(f"choose={key} needs several values to choose from, such as {key}=A,B")
+    if bool(searched) != bool(trials):
+        example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
+        raise FedGraphError(f"a number of trials and a key with a distribution go together: {example}")
+    free = {key: values for key, values in given.items() if key not in (*choose, *searched)}
+    methods = _methods(free)
+    fixed = {key: values for key, values in free.items() if not key.startswith("strategy.") and key != "strategy"}
+    varied = {key: values for key, values in fixed.items() if len(values) > 1}
+    common = [f"{key}={values[0]}" for key, values in fixed.items() if key not in varied]
+    data = _data(common, varied)
+    names = ", ".join(dict.fromkeys(methods))
+    options = [*(["--search", str(trials)] if trials else []), *(["--against", against] if against else [])]
+    options += [] if baselines else ["--no-baselines"]
+    key = hashlib.sha256("\n".join(sorted(f"{k}={v}" for k, v in given.items()) + choose).encode()).hexdigest()[:8]
+    return Sweep(
+        name="-".join([*names.replace(",", "").split(), *([data] if data not in names else []), key])[-80:].lstrip("-"),
+        folder=out or FOLDER,
+        made=f"fedgraph-flwr sweep {shlex.join([*words, *options])}",
+        title=f"{names} on {data or ', '.join(varied['dataset'])}",
+        common=common,
+        settings=_named(varied) if varied else {data: []},
+        methods=methods,
+        baselines=baselines,
+        grid=_named({key: given[key] for key in choose}, whole=True) if choose else {},
+        search=Search.read({"trials": trials, **searched}, "--search") if trials else None,
+        seeds=seeds_of(seeds, "seed="),
+        against=against,
+        figure=_axis(varied),
+    )
+
+
+def _given(words: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each key."""
+    given: dict[str, list[str]] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not key:
+            raise FedGraphError(f"'{word}' is not of the form key=value, and no YAML file")
+        if key in given:
+            raise FedGraphError(f"'{word}': {key} is there twice; several values stand in one word, {key}=A,B")
+        given[key] = expand(value)
+        if len(set(given[key])) < len(given[key]):
+            raise FedGraphError(f"'{word}' has a value twice")
+    return given
+
+
+def _methods(given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The columns: strategies, each with the ``strategy.`` keys that it knows."""
+    strategies = [f"strategy={name}" for name in given.get("strategy", [])]
+    above = [f"{key}={given[key][0]}" for key in ("config", "protocol") if key in given]
+    own = [key for key in given if key.startswith("strategy.")]
+    columns: dict[str, list[str]] = {}
+    for strategy in [[word] for word in strategies] or [[]]:
+        name = configuration([*above, *strategy]).strategy.name
+        known = {key: given[key] for key in own if knows([*above, *strategy], key)}
+        several = {key.removeprefix("strategy."): values for key, values in known.items() if len(values) > 1}
+        single = [f"{key}={values[0]}" for key, values in known.items() if len(values) == 1]
+        for label, words in _named(several, whole=True).items():
+            more = [f"strategy.{word}" for word in words]
+            columns[f"{name}, {label}" if label else name] = [*strategy, *single, *more]
+    for key in own:
+        if not any(word.startswith(f"{key}=") for how in columns.values() for word in how):
+            raise unknown("key", key, ["strategy.KEY of one of the methods"], "which none of the methods has")
+    return columns
+
+
+def _named(values: Mapping[str, Sequence[str]], whole: bool = False) -> dict[str, list[str]]:
+    """The words of every combination, by a name: the value alone where there is one key, unless it is to be ``whole``."""
+    rows = (
+        [f"{key}={value}" for key, value in zip(values, row, strict=True)]
+        for row in itertools.product(*values.values())
+    )
+    return {_label(row) if not whole and len(row) == 1 else ", ".join(row): row for row in rows}
+
+
+def _label(row: Iterable[str]) -> str:
+    return ", ".join(word.partition("=")[2] for word in row)
+
+
+def _axis(varied: Mapping[str, Sequence[str]]) -> str | bool:
+    """The key whose values are numbers, if there is only one; then there is a line to draw."""
+    if len(varied) == 1:
+        key, values = next(iter(varied.items()))
+        try:
+            return key if all(map(_number, values)) else True
+        except ValueError:
+            return True
+    return True
+
+
+def _number(text: str) -> bool:
+    float(text)
+    return True
+
+
+def _data(common: Sequence[str], varied: Mapping[str, Sequence[str]]) -> str:
+    """The name of what all runs learn from; empty where they learn from several."""
+    if "dataset" in varied or "graph" in varied:
+        return ""
+    given = dict(word.partition("=")[::2] for word in common)
+    return Path(given["graph"]).name if "graph" in given else configuration(common).dataset.name

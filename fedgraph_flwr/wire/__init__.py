@@ -1,0 +1,1 @@
+"""What travels: messages, the schema of replies, and state trees."""

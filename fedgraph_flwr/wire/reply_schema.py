@@ -1,0 +1,226 @@
+"""What an answer to a phase must hold, all of it: names, dtypes, shapes and ranges; and the reading of an answer by that.
+
+A method declares a `ReplySchema` for each of its phases (`GraphStrategy.schema`). An answer is read by it alone: what it does not
+name is refused, and no byte of an array is decoded before its name, dtype, shape and length are as declared.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+
+from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.wire.messages import METRICS, Arrays, decode
+
+Axis = int | range
+"""A size, or the sizes that are accepted; ``up_to(n)`` is 0 to n."""
+
+LARGEST = 2**31 - 1
+"""No count of nodes, edges or bytes of an answer is larger."""
+
+HUGE = 1e18
+"""No number of an answer is larger, whole ones of an array aside: squares of such numbers are still finite in 32 bits."""
+
+_HEADER = 4096
+"""More than NumPy's format needs before an array's values."""
+
+
+def up_to(size: int) -> range:
+    """An axis of 0 to ``size`` entries."""
+    return range(size + 1)
+
+
+class _Bounded:
+    """What a range says of numbers that are not whole."""
+
+    low: float
+    high: float
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest value of a number that is not whole."""
+        return max(self.low, -HUGE), min(self.high, HUGE)
+
+
+@dataclass(frozen=True)
+class ArrayField(_Bounded):
+    """An array of an answer.
+
+    Attributes:
+        shape: sizes, or accepted sizes, of its axes.
+        dtype: NumPy's name of its type.
+        low: least value.
+        high: largest value.
+        optional: whether it may be left out.
+    """
+
+    shape: tuple[Axis, ...] = ()
+    dtype: str = "float32"
+    low: float = -math.inf
+    high: float = math.inf
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class NumberField(_Bounded):
+    """A number of an answer, or a list of them.
+
+    Attributes:
+        low: least value.
+        high: largest value.
+        whole: whether it must be an integer.
+        length: of a list, or the accepted lengths; None: a single number.
+        nan: whether NaN is accepted (a score of no nodes).
+        optional: whether it may be left out.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    whole: bool = False
+    length: Axis | None = None
+    nan: bool = False
+    optional: bool = False
+
+    def plainly(self, value: Any) -> bool:
+        """Whether a value is what is asked for most: a float, or one in a list."""
+        number = value[0] if type(value) is list and len(value) == self.length == 1 else value
+        low, high = self.bounds
+        return (
+            type(number) is float
+            and (number is not value or self.length is None)
+            and not self.whole
+            and low <= number <= high
+        )
+
+
+@dataclass(frozen=True)
+class ReplySchema:
+    """An answer: groups of arrays, and numbers.
+
+    ``a | b`` is an answer that holds what both hold.
+    """
+
+    groups: Mapping[str, Mapping[str, ArrayField]] = field(default_factory=dict)
+    numbers: Mapping[str, NumberField] = field(default_factory=dict)
+
+    def __or__(self, other: "ReplySchema") -> "ReplySchema":
+        both = self.groups.keys() & other.groups.keys()
+        groups = {**self.groups, **other.groups, **{g: {**self.groups[g], **other.groups[g]} for g in both}}
+        return ReplySchema(groups, {**self.numbers, **other.numbers})
+
+    def read(self, content: RecordDict, who: str) -> tuple[dict[str, Arrays], dict[str, Any]]:
+        """The groups and numbers of an answer that is as declared.
+
+        Args:
+            content: of the message.
+            who: answered what, as ``client 3 answered phase 'train'``.
+
+        Raises:
+            FedGraphError: one sentence that names ``who``, and what is not as declared.
+        """
+        kinds = {METRICS: MetricRecord, **dict.fromkeys(self.groups, ArrayRecord)}
+        for key, record in content.items():
+            if not isinstance(record, kinds.get(key, ())):
+                raise FedGraphError(f"{who} with a record '{plain(key, 60)}' that is not asked for")
+        if METRICS not in content:
+            raise FedGraphError(f"{who} without the record '{METRICS}'")
+        groups = {}
+        for name, fields in self.groups.items():
+            arrays: Any = content.get(name) or {}
+            _names(arrays, fields, who, f"{name}/")
+            if name in content:
+                groups[name] = {key: _read(array, fields[key], f"{name}/{key}", who) for key, array in arrays.items()}
+        told: Any = content[METRICS]
+        return groups, _numbers(dict(told), self.numbers, who)
+
+
+def like(arrays: Mapping[str, np.ndarray], optional: bool = False) -> dict[str, ArrayField]:
+    """Fields of the names, shapes and dtypes of ``arrays``, of any finite values."""
+    return {n: ArrayField(tuple(a.shape), str(a.dtype), optional=optional) for n, a in arrays.items()}
+
+
+def check(arrays: Mapping[str, np.ndarray], fields: Mapping[str, ArrayField], who: str) -> None:
+    """Refuse arrays that came another way than in an answer, such as sealed between clients, unless they are as declared.
+
+    Raises:
+        FedGraphError: one sentence that names ``who``, and what is not as declared.
+    """
+    _names(arrays, fields, who)
+    for name, values in arrays.items():
+        _kind(str(values.dtype), tuple(values.shape), fields[name], name, who)
+        _range(values, fields[name], name, who)
+
+
+def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], who: str, prefix: str = "") -> None:
+    names = set(held)
+    if missing := sorted(n for n, f in fields.items() if not f.optional and n not in names):
+        raise FedGraphError(f"{who} without {', '.join(f'{prefix}{n}' for n in missing[:5])}")
+    if odd := sorted(map(str, names - fields.keys())):
+        raise FedGraphError(f"{who} with {plain(prefix + odd[0])}, which is not asked for")
+
+
+def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) -> dict[str, Any]:
+    _names(told, fields, who)
+    for name, value in told.items():
+        wanted = fields[name]
+        if wanted.plainly(value):
+            continue
+        if isinstance(value, list) != (wanted.length is not None):
+            kind = "a single number" if wanted.length is None else "a list"
+            raise FedGraphError(f"{who} with {name}={plain(value, 60)}, expected {kind}")
+        values = value if isinstance(value, list) else [value]
+        if wanted.length is not None and not _fits(len(values), wanted.length):
+            raise FedGraphError(f"{who} with {len(values)} values of {name}, expected {_sizes((wanted.length,))}")
+        low, high = wanted.bounds
+        for number in values:
+            if isinstance(number, bool) or not isinstance(number, int if wanted.whole else (float, int)):
+                kind = "a whole number" if wanted.whole else "a number"
+                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {kind}")
+            if not low <= number <= high and not (wanted.nan and number != number):
+                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {low:g} to {high:g}")
+    return told
+
+
+def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
+    """The array, decoded once all that can be known without is as declared."""
+    shape = tuple(array.shape)
+    _kind(array.dtype, shape, wanted, name, who)
+    if len(array.data) > math.prod(shape) * np.dtype(wanted.dtype).itemsize + _HEADER:
+        raise FedGraphError(f"{who} with {len(array.data)} bytes for '{name}' of shape {shape}")
+    try:
+        values = decode(name, array)
+    except FedGraphError as error:
+        raise FedGraphError(f"{who} with '{name}' that cannot be read: {plain(error)}") from error
+    if values.dtype == bool and values.size and values.view(np.uint8).max() > 1:
+        raise FedGraphError(f"{who} with '{name}' whose values are neither true nor false")
+    _range(values, wanted, name, who)
+    return values
+
+
+def _kind(dtype: str, shape: tuple[int, ...], wanted: ArrayField, name: str, who: str) -> None:
+    if dtype != wanted.dtype:
+        raise FedGraphError(f"{who} with '{name}' of type {plain(dtype, 20)}, expected {wanted.dtype}")
+    if len(shape) != len(wanted.shape) or not all(map(_fits, shape, wanted.shape)):
+        raise FedGraphError(f"{who} with '{name}' of shape {plain(shape, 60)}, expected {_sizes(wanted.shape)}")
+
+
+def _range(values: np.ndarray, wanted: ArrayField, name: str, who: str) -> None:
+    low, high = wanted.bounds if values.dtype.kind == "f" else (wanted.low, wanted.high)
+    if values.size and not (low <= values.min() and values.max() <= high):
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise FedGraphError(f"{who} with '{name}' whose values are not finite")
+        told = f"from {values.min():g} to {values.max():g}"
+        raise FedGraphError(f"{who} with '{name}' {told}, expected {low:g} to {high:g}")
+
+
+def _fits(size: int, wanted: Axis) -> bool:
+    return type(size) is int and (size in wanted if isinstance(wanted, range) else size == wanted)
+
+
+def _sizes(shape: tuple[Axis, ...]) -> str:
+    axes = [f"{a.start} to {a.stop - 1}" if isinstance(a, range) else str(a) for a in shape]
+    return f"({', '.join(axes)})"

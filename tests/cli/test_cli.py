@@ -1,0 +1,236 @@
+"""The command line as a user meets it: help, exit codes, one-sentence errors, a run from nothing to a report."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedgraph_flwr.cli import COMMANDS, main
+from fedgraph_flwr.data.graph import read_tensors
+from tests.conftest import client_graph
+from tests.support import assert_same_arrays, recorded_messages
+
+TWO_BLOCKS = [
+    "dataset=csbm",
+    "dataset.clients=2",
+    "dataset.nodes=60",
+    "dataset.nodes_per_client=[30,30]",
+    "num_clients=2",
+]
+
+
+@pytest.fixture
+def clients(tmp_path):
+    folder = tmp_path / "clients"
+    for index, size in enumerate((12, 16, 20)):
+        client_graph(index, size).save(folder / f"client_{index:04d}.safetensors")
+    return [f"graph={folder}", "num_clients=3", "model.hidden=8"]
+
+
+def _final(folder):
+    return {name: t.numpy() for name, t in read_tensors(folder / "model_final.safetensors")[0].items()}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert command in capsys.readouterr().out
+
+
+def test_help_lists_the_commands(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "strategy=fedavgg"], "did you mean 'fedavg'"),
+        (["run", "rounds=none"], "rounds"),
+        (["run", "graph=/nowhere"], "/nowhere"),
+        (["run", "train.lrr=1"], "did you mean 'train.lr'"),
+        (["run", "engine=rai"], "did you mean 'ray'"),
+        (["run", "engine=ray", "out=/proc/nowhere", *TWO_BLOCKS], "/proc/nowhere"),
+        (["run", "out=/proc/nowhere", *TWO_BLOCKS], "/proc/nowhere"),
+        (["run", "resume=/nowhere"], "/nowhere/config.yaml"),
+        (["run", *TWO_BLOCKS, "partition=random", "num_clients=61"], "num_clients=61 exceeds the 60 nodes"),
+        (["run", *TWO_BLOCKS, "partition=louvain", "num_clients=50"], "groups of nodes: lower num_clients"),
+        (["run", *TWO_BLOCKS, "split.train=0"], "client 0 has 30 nodes, none for training"),
+        (["partition", *TWO_BLOCKS, "split.train=0"], "client 0 has 30 nodes, none for training"),
+        (["datasets", "coar"], "did you mean 'cora'"),
+        (["report", "/nowhere"], "/nowhere holds no run"),
+    ],
+)
+def test_wrong_input_is_one_line_and_code_2(words, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["strategy=fedomd", "model.ortho=maybe"], "model.ortho (model=fedomd) must be true or false, got 'maybe'"),
+        (["strategy=fedomd", "model.newton_steps=-3"], "model.newton_steps must be >= 1, got -3"),
+        (["strategy=fedspa", "model.profile=[plain]"], "model.profile (model=fedspa) must be a word, got ['plain']"),
+        (["strategy=fedomd", "model=gcn"], "strategy=fedomd needs model=fedomd, got gcn"),
+        (["strategy=fedomd", "strategy.beta=inf"], "strategy.beta must be >= 0 and finite, got inf"),
+    ],
+)
+def test_a_wrong_key_of_a_network_is_told_before_any_client_starts(
+    words, told, clients, tmp_path, capsys, caplog, monkeypatch
+):
+    with recorded_messages(monkeypatch) as messages:
+        assert main(["run", *clients, *words, f"out={tmp_path / 'out'}"]) == 2
+    assert capsys.readouterr().err == f"error: {told}\n"
+    assert not messages
+    assert not caplog.records
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_and_composition_need_no_torch():
+    code = (
+        "import sys; from fedgraph_flwr.cli import main;"
+        "main(['run', '--help']); main(['run', 'strategy=fedomd', '--dry-run']); sys.exit('torch' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], cwd=root, stdout=subprocess.DEVNULL, check=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_code_2(clients, tmp_path, capsys):
+    assert main(["run", *clients, "device=cuda", f"out={tmp_path / 'out'}"]) == 2
+    assert "this node sees no GPU; use device=auto or device=cpu" in capsys.readouterr().err
+    assert main(["run", *clients, "device=auto", "rounds=1", f"out={tmp_path / 'out'}", "--quiet", "--no-report"]) == 0
+
+
+def test_unknown_command_is_code_2():
+    assert main(["trian"]) == 2
+
+
+def test_run_leaves_what_it_promises(clients, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["run", *clients, "rounds=4", f"out={out}", "checkpoint_every=2"]) == 0
+    printed = capsys.readouterr().out
+    assert "test accuracy" in printed
+    assert "report.html" in printed.replace("\n", "")
+    for name in ("config.yaml", "rounds.jsonl", "summary.json", "model_final.safetensors", "model_best.safetensors"):
+        assert (out / name).stat().st_size > 0
+    page = (out / "report.html").read_text()
+    assert f"reaches <b>{100 * json.loads((out / 'summary.json').read_text())['test_accuracy']:.1f} %</b>" in page
+    summary = json.loads((out / "summary.json").read_text())
+    assert 0 <= summary["test_accuracy"] <= 1
+    assert summary["peak_rss_mb"] > 50
+    assert summary["versions"]["flwr"]
+
+
+def test_a_stored_configuration_repeats_the_run(clients, tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    assert main(["run", *clients, "rounds=3", "seed=5", f"out={first}", "--no-report", "--quiet"]) == 0
+    assert main(["run", f"config={first}/config.yaml", f"out={second}", "--no-report", "--quiet"]) == 0
+    assert_same_arrays(_final(first), _final(second))
+
+
+def test_a_graph_of_ones_own_from_tables_to_a_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    ids = range(40)
+    Path("n.csv").write_text("id,label,a,b\n" + "".join(f"n{i},{'xy'[i % 2]},{i % 2},{i / 40}\n" for i in ids))
+    Path("e.csv").write_text("source,target\n" + "".join(f"n{i},n{(i + 2) % 40}\n" for i in ids))
+    assert main(["import", "--nodes", "n.csv", "--edges", "e.csv", "--undirected", "--name", "mine"]) == 0
+    assert main(["datasets", "mine"]) == 0
+    assert "nodes: 40" in capsys.readouterr().out
+    words = ["dataset=mine", "partition=random", "num_clients=2", "split.train=0.4"]
+    assert main(["partition", *words, "--describe", "--out", "parts"]) == 0
+    assert "2 client files" in capsys.readouterr().out
+    assert main(["run", "graph=parts", "rounds=2", "--quiet", "--no-report"]) == 0  # two clients: the folder says so
+    (folder,) = Path("runs").iterdir()
+    assert "-fedavg-mine-" in folder.name
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["dataset"] == "mine"
+    assert main(["run", *words, "rounds=2", "out=direct", "--quiet", "--no-report"]) == 0
+    assert_same_arrays(_final(folder), _final(Path("direct")))
+
+
+def test_a_truncated_client_file_is_named(clients, tmp_path, capsys):
+    path = tmp_path / "clients" / "client_0001.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+    assert main(["run", *clients, "rounds=1"]) == 2
+    assert "client_0001.safetensors cannot be read, it is truncated" in capsys.readouterr().err
+
+
+def test_reports_stand_side_by_side(clients, tmp_path):
+    runs = [tmp_path / name for name in ("avg", "prox")]
+    for out, strategy in zip(runs, ("fedavg", "fedprox"), strict=True):
+        assert main(["run", *clients, f"strategy={strategy}", "rounds=2", f"out={out}", "--no-report", "--quiet"]) == 0
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "both.html")]) == 0
+    page = (tmp_path / "both.html").read_text()
+    assert "<h1>FedAvg and FedProx on" in page
+
+
+def test_an_interrupted_run_goes_on_to_the_same_result(clients, tmp_path):
+    words = [*clients, "rounds=400", "checkpoint_every=5", "train.local_steps=1"]
+    command = [sys.executable, "-m", "fedgraph_flwr", "run", *words, "--quiet", "--no-report"]
+    root = Path(__file__).parents[2]
+    broken = tmp_path / "broken"
+    process = subprocess.Popen(
+        [*command, f"out={broken}"], cwd=root, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (broken / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"resume={broken}" in err
+    assert not (broken / "summary.json").exists()
+    assert main(["run", f"resume={broken}", "--no-report", "--quiet"]) == 0
+    whole = tmp_path / "whole"
+    assert main(["run", *words, f"out={whole}", "--no-report", "--quiet"]) == 0
+    assert_same_arrays(_final(whole), _final(broken))
+    assert len((broken / "rounds.jsonl").read_text().splitlines()) == 400
+
+
+def test_a_full_disk_is_a_sentence_and_the_old_file_stays(tmp_path, monkeypatch):
+    import os
+
+    from fedgraph_flwr.data.graph import write_bytes
+    from fedgraph_flwr.errors import FedGraphError
+
+    path = tmp_path / "checkpoint"
+    write_bytes(path, b"whole")
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FedGraphError, match="No space left on device"):
+        write_bytes(path, b"half")
+    assert path.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(28, "No space left on device", "/tmp/x"), "error: No space left on device (/tmp/x)"),
+        (MemoryError("Unable to allocate 71 GiB"), "error: this machine has too little memory for it (Unable to"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_a_sentence_wherever_it_happens(error, told, capsys, monkeypatch):
+    def fails(cfg):
+        raise error
+
+    monkeypatch.setattr("fedgraph_flwr.runs.serving.with_folder", fails)
+    assert main(["run"]) == 1
+    assert capsys.readouterr().err.startswith(told)

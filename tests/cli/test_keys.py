@@ -1,0 +1,99 @@
+"""What `keys` prints of every key, and what a shell completes."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedgraph_flwr.cli import COMMANDS, main
+from fedgraph_flwr.cli.completion import SCRIPTS, words
+from fedgraph_flwr.config import RunConfig, compose, group_names
+from fedgraph_flwr.config.key_docs import keys_of, sections
+from fedgraph_flwr.errors import FedGraphError
+
+ROOT = Path(__file__).parents[2]
+
+
+def leaves(section, prefix=""):
+    for f in dataclasses.fields(section):
+        value = getattr(section, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{f.name}.")
+        elif f.name != "params":
+            yield f"{prefix}{f.name}", value
+
+
+def test_every_key_is_there_with_its_default_and_a_meaning():
+    keys = [key for group in sections() for key in keys_of(group)]
+    assert {key.name: key.default for key in keys} == dict(leaves(RunConfig()))
+    assert [key.name for key in keys if not key.meaning] == []
+
+
+def test_what_a_key_is_said_to_accept_is_what_it_accepts():
+    for key in (key for group in sections() for key in keys_of(group) if " | " in key.accepted):
+        with pytest.raises(FedGraphError):
+            compose([f"{key.name}=nonsense"])
+    told = {key.name: key.accepted for key in keys_of("train") + keys_of("model")}
+    assert told["train.lr"] == "0 < value"
+    assert told["model.dropout"] == "0 <= value < 1"
+    assert told["train.optimizer"] == "adam | adamw | sgd"
+    for said, wrong in ((["train.lr=0"], r"train\.lr must be > 0"), (["model.dropout=1"], r"lie in \[0, 1\)")):
+        with pytest.raises(FedGraphError, match=wrong):
+            compose(said)
+
+
+def test_the_command_prints_groups_names_and_all(capsys):
+    assert main(["keys"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"[{group}]" in told for group in sections())
+    assert main(["keys", "train"]) == 0
+    assert (
+        "train.local_steps = 3  (a whole number, 0 <= value <= 2147483647)\n      full-batch steps"
+        in capsys.readouterr().out
+    )
+    assert main(["keys", "strategy=fedprox"]) == 0
+    assert "strategy.mu = 0.01  (a number)\n      (ours) middle of the grid" in capsys.readouterr().out
+    assert main(["keys", "trains"]) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
+    assert main(["keys", "strategy=nobody"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("fedgraph-flwr ", [*COMMANDS, "--help", "--version", "--conf"]),
+        ("fedgraph-flwr ru", ["run"]),
+        ("fedgraph-flwr run seed=1 train.lo", ["train.local_steps=", "train.local_steps_by_client=", "train.loss="]),
+        ("fedgraph-flwr run train.loss=", ["train.loss=cross_entropy", "train.loss=weighted", "train.loss=focal"]),
+        ("fedgraph-flwr run strategy=", [f"strategy={name}" for name in group_names("strategy")]),
+        ("fedgraph-flwr run dataset.undirected=", ["dataset.undirected=true", "dataset.undirected=false"]),
+        ("fedgraph-flwr run engine=in", ["engine=inline"]),
+        ("fedgraph-flwr run --q", ["--quiet"]),
+        ("fedgraph-flwr datasets co", []),
+        ("fedgraph-flwr completion ", list(SCRIPTS)),
+    ],
+)
+def test_what_completes_a_line(line, told):
+    assert words(line) == told
+
+
+def test_bash_completes_by_the_script(tmp_path):
+    """Behind ``=``, where bash breaks words, as elsewhere."""
+    tool = tmp_path / "fedgraph-flwr"
+    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m fedgraph_flwr "$@"\n')
+    tool.chmod(0o755)
+    shown = 'COMP_LINE="$1"; COMP_POINT=${#1}; _fedgraph_flwr; printf "%s\\n" "${COMPREPLY[@]}"'
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    for line, told in (("fedgraph-flwr run strategy=fedprox train.opt", ["train.optimizer=", "train.optimizer_state="]),
+                       ("fedgraph-flwr run train.optimizer=ada", ["adam", "adamw"])):  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-c", f"{SCRIPTS['bash']}\n{shown}", "bash", line],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.split() == told, done.stderr

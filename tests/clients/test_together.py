@@ -1,0 +1,404 @@
+"""Clients that answer together: what is computed as one, in which groups, and what happens when one of them fails."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from fedgraph_flwr.clients import together
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.fedprox import FedProxClient
+from fedgraph_flwr.clients.gcfl import GCFLClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.ray import run_ray
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.models.gcn import GCN
+from fedgraph_flwr.numerics.optim import SGD
+from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.stacked import StackedMatrix, padded
+from fedgraph_flwr.runs.checks import at_once, remarks
+from fedgraph_flwr.runs.runner import with_folder
+from tests.support import Finished
+
+WORDS = ["dtype=float64", "rounds=2", "checkpoint_every=0"]
+SIZES = (13, 12, 15, 14)
+
+
+class Undeclared(FedProxClient):
+    """Overrides the objective and says nothing."""
+
+    def loss(self):
+        return 2 * super().loss()
+
+
+class Forgetful(FedProxClient):
+    """Says less than its objective reads."""
+
+    stacks = ()
+
+    def loss(self):
+        return super().loss()
+
+
+class Gregarious(GraphClient):
+    """Falls where it is computed by itself."""
+
+    stacks = ()
+
+    def loss(self):
+        if self.real is None:
+            raise RunFailed("alone")
+        return super().loss()
+
+
+class Falling(GraphClient):
+    """One of them falls after it has trained."""
+
+    def send(self):
+        if self.graph.client == 1:
+            raise RunFailed("fell")
+        return super().send()
+
+
+@pytest.fixture
+def sizes_of(monkeypatch):
+    """How many clients each computation had."""
+    init, seen = together.Stack.__init__, []
+    monkeypatch.setattr(
+        together.Stack, "__init__", lambda *args, **words: seen.append(len(args[1])) or init(*args, **words)
+    )
+    return seen
+
+
+def assert_close(stacked: Finished, alone: Finished) -> None:
+    for name, array in alone.arrays.items():
+        np.testing.assert_allclose(
+            stacked.arrays[name], array, rtol=1e-9, atol=1e-9 * np.abs(array).max(), err_msg=name
+        )
+    for mine, its in zip(stacked.rounds, alone.rounds, strict=True):
+        np.testing.assert_allclose(mine["train"]["train_loss"], its["train"]["train_loss"], rtol=1e-9)
+        np.testing.assert_allclose(mine["clients"]["val-loss"], its["clients"]["val-loss"], rtol=1e-9)
+
+
+def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_slope():
+    rng = np.random.default_rng(0)
+    matrices = [sp.random(rows, rows, 0.4, format="csr", random_state=rng) for rows in (3, 5, 4)]
+    stack = StackedMatrix([SparseMatrix(m, torch.float64) for m in matrices], 6, 6)
+    dense = [torch.from_numpy(rng.normal(size=(m.shape[1], 2))) for m in matrices]
+    given = padded(dense, 6).requires_grad_()
+    found = torch.func.vmap(lambda own: stack @ own)(given)
+    weight = torch.from_numpy(rng.normal(size=found.shape))
+    (slope,) = torch.autograd.grad((weight * found).sum(), given)
+    for i, matrix in enumerate(matrices):
+        rows = matrix.shape[0]
+        np.testing.assert_allclose(found[i, :rows].detach(), matrix @ dense[i].numpy())
+        assert not found[i, rows:].any()
+        np.testing.assert_allclose(slope[i, :rows], matrix.T @ weight[i, :rows].numpy())
+    assert torch.equal(stack @ given.detach(), found)  # without vmap, as where slopes are written out
+    assert torch.equal(stack.mT @ weight, slope)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=sage", "model.norm=layer", "train.optimizer=sgd", "train.momentum=0.9"],
+        ["model=acm", "model.layers=3", "train.optimizer=adamw", "train.loss=weighted"],
+        ["model=mlp", "model.input_norm=true", "evaluation.trained=true"],
+        ["model=projected_gcn", "train.local_steps_by_client=[1,3,2,3]"],
+        ["strategy=fednova", "train.local_steps_by_client=[3,2,3,2]"],
+        ["model=gcn", "model.layers=1"],
+        ["model=gcn", "model.layers=3", "train.loss=weighted", "train.class_weights=federated"],
+        ["strategy=fedomd", "strategy.cmd_nodes=train", "model.layers=4"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_networks_and_optimisers_stacked(run, sizes_of, words):
+    alone = run(*WORDS, *words, sizes=SIZES)
+    assert not sizes_of
+    assert_close(run(*WORDS, *words, "stack=4", sizes=SIZES), alone)
+    assert max(sizes_of) == 4
+
+
+def test_optimisers_that_have_not_come_as_far_take_their_own_steps(run, sizes_of):
+    """Of four clients three train in a round, so that counts of Adam's steps differ among those that train next."""
+    words = ["strategy.fraction=0.75", "rounds=5", "train.optimizer_state=keep"]
+    assert_close(run(*WORDS, *words, "stack=4", sizes=SIZES), run(*WORDS, *words, sizes=SIZES))
+    assert {2, 3} <= set(sizes_of)
+
+
+def test_sparse_features_stacked(run, sizes_of, monkeypatch):
+    monkeypatch.setattr("fedgraph_flwr.models.base.SPARSE_BELOW", 2.0)  # all features count as sparse
+    alone = run(*WORDS, sizes=SIZES)
+    assert_close(run(*WORDS, "stack=4", sizes=SIZES), alone)
+    assert set(sizes_of) == {4}
+
+
+def test_clients_of_unlike_size_are_computed_apart_and_no_more_than_asked_together(run, sizes_of):
+    words = [*WORDS, "train.local_steps=1"]
+    sizes = (12, 40, 13, 14, 41, 15)
+    assert_close(run(*words, "stack=3", sizes=sizes), run(*words, sizes=sizes))
+    assert set(sizes_of) == {2, 3}  # 12, 13, 14; 15 by itself; 40, 41
+    assert sizes_of.count(2) == sizes_of.count(3)
+
+
+def test_who_overrides_the_objective_says_so_anew():
+    assert together.declared(GraphClient) == ()
+    assert together.declared(FedProxClient) == ("anchor",)
+    assert together.declared(type("Silent", (FedProxClient,), {})) == ("anchor",)
+    assert together.declared(Undeclared) is None
+
+
+def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):
+    words = ["strategy=fedprox", f"strategy.client={__name__}:Undeclared"]
+    stacked, alone = run(*words, "stack=4"), run(*words)
+    assert not sizes_of
+    assert stacked.summary["stacked"] == 0
+    assert "stacked" not in alone.summary
+    for name, array in alone.arrays.items():
+        np.testing.assert_array_equal(stacked.arrays[name], array)
+    assert remarks(stacked.cfg) == ["stack=4 does nothing with strategy=Undeclared: each client trains by itself"]
+    for words, why in (
+        (["model=gat"], "model=gat"),
+        (["model.norm=batch"], "model=gcn with model.norm=batch"),
+        (["train.loss=focal"], "train.loss=focal"),
+        (["engine=flower-simulation"], "engine=flower-simulation"),
+    ):
+        assert remarks(compose([*words, "stack=2"])) == [
+            f"stack=2 does nothing with {why}: each client trains by itself"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("words", "together_at_most"),
+    [([], 32), (["model.hidden=20000"], 0), (["model=gat"], 0), (["model.norm=batch"], 0)],
+    ids=["small", "many parameters", "a network that cannot", "a layer that cannot"],
+)
+def test_auto_stacks_where_it_pays(run, words, together_at_most):
+    done = run(*WORDS, *words, "rounds=1", "train.local_steps=1", "stack=auto", sizes=SIZES)
+    assert done.summary.get("stacked", 0) == together_at_most
+
+
+def test_a_run_with_auto_is_resumed_with_it(run, tmp_path):
+    words = ["stack=auto", "checkpoint_every=1", f"out={tmp_path / 'run'}"]
+    run(*words, "rounds=1", sizes=SIZES)
+    assert (
+        "stack: auto" in (tmp_path / "run" / "config.yaml").read_text()
+    )  # as it was asked for, so that the same words go on
+    assert run(*words, f"resume={tmp_path / 'run'}", "rounds=2", sizes=SIZES).summary["rounds"] == 2
+
+
+def test_auto_leaves_the_simulation_of_flower_and_fleets_as_they_are():
+    for engine in ("flower-simulation", "somewhere"):
+        cfg = compose(["stack=auto", f"engine={engine}"])
+        assert at_once(cfg) == 0
+        assert not remarks(cfg)
+
+
+@pytest.mark.parametrize("value", ["-3", "many", "1.5", "1000001", "9" * 12])
+def test_a_stack_that_is_none_is_one_sentence(value):
+    with pytest.raises(FedGraphError, match=f"^stack must be auto or a whole number, 0 to 1000000, got '{value}'$"):
+        compose([f"stack={value}"])
+
+
+def test_an_objective_that_reads_more_than_its_class_says_is_one_sentence(run):
+    words = ["strategy=fedprox", f"strategy.client={__name__}:Forgetful", "stack=4"]
+    with pytest.raises(
+        RunFailed, match=r"`stacks` of a client's class must name all that its objective reads: .*anchor"
+    ):
+        run(*words, sizes=SIZES)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Of how many clients the inputs were stacked, whenever they were."""
+    make, seen = together.stack_inputs, []
+    monkeypatch.setattr(
+        together, "stack_inputs", lambda members, *args: seen.append(len(members)) or make(members, *args)
+    )
+    return seen
+
+
+def test_what_no_step_changes_is_stacked_once_a_run(run, made):
+    run(*WORDS, "rounds=3", "stack=4", sizes=SIZES)
+    assert made == [4]
+    assert not together._kept.former  # and dropped at its end
+    assert not together._kept.latter
+
+
+def test_what_a_round_did_not_use_is_dropped(run, made, monkeypatch):
+    """Of five clients two take part in a round: nobody else's inputs stay stacked."""
+    held = []
+    turn = together.Kept.turn
+    monkeypatch.setattr(together.Kept, "turn", lambda kept: turn(kept) or held.append(len(kept.former)))
+    words = ["strategy.fraction=0.4", "evaluation.clients=cohort", "stack=4", "rounds=6"]
+    run(*WORDS, *words, sizes=(13, 12, 15, 14, 13))
+    assert max(held) <= 4  # of one bucket: inputs, batches, targets, scores
+    assert len(made) > 2
+
+
+class Drawing(GraphClient):
+    """Trains on other nodes in each step."""
+
+    def batches(self):
+        for step in range(3):
+            nodes = self.train_nodes[step % 2 :: 2]
+            yield self.batch._replace(nodes=nodes, y=self.y[nodes])
+
+
+class Fading(GraphClient):
+    """Changes its features where they lie, step by step."""
+
+    def batches(self):
+        for batch in super().batches():
+            self.inputs.x.mul_(0.5)
+            yield batch
+
+
+class Growing(GraphClient):
+    """Reads other inputs in each step."""
+
+    def batches(self):
+        for step, batch in enumerate(super().batches()):
+            yield batch._replace(inputs=replace(batch.inputs, x=batch.inputs.x * (1 + step)))
+
+
+@pytest.mark.parametrize("kind", [Drawing, Fading, Growing])
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_what_a_client_changes_between_steps_is_stacked_anew(run, kind, model):
+    words = [*WORDS, f"strategy.client={__name__}:{kind.__name__}", f"model={model}"]
+    assert_close(run(*words, "stack=4", sizes=SIZES), run(*words, sizes=SIZES))
+
+
+class Frozen(GraphClient):
+    """A part of its network does not train."""
+
+    stacks = ()
+
+    def build_model(self):
+        model = super().build_model()
+        model.layers[0].weight.requires_grad_(False)
+        return model
+
+
+class Tied(GraphClient):
+    """Two layers of its network have the same weights."""
+
+    stacks = ()
+
+    def build_model(self):
+        model = super().build_model()
+        model.layers[2].weight = model.layers[1].weight
+        return model
+
+
+class Dimmed(GraphClient):
+    """Trains on inputs that it replaces, which it does not say of its batch."""
+
+    stacks = ()
+
+    def train(self):
+        self.inputs = replace(self.inputs, x=self.inputs.x * 0.5)
+        return super().train()
+
+
+class Paced(GraphClient):
+    """Steps at a rate of its own, and with its head alone."""
+
+    stacks = ()
+
+    def begin_training(self):
+        self.model.train()
+        return SGD(self.model.head.parameters(), 0.1 * (1 + self.graph.client))
+
+
+class Lengthening(GraphClient):
+    """Predicts more rows than it has nodes, each time by one."""
+
+    stacks = ()
+    more = 0
+
+    def predict(self):
+        self.more += 1 + self.graph.client
+        logits = super().predict()
+        return torch.cat([logits, logits.new_zeros(self.more, logits.size(1))])
+
+
+@pytest.mark.parametrize("kind", [Frozen, Dimmed, Paced, Lengthening])
+def test_what_a_client_does_another_way_counts_together_too(run, kind):
+    words = [*WORDS, "rounds=3", f"strategy.client={__name__}:{kind.__name__}"]
+    alone = run(*words, sizes=SIZES)
+    assert not alone.summary["failures"]
+    assert_close(run(*words, "stack=4", sizes=SIZES), alone)
+
+
+def test_parameters_that_are_one_tensor_step_along_the_sum_of_their_slopes(run, sizes_of, monkeypatch):
+    words = [*WORDS, "model.layers=4", f"strategy.client={__name__}:Tied"]
+    together_asked, alone = run(*words, "stack=4", sizes=SIZES), run(*words, sizes=SIZES)
+    assert not sizes_of
+    monkeypatch.setattr(GCN, "slopes", lambda *_: None)  # autograd's
+    for told in (together_asked, alone):
+        assert_close(told, run(*words, sizes=SIZES))
+        np.testing.assert_array_equal(told.arrays["layers.1.weight"], told.arrays["layers.2.weight"])
+
+
+@pytest.mark.parametrize("words", [[], ["model=sage"]])
+def test_the_last_gradient_stays_with_each_client(run, sizes_of, words, monkeypatch):
+    """GCFL reports its norm; slopes written out, and by autograd."""
+    told: list[float] = []
+    send = GCFLClient.send
+
+    def spy(self):
+        answer = send(self)
+        told.append(answer[1]["gradient-norm"])
+        return answer
+
+    monkeypatch.setattr(GCFLClient, "send", spy)
+    words = [*WORDS, "strategy=gcfl", "strategy.plus=true", "strategy.series=gradient", *words]
+    run(*words, sizes=SIZES)
+    alone = told.copy()
+    told.clear()
+    run(*words, "stack=4", sizes=SIZES)
+    assert min(alone) > 0
+    assert max(sizes_of) == 4
+    np.testing.assert_allclose(told, alone, rtol=1e-9)
+
+
+def test_who_cannot_be_compared_with_others_fails_alone(run, monkeypatch):
+    """Not the run."""
+    kin = together.Prediction.kin
+
+    def odd(call):
+        if call.client.graph.client == 2:
+            raise RunFailed("unlike all")
+        return kin(call)
+
+    monkeypatch.setattr(together.Prediction, "kin", staticmethod(odd))
+    done = run(*WORDS, "stack=4", sizes=SIZES)
+    assert done.summary["failures"] == {"2 (train)": "unlike all", "2 (evaluate)": "unlike all"}
+
+
+def test_a_client_that_falls_fails_alone(run):
+    words = [*WORDS, f"strategy.client={__name__}:Falling"]
+    alone, stacked = run(*words, sizes=SIZES), run(*words, "stack=4", sizes=SIZES)
+    assert_close(stacked, alone)
+    assert stacked.summary["failures"] == alone.summary["failures"] == {"1 (train)": "fell"}
+
+
+def test_streams_of_the_process_are_left_alone(run):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    run("stack=4", sizes=SIZES)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.is_grad_enabled()
+
+
+def test_actors_stack_their_clients(run, tmp_path):
+    alone = run(*WORDS, sizes=SIZES)
+    words = [*WORDS, f"strategy.client={__name__}:Gregarious", "stack=2", "num_clients=4", "model.hidden=8"]
+    words += [f"graph={alone.cfg.graph}", "engine=ray", "ray.live_clients=2", "ray.actors=1", f"out={tmp_path / 'ray'}"]
+    cfg = with_folder(compose(words))
+    stacked = Finished(cfg, run_ray(cfg))
+    assert stacked.summary["failures"] == {}
+    assert_close(stacked, alone)

@@ -1,0 +1,225 @@
+"""Composition of the configuration: precedence, sources, and the sentences that wrong input gets."""
+
+import dataclasses
+import math
+import re
+
+import pytest
+
+from fedgraph_flwr.config import (
+    RunConfig,
+    TrainConfig,
+    choice,
+    compose,
+    from_run_config,
+    group_names,
+    number,
+    to_json,
+    to_yaml,
+    typed,
+)
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.checks import check_method
+
+
+def test_later_layers_win():
+    assert compose().train.lr == 0.01
+    assert compose(["train.lr=0.2"]).train.lr == 0.2
+    paper = compose(["protocol=fedomd", "dataset=cora"])
+    assert (paper.rounds, paper.evaluation.patience, paper.split.train) == (1000, 200, 0.01)
+    assert compose(["protocol=fedomd", "dataset=cora", "rounds=7"]).rounds == 7
+
+
+def test_a_protocol_keeps_its_word_on_every_dataset_and_strategy():
+    assert compose(["protocol=fedomd", "dataset=computers"]).dataset.largest_component
+    assert not compose(["protocol=fedomd", "dataset=cora"]).dataset.largest_component
+    other = compose(["protocol=fedomd", "strategy=fedprox", "dataset=cora"])
+    assert other.strategy.name == "fedprox"
+    assert other.rounds == 1000
+    assert other.model.name == "gcn"
+
+
+def test_a_strategy_brings_its_model_unless_the_user_says_otherwise():
+    assert compose(["strategy=fedomd"]).model.name == "fedomd"
+    assert compose(["strategy=fedomd", "model=mlp"]).model.name == "mlp"
+
+
+@pytest.mark.parametrize("strategy", group_names("strategy"))
+def test_every_strategy_composes_and_knows_its_keys(strategy):
+    check_method(compose([f"strategy={strategy}"]))
+
+
+@pytest.mark.parametrize("protocol", group_names("protocol"))
+@pytest.mark.parametrize("strategy", group_names("strategy"))
+def test_any_method_under_any_protocol(protocol, strategy):
+    """Each composes; one whose network the method does not serve is refused by a sentence that names both."""
+    cfg = compose([f"protocol={protocol}", f"strategy={strategy}", "num_clients=5"])
+    refused = ""
+    try:
+        check_method(cfg)
+    except FedGraphError as error:
+        refused = str(error)
+    assert not refused or re.match(rf"strategy={strategy} .*model={cfg.model.name}\b", refused)
+    assert not refused or cfg.model.name != compose([f"strategy={strategy}"]).model.name
+    assert (cfg.protocol, cfg.strategy.name, cfg.num_clients) == (protocol, strategy, 5)
+
+
+@pytest.mark.parametrize("group", ["dataset", "partition", "model"])
+def test_every_choice_of_a_group_composes(group):
+    for name in group_names(group):
+        compose([f"{group}={name}"])
+
+
+def test_a_resolved_configuration_repeats_itself(tmp_path):
+    cfg = compose(["protocol=fedspa", "strategy=fedspa", "dataset=cora", "seed=4", "train.lr=0.3"])
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(cfg))
+    assert compose([], path) == cfg
+    assert compose([], to_json(cfg)) == cfg
+    assert compose(["seed=5"], path).seed == 5
+    assert from_run_config({"overrides": "strategy=fedprox strategy.mu=0.5", "config": ""}).strategy.params["mu"] == 0.5
+
+
+def test_switching_the_strategy_of_a_resolved_configuration_drops_the_old_keys(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(compose(["strategy=fedprox"])))
+    assert compose(["strategy=fedavg"], path).strategy.params == {}
+
+
+WRONG = {
+    "model.hidden=2000000000": "model.hidden must lie in [1, 65536], got 2000000000",
+    "strategy=fedprx": "did you mean 'fedprox'",
+    "dataset=coar": "did you mean 'cora'",
+    "partition=metiss": "did you mean 'metis'",
+    "protocol=fedomt": "did you mean 'fedomd'",
+    "model=gnc": "did you mean 'gcn'",
+    "rounds=ten": "could not be converted to Integer",
+    "rounds=0": "rounds must be >= 1, got 0",
+    "nu=1": "key 'nu' unknown",
+    "train.lrr=1": "train.lrr",
+    "train.optimizer=adan": "did you mean 'adam'",
+    "train.lr=-1": "train.lr must be > 0 and finite, got -1",
+    "train.lr=inf": "train.lr must be > 0 and finite, got inf",
+    "model.dropout=1.5": "model.dropout must lie in [0, 1), got 1.5",
+    "model.foo=3": "override model.foo",
+    "split.train=0.9": "split.train + val + test must be <= 1",
+    "strategy.fraction=0": "strategy.fraction must lie in (0, 1], got 0",
+    "evaluation.metric=f1": "evaluation.metric 'f1' unknown",
+    "word": "not of the form key=value",
+    "seed.deep=1": "seed",
+    "seed=-1": "seed must lie in [0, 9223372036854775807], got -1",
+    "num_clients=10000000": "num_clients must lie in [1, 1000000], got 10000000",
+    "threads=100000": "threads must lie in [1, 256], got 100000",
+    "client_gpus=-1": "client_gpus must be >= 0, got -1",
+    "rounds=99999999999999999999": "rounds must be <= 2147483647, got 99999999999999999999",
+    "strategy.timeout=nan": "strategy.timeout must be > 0 and finite, got nan",
+    "strategy.params=-1": "strategy.params must hold keys and values, got -1",
+    "train.momentum=nan": "train.momentum must be >= 0, got nan",
+    "partition.resolution=0": "partition.resolution must be > 0 and finite, got 0",
+    "protocol=../config": "protocol '../config' unknown",
+    "dataset=../dataset/cora": "dataset '../dataset/cora' unknown",
+    "strategy=./fedavg": "strategy './fedavg' unknown",
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_wrong_input_is_one_sentence_with_value_and_remedy(word):
+    with pytest.raises(FedGraphError) as caught:
+        compose(word.split())
+    message = str(caught.value)
+    assert WRONG[word] in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(FedGraphError, match="no such config file"):
+        compose([], tmp_path / "nothing.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("rounds: [1")
+    with pytest.raises(FedGraphError, match=r"broken\.yaml is no valid YAML"):
+        compose([], broken)
+    broken.write_text("rounds: ten")
+    with pytest.raises(FedGraphError, match=r"rounds .*broken\.yaml"):
+        compose([], broken)
+
+
+WRONG_KEYS = {
+    "strategy=fedprox strategy.mu=high": "strategy.mu (strategy=fedprox) must be a number, got 'high'",
+    "strategy=fedprox strategy.mu=-1": "strategy.mu must be >= 0, got -1",
+    "strategy=fedomd strategy.beta=inf": "strategy.beta must be >= 0 and finite, got inf",
+    "strategy=fedomd strategy.beta=nan": "strategy.beta must be >= 0, got nan",
+    "strategy=fedomd strategy.cmd=maybe": "strategy.cmd (strategy=fedomd) must be true or false, got 'maybe'",
+    "strategy=fedomd model.ortho=maybe": "model.ortho (model=fedomd) must be true or false, got 'maybe'",
+    "strategy=fedomd model.center=perhaps": "model.center (model=fedomd) must be true or false, got 'perhaps'",
+    "strategy=fedomd model.newton_steps=foo": "model.newton_steps (model=fedomd) must be a whole number, got 'foo'",
+    "strategy=fedomd model.newton_steps=2.5": "model.newton_steps (model=fedomd) must be a whole number, got 2.5",
+    "strategy=fedomd model.newton_steps=-3": "model.newton_steps must be >= 1, got -3",
+    "strategy=fedomd model.mix=foo": "model.mix (model=fedomd) must be a number, got 'foo'",
+    "strategy=fedomd model.mix=null": "model.mix (model=fedomd) must be a number, got None",
+    "strategy=fedomd model.mix=2": "model.mix must lie in (0, 1], got 2",
+    "strategy=fedomd model.layers=1": "model.layers must be >= 2 for fedomd (a GCNConv at each end), got 1",
+    "strategy=fedomd model.ortho_on=foo": "model.ortho_on 'foo' unknown; one of: raw, transformed",
+    "strategy=fedspa model.sfpd=nope": "model.sfpd (model=fedspa) must be true or false, got 'nope'",
+    "strategy=fedspa model.profile=[plain]": "model.profile (model=fedspa) must be a word, got ['plain']",
+    "strategy=fedspa model.profile=plane": "did you mean 'plain'? one of: acm, acm_sep, plain",
+    "strategy=fedspa model.normalization=row": "model.normalization 'row' unknown; one of: mean, sum, sym",
+    "strategy=fedstruct model.structure_layers=256": "must be a list of whole numbers, got 256",
+    "strategy=fedstruct model.beta=[1,half]": "model.beta (model=fedstruct) must be a list of numbers, got [1, 'half']",
+    "strategy=fedstruct model.beta=3": "model.beta must be last, uniform, learned or a list of numbers, got '3'",
+    "model=gat model.heads=3": "model.heads must divide model.hidden (64), got 3",
+    "strategy.shared=[layer0]": "strategy.shared: 'layer0' matches no parameter of model=gcn",
+    "strategy.private=[haed]": "strategy.private: 'haed' matches no parameter of model=gcn",
+    "strategy=fedavgm strategy.server_lr=nan": "strategy.server_lr must be >= 0, got nan",
+    "strategy=fedstruct strategy.prune=-1": "strategy.prune must be >= 0 (0 keeps every entry), got -1",
+    "strategy=fedomd model=gcn": "strategy=fedomd needs model=fedomd, got gcn",
+    "strategy=fedhero model=gcn": "strategy=fedhero needs model=fedhero, got gcn",
+    "strategy=fedstruct model=gcn": "strategy=fedstruct needs model=fedstruct, got gcn",
+    "strategy=fedhgn model=gcn": "strategy=fedhgn needs a model with bases: model=rgcn or simple_hgn",
+    "strategy=fedhgn model.bases=0": "strategy=fedhgn needs a model with bases: model=rgcn or simple_hgn",
+}
+
+
+@pytest.mark.parametrize("words", WRONG_KEYS)
+def test_a_wrong_key_of_a_method_or_network_is_one_sentence(words):
+    cfg = compose(words.split())
+    with pytest.raises(FedGraphError) as caught:
+        check_method(cfg)
+    message = str(caught.value)
+    assert WRONG_KEYS[words] in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_bound_is_only_met_by_finite_values(value):
+    with pytest.raises(FedGraphError, match=r"train\.weight_decay must be >= 0"):
+        TrainConfig(weight_decay=value)
+
+
+SECTIONS = [RunConfig, *(f.type for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.type))]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "kind"),
+    [(section, f.name, f.type) for section in SECTIONS for f in dataclasses.fields(section) if f.type in (int, float)],
+)
+def test_every_number_has_a_range(section, key, kind):
+    """Also of a key that is added tomorrow: nothing infinite, nothing that cannot be counted to."""
+    wrong = [math.nan, math.inf, -math.inf] if kind is float else [-(10**30), 10**30]
+    for value in wrong:
+        with pytest.raises(FedGraphError, match=rf"{key} must "):
+            section(**{key: value})
+
+
+def test_a_methods_key_that_says_nothing_of_its_range_is_checked_all_the_same():
+    @dataclasses.dataclass
+    class Params:
+        weight: float = 1.0
+        sign: float = number(-1.0, low=-1, high=1)
+        kind: str = choice("a", ("a", "b"))
+
+    assert typed(Params, {"sign": -0.5}, "strategy=new").sign == -0.5
+    for key, value in {"weight": -1.0, "sign": 2.0, "kind": "c"}.items():
+        with pytest.raises(FedGraphError, match=rf"strategy\.{key} .*{value}"):
+            typed(Params, {key: value}, "strategy=new")

@@ -1,0 +1,21 @@
+"""The script of the three banks (`docs/own-data.md`, whose commands `tests/test_docs.py` runs)."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs" / "own-data.md"
+
+
+def test_the_three_banks_go_all_the_way(tmp_path):
+    """The script of `examples/banks`, shortened, in a process of its own."""
+    script = DOCS.parents[2] / "examples" / "banks" / "banks.py"
+    words = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "120", "--rounds", "2"]
+    environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(DOCS.parents[2])}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"60 new customers: \d+ called fraud", done.stdout)
+    difference = float(re.search(r"the exported network differs by at most (\S+)", done.stdout).group(1))
+    assert difference < 1e-6

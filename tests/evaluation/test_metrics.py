@@ -1,0 +1,204 @@
+"""Scores against scikit-learn, and their means over clients by hand."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    precision_recall_curve,
+    roc_auc_score,
+)
+
+from fedgraph_flwr.config import METRICS, EvaluationConfig
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.evaluation.batched_metrics import Segments
+
+
+def drawn(classes: int, n: int = 60, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.cat([torch.arange(classes), torch.randint(classes, (n - classes,), generator=generator)])
+    logits = torch.randn(n, classes, generator=generator)
+    logits[torch.arange(n), y] += 0.7
+    return (logits.mul(2).round() if ties else logits), y
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("ties", [False, True])
+def test_scores_are_scikit_learns(classes, ties):
+    logits, y = drawn(classes, ties=ties)
+    guess = logits.argmax(1)
+    assert metrics.accuracy(logits, y) == pytest.approx(accuracy_score(y, guess))
+    assert metrics.macro_f1(logits, y) == pytest.approx(f1_score(y, guess, average="macro"))
+    chances = logits.double().softmax(1).numpy()
+    theirs = roc_auc_score(y, chances[:, 1] if classes == 2 else chances, multi_class="ovr", average="macro")
+    assert metrics.auc(logits, y) == pytest.approx(theirs)
+    assert metrics.balanced_accuracy(logits, y) == pytest.approx(balanced_accuracy_score(y, guess))
+    np.testing.assert_allclose(metrics.class_f1(logits, y), f1_score(y, guess, average=None))
+    hot = np.eye(classes)[y]
+    theirs = average_precision_score(*((y, chances[:, 1]) if classes == 2 else (hot, chances)), average="macro")
+    assert metrics.average_precision(logits, y) == pytest.approx(theirs)
+
+
+def test_confusion_by_hand():
+    table = metrics.confusion([0, 1, 1, 0], [0, 1, 0, 0], 3)
+    assert table.tolist() == [[2, 1, 0], [0, 1, 0], [0, 0, 0]]
+
+
+def test_classes_that_are_not_there():
+    logits, y = torch.eye(3)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 0])
+    np.testing.assert_allclose(metrics.class_f1(logits, y)[:2], [0.8, 2 / 3])
+    assert math.isnan(metrics.class_f1(logits, y)[2])
+    assert metrics.balanced_accuracy(logits, y) == pytest.approx((2 / 3 + 1) / 2)
+    assert math.isnan(metrics.average_precision(logits, torch.zeros_like(y)))
+
+
+def test_the_majority_of_training_labels_is_scored_beside():
+    """As scikit-learn's classifier that always says the most frequent class, by part where there are several."""
+    logits, y = drawn(3)
+    train, test = torch.arange(20), torch.arange(60) >= 20
+    told = metrics.score(logits, y, {"test": test}, ("majority",), train=train)
+    theirs = DummyClassifier(strategy="most_frequent").fit(np.zeros((20, 1)), y[:20]).score(np.zeros((40, 1)), y[20:])
+    assert told["test-majority"] == [pytest.approx(theirs)]
+    part = torch.arange(60) % 2
+    told = metrics.score(logits, y, {"test": test}, ("majority",), part, train)
+    for p in (0, 1):
+        mine = part == p
+        model = DummyClassifier(strategy="most_frequent").fit(np.zeros((10, 1)), y[:20][mine[:20]])
+        assert told["test-majority"][p] == pytest.approx(model.score(np.zeros((20, 1)), y[20:][mine[20:]]))
+    assert math.isnan(metrics.score(logits, y, {"test": test}, ("majority",))["test-majority"][0])
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_threshold_is_the_best_on_validation_nodes(ties):
+    logits, y = drawn(2, n=200, ties=ties)
+    y[y.bool() & (torch.arange(200) % 3 > 0)] = 0  # few positives
+    val, test = torch.arange(200) < 100, torch.arange(200) >= 100
+    told = metrics.score(logits, y, {"val": val, "test": test}, ("f1_at_threshold",))
+    chance = logits.double().softmax(1)[:, 1].numpy()
+    precision, recall, thresholds = precision_recall_curve(y[val], chance[val])
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    assert told["val-f1_at_threshold"] == [pytest.approx(f1.max())]
+    best = {float(t) for t, value in zip(thresholds, f1, strict=False) if value > f1.max() - 1e-12}
+    possible = [f1_score(y[test], chance[test] >= t) for t in best]
+    assert any(told["test-f1_at_threshold"][0] == pytest.approx(value) for value in possible)
+    assert math.isnan(metrics.score(logits, y * 0, {"val": val}, ("f1_at_threshold",))["val-f1_at_threshold"][0])
+
+
+def test_what_is_scored_follows_the_classes():
+    cfg = EvaluationConfig()
+    assert metrics.wanted(cfg, 7) == ("accuracy", "macro_f1", "balanced_accuracy", "majority")
+    assert "auc" in metrics.wanted(EvaluationConfig(metric="auc"), 7)
+    assert "f1_class_6" in metrics.wanted(EvaluationConfig(full=True), 7)
+    told = metrics.score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
+    keys = metrics.averages(told)
+    assert metrics.shown(keys, cfg)[:2] == ["test_accuracy", "test_majority"]
+    by_nodes = EvaluationConfig(average="test_nodes", metric="auc")
+    assert metrics.shown(keys, by_nodes)[:2] == ["test_auc_by_test_nodes", "test_majority_by_test_nodes"]
+    assert {"test_auc", "test_average_precision", "test_f1_class_1"} < set(metrics.shown(keys, cfg))
+
+
+def test_macro_f1_leaves_out_classes_that_occur_nowhere():
+    logits = torch.eye(5)[[0, 0, 1, 3]]
+    y = torch.tensor([0, 1, 1, 0])
+    assert metrics.macro_f1(logits, y) == pytest.approx(f1_score(y, logits.argmax(1), average="macro"))
+    assert metrics.macro_f1(logits, y) == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
+
+
+def test_auc_of_one_class_is_not_a_number_and_of_those_that_occur_else():
+    logits, y = drawn(3)
+    assert math.isnan(metrics.auc(logits, torch.zeros_like(y)))
+    two = y.clamp(max=1)  # class 2 does not occur: the mean is over the other two
+    chances = logits.double().softmax(1).numpy()
+    theirs = np.mean([roc_auc_score(two == c, chances[:, c]) for c in (0, 1)])
+    assert metrics.auc(logits, two) == pytest.approx(theirs)
+
+
+def test_score_reads_the_nodes_of_each_split():
+    logits, y = drawn(3)
+    fold = torch.arange(60) % 3
+    told = metrics.score(logits, y, {"val": fold == 1, "test": fold == 2}, METRICS)
+    for split, number in (("val", 1), ("test", 2)):
+        chosen = fold == number
+        assert told[f"{split}-count"] == [20.0]
+        assert told[f"{split}-accuracy"] == [pytest.approx(accuracy_score(y[chosen], logits[chosen].argmax(1)))]
+        loss = -logits[chosen].log_softmax(1)[torch.arange(20), y[chosen]].mean()
+        assert told[f"{split}-loss"] == [pytest.approx(float(loss), rel=1e-5)]
+
+
+def test_the_pooled_graph_is_scored_by_part():
+    logits, y = drawn(3)
+    part, mask = torch.arange(60) // 25, torch.arange(60) < 50  # the third client has no node of the split
+    told = metrics.score(logits, y, {"test": mask}, ("accuracy",), part)
+    assert told["test-count"] == [25.0, 25.0, 0.0]
+    for p in (0, 1):
+        assert told["test-accuracy"][p] == pytest.approx(accuracy_score(y[part == p], logits[part == p].argmax(1)))
+    assert math.isnan(told["test-accuracy"][2])
+
+
+def test_means_over_clients_by_hand():
+    nan = float("nan")
+    told = {"test-accuracy": [0.5, 1.0, nan], "test-count": [30.0, 10.0, 0.0]}
+    means = metrics.averages(told, nodes=[100.0, 300.0, 50.0])
+    assert means["test_accuracy"] == 0.75  # the client without test nodes does not count
+    assert means["test_accuracy_by_test_nodes"] == (0.5 * 30 + 1.0 * 10) / 40
+    assert means["test_accuracy_by_nodes"] == (0.5 * 100 + 1.0 * 300) / 400
+    assert not any("count" in key for key in means)
+
+
+def test_means_of_nothing_are_not_a_number():
+    means = metrics.averages({"val-accuracy": [float("nan")] * 2, "val-count": [0.0, 0.0]})
+    assert math.isnan(means["val_accuracy"])
+    assert math.isnan(means["val_accuracy_by_test_nodes"])
+
+
+@pytest.mark.parametrize(
+    ("average", "suffix"), [("clients", ""), ("test_nodes", "_by_test_nodes"), ("nodes", "_by_nodes")]
+)
+@pytest.mark.parametrize("metric", METRICS)
+def test_headline_is_among_the_means(average, suffix, metric):
+    cfg = EvaluationConfig(metric=metric, average=average)
+    logits, y = drawn(2)
+    told = metrics.score(logits, y, {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
+    assert metrics.headline(cfg, "test") == f"test_{metric}{suffix}"
+    assert metrics.headline(cfg, "test") in metrics.averages(told, [60.0])
+
+
+def client_to_score(
+    rng: np.random.Generator, classes: int, labels: int, shares: tuple[float, float]
+) -> tuple[metrics.Scored, torch.Tensor]:
+    """A client whose labels are the first few classes, with shares of its nodes in each split, and logits that tie."""
+    nodes = int(rng.integers(4, 30))
+    y = torch.from_numpy(rng.integers(0, labels, nodes))
+    where = torch.from_numpy(rng.random(nodes))
+    masks = {"val": where < shares[0], "test": where >= 1 - shares[1]}
+    train = torch.from_numpy(rng.permutation(nodes)[: int(rng.integers(0, 3))])
+    logits = torch.from_numpy(rng.integers(-2, 3, (nodes, classes)).astype(np.float32))
+    return metrics.Scored(y, masks, None, train), logits
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_many_clients_are_scored_as_each_is(classes):
+    rng = np.random.default_rng(classes)
+    shares = [(0.3, 0.4), (0.0, 0.5), (0.5, 0.0), (0.0, 0.0), (0.1, 0.1)]
+    given = [client_to_score(rng, classes, int(rng.integers(1, classes + 1)), shares[i % 5]) for i in range(200)]
+    names = metrics.wanted(EvaluationConfig(full=True), classes)
+    many = Segments([own for own, _ in given])
+    found = many.score([logits for _, logits in given], names)
+    seen: Counter[str] = Counter()
+    for told, (own, logits) in zip(found, given, strict=True):
+        alone = own.score(logits, names)
+        assert list(told) == list(alone)
+        for name, values in alone.items():
+            assert np.array_equal(told[name], values, equal_nan=True) or told[name] == pytest.approx(
+                values, rel=1e-12
+            ), name
+            assert all(type(value) is float for value in told[name])
+            seen[name] += math.isfinite(values[0]) and values[0] != 0
+    assert not [name for name, times in seen.items() if not times]  # each figure told something

@@ -1,0 +1,226 @@
+"""What is flower_patches of Flower: for one version, by one switch, and without this project's modules."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.common.constant import SubStatus
+from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supernode.nodestate import NodeStateFactory
+
+from fedgraph_flwr.cli.node import Node
+from fedgraph_flwr.engine.grid import run_identity
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet import flower_patches
+
+
+def test_another_version_is_refused_with_a_sentence_and_the_switch_is_named(monkeypatch):
+    assert flower_patches.refusal() == ""  # the version that pyproject.toml pins
+    monkeypatch.setattr(flower_patches, "version", lambda name: "1.42.0")
+    told = (
+        r"Flower 1\.42\.0 is installed, its adjustments are made for 1\.41\.0: .*, or say --plain \(FEDGRAPH_PLAIN=1\)"
+    )
+    with pytest.raises(FedGraphError, match=told):
+        Node([], plain=False, port=1)
+    Node([], plain=True, port=1).end()
+
+
+@pytest.mark.parametrize(("value", "off"), [("1", True), ("yes", True), ("0", False), ("", False)])
+def test_the_switch(monkeypatch, value, off):
+    monkeypatch.setenv(flower_patches.PLAIN, value)
+    assert flower_patches.plain() is off
+
+
+def test_all_that_is_replaced_is_there_and_takes_what_it_is_given():
+    """Names of Flower's own, looked up as `supernode` and `executor` do: a new version that moves one fails here first."""
+    import inspect
+
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supernode import start_client_internal as loop
+    from flwr.supernode.runtime import run_clientapp
+
+    assert {"state", "object_store"} <= inspect.signature(loop._push_messages).parameters.keys()
+    assert "time.sleep(3)" in inspect.getsource(loop.start_client_internal)
+    assert loop.time is time
+    assert callable(run_superexec.get_executor)
+    assert callable(run_superexec._get_task_poll_interval)
+    assert "skip_prompt" in inspect.signature(run_clientapp.install_from_fab).parameters
+    for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+        assert "initial_backoff" in function.__kwdefaults__
+
+
+def test_pulls_are_quickened(monkeypatch):
+    functions = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
+    for function in functions:
+        monkeypatch.setitem(function.__kwdefaults__, "initial_backoff", 1)
+        monkeypatch.setitem(function.__kwdefaults__, "max_time", 7200)
+    flower_patches.quicken_pulls()
+    assert all(function.__kwdefaults__["initial_backoff"] == flower_patches.BACKOFF for function in functions)
+    assert all(function.__kwdefaults__["max_time"] == 7200 for function in functions)
+
+    def never(object_id):
+        raise inflatable_utils.ObjectUnavailableError(object_id)
+
+    flower_patches.quicken_pulls(longest=0.1)
+    with pytest.raises(inflatable_utils.ObjectPullError):
+        inflatable_utils.pull_objects(["of a node that died"], never)
+
+
+def test_the_executors_imports_leave_out_this_projects_modules_and_threads():
+    """What it preloads, in a process of its own: modules of the bundle that were there already would not be the bundle's."""
+    script = f"""import runpy, sys, threading, os, importlib
+space = runpy.run_path({flower_patches.__file__!r}, run_name="adjusted")
+for name in space["PRELOADED"]: importlib.import_module(name)
+ours = [name for name in sys.modules if name.split(".")[0] == "fedgraph_flwr"]
+print(ours, threading.active_count(), len(os.listdir("/proc/self/task")))
+print("torch" in sys.modules and sys.modules["torch"].cuda.is_initialized())"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["[] 1 1", "False"]
+
+
+def test_looks_follow_the_rhythm_of_the_rounds():
+    rhythm = flower_patches.Rhythm()
+    assert rhythm.pause(0.0) == flower_patches.IDLE
+    rhythm.begin(100.0)
+    assert rhythm.pause(100.0) == flower_patches.SHORTEST
+    rhythm.came(102.0)  # it took 2 s
+    rhythm.begin(103.0)
+    assert rhythm.pause(103.0) == pytest.approx(1.6)
+    assert rhythm.pause(104.6) == pytest.approx(0.16)
+    assert rhythm.pause(113.0) == pytest.approx(1.0)
+    assert rhythm.pause(1000.0) == flower_patches.IDLE
+
+
+def test_what_is_there_at_the_first_look_is_looked_for_earlier_the_next_time():
+    rhythm = flower_patches.Rhythm()
+    rhythm.begin(0.0)
+    rhythm.pause(0.0)
+    rhythm.came(2.0)
+    for first_look in (1.6, 0.8 * 0.7 * 1.6):  # each is what the former leaves
+        rhythm.begin(10.0)
+        assert rhythm.pause(10.0) == pytest.approx(first_look)
+        rhythm.came(10.0 + first_look)
+    rhythm.begin(20.0)
+    rhythm.pause(20.0)
+    rhythm.pause(20.0 + rhythm.took)  # the first look found nothing
+    rhythm.came(21.0)
+    assert rhythm.took == pytest.approx(1.0)
+
+
+@pytest.fixture
+def state():
+    """A SuperNode's state with one question of run 7 and its task."""
+    objects = ObjectStoreFactory()
+    state, store = NodeStateFactory(objectstore_factory=objects).state(), objects.store()
+    state.set_node_id(5)
+    with run_identity(7):
+        question = Message(RecordDict(), 5, "train")
+        question.metadata.__dict__["_message_id"] = question.object_id
+    state.store_message(question)
+    task = state.create_task(task_type=TaskType.CLIENT_APP, run_id=7, fab_hash="a")
+    return SimpleNamespace(state=state, store=store, question=question, task=task)
+
+
+def test_a_task_that_ended_without_a_reply_is_answered_for(state):
+    assert not flower_patches._ended(state.state)
+    assert state.state.claim_task(state.task)
+    assert not flower_patches._ended(state.state)  # it may still speak
+    assert state.state.finish_task(state.task, SubStatus.FAILED, "")
+    assert flower_patches._ended(state.state)
+    assert not flower_patches._complete(state.state, state.store)
+    flower_patches._answer_for_the_dead(state.state, state.store)
+    assert flower_patches._complete(state.state, state.store)
+    (reply,) = state.state.get_messages_legacy(is_reply=True)
+    assert reply.has_error()
+    assert reply.metadata.reply_to_message_id == state.question.metadata.message_id
+
+
+def test_what_flower_ignored_is_forgotten(state):
+    """A message without its objects, of a run that has ended: a client would wait for them, and the next message for it."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+    state.store.preregister(7, get_object_tree(state.question))
+    assert state.state.claim_task(state.task)
+    flower_patches._forget(state.state, state.store)
+    assert not flower_patches._asked(state.state)
+    assert flower_patches._ended(state.state)
+    assert state.store.get(state.question.metadata.message_id) is None
+    flower_patches._forget(state.state, state.store)  # nothing is left to forget
+
+
+def test_half_a_reply_is_none(state):
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+    with run_identity(7):
+        reply = Message(RecordDict(), reply_to=state.question)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+    state.state.store_message_and_object_tree(reply, get_object_tree(reply), state.state.start_session(7))
+    assert not flower_patches._complete(state.state, state.store)
+    flower_patches._answer_for_the_dead(state.state, state.store)
+    (told,) = state.state.get_messages_legacy(is_reply=True)
+    assert told.has_error()
+
+
+def test_a_bundle_is_unpacked_once_and_again_where_it_is_gone(tmp_path):
+    installed, calls = tmp_path / "app", []
+
+    def install(content: bytes, skip_prompt: bool) -> Path:
+        calls.append(content)
+        installed.mkdir(exist_ok=True)
+        return installed
+
+    (tmp_path / "markers").mkdir()
+    for content in (b"one", b"one", b"another"):
+        assert flower_patches._install_once(install, tmp_path / "markers", content, skip_prompt=True) == installed
+    assert calls == [b"one", b"another"]
+    installed.rmdir()
+    flower_patches._install_once(install, tmp_path / "markers", b"one", skip_prompt=True)
+    assert calls == [b"one", b"another", b"one"]
+
+
+def test_a_fork_beside_a_thread_is_refused(tmp_path):
+    import threading
+
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        with pytest.raises(RuntimeError, match="threads run in the executor"):
+            flower_patches.ForkingExecutor(0, tmp_path / "lock", os.getpid(), os.getppid()).launch(SimpleNamespace())
+    finally:
+        stop.set()
+        other.join()
+
+
+def test_what_a_child_compiles_is_kept_for_the_next_one_and_not_in_the_app(tmp_path):
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "bundled.py").write_text("print('a child of', __name__)")
+    script = f"""import os, runpy, sys
+from pathlib import Path
+from types import SimpleNamespace
+from flwr.supernode.runtime import run_clientapp
+space = runpy.run_path({flower_patches.__file__!r}, run_name="adjusted")
+sys.path.insert(0, {str(app)!r})
+run_clientapp.run_clientapp = lambda **_: sys.exit(bool(not __import__("bundled")))
+one = space["ForkingExecutor"](os.pipe()[0], Path({str(tmp_path / "task")!r}), os.getpid(), os.getppid())
+one.held = os.open(one.lock, os.O_RDWR | os.O_CREAT)
+names = ("runtime_api_address", "token", "insecure", "runtime_dependency_install")
+one.launch(SimpleNamespace(**dict.fromkeys(names)))
+print(os.waitpid(one.child, 0)[1], "bundled" in sys.modules)"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["a child of bundled", "0 False"]
+    assert [path.name for path in app.iterdir()] == ["bundled.py"]
+    assert len(list((tmp_path / "bytecode").rglob("bundled.*.pyc"))) == 1

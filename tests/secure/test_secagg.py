@@ -1,0 +1,376 @@
+"""Secure aggregation: the mean is the plain one, a transcript holds no term of it, clients may fall, and lies end the run."""
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients.base import GraphClient, to_numpy
+from fedgraph_flwr.clients.fedomd import FedOMDClient
+from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.runs.checks import check_method, remarks
+from fedgraph_flwr.secure.secagg import Member, limit, unmasked
+from fedgraph_flwr.wire.messages import MODEL, from_record
+from tests.conftest import client_graph
+from tests.methods.test_contract import go  # noqa: F401 (a fixture)
+from tests.support import assert_same_arrays, call_fresh, recorded_messages
+
+SECURE = "privacy.secagg=true"
+EXACT = ["dtype=float64", "model.dropout=0"]
+FOUR = (12, 16, 20, 14)
+
+
+# --- one sum, by hand -------------------------------------------------------------------------------------------------
+
+
+class Round:
+    """A round of members, message by message; every client's public key list and envelopes as the server sees them."""
+
+    def __init__(self, count=5, share=0.6, bits=40, server_round=3):
+        self.round, self.bits = server_round, bits
+        self.members = [Member(i, share, bits) for i in range(count)]
+        self.keys = {i: m.publish(server_round)["keys"] for i, m in enumerate(self.members)}
+        self.needed = 3
+        self.values = {
+            i: {MODEL: {"w": np.random.default_rng(i).normal(size=(50, 4)), "b": np.full(3, float(i))}}
+            for i in range(count)
+        }
+
+    def deal(self):
+        ids, keys = np.arange(len(self.members)), np.stack(list(self.keys.values()))
+        self.dealt = {i: m.deal(ids, keys, self.round) for i, m in enumerate(self.members)}
+        return self
+
+    def mask(self, client, ratio=0.25, among=None):
+        among = range(len(self.members)) if among is None else among
+        envelopes = np.stack([self.dealt[j]["envelopes"][client] for j in among])
+        return self.members[client].masked(self.values[client], ratio, np.array(among), envelopes, self.round)
+
+    def sum(self, answers, shares, among=None):
+        among = range(len(self.members)) if among is None else among
+        return unmasked(answers, shares, list(among), self.keys, self.needed, self.bits, self.round)
+
+    def shares(self, helpers, survivors):
+        return {i: self.members[i].reveal(np.array(survivors), self.round)["shares"] for i in helpers}
+
+
+@pytest.mark.parametrize(
+    ("among", "survivors", "helpers"),
+    [
+        (range(5), range(5), range(5)),
+        (range(5), [0, 2, 4], [0, 2, 4]),  # two fell after their masks were in the sum
+        ([0, 1, 3, 4], [0, 1, 4], [0, 1, 4]),  # one before, one after
+        (range(5), range(5), [1, 2, 4]),  # two fell before they could reveal
+    ],
+)
+def test_the_sum_is_exact_whoever_falls(among, survivors, helpers):
+    made = Round().deal()
+    answers = {i: made.mask(i, among=among) for i in survivors}
+    found = made.sum(answers, made.shares(helpers, list(survivors)), among)
+    for name in ("w", "b"):
+        expected = sum(0.25 * made.values[i][MODEL][name] for i in survivors)
+        np.testing.assert_allclose(found[MODEL][name], expected, rtol=0, atol=5 * 2.0**-41)
+
+
+def test_without_a_survivors_seed_or_a_fallen_ones_key_the_sum_is_noise():
+    """What Shamir shares below the threshold leave: the total of the shares, from which one mask is not taken."""
+    made = Round().deal()
+    answers = {i: made.mask(i) for i in range(5)}
+    shares = made.shares(range(5), list(range(5)))
+    few = dict(list(shares.items())[:2])
+    with pytest.raises(RunFailed, match="do not give the secret that client 0 published"):
+        unmasked(answers, few, list(range(5)), made.keys, 2, made.bits, made.round)
+    total = sum(a[MODEL]["w"].astype(object) for a in answers.values())
+    bare = np.array(total % 2**64, dtype=np.uint64).view(np.int64) * 2.0**-made.bits
+    assert np.median(np.abs(bare)) > 1e5, "the self-masks still stand"
+
+
+def test_masked_values_are_uniform_and_new_each_time():
+    made, again = Round().deal(), Round().deal()
+    for i in (0, 1):
+        made.values[i] = again.values[i] = {MODEL: {"w": np.zeros(8000)}}
+    y, other, next_run = made.mask(0)[MODEL]["w"], made.mask(1)[MODEL]["w"], again.mask(0)[MODEL]["w"]
+    for array in (y, other, next_run):
+        for shift in (60, 28, 0):
+            counts = np.bincount(((array >> np.uint64(shift)) & np.uint64(15)).astype(int), minlength=16)
+            chi = ((counts - 500) ** 2 / 500).sum()
+            assert chi < 60, "15 degrees of freedom: chance 3e-7"
+    assert not (y == next_run).any()
+    assert not (y == other).any()
+
+
+def test_a_wrong_share_ends_the_round():
+    for survivors in (range(5), range(4)):  # a lie about a seed; about a fallen client's key
+        made = Round().deal()
+        answers = {i: made.mask(i) for i in survivors}
+        shares = made.shares(survivors, list(survivors))
+        shares[1][4 if 4 not in survivors else 2] ^= 1
+        who = 4 if 4 not in survivors else 2
+        with pytest.raises(
+            RunFailed, match=f"the secret that client {who} published: one of them revealed a wrong share"
+        ):
+            made.sum(answers, shares)
+
+
+def test_a_term_that_is_not_masked_as_told_ends_the_round():
+    made = Round().deal()
+    answers = {i: made.mask(i) for i in range(5)}
+    answers[2][MODEL]["w"] += np.random.default_rng(0).integers(0, 2**63, size=(50, 4), dtype=np.uint64)
+    with pytest.raises(RunFailed, match="beyond the 32768 that values can add up to"):
+        made.sum(answers, made.shares(range(5), list(range(5))))
+
+
+def test_a_client_answers_each_step_once_and_never_both_ways():
+    made = Round().deal()
+    ids, keys = np.arange(5), np.stack(list(made.keys.values()))
+    first = made.members[0]
+    with pytest.raises(RunFailed, match="client 0 takes each step of a secure sum once"):
+        first.deal(ids, keys, made.round)
+    made.mask(0)
+    assert not {"mask", "self", "envelope"} & first.state.keys(), "its own secrets are gone"
+    with pytest.raises(RunFailed, match="once and in turn"):
+        made.mask(0)
+    with pytest.raises(RunFailed, match="of round 4"):
+        first.reveal(np.arange(5), made.round + 1)
+    with pytest.raises(RunFailed, match=r"over clients \[0, 1\].*expected 3 at least"):
+        first.reveal(np.arange(2), made.round)
+    with pytest.raises(RunFailed, match="itself among them"):
+        first.reveal(np.arange(1, 5), made.round)
+    first.reveal(np.arange(5), made.round)
+    with pytest.raises(RunFailed, match="once and in turn"):
+        first.reveal(np.arange(4), made.round)
+
+
+def test_keys_that_the_server_swapped_for_the_clients_own_are_seen():
+    made = Round()
+    keys = np.stack(list(made.keys.values()))
+    with pytest.raises(RunFailed, match="client 1 was sent a list of keys in which its own are not"):
+        made.members[1].deal(np.arange(5), keys[[0, 0, 2, 3, 4]], made.round)
+    with pytest.raises(RunFailed, match="to add up with 1 others"):
+        made.members[1].deal(np.arange(2), keys[:2], made.round)
+
+
+def test_a_floor_holds_in_every_step():
+    made = Round().deal()
+    made.members[0].floor = 5
+    with pytest.raises(RunFailed, match="to those of 3 others"):
+        made.mask(0, among=range(4))
+    for client in range(5):
+        made.mask(client)
+    with pytest.raises(RunFailed, match="expected 5 at least"):
+        made.members[0].reveal(np.arange(4), made.round)
+
+
+def test_what_does_not_fit_the_fixed_point_is_refused():
+    for value in (np.inf, np.nan, limit(40), -limit(40)):
+        made = Round().deal()
+        made.values[0][MODEL]["b"][1] = value
+        with pytest.raises(RunFailed, match=r"client 0 has a value of .* lower privacy\.secagg_bits=40"):
+            made.mask(0)
+
+
+# --- in a run ---------------------------------------------------------------------------------------------------------
+
+
+def accepted(method):
+    """Whether the method declares that sums are all it needs."""
+    server = locate(compose([f"strategy={method}"]).strategy.server)
+    cfg = compose([f"strategy={method}"]).strategy
+    return bool(cfg.shared) and not cfg.pooled and MODEL in server.sums and not server.beyond_sums
+
+
+@pytest.mark.parametrize("method", group_names("strategy"))
+def test_every_method_ends_as_without_or_is_refused(method, go):  # noqa: F811
+    if not accepted(method):
+        with pytest.raises(FedGraphError, match=rf"privacy\.secagg=true shows .*strategy={method} needs [^.]+; use"):
+            check_method(compose([f"strategy={method}", SECURE]))
+        return
+    words = ["rounds=2", "train.optimizer=sgd", *EXACT]  # Adam divides rounding by vanishing gradients
+    plain, found = go(method, *words), go(method, *words, SECURE)
+    assert found.summary["failures"] == {}
+    masked = 2 if "moments_sum" in found.summary["bytes_by_phase"] else 1
+    assert found.summary["exchanges_per_round"] == plain.summary["exchanges_per_round"] + 3 * masked
+    for name, array in plain.arrays.items():
+        scale = np.abs(array).max(initial=1e-3)
+        np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9 * scale, err_msg=name)
+
+
+def test_messages_hold_no_plain_parameters(run, monkeypatch):
+    trained = []
+    fit = GraphClient.fit
+
+    def spy(self, *args):
+        answer = fit(self, *args)
+        trained.append(answer[0])
+        return answer
+
+    monkeypatch.setattr(GraphClient, "fit", spy)
+    with recorded_messages(monkeypatch) as messages:
+        run("rounds=1", SECURE)
+    up = [c for d, _, c in messages if d == "up" and MODEL in c]
+    assert len(up) == 3
+    for content in up:
+        for array in from_record(content[MODEL]).values():
+            assert array.dtype == np.uint64
+    everything = b"".join(
+        a.data for d, _, c in messages if d == "up" for r in c.array_records.values() for a in r.values()
+    )
+    for parameters in trained:
+        for array in parameters:
+            for value in array.ravel()[:5]:
+                assert float(value) == 0 or value.tobytes() * 2 not in everything
+            assert array.tobytes() not in everything
+
+
+def answered(messages):
+    """Groups of clients' answers: those in the clear, and those that are terms of sums; no group is both."""
+    kinds = {
+        (group, array.dtype == "uint64")
+        for direction, _, content in messages
+        for group, record in content.array_records.items()
+        for array in record.values()
+        if direction == "up" and group != "secagg"
+    }
+    return {group for group, masked in kinds if not masked}, {group for group, masked in kinds if masked}
+
+
+def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypatch):  # noqa: F811
+    """FedOMD: each layer's range travels as it is, or is not asked for; moments and model are terms of sums."""
+    for words, seen in (([], {"range"}), (["strategy.cmd_range=unit"], set())):
+        with monkeypatch.context() as patch, recorded_messages(patch) as messages:
+            finished = go("fedomd", "rounds=2", SECURE, *words)
+        assert finished.summary["failures"] == {}
+        plain, masked = answered(messages)
+        assert plain == seen
+        assert masked == {"moments", MODEL}
+        told = remarks(finished.cfg)
+        assert [text for text in told if "still shows the server each client's range" in text] == told[: len(seen)]
+
+
+def test_keys_of_a_rounds_two_sums_are_told_apart(go, monkeypatch):  # noqa: F811
+    """What a signature is of names the sum, so that a server cannot bring the first one's keys again."""
+    seen = []
+    publish = Member.publish
+
+    def spy(self, server_round, exchange=0):
+        seen.append((self.client, server_round, exchange))
+        return publish(self, server_round, exchange)
+
+    monkeypatch.setattr(Member, "publish", spy)
+    go("fedomd", "rounds=2", SECURE)
+    assert sorted(seen) == [(client, r, k) for client in range(3) for r in (1, 2) for k in (0, 1)]
+
+
+def test_coefficients_that_are_handed_on_travel_beside_the_sum_and_the_user_is_told(go, monkeypatch):  # noqa: F811
+    with recorded_messages(monkeypatch) as messages:
+        finished = go("fedhgn", "rounds=2", SECURE)
+    assert answered(messages) == ({"coefficients"}, {MODEL})
+    assert any(text.endswith("still shows the server each client's coefficients") for text in remarks(finished.cfg))
+    assert not remarks(compose(["strategy=fedavg", SECURE]))
+
+
+@pytest.mark.parametrize("name", ["moments", "means", "moments_about"])
+def test_a_client_gives_no_statistics_that_are_no_term_of_a_sum(name):
+    client = FedOMDClient(compose(["strategy=fedomd", "num_clients=3", "model.hidden=8", SECURE]), client_graph(0))
+    model = {name: to_numpy(tensor) for name, tensor in client.shared.items()}
+    groups = {MODEL: model, "point": {"mean": np.zeros((3, 8), np.float32)}}
+    with pytest.raises(RunFailed, match="client 0 was not asked for a masked answer in round 0, and gives no other"):
+        client.answer(name, groups, {})
+
+
+def falling(monkeypatch, *falls):
+    """Clients that give an error in these phases, as (round, phase, client)."""
+    answer = GraphClient.answer
+
+    def spy(self, name, groups, config):
+        told = answer(self, name, groups, config)
+        if (self.server_round, name, self.graph.client) in falls:
+            raise RunFailed("the power is out")
+        return told
+
+    monkeypatch.setattr(GraphClient, "answer", spy)
+
+
+def test_clients_may_fall_at_every_step(run, monkeypatch):
+    """Those that never gave an answer to ``train`` are left out as they are without secure aggregation."""
+    words = ["rounds=5", "strategy.min_clients=2", "train.optimizer=sgd", *EXACT, "privacy.secagg_threshold=0.6"]
+    lost = [(1, "train", 3), (2, "train", 0), (3, "train", 1)]
+    with monkeypatch.context() as patch:
+        falling(patch, *lost)
+        plain = run(*words, sizes=FOUR)
+    falling(monkeypatch, (1, "secagg_keys", 3), (2, "secagg_shares", 0), (3, "train", 1), (4, "unmask", 2))
+    found = run(*words, SECURE, sizes=FOUR)
+    for name, array in plain.arrays.items():
+        np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("phase", ["secagg_keys", "secagg_shares", "train", "unmask"])
+def test_below_the_threshold_the_run_ends_with_a_sentence(phase, run, monkeypatch):
+    falling(monkeypatch, (2, phase, 0), (2, phase, 1))
+    with pytest.raises(
+        RunFailed, match=rf"round 2, {phase}: 2 of 4 .* 3 needed .*privacy.secagg_threshold=0.66.*power is out"
+    ):
+        run(SECURE, sizes=FOUR)
+
+
+def test_a_client_that_lies_about_a_share_ends_the_run(run, monkeypatch):
+    reveal = Member.reveal
+
+    def lie(self, *args):
+        told = reveal(self, *args)
+        return {"shares": told["shares"] ^ (self.client == 1)}
+
+    monkeypatch.setattr(Member, "reveal", lie)
+    with pytest.raises(
+        RunFailed, match=r"the shares of clients \[0, 1\] do not give the secret that client 0 published"
+    ):
+        run(SECURE)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedomd"])
+def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
+    words = [f"strategy={method}", SECURE, "rounds=4", "strategy.fraction=0.75"]
+    whole = run(*words, sizes=FOUR)
+    half = run(*words, "rounds=2", "checkpoint_every=1", sizes=FOUR)
+    for file in half.out.rglob("*.safetensors"):
+        assert not [name for name in read_tensors(file)[0] if "secagg" in name], "keys are filed in no checkpoint"
+    session.forget(0)
+    resumed = run(*words, f"resume={half.out}", f"out={half.out}", sizes=FOUR)
+    assert_same_arrays(resumed.arrays, whole.arrays)
+    monkeypatch.setattr(InlineGrid, "_call", call_fresh)
+    assert_same_arrays(run(*words, sizes=FOUR).arrays, whole.arrays)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["privacy.secagg_threshold=0.5"], r"privacy.secagg_threshold must lie in \(0.5, 1\], got 0.5"),
+        (["privacy.secagg_bits=60"], r"privacy.secagg_bits must lie in \[8, 48\], got 60"),
+        (["privacy.dp=client_fixed"], "privacy.secagg=true hides from the server what privacy.dp=client_fixed"),
+        (["strategy=fedomd", "strategy.exchange=two_phase"], "set strategy.exchange=one_phase, not two_phase"),
+        (
+            ["strategy=fedomd", "strategy.weighting=train"],
+            "only with strategy.weighting=nodes, not train: set that, or",
+        ),
+        (
+            ["strategy=fedhgn", "strategy.shared=[coefficients]", "strategy.private_schema=false"],
+            "shared holds 'coefficients': coefficients are averaged over the clients that hold a type, which no sum over",
+        ),
+        (["num_clients=2"], "adds up at least 3 clients, a round of this run has 2"),
+        (["num_clients=10", "strategy.fraction=0.2"], "a round of this run has 2"),
+    ],
+)
+def test_what_cannot_be_summed_is_refused_before_clients_start(words, sentence):
+    with pytest.raises(FedGraphError, match=sentence):
+        check_method(compose([SECURE, *words]))
+
+
+def test_an_answer_that_a_method_does_not_declare_is_refused(run, monkeypatch):
+    from fedgraph_flwr.strategies.scaffold import Scaffold
+
+    monkeypatch.setattr(Scaffold, "sums", (MODEL,))
+    with pytest.raises(FedGraphError, match="shows the server sums alone, and scaffold asks for 'variates'"):
+        run("strategy=scaffold", SECURE)

@@ -1,0 +1,341 @@
+"""Differential privacy by config: its limits, the bound on an update, the noise, and the accountant's ε."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.rdp import rdp_privacy_accountant
+
+from fedgraph_flwr.cli.run import print_summary
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.report.writing import write_report
+from fedgraph_flwr.secure.accounting import epsilon_at
+from fedgraph_flwr.secure.clipping import clipped_model
+from tests.conftest import client_graph
+from tests.support import recorded_messages
+
+UNIFORM = "strategy.weighting=uniform"
+NOISY = [UNIFORM, "privacy.dp=server_fixed", "privacy.noise_multiplier=4"]
+LIAR = ["adversary.kind=scaling", "adversary.clients=[1]"]
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedavgm"])
+def test_no_noise_and_a_huge_norm_give_the_plain_method(run, strategy):
+    plain = run(f"strategy={strategy}", UNIFORM)
+    found = run(f"strategy={strategy}", UNIFORM, "privacy.dp=client_fixed", "privacy.clipping_norm=1e6")
+    for name, array in plain.arrays.items():
+        np.testing.assert_allclose(found.arrays[name], array, atol=1e-6, err_msg=name)
+        assert found.arrays[name].dtype == np.float32
+    assert found.summary["exchanges_per_round"] == 1
+    assert found.summary["privacy"] == {"epsilon": None, "delta": 1e-5, "releases": 3}
+
+
+def _step(messages, finished):
+    """θ^{t+1} − θ^t of a one-round run and each client's reply minus θ^t, all flat."""
+    from fedgraph_flwr.wire.messages import from_record
+
+    def flat(content):
+        return _flat(from_record(content["model"]))
+
+    sent = next(flat(c) for d, _, c in messages if d == "down" and c["config"]["phase"] == "train")
+    replies = [flat(c) - sent for d, _, c in messages if d == "up" and "model" in c]
+    return _flat(finished.arrays) - sent, replies
+
+
+def _flat(arrays):
+    return np.concatenate([arrays[name].ravel() for name in sorted(arrays)]).astype(np.float64)
+
+
+@pytest.fixture
+def no_noise(monkeypatch):
+    """Noise of which nothing is left, so that what it is added to can be seen."""
+    seeded, silent = np.random.default_rng, type("Silent", (), {"normal": lambda self, scale, size: np.zeros(size)})
+    monkeypatch.setattr("numpy.random.default_rng", lambda *seed: seeded(*seed) if seed else silent())
+
+
+@pytest.mark.parametrize("dp", ["server_fixed", "client_fixed"])
+def test_updates_are_scaled_to_the_norm(run, monkeypatch, no_noise, dp):
+    with recorded_messages(monkeypatch) as messages:
+        plain = run(UNIFORM, "rounds=1")
+    _, updates = _step(messages, plain)
+    norm = float(np.sort([np.linalg.norm(u) for u in updates])[1])  # binds one client, touches one, spares one
+    expected = np.mean([u * min(1, norm / np.linalg.norm(u)) for u in updates], axis=0)
+    assert np.linalg.norm(expected - np.mean(updates, axis=0)) > 1e-4
+    with recorded_messages(monkeypatch) as messages:
+        words = [f"privacy.dp={dp}", f"privacy.clipping_norm={norm}", "privacy.noise_multiplier=1"]
+        clipped = run(UNIFORM, "rounds=1", *words)
+    step, replies = _step(messages, clipped)
+    np.testing.assert_allclose(step, expected, atol=1e-6)
+    longest = max(np.linalg.norm(u) for u in replies)
+    assert (longest <= norm * (1 + 1e-9)) == (dp == "client_fixed")  # exactly, though float32 rounds
+
+
+@pytest.mark.parametrize("gone", [[], [1], [0, 2]])
+def test_the_divisor_does_not_depend_on_who_answered(run, monkeypatch, no_noise, gone):
+    """One client more or less moves the model by C / n at most, also where it would change the number of answers."""
+    train = GraphClient.train
+
+    def fails(self):
+        if self.graph.client in gone:
+            raise ValueError("gone")
+        return train(self)
+
+    monkeypatch.setattr(GraphClient, "train", fails)
+    with recorded_messages(monkeypatch) as messages:
+        done = run(*NOISY, "rounds=1", "privacy.clipping_norm=0.01")
+    step, updates = _step(messages, done)
+    assert len(updates) == 3 - len(gone)
+    np.testing.assert_allclose(step, sum(u * 0.01 / np.linalg.norm(u) for u in updates) / 3, atol=1e-7)
+
+
+def test_a_cohort_planned_is_the_divisor(run, no_noise, monkeypatch):
+    with recorded_messages(monkeypatch) as messages:
+        done = run(*NOISY, "rounds=1", "privacy.clipping_norm=0.01", "strategy.fraction=0.6")
+    step, updates = _step(messages, done)
+    assert len(updates) == 2
+    np.testing.assert_allclose(step, sum(u * 0.01 / np.linalg.norm(u) for u in updates) / 2, atol=1e-7)
+
+
+@pytest.mark.parametrize("bound", [1e-7, 1e-3, 0.3, 50.0])
+def test_a_clipped_model_is_no_longer_than_the_norm_after_rounding(bound):
+    """Weights a thousand times as large as the bound: rounding to float32 alone would lengthen the update."""
+    rng = np.random.default_rng(0)
+    origin = {"a": rng.normal(size=(30, 7)).astype(np.float32) * 100}
+    model = {"a": origin["a"] + rng.normal(size=(30, 7)).astype(np.float32)}
+    sent = clipped_model(model, origin, bound)
+    assert sent["a"].dtype == np.float32
+    norm = np.linalg.norm(sent["a"].astype(np.float64) - origin["a"])
+    assert norm <= bound
+    if bound in (0.3, 50.0):
+        full = np.linalg.norm(model["a"].astype(np.float64) - origin["a"])
+        assert norm == pytest.approx(min(bound, full), rel=1e-3)
+
+
+def test_who_sends_more_than_the_norm_is_refused_by_name(run):
+    words = [UNIFORM, "rounds=1", "privacy.dp=client_fixed", "privacy.clipping_norm=0.01"]
+    liar = run(*words, "adversary.kind=scaling", "adversary.strength=1.1", "adversary.clients=[1]")
+    (who, reason), *others = liar.summary["failures"].items()
+    assert (who, others) == ("1 (train)", [])
+    assert "client 1 answered with an update of L2 norm 0.011" in reason
+    server = [w.replace("client_fixed", "server_fixed") for w in words] + ["privacy.noise_multiplier=1"]
+    assert run(*server, *LIAR).summary["failures"] == {}
+
+
+def test_a_client_without_training_nodes_adds_nothing(run, monkeypatch, no_noise, tmp_path):
+    for client in range(3):
+        graph = client_graph(client)
+        graph.train_mask &= client != 1
+        graph.save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
+    with recorded_messages(monkeypatch) as messages:
+        done = run(*NOISY, "rounds=1", "privacy.clipping_norm=0.01", f"graph={tmp_path / 'graphs'}")
+    assert done.summary["failures"] == {}
+    step, updates = _step(messages, done)
+    assert np.linalg.norm(updates[1]) == 0
+    np.testing.assert_allclose(step, sum(updates[i] * 0.01 / np.linalg.norm(updates[i]) for i in (0, 2)) / 3, atol=1e-7)
+
+
+def test_the_noise_is_as_wide_as_said_and_new_in_every_run(run):
+    words = [UNIFORM, "rounds=1", "privacy.dp=client_fixed", "model.hidden=256"]
+    still = run(*words)
+    noisy = [run(*words, "privacy.noise_multiplier=2") for _ in range(2)]
+    noise = [_flat(n.arrays) - _flat(still.arrays) for n in noisy]
+    size = noise[0].size
+    for one in noise:  # z C / n, to five standard errors
+        assert abs(one.std() / (2 * 1.0 / 3) - 1) < 5 / math.sqrt(2 * size)
+    assert abs(np.corrcoef(*noise)[0, 1]) < 5 / math.sqrt(size)
+
+
+@pytest.mark.parametrize(("noise", "releases"), [(0.5, 1), (1.0, 30), (4.0, 5), (20.0, 200)])
+@pytest.mark.parametrize("delta", [1e-2, 1e-6])
+def test_epsilon_is_that_of_an_independent_accountant(noise, releases, delta):
+    """Google's: loss distributions on a grid come out a little above the exact value, Rényi's bound well above."""
+    gaussians = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(noise), releases)
+    ours = epsilon_at(delta, noise, releases)
+    grid = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-3).compose(gaussians)
+    assert ours == pytest.approx(grid.get_epsilon(delta), rel=5e-3)
+    bound = rdp_privacy_accountant.RdpAccountant().compose(gaussians).get_epsilon(delta)
+    assert ours < bound < 1.3 * ours + 0.2
+
+
+def test_epsilon_grows_with_every_release(run):
+    words = [UNIFORM, "privacy.dp=client_fixed", "privacy.noise_multiplier=4", "privacy.delta=1e-4", "rounds=4"]
+    finished = run(*words)
+    spent = [r["privacy"]["epsilon"] for r in finished.rounds]
+    assert spent == [epsilon_at(1e-4, 4, t) for t in (1, 2, 3, 4)] == sorted(spent)
+    assert finished.summary["privacy"] == {"epsilon": spent[-1], "delta": 1e-4, "releases": 4}
+
+
+def test_a_run_ends_before_the_release_that_exceeds_its_budget(run):
+    budget = epsilon_at(1e-5, 4, 3) * 1.01
+    words = [*NOISY, f"privacy.epsilon_budget={budget}", "checkpoint_every=2"]
+    finished = run(*words, "rounds=9")
+    assert [r["round"] for r in finished.rounds] == [1, 2, 3]
+    assert finished.summary["privacy"]["epsilon"] <= budget == finished.summary["privacy"]["budget"]
+    assert "metrics" in finished.rounds[-1]
+    again = run(*words, "rounds=9", f"resume={finished.out}", f"out={finished.out}")
+    assert again.summary["privacy"]["releases"] == 3  # round 2's checkpoint booked what the budget left, and no more
+    assert len(again.rounds) == 2
+
+
+def test_no_score_and_no_loss_travels_where_none_is_wanted(run, monkeypatch, capsys):
+    with recorded_messages(monkeypatch) as messages:
+        done = run(*NOISY, "privacy.scores=none")
+    numbers = [dict(c["metrics"]) for d, _, c in messages if d == "up" and "model" in c]
+    assert len(numbers) == 9
+    assert all(sorted(told) == ["client", "num_train"] for told in numbers)
+    assert {c["config"]["phase"] for d, _, c in messages if d == "down"} == {"describe", "train"}
+    assert done.summary["privacy"]["releases"] == 3
+    assert np.isnan(done.summary["test_accuracy"])
+    print_summary(done.summary, done.cfg)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not covered: numbers of training nodes" in shown
+
+
+def test_noised_scores_are_means_with_the_models_noise_and_count_as_releases(run, capsys):
+    """2 scores of 3 clients: noise of deviation z √2 / 3 on each mean, one release for each of 30 rounds beside its model."""
+    words = [
+        UNIFORM,
+        "privacy.dp=client_fixed",
+        "privacy.noise_multiplier=0.9",
+        "privacy.clipping_norm=1e-6",
+        "rounds=30",
+    ]
+    still, done = run(*words), run(*words, "privacy.scores=noised")  # updates so short that the model stays as it was
+    assert done.summary["privacy"]["releases"] == 60
+    assert done.rounds[9]["privacy"]["releases"] == 10 + 9
+    names = sorted(done.rounds[0]["metrics"])
+    assert names == ["test_accuracy", "val_accuracy"]
+    assert all(r["clients"] == {} and r["train"] == {} for r in done.rounds)
+    rounds = zip(done.rounds, still.rounds, strict=True)
+    errors = np.array([[noisy["metrics"][n] - true["metrics"][n] for n in names] for noisy, true in rounds])
+    assert errors.std() == pytest.approx(0.9 * math.sqrt(2) / 3, rel=5 / math.sqrt(2 * errors.size))
+    assert abs(errors.mean()) < 5 * errors.std() / math.sqrt(errors.size)
+    print_summary(done.summary, done.cfg)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "after 60 releases of the model and of scores" in shown
+    assert "not covered: numbers of training nodes" in shown
+
+
+def test_a_budget_covers_noised_scores_too(run):
+    """Five releases: two rounds with their scores, which a third would make six."""
+    budget = epsilon_at(1e-5, 4, 5) * 1.001
+    done = run(*NOISY, "privacy.scores=noised", f"privacy.epsilon_budget={budget}", "rounds=9", "checkpoint_every=2")
+    assert [r["round"] for r in done.rounds] == [1, 2]
+    assert all("metrics" in r for r in done.rounds)
+    assert done.summary["privacy"]["releases"] == 4
+
+
+def test_the_terminal_and_the_report_tell_epsilon_and_what_it_does_not_cover(run, capsys):
+    done = run(*NOISY)
+    print_summary(done.summary, done.cfg)
+    shown = " ".join(capsys.readouterr().out.split())
+    page = write_report([done.out], done.out / "report.html").read_text()
+    for text in (shown, page):
+        assert f"ε = {epsilon_at(1e-5, 4, 3):.3g} at δ = 1e-05 after 3 releases" in text
+        assert "not covered: scores, training losses and numbers of training nodes" in text
+
+
+def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path):
+    """Two attempts die before their next checkpoint, one of them with another interval; the third ends."""
+    from fedgraph_flwr.strategies.privacy import Privacy
+
+    released = 0
+    aggregate = Privacy.release
+
+    def counted(self, *args):
+        nonlocal released
+        released += 1
+        return aggregate(self, *args)
+
+    monkeypatch.setattr(Privacy, "release", counted)
+
+    def attempt(dies_after, *words):
+        nonlocal released
+        bound = released + dies_after if dies_after else math.inf
+
+        def dies(self, *args):
+            answer = counted(self, *args)
+            if released >= bound:
+                raise KeyboardInterrupt
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Privacy, "release", dies)
+            return run(*NOISY, "rounds=8", f"out={tmp_path / 'run'}", *words)
+
+    again = f"resume={tmp_path / 'run'}"
+    with pytest.raises(KeyboardInterrupt):
+        attempt(4, "checkpoint_every=3")  # after round 4: the checkpoint is that of round 3
+    with pytest.raises(KeyboardInterrupt):
+        attempt(4, "checkpoint_every=20", again)  # after round 7, with no checkpoint before the end
+    finished = attempt(0, "checkpoint_every=0", again)
+    told = finished.summary["privacy"]["releases"]
+    assert released == 4 + 4 + 5
+    assert told >= released
+    assert told == 3 + 3 + 5 + 5  # round 3, what could follow it in the first and second attempt, and the third's
+    assert [r["privacy"]["releases"] for r in finished.rounds][2:] == [3, 12, 13, 14, 15, 16]
+
+
+def test_a_run_that_ended_and_is_made_longer_books_each_round_once(run):
+    whole = run(*NOISY, "rounds=4", "checkpoint_every=2")
+    longer = run(*NOISY, "rounds=6", "checkpoint_every=2", f"resume={whole.out}", f"out={whole.out}")
+    assert longer.summary["privacy"]["releases"] == 6
+
+
+@pytest.mark.parametrize("before", [[UNIFORM], [*NOISY[:2], "privacy.noise_multiplier=1"]])
+def test_a_run_is_not_resumed_with_other_noise(run, before):
+    whole = run(*before, "rounds=2", "checkpoint_every=2")
+    with pytest.raises(FedGraphError, match=r"privacy\.noise_multiplier=4\.0 \(it has"):
+        run(*NOISY, "rounds=4", f"resume={whole.out}", f"out={whole.out}")
+
+
+def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
+    whole = run(*NOISY, "rounds=2", "checkpoint_every=2")
+    with pytest.raises(FedGraphError, match="in its own folder"):
+        run(*NOISY, "rounds=4", f"resume={whole.out}")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["strategy=fedomd"], "fedomd exchanges more"),
+        (["strategy=fedgrad"], "fedgrad exchanges more"),
+        (["strategy=local"], "local shares nothing"),
+        (["strategy=central"], "central has one client"),
+        (["strategy=fedavg"], "strategy.weighting=uniform"),
+        ([UNIFORM, "privacy.delta=0"], "privacy.delta must lie"),
+        ([UNIFORM, "privacy.delta=0.4"], "publish one of 3 clients whole: expected at most 0.33"),
+        ([UNIFORM, "privacy.epsilon_budget=0.1"], "does not allow one round, whose ε is 4"),
+        ([UNIFORM, "privacy.scores=some"], "privacy.scores 'some' unknown"),
+        ([UNIFORM, "privacy.scores=noised", "evaluation.trained=true"], "evaluation.trained=true asks for more"),
+        (
+            [UNIFORM, "privacy.scores=noised", "evaluation.average=test_nodes"],
+            "evaluation.average=test_nodes asks for more",
+        ),
+        (["strategy=fedavg_ft", UNIFORM, "privacy.scores=noised"], "strategy.personal=true asks for more"),
+        ([UNIFORM, "privacy.scores=noised", "evaluation.confusion=true"], "evaluation.confusion=true asks for more"),
+        ([UNIFORM, "privacy.scores=none", "evaluation.patience=3"], "evaluation.patience=3 needs scores"),
+        ([UNIFORM, "privacy.scores=none", "evaluation.confusion=true"], "evaluation.confusion=true needs scores"),
+        ([UNIFORM, "privacy.clipping_norm=0"], "privacy.clipping_norm must be > 0"),
+    ],
+)
+def test_what_cannot_be_covered_is_refused(run, words, told):
+    with pytest.raises(FedGraphError, match=told):
+        run(*words, "privacy.dp=server_fixed", "privacy.noise_multiplier=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["privacy.noise_multiplier=1"], "adds no noise with privacy.dp=none"),
+        (["privacy.dp=server_fixed"], "protects nobody"),
+        (["privacy.dp=client_fixed", "privacy.scores=noised"], "without privacy.noise_multiplier adds no noise"),
+        (["privacy.dp=client_fixed", "privacy.epsilon_budget=1"], "has no ε to bound"),
+    ],
+)
+def test_settings_that_do_nothing_are_refused(run, words, told):
+    with pytest.raises(FedGraphError, match=told):
+        run(UNIFORM, *words)

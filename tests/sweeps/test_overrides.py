@@ -1,0 +1,130 @@
+"""Words with several values: which runs they mean, and what they are called."""
+
+import pytest
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.sweeps import results_index
+from fedgraph_flwr.sweeps.overrides import parse_sweep
+from fedgraph_flwr.sweeps.values import expand
+from tests.sweeps.conftest import SMALL, one, rows, sweep
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("fedavg,fedprox", ["fedavg", "fedprox"]),
+        ("0..4", ["0", "1", "2", "3", "4"]),
+        ("7,0..2, -1..0", ["7", "0", "1", "2", "-1", "0"]),
+        ("[a,b]", ["[a,b]"]),
+        ("[a,[b,c]],{d: e,f: g}", ["[a,[b,c]]", "{d: e,f: g}"]),
+        ("'a,b',\"c,'d\"", ["'a,b'", '"c,\'d"']),
+        ("loguniform(1e-4,1e-1)", ["loguniform(1e-4,1e-1)"]),
+        ("../data", ["../data"]),
+        ("1e-3..1e-1", ["1e-3..1e-1"]),
+        ("", [""]),
+    ],
+)
+def test_values_of_a_word(text, values):
+    assert expand(text) == values
+
+
+@pytest.mark.parametrize("text", ["[a,b", "a]b[", "'a,b", "a,,b", "a,", "4..0", "0..99999"])
+def test_values_that_are_none(text):
+    with pytest.raises(FedGraphError):
+        expand(text)
+
+
+def runs_of(asked):
+    return {(c.setting, c.method, c.seed): set(c.words) for c in asked.cells({})}
+
+
+def test_methods_are_columns_and_other_keys_rows(place):
+    words = ["strategy=fedavg,fedprox", "train.lr=0.01,0.003", "seed=0..1", "rounds=5", "strategy.mu=1"]
+    asked = parse_sweep(words)
+    told = runs_of(asked)
+    assert len(told) == 2 * 4 * 2
+    assert told["0.003", "fedprox", 1] == {"rounds=5", "train.lr=0.003", "strategy=fedprox", "strategy.mu=1", "seed=1"}
+    assert told["0.01", "fedavg", 0] == {"rounds=5", "train.lr=0.01", "strategy=fedavg", "seed=0"}  # it has no mu
+    assert told["0.01", "Local", 0] == {"rounds=5", "train.lr=0.01", "strategy=local", "seed=0"}
+    assert list(asked.methods) == ["Majority", "Local", "fedavg", "fedprox"]
+    assert (asked.figure, asked.reference) == ("train.lr", "Local")
+    assert runs_of(parse_sweep(words[::-1])) == told
+    assert parse_sweep(words[::-1]).results == asked.results  # and they go on with the same file
+    assert parse_sweep([*words[:2], "seed=0..9", *words[3:]]).results == asked.results  # as with more seeds
+    assert parse_sweep([*words[:3], "rounds=6"]).results != asked.results
+
+
+def test_values_of_a_methods_key_are_columns_of_their_own():
+    asked = parse_sweep(["strategy=fedavg,fedprox", "strategy.mu=0.1,1", "strategy.fraction=0.5"], baselines=False)
+    assert list(asked.methods) == ["fedavg", "fedprox, mu=0.1", "fedprox, mu=1"]
+    assert "strategy.fraction=0.5" in asked.methods["fedavg"]
+    assert asked.methods["fedprox, mu=1"] == ["strategy=fedprox", "strategy.fraction=0.5", "strategy.mu=1"]
+
+
+def test_several_keys_name_their_rows():
+    asked = parse_sweep(["dataset=cora,citeseer", "num_clients=3,5"])
+    assert list(asked.settings) == [f"dataset={d}, num_clients={n}" for d in ("cora", "citeseer") for n in (3, 5)]
+    assert list(asked.methods) == ["Majority", "Local", "fedavg"]
+    assert list(parse_sweep(["dataset=cora,citeseer"]).settings) == ["cora", "citeseer"]
+    assert list(parse_sweep(["strategy=fedprox"]).settings) == ["csbm"]
+    assert parse_sweep(["strategy=fedavg", "strategy.shared=[a,b]"]).methods["fedavg"][-1] == "strategy.shared=[a,b]"
+
+
+def test_what_is_chosen_stands_behind_a_cell():
+    asked = parse_sweep(
+        ["strategy=fedavg,fedprox", "train.lr=0.1,0.2", "strategy.mu=0,1", "choose=train.lr,strategy.mu"]
+    )
+    assert list(asked.settings) == ["csbm"]
+    assert len(asked.choices("csbm", "fedprox", {})) == 4
+    assert [set(words) for words in asked.choices("csbm", "fedavg", {}).values()] == [
+        {"strategy=fedavg", "train.lr=0.1"},
+        {"strategy=fedavg", "train.lr=0.2"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["strategy"], "'strategy' is not of the form key=value"),
+        (["rounds=1", "rounds=2"], "rounds is there twice"),
+        (["train.lr=1,1"], "has a value twice"),
+        (["choose=train.lr", "train.lr=1"], "choose=train.lr needs several values"),
+        (["train.lr=loguniform(1e-4,1e-1)"], "a number of trials and a key with a distribution go together"),
+        (["strategy.mu=1"], "which none of the methods has"),
+        (["strategy=fedavgg"], "did you mean 'fedavg'"),
+        (["seed=a"], "seeds must be different whole numbers"),
+    ],
+)
+def test_wrong_words(words, told):
+    with pytest.raises(FedGraphError, match=told):
+        parse_sweep(words)
+
+
+def test_words_run_from_any_folder_beside_nothing(place, ran):
+    words = [*SMALL, "strategy=fedavg", "train.local_steps=1,2", "seed=0..1"]
+    sweep(*words)
+    assert len(ran) == 2 * 3 * 2
+    text = one(place / "sweeps", ".md").read_text()
+    assert "| train.local_steps | Majority | Local | fedavg |" in text
+    assert "95 % interval of the difference to Local, paired by seed (t, n = 2 seeds):" in text
+    assert len(rows(one(place / "sweeps", ".csv"))) == 12
+    ran.clear()
+    sweep(
+        *[*SMALL, "strategy=fedavg", "train.local_steps=2,1,3", "seed=0..1"]
+    )  # another table with some of the same runs
+    assert len(ran) == 3 * 2
+    sweep(*words, "--out", "elsewhere", "--no-baselines")
+    assert one(place / "elsewhere", ".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_configuration_of_ones_own(place, ran):
+    (place / "mine.yaml").write_text("strategy: {name: fedprox, mu: 0.5}\nrounds: 1\n")
+    words = [word for word in SMALL if not word.startswith("rounds")]
+    sweep("config=mine.yaml", *words, "--no-baselines")
+    [row] = rows(one(place / "sweeps", ".csv"))
+    assert row["method"] == "fedprox"
+    (place / "mine.yaml").write_text("strategy: {name: fedprox, mu: 0.5}\nrounds: 2\n")
+
+    results_index._digest.cache_clear()  # as in another process
+    sweep("config=mine.yaml", *words, "--no-baselines")
+    assert len(ran) == 2  # another content is another run

@@ -1,0 +1,119 @@
+"""Arrays to messages and back, their sizes, and random streams."""
+
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.wire.messages import (
+    bared,
+    check_arrays,
+    derive_seed,
+    dressed,
+    from_record,
+    numbers_record,
+    pack,
+    payload_bytes,
+    to_record,
+)
+
+ARRAYS = {
+    "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "transposed": np.arange(6, dtype=np.float64).reshape(2, 3).T,
+    "scalar": np.array(3.5),
+    "empty": np.zeros((0, 4), np.float32),
+    "ids": np.array([1, 2**40], dtype=np.int64),
+    "flags": np.array([True, False]),
+}
+
+
+def test_bytes_are_those_that_flower_itself_writes_and_reads():
+    ours = to_record(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert ours[name].data == Array(np.asarray(array, order="C")).data
+        np.testing.assert_array_equal(ours[name].numpy(), array)
+
+
+def test_a_record_made_at_once_is_the_one_that_flower_makes():
+    numbers = {"a": 1.5, "n": 3, "l": [0.5, 2.0], "i": [1, 2], "none": []}
+    assert numbers_record(numbers).deflate() == MetricRecord(numbers).deflate()
+    assert type(to_record(ARRAYS)["ids"]) is Array
+    assert (
+        to_record(ARRAYS).deflate()
+        == ArrayRecord({n: Array(np.asarray(a, order="C")) for n, a in ARRAYS.items()}).deflate()
+    )
+
+
+@pytest.mark.parametrize("value", [True, "1", None, [True], ["1"], [1, 0.5], [[1.0]], np.int64(1), (1, 2)], ids=repr)
+def test_a_record_of_numbers_takes_what_flower_takes(value):
+    with pytest.raises(TypeError):
+        MetricRecord({"a": value})
+    with pytest.raises(TypeError):
+        numbers_record({"a": value})
+
+
+def test_a_record_takes_names_alone():
+    with pytest.raises(TypeError):
+        numbers_record({1: 0.5})
+    with pytest.raises(TypeError):
+        to_record({1: np.zeros(2)})
+
+
+def test_a_content_without_its_classes_comes_back_the_same():
+    content = pack({"model": ARRAYS, "none": {}})
+    content["numbers"] = MetricRecord({"a": [0.5], "b": 2})
+    content["words"] = ConfigRecord({"phase": "train", "flag": True, "bytes": b"x"})
+    again = dressed(pickle.loads(pickle.dumps(bared(content))))
+    assert list(again) == list(content)
+    for key, record in content.items():
+        assert type(again[key]) is type(record)
+        assert again[key].deflate() == record.deflate()
+
+
+def test_round_trip():
+    for name, array in from_record(to_record(ARRAYS)).items():
+        np.testing.assert_array_equal(array, ARRAYS[name])
+        assert (array.dtype, array.shape) == (ARRAYS[name].dtype, ARRAYS[name].shape)
+
+
+@pytest.mark.parametrize("field", ["dtype", "shape", "data", "stype"])
+def test_a_message_that_lies_about_an_array_is_refused(field):
+    honest = to_record({"w": np.ones((2, 3), np.float32)})["w"]
+    lie = {"dtype": "object", "shape": (9, 9), "data": honest.data[:-4], "stype": "pickle"}
+    parts = {"dtype": honest.dtype, "shape": honest.shape, "stype": honest.stype, "data": honest.data} | {
+        field: lie[field]
+    }
+    with pytest.raises(FedGraphError, match="array 'w' of a message cannot be read"):
+        from_record(ArrayRecord({"w": Array(**parts)}))
+
+
+def test_payload_counts_arrays_numbers_and_text():
+    content = pack({"arrays": {"w": np.ones((2, 3), np.float32)}})
+    content["config"] = ConfigRecord({"phase": "train", "round": 3})
+    content["metrics"] = MetricRecord({"loss": 0.5, "scores": [1.0, 2.0]})
+    assert payload_bytes(content) == 24 + 5 + 8 + 8 + 16
+    assert payload_bytes(RecordDict()) == 0
+
+
+def test_check_arrays_names_what_is_wrong():
+    good = {"w": np.ones(3)}
+    check_arrays(good, {"w": (3,)}, "client 1")
+    with pytest.raises(FedGraphError, match=r"client 1 sent other arrays .* b"):
+        check_arrays({**good, "b": np.ones(1)}, {"w": (3,)}, "client 1")
+    with pytest.raises(FedGraphError, match=r"'w' of shape \(3,\), expected \(4,\)"):
+        check_arrays(good, {"w": (4,)}, "client 1")
+    for odd in ([1.0, np.inf, 0.0], [np.inf, -np.inf, 1.0], [0.0, 0.0, np.nan]):
+        with pytest.raises(FedGraphError, match="'w' with values that are not finite"):
+            check_arrays({"w": np.array(odd)}, {"w": (3,)}, "client 1")
+    check_arrays({"w": np.full(3, 3e38, np.float32)}, {"w": (3,)}, "client 1")  # whose sum is not finite
+
+
+def test_streams_do_not_repeat():
+    seeds = {
+        derive_seed(s, c, r, p) for s in range(3) for c in range(3) for r in range(3) for p in ("train", "moments")
+    }
+    assert len(seeds) == 54
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+    assert all(0 <= seed < 2**63 for seed in seeds)
