@@ -24,7 +24,6 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr import models
-from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, LAST
 from fedgraph_flwr.clients.state import StateFolder
@@ -36,9 +35,10 @@ from fedgraph_flwr.data.schema import Schema, fitted_schema
 from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.runs.folder import CONFIG, MEANING, SUMMARY
+from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
 

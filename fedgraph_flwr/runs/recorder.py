@@ -18,7 +18,6 @@ from fedgraph_flwr.config import RunConfig, to_yaml
 from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.runs.folder import (
     CHECKPOINT,
     CONFIG,
@@ -32,6 +31,7 @@ from fedgraph_flwr.runs.folder import (
     fingerprint,
     read_checkpoint,
 )
+from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
 
 

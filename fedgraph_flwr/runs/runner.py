@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.runs.checks import check_clients, check_method
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.partition import resolved
-from fedgraph_flwr.runs.progress import OnRound, OnWait
+from fedgraph_flwr.runs.checks import check_clients, check_method
 from fedgraph_flwr.runs.folder import LAUNCHER, owned
+from fedgraph_flwr.runs.progress import OnRound, OnWait
 from fedgraph_flwr.runs.serving import check_resume, fingerprint_of_data, here, with_folder
 from fedgraph_flwr.tracking import check as check_tracking
 

@@ -12,17 +12,17 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method, remarks
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries
-from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.partition import client_files, content, files, load, meaning, resolved
+from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method, remarks
+from fedgraph_flwr.runs.folder import FAILURE, MEANING, InUse, check_resumable, owned, read_checkpoint
 from fedgraph_flwr.runs.progress import OnRound
 from fedgraph_flwr.runs.recorder import Recorder
-from fedgraph_flwr.runs.folder import FAILURE, MEANING, InUse, check_resumable, owned, read_checkpoint
 from fedgraph_flwr.tracking import Trackers
 from fedgraph_flwr.tracking import check as check_tracking
 

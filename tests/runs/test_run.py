@@ -16,9 +16,9 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.wire.messages import METRICS
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.runs.runner import with_folder
+from fedgraph_flwr.wire.messages import METRICS
 from tests.support import assert_same_arrays, recorded_messages
 
 
@@ -458,9 +458,9 @@ class _SlowGrid:
 
 def _asked(waits, monkeypatch, *words, grid=None, clients=2):
     """Valid replies, failures, and the pauses of one exchange, on a `_SlowGrid` unless another is given."""
-    from fedgraph_flwr.wire.reply_schema import ReplySchema
     from fedgraph_flwr.strategies.base import GraphStrategy
     from fedgraph_flwr.strategies.connection import ClientInfo
+    from fedgraph_flwr.wire.reply_schema import ReplySchema
 
     cfg = compose(words)
 
