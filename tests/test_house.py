@@ -31,13 +31,13 @@ def test_no_import_circle(imports):
     ("below", "above"),
     [
         (
-            ("config", "errors", "messages", "trees", "numerics", "data", "partition", "models"),
+            ("config", "errors", "wire", "numerics", "data", "partition", "models"),
             ("strategies", "clients"),
         ),
         (("strategies",), ("clients",)),
         (("clients",), ("strategies",)),
         (("methods", "secure"), ("strategies", "clients", "engine")),
-        (("config", "messages", "numerics", "data"), ("models", "methods", "engine")),
+        (("config", "wire", "numerics", "data"), ("models", "methods", "engine")),
         (("strategies", "clients"), ("engine", "report", "cli")),
     ],
 )
