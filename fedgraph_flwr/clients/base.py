@@ -35,14 +35,12 @@ from fedgraph_flwr.clients.together import (
     refusal,
 )
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.config.lookup import NoParams, method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
-from fedgraph_flwr.methods.params import NoParams
-from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
 from fedgraph_flwr.numerics import stacked
 from fedgraph_flwr.numerics.losses import class_weights, task_loss, task_slope
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
@@ -51,7 +49,19 @@ from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.policy import simulated
-from fedgraph_flwr.secure.secagg import CLIENTS, ENVELOPES, KEYS, MEMBERS, RATIO, SURVIVORS, Member
+from fedgraph_flwr.secure.secagg import (
+    CLIENTS,
+    DEAL,
+    ENVELOPES,
+    KEYS,
+    MEMBERS,
+    PUBLISH,
+    RATIO,
+    SECAGG,
+    SURVIVORS,
+    UNMASK,
+    Member,
+)
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved, unflatten
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.scaffold import CONTROL, ScaffoldClient
 from fedgraph_flwr.clients.variates import Named
-from fedgraph_flwr.methods.feddc import Params
+from fedgraph_flwr.methods.variates import FedDCParams
 from fedgraph_flwr.numerics.optim import Optimizer
 
 DRIFT = "drift"
@@ -25,7 +25,7 @@ DRIFT = "drift"
 class FedDCClient(ScaffoldClient):
     """SCAFFOLD's client, held at w − h_i."""
 
-    Params: ClassVar[type] = Params
+    Params: ClassVar[type] = FedDCParams
 
     def gradient(self, optimizer: Optimizer) -> Tensor:
         """Leave the gradient of Eq. (1) in the parameters; returns F_i."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedgraph_flwr.clients.variates import Named, VariateClient
-from fedgraph_flwr.methods.feddyn import Params
+from fedgraph_flwr.methods.variates import FedDynParams
 from fedgraph_flwr.numerics.optim import Optimizer
 
 DUAL = "dual"
@@ -21,7 +21,7 @@ DUAL = "dual"
 class FedDynClient(VariateClient):
     """Trains on a loss that its own g_i tilts and x holds."""
 
-    Params: ClassVar[type] = Params
+    Params: ClassVar[type] = FedDynParams
 
     def gradient(self, optimizer: Optimizer) -> Tensor:
         """Leave the gradient of Eq. (1) in the parameters; returns F_i."""

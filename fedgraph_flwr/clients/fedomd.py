@@ -28,9 +28,9 @@ from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
 from fedgraph_flwr.methods.moments import central_moments, central_moments_of, discrepancy, moments_about, powers_about
-from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, Pass, orthogonality
+from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.wire.messages import MODEL, Arrays
 
 

@@ -39,7 +39,6 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn_neighbours, mended
 from fedgraph_flwr.methods.impaired import ADDED, Impaired, apart, nearest, places, whole_numbers
-from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.base import compact
 from fedgraph_flwr.models.neighgen import NeighGen
@@ -47,6 +46,7 @@ from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
+from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, to_numpy
 from fedgraph_flwr.clients.variates import OFFER, OWN, Named, VariateClient
-from fedgraph_flwr.methods.scaffold import Params
-from fedgraph_flwr.methods.variates import VARIATES
+from fedgraph_flwr.methods.variates import VARIATES, ScaffoldParams
 from fedgraph_flwr.numerics.optim import Optimizer
 
 CONTROL = "control"
@@ -30,7 +29,7 @@ class ScaffoldClient(VariateClient):
         first: g_i(x), by the names of the parameters that it reaches.
     """
 
-    Params: ClassVar[type] = Params
+    Params: ClassVar[type] = ScaffoldParams
 
     def train(self) -> float:
         """Find c − c_i, then train."""

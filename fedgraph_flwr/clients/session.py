@@ -26,10 +26,10 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
-from fedgraph_flwr.methods.secagg import SECAGG
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
+from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.wire.messages import (
     CONFIG,
     FAILED,

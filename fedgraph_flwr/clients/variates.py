@@ -1,7 +1,7 @@
 """A client that keeps variates between rounds: constants beside the gradient that say how its data differ from the others'.
 
 A variate changes when the client trains, and the server's sum over clients when the answer arrives. An answer may be lost, so
-a client only offers its new variates, and takes them up once a message says that the server heard the round of the offer.
+a client only offers its new variates, and takes them up once a message acknowledges the round of the offer.
 Both sides then keep the same. What leaves a client, and what does not, is for the method to say.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.methods.variates import HEARD, VARIATES
+from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.wire.messages import Arrays
 
 Named = dict[str, Tensor]
@@ -43,11 +43,11 @@ class VariateClient(GraphClient):
         raise NotImplementedError
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """Take up what was offered if it was heard, else forget it; a model that is only scored says nothing of it."""
-        if HEARD not in groups:
+        """Accept the offer if the server acknowledged it, else drop it; a model that is only scored leaves it."""
+        if ACKNOWLEDGED not in groups:
             return
         offer = self.memory.pop(OFFER, {})
-        if offer and int(offer[ROUND]) == int(groups[HEARD][ROUND][0]):
+        if offer and int(offer[ROUND]) == int(groups[ACKNOWLEDGED][ROUND][0]):
             self.memory[OWN] = offer[OWN]
         self.common = {n: torch.from_numpy(a).to(self.device) for n, a in groups.get(VARIATES, {}).items()}
 

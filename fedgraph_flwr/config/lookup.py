@@ -13,6 +13,11 @@ from fedgraph_flwr.config.schema import RunConfig, typed
 from fedgraph_flwr.errors import FedGraphError
 
 
+@dataclasses.dataclass
+class NoParams:
+    """Keys of a method without its own."""
+
+
 def full_name(target: str) -> str:
     """``module:name`` as it is now: see `locate`."""
     try:

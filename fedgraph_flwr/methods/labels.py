@@ -11,11 +11,18 @@ tells counts as the rarest that is told.
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
+
 LABELS = "labels"
 """The phase, and the group of its answer: ``share`` [C]."""
 
 CLASS_WEIGHTS = "class_weights"
 """The group that then goes down with what makes a client train: ``w`` [C]."""
+
+
+def schema(num_classes: int) -> ReplySchema:
+    """The schema of a client's reply: the share of each class."""
+    return ReplySchema({LABELS: {"share": ArrayField((num_classes,), "float64", low=0, high=1)}})
 
 
 def shares(y: NDArray[np.int64], num_classes: int, floor: int) -> NDArray[np.float64]:

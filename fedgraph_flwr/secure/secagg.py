@@ -41,6 +41,9 @@ HEADROOM = (
 FEWEST = 3  # clients: of a sum of two, each knows the other's term
 CLIENTS, KEYS, ENVELOPES, SHARES, SURVIVORS = "clients", "keys", "envelopes", "shares", "survivors"
 MEMBERS, RATIO = "members", "ratio"
+PUBLISH, DEAL, UNMASK, SECAGG = "secagg_keys", "secagg_shares", "unmask", "secagg"
+"""Phases, and the group of arrays: with `PUBLISH`, the keys; with `DEAL`, envelopes of shares; with a request for a term of a
+sum, envelopes, the members and the client's share of the weights; with `UNMASK`, who survived, and shares."""
 _DEALT = {SHARES: ArrayField((2, LIMBS), "uint32", 0, PRIME - 1)}
 
 

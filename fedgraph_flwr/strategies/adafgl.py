@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr.methods.adafgl import EXTRACTOR, STAGE, Params
-from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.strategies.loop import Stage
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import ReplySchema
 

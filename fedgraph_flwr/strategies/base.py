@@ -25,19 +25,17 @@ from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.config.lookup import NoParams, method_params
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import CONFUSION
+from fedgraph_flwr.methods import labels
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
-from fedgraph_flwr.methods.params import NoParams
-from fedgraph_flwr.methods.stages import Stage
 from fedgraph_flwr.runs.recorder import Recorder
-from fedgraph_flwr.strategies import labels
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.connection import ClientInfo, difference
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
-from fedgraph_flwr.strategies.loop import Loop
+from fedgraph_flwr.strategies.loop import Loop, Stage
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
 from fedgraph_flwr.strategies.secagg import SecureSums
@@ -221,7 +219,7 @@ class GraphStrategy(FlowerFedAvg):
         if phase == EVALUATE:
             return ReplySchema(numbers=self._score_fields())
         if phase == LABELS:
-            return labels.schema(self)
+            return labels.schema(self.agreed("num_classes"))
         if phase == TRAIN:
             trains = whole if client is None else _exactly(self.clients[client].description.get("num_train", 0))
             numbers = {"num_train": trains}

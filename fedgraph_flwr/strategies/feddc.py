@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.methods.feddc import Params
+from fedgraph_flwr.methods.variates import FedDCParams
 from fedgraph_flwr.strategies.scaffold import Scaffold
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -24,7 +24,7 @@ DRIFT = "drift"
 class FedDC(Scaffold):
     """Keeps the mean drift in `memory` beside c."""
 
-    Params: ClassVar[type] = Params
+    Params: ClassVar[type] = FedDCParams
 
     @classmethod
     def remark(cls, cfg: RunConfig) -> str:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.methods.feddyn import Params
+from fedgraph_flwr.methods.variates import FedDynParams
 from fedgraph_flwr.strategies.variates import VariateStrategy
 from fedgraph_flwr.wire.messages import Arrays, Reply
 
@@ -22,7 +22,7 @@ H = "h"
 class FedDyn(VariateStrategy):
     """Keeps h in `memory`."""
 
-    Params: ClassVar[type] = Params
+    Params: ClassVar[type] = FedDynParams
 
     def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
         """Algorithm 1, the server's two lines."""

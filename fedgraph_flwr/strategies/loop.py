@@ -1,6 +1,7 @@
 """The loop of a run: connect, set up, rounds with their scores and checkpoints, and the end."""
 
 import time
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
+from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
-from fedgraph_flwr.strategies.labels import class_weights
 from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
@@ -22,6 +23,25 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 if TYPE_CHECKING:
     from fedgraph_flwr.strategies.base import GraphStrategy
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a round's training is, in a run whose training differs from round to round.
+
+    Attributes:
+        name: for the client, whose training may differ by it; empty for a method that has one stage.
+        down: whether clients receive the shared parameters; else they continue with their own.
+        up: whether they reply with theirs; else the server's stay unchanged.
+    """
+
+    name: str = ""
+    down: bool = True
+    up: bool = True
+
+    def config(self) -> dict[str, Any]:
+        """The entries of a message's config; none for the ordinary stage."""
+        return ({"stage": self.name} if self.name else {}) | ({} if self.up else {"keep_model": True})
 
 
 class Stop:
@@ -58,7 +78,7 @@ class Loop:
         self._connect()
         method.arrays = method.initial_arrays()
         if self.cfg.train.class_weights == "federated":
-            method.class_weights = class_weights(method)
+            method.class_weights = self._class_weights()
         method.setup()
         first = self._resume() + 1
         recorder.setup_done()
@@ -117,6 +137,18 @@ class Loop:
             method.secure = SecureSums(method)
         if self.cfg.ray.aggregate:
             method.added = ActorAggregation(method, self.grid)
+
+    def _class_weights(self) -> Arrays:
+        """The weights ``w`` [C] of all clients together (`methods.labels`)."""
+        clients = self.strategy.clients
+
+        def num_train(asked: list[int]) -> list[float]:
+            return [float(clients[client].description["num_train"]) for client in asked]
+
+        replies = self.strategy.ask_sums(LABELS, {}, num_train)
+        nodes = num_train([reply.client for reply in replies])
+        share = np.stack([reply.groups[LABELS]["share"] for reply in replies])
+        return {"w": weights(np.average(share, axis=0, weights=nodes if any(nodes) else None))}
 
     def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
         """Ask nodes who they are."""

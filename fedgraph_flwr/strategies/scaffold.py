@@ -14,8 +14,7 @@ import numpy as np
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.methods.scaffold import Params
-from fedgraph_flwr.methods.variates import VARIATES
+from fedgraph_flwr.methods.variates import VARIATES, ScaffoldParams
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import Groups
 from fedgraph_flwr.strategies.variates import VariateStrategy
@@ -26,7 +25,7 @@ from fedgraph_flwr.wire.reply_schema import ReplySchema, like
 class Scaffold(VariateStrategy):
     """Keeps c in `memory`."""
 
-    Params: ClassVar[type] = Params
+    Params: ClassVar[type] = ScaffoldParams
     sums: ClassVar[tuple[str, ...]] = (MODEL, VARIATES)
 
     @classmethod

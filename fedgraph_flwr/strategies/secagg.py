@@ -13,17 +13,20 @@ import numpy as np
 
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.methods.secagg import DEAL, PUBLISH, SECAGG, UNMASK
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
     CLIENTS,
+    DEAL,
     ENVELOPES,
     FEWEST,
     KEYS,
     MEMBERS,
+    PUBLISH,
     RATIO,
+    SECAGG,
     SHARES,
     SURVIVORS,
+    UNMASK,
     envelope_size,
     threshold,
     unmasked,
