@@ -1,11 +1,13 @@
 """Fixtures that many tests use: small client graphs, runs in this process, and the raw public data."""
 
+import os
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -15,6 +17,11 @@ from fedgraph_flwr.data.graph import ClientGraph
 torch.set_num_threads(1)
 # Tests interrupt processes that they start; a shell's background job ignores that signal, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# CI draws the same examples every time; elsewhere each run draws new ones. Times of single examples depend on the machine.
+hypothesis.settings.register_profile("new-examples", deadline=None)
+hypothesis.settings.register_profile("same-examples", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("same-examples" if os.environ.get("CI") == "true" else "new-examples")
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 

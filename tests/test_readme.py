@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from benchmarks import baselines, scale
-from fedgraph_flwr.cli import COMMANDS
+from fedgraph_flwr.cli.app import COMMANDS
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.sweeps.results_index import Book

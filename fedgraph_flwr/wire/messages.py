@@ -8,6 +8,7 @@ import functools
 import hashlib
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -110,7 +111,15 @@ def _all_alike(values: list[Any]) -> bool:
 
 
 _name = functools.lru_cache(maxsize=64)(str)  # a dtype tells its name slower than an array is copied
-_dtype = functools.lru_cache(maxsize=64)(np.dtype)
+_DTYPE_NAME = re.compile(r"[<>=|]?[A-Za-z]\w*", re.ASCII)
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype(name: str) -> np.dtype[Any]:
+    """The dtype of this name: bool or numbers. NumPy reads other strings as lists of fields, and ``","`` as Python code."""
+    if not _DTYPE_NAME.fullmatch(name) or (dtype := np.dtype(name)).kind not in "biufc":
+        raise ValueError(f"dtype {name!r}, expected bool or a type of numbers")
+    return dtype
 
 
 @functools.lru_cache(maxsize=1024)
@@ -139,7 +148,7 @@ def decode(name: str, array: Array) -> np.ndarray:
         FedGraphError: as `from_record`.
     """
     try:
-        dtype, shape = np.dtype(array.dtype), tuple(array.shape)
+        dtype, shape = _dtype(array.dtype), tuple(array.shape)
         header = _header(dtype, shape)
         if array.stype != SType.NUMPY or not array.data.startswith(header):
             raise ValueError("not NumPy's plain format")

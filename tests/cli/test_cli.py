@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedgraph_flwr.cli import COMMANDS, main
+from fedgraph_flwr.cli.app import COMMANDS, main
 from fedgraph_flwr.data.graph import read_tensors
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays, recorded_messages

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgraph_flwr.cli import COMMANDS, main
+from fedgraph_flwr.cli.app import COMMANDS, main
 from fedgraph_flwr.cli.completion import SCRIPTS, words
 from fedgraph_flwr.config import RunConfig, compose, group_names
 from fedgraph_flwr.config.key_docs import keys_of, sections

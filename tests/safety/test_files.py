@@ -134,7 +134,7 @@ def test_folders_of_killed_partition_calls_go(tmp_path, monkeypatch):
 
 # --- properties ---------------------------------------------------------------------------------------------------------
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

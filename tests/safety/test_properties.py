@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from flwr.app import Array, MetricRecord, RecordDict
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -58,7 +58,7 @@ CONTENTS = st.dictionaries(st.sampled_from(["metrics", "model", "x", "config", "
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SCHEMAS, CONTENTS)
 def test_an_answer_is_as_declared_or_refused_with_a_sentence(schema, content):
     refusal = ""
@@ -138,6 +138,7 @@ def test_what_is_sent_comes_back(arrays):
 
 
 @settings(max_examples=200)
+@example(claimed(",", (), b"", "numpy.ndarray"))
 @given(ARRAYS)
 def test_bytes_are_decoded_or_refused_with_a_sentence(array: Array):
     with contextlib.suppress(FedGraphError):

@@ -89,6 +89,14 @@ def test_a_message_that_lies_about_an_array_is_refused(field):
         from_record(ArrayRecord({"w": Array(**parts)}))
 
 
+@pytest.mark.parametrize("dtype", [",", ",f4", "f4,f4", "(2,)f4", "", "O", "V8", "U2", "datetime64[ns]", "float32\n"])
+def test_an_array_of_anything_but_numbers_is_refused(dtype):
+    """`np.dtype(",")` raises SyntaxError: NumPy evaluates what it takes for a list of fields."""
+    array = Array(dtype=dtype, shape=(0,), stype="numpy.ndarray", data=b"")
+    with pytest.raises(FedGraphError, match=r"array 'w' .* expected bool or a type of numbers"):
+        from_record(ArrayRecord({"w": array}))
+
+
 def test_payload_counts_arrays_numbers_and_text():
     content = pack({"arrays": {"w": np.ones((2, 3), np.float32)}})
     content["config"] = ConfigRecord({"phase": "train", "round": 3})
