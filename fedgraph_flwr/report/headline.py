@@ -5,9 +5,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from fedgraph_flwr.config import METRICS
 from fedgraph_flwr.evaluation.intervals import Interval, paired
-from fedgraph_flwr.report.page import Page, grid, note, table, text
+from fedgraph_flwr.report.page import Page, grid, note, render, table
 from fedgraph_flwr.report.runs import FinishedRun, Fold, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
 
@@ -70,29 +72,27 @@ def best(folds: Sequence[Fold]) -> Fold:
     return max(federated, key=lambda fold: fold.mean.mean if fold.mean else -math.inf)
 
 
-def answers(folds: Sequence[Fold], measures: Sequence[Fold]) -> str:
-    """The answer, as HTML: one of each data."""
+def answers(folds: Sequence[Fold], measures: Sequence[Fold]) -> Markup:
+    """The answer: one of each data."""
     firsts = {cut_of(fold.runs[0]): fold for fold in reversed(folds)}
-    return "".join(_sentence(alike(folds, first), alike(measures, first)) for first in reversed(firsts.values()))
+    return Markup("").join(
+        _sentence(alike(folds, first), alike(measures, first)) for first in reversed(firsts.values())
+    )
 
 
-def _sentence(folds: Sequence[Fold], measures: Sequence[Fold]) -> str:
+def _sentence(folds: Sequence[Fold], measures: Sequence[Fold]) -> Markup:
     top = best(folds)
     run, metric = top.runs[0], metric_of(top.runs[0])
-    name = text(top.name)
     if top.mean is None:
         kept = f"privacy.scores={run.cfg.privacy.scores}"
-        return (
-            f'<p class="answer">{name} told no scores of its models on {text(run.cfg.dataset.name)} ({text(kept)}).</p>'
-        )
+        return render("no_scores", name=top.name, data=run.cfg.dataset.name, setting=kept)
     where = f"test {words_of(metric)} on {run.cfg.dataset.name} over {run.cfg.num_clients} clients"
     others = f", the best of {len(folds)} settings," if len(folds) > 1 else ""
-    beside = _beside(top, measures, metric)
-    told = f"{name}{others} reaches <b>{text(_with_spread(top, metric))}</b> {text(where)}{f': {beside}' if beside else ''}."
     more = f"{_trust(top, metric)}. The figure is {_AVERAGED[run.cfg.evaluation.average]}, {_WHEN[run.cfg.evaluation.select]}."
     if not run.summary:
         more = f"The run has not ended: this is its round {run.shown_round} of {run.cfg.rounds}. {more}"
-    return f'<p class="answer">{told}</p><p class="lead">{text(more)}</p>'
+    score, compared = _with_spread(top, metric), _beside(top, measures, metric)
+    return render("answer", name=top.name, others=others, score=score, where=where, compared=compared, lead=more)
 
 
 def _with_spread(fold: Fold, metric: str) -> str:
@@ -120,7 +120,7 @@ def _trust(fold: Fold, metric: str) -> str:
 
 
 def _beside(top: Fold, measures: Sequence[Fold], metric: str) -> str:
-    """What the figure is measured against, as HTML."""
+    """What the figure is measured against."""
     value = top.mean.mean if top.mean else math.nan
     told = []
     for fold in measures:
@@ -131,7 +131,7 @@ def _beside(top: Fold, measures: Sequence[Fold], metric: str) -> str:
         told.append(
             f"{_apart(value - top.majority, metric)} always saying the most frequent class ({percent(top.majority)})"
         )
-    return text(listed(told))
+    return listed(told)
 
 
 def _apart(difference: float, metric: str) -> str:
@@ -145,7 +145,7 @@ def _is_measure(fold: Fold) -> bool:
     return rules.pooled or not rules.shared
 
 
-def tiles(fold: Fold) -> str:
+def tiles(fold: Fold) -> Markup:
     """The figures that one looks for first."""
     run, summary = fold.runs[0], fold.runs[0].summary
     up, down = (_mean(fold, key) for key in ("bytes_up", "bytes_down"))
@@ -167,11 +167,7 @@ def tiles(fold: Fold) -> str:
         told.append(("privacy spent", f"ε = {epsilon:.3g}", f"at δ = {run.cfg.privacy.delta:g}"))
     else:
         told.append(("privacy spent", "no ε", "no noise was added"))
-    return f'<div class="tiles">{"".join(_tile(*each) for each in told)}</div>'
-
-
-def _tile(name: str, value: str, more: str) -> str:
-    return f'<div class="tile"><span>{text(name)}</span><b>{text(value)}</b><small>{text(more)}</small></div>'
+    return render("tiles", cells=told)
 
 
 def _failed(fold: Fold) -> str:
@@ -187,11 +183,11 @@ def _mean(fold: Fold, key: str) -> float:
 # --- several settings side by side -----------------------------------------------------------------------------------
 
 
-def compared(page: Page, folds: Sequence[Fold], measures: Sequence[Fold]) -> str:
+def compared(page: Page, folds: Sequence[Fold], measures: Sequence[Fold]) -> Markup:
     """Settings beside each other, with differences paired by seed; nothing where there is one alone."""
     shown = [*folds, *(fold for fold in measures if fold not in folds)]
     if len(shown) < 2:
-        return ""
+        return Markup("")
     metric = metric_of(folds[0].runs[0])
     unit = "share" if is_share(metric) else "plain"
     rows = [_row(fold, place) for place, fold in enumerate(shown)]
@@ -210,7 +206,9 @@ def compared(page: Page, folds: Sequence[Fold], measures: Sequence[Fold]) -> str
         name="",
     )
     found = [run.folder.name for fold in shown if fold not in folds for run in fold.runs]
-    told = note(f"Found beside the runs of this page, and of the same data: {text(', '.join(found))}.") if found else ""
+    told = (
+        note(f"Found beside the runs of this page, and of the same data: {', '.join(found)}.") if found else Markup("")
+    )
     return grid(dots, _differences(page, shown, unit, metric)) + _table(shown, metric) + told
 
 
@@ -221,7 +219,7 @@ def _row(fold: Fold, place: int) -> dict[str, Any]:
     return {"name": fold.name, "mean": found.mean, "lo": lo, "hi": hi, "each": each, "colour": place}
 
 
-def _differences(page: Page, folds: Sequence[Fold], unit: str, metric: str) -> str:
+def _differences(page: Page, folds: Sequence[Fold], unit: str, metric: str) -> Markup:
     """To the first setting, paired by seed."""
     first, same = folds[0], alike(folds, folds[0])
     rows = []
@@ -230,7 +228,7 @@ def _differences(page: Page, folds: Sequence[Fold], unit: str, metric: str) -> s
             lo, hi = found.mean - found.half, found.mean + found.half
             rows.append({"name": fold.name, "mean": found.mean, "lo": lo, "hi": hi, "colour": place})
     if not rows:
-        return ""
+        return Markup("")
     crosses = ", with its 95 % interval: one that crosses 0 tells no difference"
     return page.chart(
         f"Difference to {first.name}",
@@ -244,7 +242,7 @@ def _differences(page: Page, folds: Sequence[Fold], unit: str, metric: str) -> s
     )
 
 
-def _table(folds: Sequence[Fold], metric: str) -> str:
+def _table(folds: Sequence[Fold], metric: str) -> Markup:
     def half(found: Interval | None) -> tuple[str, float]:
         return (f"± {spread(found.half, metric)}", found.half) if found and found.n > 1 else ("–", math.nan)
 

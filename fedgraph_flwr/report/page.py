@@ -4,14 +4,15 @@ Charts are drawn by Apache ECharts (`assets/README.md` says which build, how lar
 of a network, and its own policy forbids it to.
 """
 
-import html
-import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 
 class Page:
@@ -24,22 +25,21 @@ class Page:
     def __init__(self, title: str):
         self.title = title
         self.charts: dict[str, dict[str, Any]] = {}
-        self._parts: list[str] = []
-        self._links: list[str] = []
+        self._parts: list[Markup] = []
+        self._links: list[tuple[str, str]] = []
 
-    def add(self, part: str) -> None:
-        """HTML without a heading of its own."""
+    def add(self, part: Markup) -> None:
+        """Add markup without a heading of its own."""
         self._parts.append(part)
 
-    def section(self, name: str, title: str, lead: str, parts: Iterable[str]) -> None:
-        """A part of the page that the bar at the top leads to; ``lead`` is HTML. Without parts there is none."""
-        body = "".join(parts)
+    def section(self, name: str, title: str, lead: str, parts: Iterable[Markup]) -> None:
+        """Add a section that the bar at the top links to; without parts there is none."""
+        body = Markup("").join(parts)
         if body:
-            self._links.append(f'<a href="#{name}">{text(title)}</a>')
-            told = f'<p class="lead">{lead}</p>' if lead else ""
-            self._parts.append(f'<section id="{name}"><h2>{text(title)}</h2>{told}{body}</section>')
+            self._links.append((name, title))
+            self._parts.append(render("section", name=name, title=title, lead=lead, body=body))
 
-    def chart(self, title: str, how: str, kind: str, height: int = 300, wide: bool = False, **data: Any) -> str:
+    def chart(self, title: str, how: str, kind: str, height: int = 300, wide: bool = False, **data: Any) -> Markup:
         """The place of a chart.
 
         Args:
@@ -52,65 +52,62 @@ class Page:
         """
         name = f"chart{len(self.charts)}"
         self.charts[name] = {"kind": kind, **_plain(data)}
-        card = "card wide" if wide else "card"
-        caption = f"<figcaption>{text(title)}<small>{text(how)}</small></figcaption>"
-        read_out = text(f"{title}. {how}")
-        place = f'<div class="chart" id="{name}" role="img" aria-label="{read_out}" style="height:{height}px"></div>'
-        return f'<figure class="{card}">{caption}{place}</figure>'
+        return render("chart", name=name, title=title, how=how, height=height, wide=wide)
 
     def html(self) -> str:
         """The whole file."""
         assets = resources.files(__package__) / "assets"
-        shell, style, library, script = (
-            (assets / name).read_text(encoding="utf-8")
-            for name in ("page.html", "page.css", "echarts.min.js", "page.js")
+        style, library, script = (
+            Markup((assets / name).read_text(encoding="utf-8")) for name in ("page.css", "echarts.min.js", "page.js")
         )
-        charts = json.dumps(self.charts, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-        return shell.format(
-            title=text(self.title),
-            style=style,
-            links="".join(self._links),
-            body="\n".join(self._parts),
-            charts=charts,
-            library=library,
-            script=script,
+        return (
+            _templates()
+            .get_template("page.html")
+            .render(
+                title=self.title,
+                style=style,
+                links=self._links,
+                body=Markup("\n").join(self._parts),
+                charts=self.charts,
+                library=library,
+                script=script,
+            )
         )
 
 
-def text(value: Any) -> str:
-    """Anything as text within HTML."""
-    return html.escape(str(value))
+@cache
+def _templates() -> Environment:
+    templates = Environment(
+        loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    return templates
 
 
-def grid(*parts: str) -> str:
+def render(part: str, **values: Any) -> Markup:
+    """A part of `templates/parts.html`, by its macro's name; values are escaped unless they are markup."""
+    macro = getattr(_templates().get_template("parts.html").module, part)
+    return Markup(macro(**values))
+
+
+def grid(*parts: Markup) -> Markup:
     """Cards side by side, where there is room."""
-    return f'<div class="grid">{"".join(parts)}</div>' if any(parts) else ""
+    return render("grid", cards=Markup("").join(parts)) if any(parts) else Markup("")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
     """A table whose columns can be sorted; a cell is text, or what is shown together with what it is sorted by."""
-    columns = "".join(f'<th scope="col"><button type="button">{text(name)}</button></th>' for name in head)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    told = f'<p class="caption">{text(caption)}</p>' if caption else ""
-    inside = f"<thead><tr>{columns}</tr></thead><tbody>{body}</tbody>"
-    return f'{told}<div class="scroll"><table class="sortable">{inside}</table></div>'
+    return render("table", head=head, rows=rows, caption=caption)
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, tuple):
-        shown, key = value
-        return f'<td class="number" data-key="{"" if math.isnan(key) else key}">{text(shown)}</td>'
-    return f"<td>{text(value)}</td>"
+def pairs(terms: Iterable[tuple[str, str]]) -> Markup:
+    """Terms with what is said of them."""
+    return render("pairs", terms=terms)
 
 
-def pairs(told: Iterable[tuple[str, str]]) -> str:
-    """Terms with what is said of them; the second is HTML."""
-    return f"<dl>{''.join(f'<div><dt>{text(term)}</dt><dd>{said}</dd></div>' for term, said in told)}</dl>"
-
-
-def note(sentence: str) -> str:
-    """An aside; HTML."""
-    return f'<p class="note">{sentence}</p>'
+def note(content: str) -> Markup:
+    """An aside."""
+    return render("note", content=content)
 
 
 def _plain(value: Any) -> Any:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.statistics import degree_shares
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.report.page import Page, grid, note, text
+from fedgraph_flwr.report.page import Page, grid, note, render
 from fedgraph_flwr.report.runs import FinishedRun
 
 MOST_ROWS = 40
@@ -18,7 +19,7 @@ _MOST_NODES, _MOST_DRAWN, _STEPS = 500, 12, 60
 _COLOURS = 10
 
 
-def drawn(page: Page, run: FinishedRun, classes: Sequence[str]) -> list[str]:
+def drawn(page: Page, run: FinishedRun, classes: Sequence[str]) -> list[Markup]:
     """The parts of the section."""
     clients = run.clients
     if not clients:
@@ -38,7 +39,7 @@ def drawn(page: Page, run: FinishedRun, classes: Sequence[str]) -> list[str]:
         values=counts / np.maximum(counts.sum(1, keepdims=True), 1),
         told=counts,
     )
-    degrees = ""
+    degrees = Markup("")
     if all("degrees" in clients[i] for i in shown):
         names, _ = degree_shares(np.zeros(1, int))
         shares = np.array([clients[i]["degrees"] for i in shown])
@@ -57,7 +58,7 @@ def drawn(page: Page, run: FinishedRun, classes: Sequence[str]) -> list[str]:
     return [grid(labels, degrees), _graphs(run, classes)]
 
 
-def _graphs(run: FinishedRun, classes: Sequence[str]) -> str:
+def _graphs(run: FinishedRun, classes: Sequence[str]) -> Markup:
     """Small clients' graphs, as SVG."""
     small = [i for i, told in enumerate(run.clients) if told["nodes"] <= _MOST_NODES and "degrees" in told][
         :_MOST_DRAWN
@@ -72,19 +73,11 @@ def _graphs(run: FinishedRun, classes: Sequence[str]) -> str:
             graph = partition.load_client(run.cfg, client)
         except FedGraphError:
             continue
-        told = f"client {client}: {graph.num_nodes} nodes, {graph.edge_index.size(1) // 2} edges"
-        pictures.append(f"<figure>{_svg(graph, told)}<figcaption>{text(told)}</figcaption></figure>")
+        about = f"client {client}: {graph.num_nodes} nodes, {graph.edge_index.size(1) // 2} edges"
+        pictures.append({"about": about, "small": graph.num_nodes > 150, **_paths(graph)})
     more = len(run.clients) - len(pictures)
     left = f" {more} larger or further clients are not drawn." if more else ""
-    swatches = "".join(
-        f'<span><svg viewBox="0 0 10 10"><circle class="k{place}" cx="5" cy="5" r="5"/></svg>{text(name)}</span>'
-        for place, name in enumerate(_swatch_names(classes))
-    )
-    return (
-        '<figure class="card wide"><figcaption>The clients\' graphs<small>A dot is a node, its colour its class;'
-        f" edges to other clients are cut.{text(left)}</small></figcaption>"
-        f'<div class="graphs">{"".join(pictures)}</div><div class="swatches">{swatches}</div></figure>'
-    )
+    return render("graphs", pictures=pictures, note=left, swatches=_swatch_names(classes))
 
 
 def _swatch_names(classes: Sequence[str]) -> list[str]:
@@ -93,22 +86,18 @@ def _swatch_names(classes: Sequence[str]) -> list[str]:
     return [f"class {name}" for name in classes[: _COLOURS - 1]] + ["other classes"]
 
 
-def _svg(graph: Graph, told: str) -> str:
-    """A graph with its nodes where `layout` has them."""
+def _paths(graph: Graph) -> dict[str, Any]:
+    """SVG paths of a graph with its nodes where `layout` has them: the edges, and the nodes of each colour."""
     edges = graph.edge_index.numpy()
     places = np.round(100 * layout(edges, graph.num_nodes), 1)  # [N, 2] in [0, 100]
     once = edges[:, edges[0] < edges[1]]
     lines = "".join(
         f"M{a:g} {b:g}L{c:g} {d:g}" for (a, b), (c, d) in zip(places[once[0]], places[once[1]], strict=True)
     )
-    colour = np.minimum(graph.y.numpy(), _COLOURS - 1)
-    dots = ""
-    for k in np.unique(colour):
-        ends = "".join(f"M{x:g} {y:g}h0" for x, y in places[colour == k])
-        dots += f'<path class="dot k{max(k, 0)}" d="{ends}"/>'  # a line of no length with round ends is a dot
-    small = " small" if graph.num_nodes > 150 else ""
-    about = f'viewBox="-3 -3 106 106" role="img" aria-label="{text(told)}"'
-    return f'<svg class="graph{small}" {about}><path d="{lines}"/>{dots}</svg>'
+    colour = np.clip(graph.y.numpy(), 0, _COLOURS - 1)
+    # a line of no length with round ends is a dot
+    dots = {int(k): "".join(f"M{x:g} {y:g}h0" for x, y in places[colour == k]) for k in np.unique(colour)}
+    return {"lines": lines, "dots": dots}
 
 
 def layout(edges: np.ndarray, num_nodes: int) -> np.ndarray:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation.metrics import confusion
-from fedgraph_flwr.report.page import Page, grid, note, text
+from fedgraph_flwr.report.page import Page, grid, note
 from fedgraph_flwr.report.parts import class_names
 from fedgraph_flwr.report.runs import FinishedRun, Fold
 from fedgraph_flwr.report.units import count, percent
@@ -71,7 +72,7 @@ def predict(run: FinishedRun) -> Predicted:
     return found
 
 
-def shown(page: Page, folds: Sequence[Fold]) -> list[str]:
+def shown(page: Page, folds: Sequence[Fold]) -> list[Markup]:
     """The parts of the section: of each setting, its first run."""
     known, told, missing = {}, {}, {}
     for fold in folds[:MOST_SETTINGS]:
@@ -90,19 +91,17 @@ def shown(page: Page, folds: Sequence[Fold]) -> list[str]:
     if matrices:
         parts.append(grid(_confusions(page, matrices), *(_curves(page, known) if known else ())))
         few = [f"{name}: {p.clients} of {p.of} clients" for name, (_, p) in known.items() if p.clients < p.of]
-        parts += [note(f"Predicted of some clients alone: {text('; '.join(few))}.")] if few else []
+        parts += [note(f"Predicted of some clients alone: {'; '.join(few)}.")] if few else []
     parts += [
-        note(
-            f"As clients told of {text(name)} (evaluation.confusion): a count below their policy's min_nodes is told as 0."
-        )
+        note(f"As clients told of {name} (evaluation.confusion): a count below their policy's min_nodes is told as 0.")
         for name in told
     ]
-    parts += [note(f"Not shown of {text(name)}: {text(reason)}.") for name, reason in missing.items()]
+    parts += [note(f"Not shown of {name}: {reason}.") for name, reason in missing.items()]
     left = [fold.name for fold in folds[MOST_SETTINGS:]]
-    return parts + ([note(f"Not predicted, of {len(folds)} settings: {text(', '.join(left))}.")] if left else [])
+    return parts + ([note(f"Not predicted, of {len(folds)} settings: {', '.join(left)}.")] if left else [])
 
 
-def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> str:
+def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> Markup:
     rows = max(len(view["rows"]) for view in matrices.values())
     return page.chart(
         "Confusion matrix",
@@ -113,7 +112,7 @@ def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list[str]:
+def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list[Markup]:
     """What needs the chances of single nodes."""
     parts = [
         page.chart(
@@ -181,7 +180,7 @@ def roc(chance: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return (taken - hits) / max(int((~positive).sum()), 1), hits / max(int(positive.sum()), 1), hits / taken
 
 
-def _of_two(page: Page, known: dict[str, Predicted]) -> list[str]:
+def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
     """ROC and precision-recall of the second class, over all test nodes together."""
     curves: dict[str, list[dict[str, Any]]] = {"roc": [], "pr": []}
     for place, (name, found) in enumerate(known.items()):
@@ -216,7 +215,7 @@ def _of_two(page: Page, known: dict[str, Predicted]) -> list[str]:
     ]
 
 
-def hidden_map(page: Page, run: FinishedRun) -> str:
+def hidden_map(page: Page, run: FinishedRun) -> Markup:
     """Nodes where t-SNE (van der Maaten & Hinton, 2008) puts their hidden features, of all clients together.
 
     Raises:

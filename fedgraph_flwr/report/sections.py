@@ -1,18 +1,18 @@
 """The parts of a report behind its answer: clients, training, costs, what protected whom, and how to repeat it."""
 
-import html
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from markupsafe import Markup
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.statistics import label_skew
 from fedgraph_flwr.errors import plain
 from fedgraph_flwr.report.headline import figure, is_share, metric_of, words_of
-from fedgraph_flwr.report.page import Page, grid, note, pairs, table, text
+from fedgraph_flwr.report.page import Page, grid, note, pairs, render, table
 from fedgraph_flwr.report.runs import FinishedRun, Fold, alike
 from fedgraph_flwr.report.units import count, duration, percent, size
 from fedgraph_flwr.runs.folder import CONFIG
@@ -22,14 +22,14 @@ MOST_SETTINGS = 8
 """In one chart; a reader tells no more lines apart."""
 
 
-def clients(page: Page, folds: Sequence[Fold]) -> list[str]:
+def clients(page: Page, folds: Sequence[Fold]) -> list[Markup]:
     """Scores of single clients against what tells their graphs apart."""
     first, metric = folds[0].runs[0], metric_of(folds[0].runs[0])
     same = alike(folds, folds[0])
     told = {fold.name: fold.runs[0].per_client.get(f"test-{metric}", []) for fold in same[:MOST_SETTINGS]}
     told = {name: values for name, values in told.items() if values}
     if not told:
-        return [note(f"Scores of single clients are not told (privacy.scores={text(first.cfg.privacy.scores)}).")]
+        return [note(f"Scores of single clients are not told (privacy.scores={first.cfg.privacy.scores}).")]
     graphs = first.clients if len(first.clients) == len(next(iter(told.values()))) else []
     unit = "share" if is_share(metric) else "plain"
     y = {"name": f"test {words_of(metric)}", "unit": unit}
@@ -46,7 +46,7 @@ def clients(page: Page, folds: Sequence[Fold]) -> list[str]:
         charts.append(page.chart(title, sentence, "plane", height=280, x=x, y=y, series=series))
     bars = _ranked(page, told, first, metric, unit)
     others = ", ".join(fold.name for fold in folds if fold not in same)
-    left = note(f"Not of the same clients, and so not shown here: {text(others)}.") if others else ""
+    left = note(f"Not of the same clients, and so not shown here: {others}.") if others else Markup("")
     return [grid(bars, *charts), _client_table(told, graphs, first, metric), left]
 
 
@@ -77,7 +77,7 @@ def _against(graphs: Sequence[dict[str, Any]]) -> list[tuple[str, str, dict[str,
     return found
 
 
-def _ranked(page: Page, told: dict[str, list[float]], run: FinishedRun, metric: str, unit: str) -> str:
+def _ranked(page: Page, told: dict[str, list[float]], run: FinishedRun, metric: str, unit: str) -> Markup:
     """Clients in the order of the first setting's scores."""
     name, values = next(iter(told.items()))
     order = sorted(range(len(values)), key=lambda c: -values[c] if not math.isnan(values[c]) else math.inf)
@@ -107,7 +107,9 @@ def _ranked(page: Page, told: dict[str, list[float]], run: FinishedRun, metric: 
     )
 
 
-def _client_table(told: dict[str, list[float]], graphs: Sequence[dict[str, Any]], run: FinishedRun, metric: str) -> str:
+def _client_table(
+    told: dict[str, list[float]], graphs: Sequence[dict[str, Any]], run: FinishedRun, metric: str
+) -> Markup:
     majority = run.per_client.get("test-majority", [])
     tested = run.per_client.get("test-count", [])
     number = max(map(len, told.values()))
@@ -143,7 +145,7 @@ def _share(value: float | None) -> tuple[str, float]:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def training(page: Page, folds: Sequence[Fold]) -> list[str]:
+def training(page: Page, folds: Sequence[Fold]) -> list[Markup]:
     """Curves of every mean over clients that rounds tell, and of the training loss."""
     told = [
         key.removeprefix("test_")
@@ -220,7 +222,7 @@ def _seeds(fold: Fold, part: str, key: str) -> dict[str, Any]:
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
-def costs(page: Page, folds: Sequence[Fold]) -> list[str]:
+def costs(page: Page, folds: Sequence[Fold]) -> list[Markup]:
     """Bytes and seconds by phase."""
     shown = folds[:MOST_SETTINGS]
     totals = [_by_phase(fold) for fold in shown]
@@ -297,7 +299,7 @@ def _by_phase(fold: Fold) -> dict[str, dict[str, float]]:
     return total
 
 
-def _machine(run: FinishedRun) -> str:
+def _machine(run: FinishedRun) -> Markup:
     memory = run.number("peak_rss_mb")
     told = [
         ("set-up", duration(run.number("setup_seconds"))),
@@ -308,31 +310,32 @@ def _machine(run: FinishedRun) -> str:
         ("exchanges a round", f"{run.number('exchanges_per_round'):g} (median)"),
         ("most memory", size(memory * 2**20)),
     ]
-    return pairs((term, text(said)) for term, said in told) if run.summary else ""
+    return pairs(told) if run.summary else Markup("")
 
 
 # --- what protected whom ----------------------------------------------------------------------------------------------
 
 
-def trust(folds: Sequence[Fold]) -> list[str]:
+def trust(folds: Sequence[Fold]) -> list[Markup]:
     """Protections that were on, privacy spent, failures."""
-    alike: dict[str, list[Fold]] = {}
+    alike: dict[Markup, list[Fold]] = {}
     for fold in folds:
         alike.setdefault(pairs(protections(fold.runs[0].cfg)), []).append(fold)
     parts = []
     for told, same in alike.items():
-        heading = f"<h3>{text(', '.join(fold.name for fold in same))}</h3>" if len(alike) > 1 else ""
+        names = ", ".join(fold.name for fold in same) if len(alike) > 1 else ""
         runs = [run for fold in same for run in fold.runs]
-        parts.append(heading + told + "".join(map(_spent, runs)) + _failures(runs))
+        rest = Markup("").join([*map(_spent, runs), _failures(runs)])
+        parts.append(render("protected", names=names, protections=told, rest=rest))
     return parts
 
 
 def protections(cfg: RunConfig) -> list[tuple[str, str]]:
-    """What stood between the parties in a run, in words, as HTML."""
+    """What stood between the parties in a run, in words."""
     privacy, rules = cfg.privacy, cfg.strategy
 
     def state(on: bool, said: str) -> str:
-        return f'<span class="{"on" if on else "off"}">{"on" if on else "off"}</span> · {text(said)}'
+        return render("switch", on=on, content=said)
 
     noised = f"at norm {privacy.clipping_norm:g}; noise of {privacy.noise_multiplier:g} times that is added"
     dp = {
@@ -359,27 +362,25 @@ def protections(cfg: RunConfig) -> list[tuple[str, str]]:
         ("robust averaging", state(robust, stands if robust else "a client may move the mean as far as it likes")),
         (
             "enough clients",
-            f"valid answers that a round needs: {rules.min_clients}; on a failure: {text(rules.on_failure)}",
+            f"valid answers that a round needs: {rules.min_clients}; on a failure: {rules.on_failure}",
         ),
     ]
     if cfg.adversary.kind != "none":
         who = ", ".join(map(str, cfg.adversary.clients)) or "nobody"
-        told.append(
-            ("clients that lied", f'<span class="alarm">{text(cfg.adversary.kind)}</span> · clients {text(who)}')
-        )
+        told.append(("clients that lied", render("alarm", kind=cfg.adversary.kind, content=f"clients {who}")))
     return told
 
 
-def _spent(run: FinishedRun) -> str:
+def _spent(run: FinishedRun) -> Markup:
     spent = run.summary.get("privacy") or next(
         (r["privacy"] for r in reversed(run.every_round) if "privacy" in r), None
     )
     if not isinstance(spent, dict):
-        return ""
-    return note(f"{text(run.label)}: {text(told_privacy(spent, run.cfg.privacy.scores))}.")
+        return Markup("")
+    return note(f"{run.label}: {told_privacy(spent, run.cfg.privacy.scores)}.")
 
 
-def _failures(runs: Sequence[FinishedRun]) -> str:
+def _failures(runs: Sequence[FinishedRun]) -> Markup:
     """Who failed, when and why, most frequent reasons first."""
     found: dict[tuple[str, str], list[int]] = {}
     for run in runs:
@@ -406,24 +407,23 @@ def _span(rounds: Sequence[int]) -> str:
 # --- how to repeat it -------------------------------------------------------------------------------------------------
 
 
-def repeat(folds: Sequence[Fold]) -> list[str]:
+def repeat(folds: Sequence[Fold]) -> list[Markup]:
     """Commands, versions, configurations."""
     parts = []
     for fold in folds:
         for run in fold.runs:
             name = f"{fold.name}, seed {run.cfg.seed}"
             command = f"fedgraph-flwr run config={run.folder / CONFIG}"
-            parts.append(
-                f"<details><summary>{text(name)}</summary><pre>{html.escape(command)}</pre>"
-                f"<pre>{html.escape((run.folder / CONFIG).read_text())}</pre></details>"
-            )
+            parts.append(render("repeat", name=name, command=command, config=(run.folder / CONFIG).read_text()))
     first = folds[0].runs[0]
     versions = first.summary.get("versions")
-    told = [("command", f"<code>{text(f'fedgraph-flwr run config={first.folder / CONFIG}')}</code>")]
+    told: list[tuple[str, str]] = [
+        ("command", render("code", content=f"fedgraph-flwr run config={first.folder / CONFIG}"))
+    ]
     if isinstance(versions, dict):
-        told.append(("versions", text(", ".join(f"{name} {number}" for name, number in versions.items()))))
+        told.append(("versions", ", ".join(f"{name} {number}" for name, number in versions.items())))
     if first.summary.get("commit"):
-        told.append(("commit", f"<code>{text(first.summary['commit'])}</code>"))
+        told.append(("commit", render("code", content=first.summary["commit"])))
     seeds = [f"{', '.join(str(run.cfg.seed) for run in fold.runs)} ({fold.name})" for fold in folds]
-    told.append(("seeds", text("; ".join(seeds))))
+    told.append(("seeds", "; ".join(seeds)))
     return [pairs(told), *parts]

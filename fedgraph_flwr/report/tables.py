@@ -1,14 +1,15 @@
 """A page of the tables and plots of sweeps, with everything inside it."""
 
 import base64
-import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from markupsafe import Markup, escape
+
 from fedgraph_flwr.data.graph import write_bytes
-from fedgraph_flwr.report.page import Page
+from fedgraph_flwr.report.page import Page, render, table
 from fedgraph_flwr.runs.folder import CONFIG
 from fedgraph_flwr.sweeps.rows import ours
 
@@ -27,42 +28,38 @@ def tables_of(folder: Path) -> list[Path]:
 def write_tables(tables: Sequence[Path], out: Path) -> Path:
     """Write a page of tables; returns its path."""
     page = Page("Sweeps")
-    page.add(f"<h1>{page.title}</h1>{body(tables)}")
+    page.add(render("headline", title=page.title) + body(tables))
     write_bytes(out, page.html().encode())
     return out
 
 
-def body(tables: Sequence[Path]) -> str:
+def body(tables: Sequence[Path]) -> Markup:
     """The HTML of tables, each with its plot behind it."""
-    parts: list[str] = []
+    parts: list[Markup] = []
     for path in tables:
         parts += _html(path.read_text().splitlines())
         if path.with_suffix(".png").is_file():
             data = base64.b64encode(path.with_suffix(".png").read_bytes()).decode()
-            parts.append(f'<figure><img alt="{html.escape(path.stem)}" src="data:image/png;base64,{data}"></figure>')
-    return "\n".join(parts)
+            parts.append(render("image", name=path.stem, data=data))
+    return Markup("\n").join(parts)
 
 
-def _html(lines: Iterable[str]) -> Iterator[str]:
+def _html(lines: Iterable[str]) -> Iterator[Markup]:
     """The Markdown that `fedgraph_flwr.sweeps.table` writes: headings, tables, lists and paragraphs."""
     for kind, group in groupby(lines, key=lambda line: line[:2].strip()[:1] if line[:1] in "|-#" else bool(line)):
         block = list(group)
         if kind == "#":
-            yield from (f"<h2>{_text(line[2:])}</h2>" for line in block)
+            yield from (render("subtitle", title=_text(line[2:])) for line in block)
         elif kind == "|":
             rows = [line.strip("|").split("|") for line in block if not line.startswith("|---")]
-            head = "".join(
-                f'<th scope="col"><button type="button">{_text(cell.strip())}</button></th>' for cell in rows[0]
-            )
-            filled = ["".join(f"<td>{_text(cell.strip())}</td>" for cell in row) for row in rows[1:]]
-            cells = "".join(f"<tr>{row}</tr>" for row in filled)
-            inside = f"<thead><tr>{head}</tr></thead><tbody>{cells}</tbody>"
-            yield f'<div class="scroll"><table class="sortable">{inside}</table></div>'
+            head, *cells = ([_text(cell.strip()) for cell in row] for row in rows)
+            yield table(head, cells)
         elif kind == "-":
-            yield f"<ul>{''.join(f'<li>{_text(line[2:])}</li>' for line in block)}</ul>"
+            yield render("bullets", items=[_text(line[2:]) for line in block])
         elif kind:
-            yield f"<p>{_text(' '.join(block))}</p>"
+            yield render("paragraph", content=_text(" ".join(block)))
 
 
-def _text(text: str) -> str:
-    return re.sub(r"`(.*?)`", r"<code>\1</code>", re.sub(r"\*\*(.*?)\*\*", r"<b>\1</b>", html.escape(text)))
+def _text(text: str) -> Markup:
+    """A line's text with its code and bold words."""
+    return Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", re.sub(r"\*\*(.*?)\*\*", r"<b>\1</b>", escape(text))))

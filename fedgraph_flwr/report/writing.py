@@ -23,7 +23,7 @@ def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, alo
         FedGraphError: a folder holds no run, or none of its rounds has ended.
     """
     from fedgraph_flwr.report import headline, parts, predicted, sections
-    from fedgraph_flwr.report.page import Page, note, text
+    from fedgraph_flwr.report.page import Page, note, render
     from fedgraph_flwr.report.runs import beside, folds, load_run
 
     runs = [load_run(folder) for folder in folders]
@@ -37,8 +37,14 @@ def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, alo
     page = Page(headline.title(shown))
     when = time.strftime("%d %B %Y").lstrip("0")
     page.add(
-        f'<p class="over">Federated graph learning · {when} · fedgraph-flwr {text(__version__)}</p>'
-        f"<h1>{text(page.title)}</h1>{headline.answers(shown, measures)}{headline.tiles(top)}"
+        render(
+            "heading",
+            when=when,
+            version=__version__,
+            title=page.title,
+            answers=headline.answers(shown, measures),
+            tiles=headline.tiles(top),
+        )
     )
     page.section(
         "compared",
@@ -53,12 +59,12 @@ def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, alo
         try:
             maps = [predicted.hidden_map(page, top.runs[0])]
         except (FedGraphError, NotImplementedError) as error:
-            maps = [note(f"No map: {text(error)}.")]
+            maps = [note(f"No map: {error}.")]
     lead = "Test nodes of all clients together, each predicted by the model that its client is scored by."
     page.section("predictions", "Predictions", _of(shown, lead), [*predicted.shown(page, shown), *maps])
     first = top.runs[0]
     number = first.clients[0]["classes"] if first.clients else 0
-    lead = f"The graphs of {text(first.label)}: labels, degrees, and how the cut looks."
+    lead = f"The graphs of {first.label}: labels, degrees, and how the cut looks."
     page.section("partition", "Partition", lead, parts.drawn(page, first, parts.class_names(first, number)))
     page.section("costs", "Bytes and time", "", sections.costs(page, shown))
     page.section("trust", "Protections and failures", "", sections.trust(shown))

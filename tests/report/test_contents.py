@@ -1,11 +1,13 @@
 """What a report says: each figure against a second derivation, and what it must not say."""
 
+import ast
 import html
 import json
 import math
 import re
 import shutil
 from dataclasses import replace
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -269,9 +271,33 @@ def test_failures_say_who_when_and_why(runs, tmp_path):
     assert "it took &lt;too&gt; long" in row
 
 
-def test_the_library_is_the_one_that_is_named():
-    from importlib import resources
+def test_names_with_markup_are_escaped(runs, tmp_path):
+    shutil.copytree(runs / "fedavg-0", tmp_path / "run")
+    summary_file, config = tmp_path / "run" / "summary.json", tmp_path / "run" / "config.yaml"
+    classes = load_run(runs / "fedavg-0").clients[0]["classes"]
+    names = ["</script><img src=x>", "R&D", *map(str, range(2, classes))]
+    summary_file.write_text(json.dumps(summary(runs / "fedavg-0") | {"classes": names, "versions": {"<i>": "1"}}))
+    config.write_text(re.sub(r"^  name: fedavg$", "  name: <b>mine</b>", config.read_text(), flags=re.M))
+    page = write_report([tmp_path / "run"], tmp_path / "page.html", alone=True).read_text()
+    assert "&lt;b&gt;mine&lt;/b&gt;" in page
+    assert not re.search(r"<b>mine|<img|<i>|&amp;(lt|gt|amp|#\d+);", page)
+    assert "R&amp;D</span>" in page
+    assert any(names[0] in chart.get("columns", []) for chart in charts(page).values())
 
+
+def test_no_markup_is_written_in_python():
+    sources = resources.files("fedgraph_flwr.report").iterdir()
+    found = [
+        f"{path.name}: {node.value!r}"
+        for path in sources
+        if path.name.endswith(".py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"<[a-z]+[ >]", node.value)
+    ]
+    assert found == ["tables.py: '<code>\\\\1</code>'", "tables.py: '<b>\\\\1</b>'"]  # of Markdown, behind `escape`
+
+
+def test_the_library_is_the_one_that_is_named():
     assets = resources.files("fedgraph_flwr.report") / "assets"
     library, told = (assets / "echarts.min.js").read_text(), (assets / "README.md").read_text()
     kilobytes = int(re.search(r"It is (\d+) kB", told)[1])
