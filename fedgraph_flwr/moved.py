@@ -15,6 +15,7 @@ MOVED = {
     "checks": "runs.checks",
     "clients.hostile": "clients.malicious",
     "clients.keeping": "clients.saved_models",
+    "clients.together": "engine.stacking",
     "completion_command": "cli.completion",
     "config.meaning": "config.key_docs",
     "config.written": "config.config_file",

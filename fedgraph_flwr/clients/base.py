@@ -11,7 +11,7 @@ or adds phases with `@phase`. What it keeps between messages stands in `memory`.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -23,17 +23,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.saved_models import SavedModels
-from fedgraph_flwr.clients.together import (
-    OBJECTIVE,
-    Descent,
-    Gradient,
-    Prediction,
-    Scores,
-    Slopes,
-    Step,
-    jointly,
-    refusal,
-)
+from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import NoParams, method_params
 from fedgraph_flwr.data.graph import ClientGraph
@@ -41,7 +31,6 @@ from fedgraph_flwr.data.schema import fingerprint
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
-from fedgraph_flwr.numerics import stacked
 from fedgraph_flwr.numerics.losses import class_weights, task_loss, task_slope
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
@@ -67,6 +56,9 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved, unflatten
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
+
+OBJECTIVE = {"loss", "logits", "task_loss"}
+"""The methods of a client that say what its local training minimises."""
 
 _REPEATS = {DESCRIBE: 16, EVALUATE: 4}
 """Who it is, a client says as often as a server loses track; models are scored before, after and instead of training."""
@@ -259,7 +251,7 @@ class GraphClient(NumPyClient):
         """The local objective on `batch`."""
         return self.task_loss(self.logits(self.batch.inputs))
 
-    @jointly(Gradient)
+    @seam
     def gradient(self, optimizer: Optimizer) -> Tensor:
         """Leave the gradient of `loss` in the parameters; returns its value."""
         optimizer.zero_grad()
@@ -286,14 +278,14 @@ class GraphClient(NumPyClient):
         loss, slope = task_slope(chosen, self.batch.y, self.cfg.train, self.class_weights)
         return loss, slope if nodes is None else torch.zeros_like(logits).index_add_(0, nodes, slope)
 
-    @jointly(Slopes)
+    @seam
     def slopes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
         """The value of `loss`, and its slopes in tensors of the network by name, None in one that it does not reach."""
         loss = self.loss()
         found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
         return loss, dict(zip(tensors, found, strict=True))
 
-    @jointly(Step)
+    @seam
     def update(self, optimizer: Optimizer) -> None:
         """A step along the gradients that there are."""
         optimizer.step()
@@ -310,7 +302,7 @@ class GraphClient(NumPyClient):
         """Local training: a step on each of `batches`. Returns the last loss."""
         return float(self.descend(self.begin_training()).detach())
 
-    @jointly(Descent)
+    @seam
     def descend(self, optimizer: Optimizer) -> Tensor:
         """A step on each of `batches`; returns the last loss, 0 of none."""
         loss, whole = torch.zeros(()), self.batch
@@ -327,7 +319,7 @@ class GraphClient(NumPyClient):
         """Groups of arrays, and numbers, that travel back beside the trained parameters."""
         return {}, {}
 
-    @jointly(Prediction)
+    @seam
     def predict(self) -> Tensor:
         """Logits [N, C] by which the client is scored, without dropout."""
         self.model.eval()
@@ -375,38 +367,12 @@ class GraphClient(NumPyClient):
     @property
     def writes_out(self) -> bool:
         """Whether the objective is the task's loss of the network's logits, in all of its tensors, and has slopes written out."""
-        own = all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in OBJECTIVE)
         trained = not self._ties_weights and all(tensor.requires_grad for tensor in self.tensors.values())
-        return own and self.cfg.train.loss != "focal" and trained
+        return self.inherits(OBJECTIVE) and self.cfg.train.loss != "focal" and trained
 
-    @property
-    def descends_plainly(self) -> bool:
-        """Whether local training is one step after the other along the objective's gradient on all training nodes."""
-        steps = ("begin_training", "descend", "gradient", "update", "batches", "parameters")
-        whole = self.batch.inputs is self.inputs and self.batch.nodes is self.train_nodes
-        return whole and all(
-            getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in steps
-        )
-
-    @property
-    def reads_gradient(self) -> bool:
-        """Whether a method could read what gradient its last step left, which many clients have no memory to keep for nothing."""
-        return type(self) is not GraphClient
-
-    @property
-    def stackable(self) -> bool:
-        """Whether this client, with the inputs that it has now, can be computed together with others."""
-        return self._takes_part and stacked.stackable(self.inputs)
-
-    @cached_property
-    def _takes_part(self) -> bool:
-        return not refusal(self.cfg, type(self), self.model)
-
-    @cached_property
-    def alike(self) -> Hashable:
-        """What clients that are computed together have in common."""
-        shapes = tuple((name, tensor.shape, tensor.requires_grad) for name, tensor in self.tensors.items())
-        return type(self), shapes
+    def inherits(self, names: Iterable[str]) -> bool:
+        """Whether this client's methods of these names are those of `GraphClient`."""
+        return all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in names)
 
     def begin_training(self) -> Optimizer:
         """The optimiser for this round, kept or fresh as configured; puts the model into training mode."""
@@ -429,7 +395,7 @@ class GraphClient(NumPyClient):
         """Of a personal method: logits [N, C] of the shared parameters as they came."""
         return GraphClient.predict(self)
 
-    @jointly(Scores)
+    @seam
     def score(self, logits: Tensor) -> dict[str, list[float]]:
         """Scores of logits [N, C], by split and metric."""
         evaluation = self.cfg.evaluation

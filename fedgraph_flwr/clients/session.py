@@ -19,7 +19,6 @@ import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.logger import log
 
-from fedgraph_flwr.clients import together
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
@@ -79,7 +78,6 @@ def forget(run_id: int) -> None:
     for held in (_live, _ledgers):
         for key in [key for key in held if key[0] == run_id]:
             del held[key]
-    together.forget()
 
 
 def private_state(context: Context) -> dict[str, torch.Tensor]:

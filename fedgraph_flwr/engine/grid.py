@@ -95,9 +95,18 @@ def answer_all(answers: Sequence[Callable[[], Message]], stack: int) -> list[Mes
     """What clients answer, in their order; where ``stack`` says so, up to that many are computed as one."""
     if stack < 2 or len(answers) < 2:
         return [own() for own in answers]
-    from fedgraph_flwr.clients.together import answer_together
+    from fedgraph_flwr.engine.stacking import run_stacked
 
-    return answer_together(answers, stack)
+    return run_stacked(answers, stack)
+
+
+def forget(run_id: int) -> None:
+    """Drop all that a run left in this process: its clients, and what was stacked of them."""
+    from fedgraph_flwr.clients import session
+    from fedgraph_flwr.engine import stacking
+
+    session.forget(run_id)
+    stacking.forget()
 
 
 def introduce(grid: OwnGrid, cfg: RunConfig) -> None:

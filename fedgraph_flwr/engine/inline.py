@@ -12,6 +12,7 @@ from fedgraph_flwr.engine.grid import (
     OwnGrid,
     answer,
     answer_all,
+    forget,
     introduce,
     run_identity,
     virtual_context,
@@ -62,7 +63,6 @@ def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait 
     """Run a configuration in this process; returns the summary."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.client_app import app
-    from fedgraph_flwr.clients import session
     from fedgraph_flwr.config import to_json
     from fedgraph_flwr.runs.checks import at_once
 
@@ -74,4 +74,4 @@ def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait 
             spare_the_collector()
             return serve(grid, cfg, on_round)
     finally:
-        session.forget(grid.run_id)
+        forget(grid.run_id)

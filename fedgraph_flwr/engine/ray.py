@@ -38,6 +38,7 @@ from fedgraph_flwr.engine.grid import (
     OwnGrid,
     answer,
     answer_all,
+    forget,
     introduce,
     run_identity,
     virtual_context,
@@ -166,9 +167,7 @@ class ClientActor:
 
     def end(self) -> None:
         """The run is over: its clients are dropped."""
-        from fedgraph_flwr.clients import session
-
-        session.forget(self.run.run_id)
+        forget(self.run.run_id)
         self.contexts, self.live = {}, {}
         if self.folder:
             self.folder.cleanup()

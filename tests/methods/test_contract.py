@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.clients import session, together
+from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.engine import stacking
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.engine.ray import ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
@@ -147,9 +148,9 @@ def test_a_resumed_run_ends_like_one_that_was_never_interrupted(form, done, go, 
 def test_stacked_clients_train_as_each_does_alone(form, go, monkeypatch):
     words = ["dtype=float64", "rounds=2", "stack=3"]
     cfg = go(*form, *words[:2]).cfg
-    init, stacks = together.Stack.__init__, []
-    monkeypatch.setattr(together, "SLACK", 10)  # the three are of unlike size
-    monkeypatch.setattr(together.Stack, "__init__", lambda *args, **w: stacks.append(len(args[1])) or init(*args, **w))
+    init, stacks = stacking.Stack.__init__, []
+    monkeypatch.setattr(stacking, "SLACK", 10)  # the three are of unlike size
+    monkeypatch.setattr(stacking.Stack, "__init__", lambda *args, **w: stacks.append(len(args[1])) or init(*args, **w))
     alone, stacked = Finished(cfg, {}), go(*form, *words)
     several = cfg.num_clients > 1 and not cfg.strategy.pooled
     assert set(stacks) == ({3} if several and not not_stacked(cfg) else set())

@@ -1,23 +1,25 @@
-"""Clients of one process that answer together: what all of them are about to compute is computed as one.
+"""Clients of one process that reply together: what all of them are about to compute is computed as one.
 
-Each client's answer runs as a coroutine of its own, with the code that it has alone. Where it comes to a method marked `jointly`,
-it waits until every other answer has come to one, or has ended; then each group of clients that do the same on alike networks
-is computed as one, and each goes on with its own result. So no method knows of it. What is computed is the same function on
+Each client's reply runs as its own coroutine, with the code that it has alone. Where it comes to a method marked as a `seam`, it
+waits until every other reply has come to one, or has ended; then each group of clients that do the same on like networks is
+computed as one, and each continues with its own result. So no method knows of it. What is computed is the same function on
 stacked tensors, under `torch.func.vmap` or as the network writes it out: equal to rounding, not bit for bit.
 
 A class of clients takes part if it says so: `stacks` names what its objective reads beside the network, the inputs and the
 batch. One that overrides `loss`, `logits` or `task_loss` must say so anew.
 """
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from greenlet import getcurrent, greenlet
 from torch import Tensor, nn
 
+from fedgraph_flwr.clients.base import OBJECTIVE, GraphClient
+from fedgraph_flwr.clients.seam import handled_by
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
@@ -25,19 +27,13 @@ from fedgraph_flwr.evaluation.batched_metrics import Segments
 from fedgraph_flwr.numerics.losses import shared_slope
 from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs
+from fedgraph_flwr.numerics.stacked import stackable as kinds_stack
 from fedgraph_flwr.numerics.streams import Streams, drawing, generators
 
-if TYPE_CHECKING:
-    from fedgraph_flwr.clients.base import GraphClient
-
 Result = TypeVar("Result")
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 SLACK = 1.25
 """How many times as many nodes as the smallest graph the largest of a computation may have: the rest is padding."""
-
-OBJECTIVE = {"loss", "logits", "task_loss"}
-"""The methods of a client that say what its local training minimises."""
 
 _SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage")
 
@@ -53,7 +49,7 @@ def declared(kind: type) -> tuple[str, ...] | None:
     return None
 
 
-def refusal(cfg: RunConfig, kind: type["GraphClient"], model: Any) -> str:
+def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
     """Why clients cannot be computed as one, in words; empty: they can."""
     if declared(kind) is None:
         return f"strategy={cfg.strategy.name}"
@@ -64,20 +60,48 @@ def refusal(cfg: RunConfig, kind: type["GraphClient"], model: Any) -> str:
     return f"train.loss={cfg.train.loss}" if cfg.train.loss == "focal" else ""
 
 
-# --- answers on their way -------------------------------------------------------------------------------------------------
+def stackable(client: GraphClient) -> bool:
+    """Whether a client, with its present inputs, can be computed together with others."""
+    return _traits(client)[0] and kinds_stack(client.inputs)
+
+
+def alike(client: GraphClient) -> Hashable:
+    """What clients that are computed together have in common."""
+    return _traits(client)[1]
+
+
+def _traits(client: GraphClient) -> tuple[bool, Hashable]:
+    """Whether a client takes part, and its class with the names, shapes and kinds of its tensors; found once."""
+    if client not in _known:
+        shapes = tuple((name, tensor.shape, tensor.requires_grad) for name, tensor in client.tensors.items())
+        _known[client] = not refusal(client.cfg, type(client), client.model), (type(client), shapes)
+    return _known[client]
+
+
+_known: WeakKeyDictionary[GraphClient, tuple[bool, Hashable]] = WeakKeyDictionary()
+
+
+def descends_plainly(client: GraphClient) -> bool:
+    """Whether local training is one step after the other along the objective's gradient on all training nodes."""
+    steps = ("begin_training", "descend", "gradient", "update", "batches", "parameters")
+    whole = client.batch.inputs is client.inputs and client.batch.nodes is client.train_nodes
+    return whole and client.inherits(steps)
+
+
+# --- replies on their way -------------------------------------------------------------------------------------------------
 
 
 class Member(greenlet):
-    """One client's answer on its way."""
+    """One client's reply on its way."""
 
 
 class Joint:
     """How one method of many clients is computed as one."""
 
     @staticmethod
-    def serves(client: "GraphClient") -> bool:
+    def serves(client: GraphClient) -> bool:
         """Whether a client can take part."""
-        return client.stackable
+        return stackable(client)
 
     @staticmethod
     def size(call: "Call") -> int:
@@ -85,7 +109,7 @@ class Joint:
         return rows_of(call.client.inputs)
 
     @staticmethod
-    def kin(call: "Call") -> Hashable:
+    def group_key(call: "Call") -> Hashable:
         """What calls that can be computed as one have in common."""
         raise NotImplementedError
 
@@ -98,7 +122,7 @@ class Joint:
 class Call:
     """What a client is about to compute, and what came of it."""
 
-    def __init__(self, joint: type["Joint"], alone: Callable[..., Any], client: "GraphClient", args: tuple[Any, ...]):
+    def __init__(self, joint: "type[Joint]", alone: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]):
         self.joint, self.alone, self.client, self.args = joint, alone, client, args
         self.generators = generators(client.device)
         self.states = [generator.get_state() for generator in self.generators]
@@ -122,45 +146,38 @@ class Call:
         torch.set_grad_enabled(self.grad)
 
 
-def jointly(joint: type[Joint]) -> Callable[[Method], Method]:
-    """Mark a method of a client as one that all clients on their way compute as one."""
-
-    def mark(alone: Method) -> Method:
-        @functools.wraps(alone)
-        def method(client: "GraphClient", *args: Any) -> Any:
-            member = getcurrent()
-            if not isinstance(member, Member) or not joint.serves(client):
-                return alone(client, *args)
-            call = Call(joint, alone, client, args)
-            member.parent.switch(call)
-            call.take_up()
-            if call.error:
-                raise call.error
-            return call.result
-
-        return method  # type: ignore[return-value]
-
-    return mark
+def stack_call(method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]) -> Any:
+    """Compute a seam's call: as one with those of the other clients where the client can take part, else as written."""
+    member, joint = getcurrent(), JOINTS.get(method.__name__)
+    if not isinstance(member, Member) or joint is None or not joint.serves(client):
+        return method(client, *args)
+    call = Call(joint, method, client, args)
+    member.parent.switch(call)
+    call.take_up()
+    if call.error:
+        raise call.error
+    return call.result
 
 
-def answer_together(answers: Iterable[Callable[[], Result]], most: int) -> list[Result]:
-    """Run clients' answers side by side; at most ``most`` of them are computed as one."""
-    members = [Member(answer) for answer in answers]
+def run_stacked(replies: Iterable[Callable[[], Result]], most: int) -> list[Result]:
+    """Run clients' replies side by side; at most ``most`` of them are computed as one."""
+    members = [Member(reply) for reply in replies]
     results: dict[int, Result] = {}
     waiting: dict[int, Call] = {}
-    for index, member in enumerate(members):
-        _go_on(index, member, results, waiting)
-    while waiting:
-        calls = dict(waiting)
-        waiting.clear()
-        _compute(list(calls.values()), most)
-        for index in calls:
-            _go_on(index, members[index], results, waiting)
+    with handled_by(stack_call):
+        for index, member in enumerate(members):
+            _resume(index, member, results, waiting)
+        while waiting:
+            calls = dict(waiting)
+            waiting.clear()
+            _compute(list(calls.values()), most)
+            for index in calls:
+                _resume(index, members[index], results, waiting)
     _kept.turn()
     return [results[index] for index in range(len(members))]
 
 
-def _go_on(index: int, member: Member, results: dict[int, Any], waiting: dict[int, Call]) -> None:
+def _resume(index: int, member: Member, results: dict[int, Any], waiting: dict[int, Call]) -> None:
     found = member.switch()
     if member.dead:
         results[index] = found
@@ -172,7 +189,7 @@ def _compute(calls: list[Call], most: int) -> None:
     groups: defaultdict[tuple[type[Joint], Hashable], list[Call]] = defaultdict(list)
     for call in calls:
         try:
-            groups[call.joint, call.joint.kin(call)].append(call)
+            groups[call.joint, call.joint.group_key(call)].append(call)
         except Exception as error:  # its own
             call.error = error
     for (joint, _), group in groups.items():
@@ -208,7 +225,7 @@ class Step(Joint):
     """``update(optimizer)``."""
 
     @staticmethod
-    def serves(client: "GraphClient") -> bool:
+    def serves(client: GraphClient) -> bool:
         """Any."""
         return True
 
@@ -218,7 +235,7 @@ class Step(Joint):
         return 0
 
     @staticmethod
-    def kin(call: Call) -> Hashable:
+    def group_key(call: Call) -> Hashable:
         """Optimisers of one kind: those of a run have the same settings."""
         return type(call.args[0]).__name__
 
@@ -232,9 +249,9 @@ class Prediction(Joint):
     """``predict()``."""
 
     @staticmethod
-    def kin(call: Call) -> Hashable:
+    def group_key(call: Call) -> Hashable:
         """Networks alike."""
-        return call.client.alike, kinds(call.client.inputs)
+        return alike(call.client), kinds(call.client.inputs)
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
@@ -252,7 +269,7 @@ class Scores(Joint):
     """``score(logits)``."""
 
     @staticmethod
-    def serves(client: "GraphClient") -> bool:
+    def serves(client: GraphClient) -> bool:
         """Where nothing but the logits counts, and there is one graph."""
         return not client.cfg.evaluation.own and len(client.scored.parts) == 1
 
@@ -262,7 +279,7 @@ class Scores(Joint):
         return 0
 
     @staticmethod
-    def kin(call: Call) -> Hashable:
+    def group_key(call: Call) -> Hashable:
         """As many classes."""
         return call.args[0].shape[1]
 
@@ -285,14 +302,14 @@ class Descent(Joint):
     """``descend(optimizer)``: all of its steps, on tensors that are stacked before the first and handed out after the last."""
 
     @staticmethod
-    def serves(client: "GraphClient") -> bool:
+    def serves(client: GraphClient) -> bool:
         """Where no step is another's."""
-        return client.descends_plainly and client.local_steps > 0 and client.stackable
+        return descends_plainly(client) and client.local_steps > 0 and stackable(client)
 
     @staticmethod
-    def kin(call: Call) -> Hashable:
+    def group_key(call: Call) -> Hashable:
         """As for a gradient, so many steps on, from optimisers that have come as far."""
-        return Gradient.kin(call), call.client.local_steps, type(call.args[0]).__name__, call.args[0].progress
+        return Gradient.group_key(call), call.client.local_steps, type(call.args[0]).__name__, call.args[0].progress
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
@@ -318,7 +335,7 @@ class Descent(Joint):
             )
         if leader.cfg.train.keeps_optimizer:
             stacked.hand_out(optimizers)
-        left = moved if leader.reads_gradient else []
+        left = moved if type(leader) is not GraphClient else []  # what no method reads is not kept
         for name, own in zip(left, _each([slopes[name] for name in left], len(calls)), strict=True):
             for call, slope in zip(calls, own, strict=True):
                 call.client.tensors[name].grad = slope
@@ -332,11 +349,17 @@ class Gradient(Joint):
     """``gradient(optimizer)``."""
 
     @staticmethod
-    def kin(call: Call) -> Hashable:
+    def group_key(call: Call) -> Hashable:
         """Networks alike, in the same mode, whose objectives read trees alike."""
         client = call.client
         trees = [(path, leaf.shape) for path, leaf in _leaves({name: getattr(client, name) for name in _read(client)})]
-        return client.alike, kinds(client.batch.inputs), client.model.training, client.batch.nodes is None, tuple(trees)
+        return (
+            alike(client),
+            kinds(client.batch.inputs),
+            client.model.training,
+            client.batch.nodes is None,
+            tuple(trees),
+        )
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
@@ -353,15 +376,26 @@ class Slopes(Joint):
     """``slopes(tensors)``."""
 
     @staticmethod
-    def kin(call: Call) -> Hashable:
+    def group_key(call: Call) -> Hashable:
         """As for a gradient, and in tensors of the same names."""
-        return Gradient.kin(call), tuple(call.args[0])
+        return Gradient.group_key(call), tuple(call.args[0])
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
         """Loss and slopes of each."""
         for call, found in zip(calls, _slopes(calls, list(calls[0].args[0])), strict=True):
             call.result = found
+
+
+JOINTS: dict[str, type[Joint]] = {
+    "gradient": Gradient,
+    "slopes": Slopes,
+    "update": Step,
+    "descend": Descent,
+    "predict": Prediction,
+    "score": Scores,
+}
+"""By the name of the seam, how its calls are computed as one."""
 
 
 def _slopes(calls: Sequence[Call], names: list[str]) -> Iterator[tuple[Tensor, dict[str, Tensor | None]]]:
@@ -381,7 +415,7 @@ def _each(stacked: Iterable[Tensor | None], count: int) -> list[Sequence[Tensor 
     return [[None] * count if tensor is None else tensor.unbind(0) for tensor in stacked]
 
 
-def _read(client: "GraphClient") -> tuple[str, ...]:
+def _read(client: GraphClient) -> tuple[str, ...]:
     return ("class_weights", *(declared(type(client)) or ()))
 
 
@@ -411,7 +445,7 @@ class Kept:
         self.former: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
         self.latter: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
 
-    def of(self, clients: Sequence["GraphClient"], parts: list[Any], make: Callable[[], Result]) -> Result:
+    def of(self, clients: Sequence[GraphClient], parts: list[Any], make: Callable[[], Result]) -> Result:
         """What ``make`` makes of the parts, or made of them for these clients at last."""
         slot = make.__qualname__, *map(id, clients)
         marks = [(id(part), getattr(part, "_version", 0)) for part in parts]
@@ -443,7 +477,7 @@ class Stack:
         with_batch: whether each one's batch is stacked, or its inputs alone.
     """
 
-    def __init__(self, clients: Sequence["GraphClient"], with_batch: bool = True):
+    def __init__(self, clients: Sequence[GraphClient], with_batch: bool = True):
         self.clients = clients
         self.batches = [client.batch for client in clients] if with_batch else []
         self.members = [batch.inputs for batch in self.batches] or [client.inputs for client in clients]
@@ -529,7 +563,7 @@ class Stack:
             for name, own in zip(self.clients[0].tensors, zip(*each, strict=True), strict=True)
         }
 
-    def run(self, values: dict[str, Tensor], function: Callable[["GraphClient"], Tensor]) -> Tensor:
+    def run(self, values: dict[str, Tensor], function: Callable[[GraphClient], Tensor]) -> Tensor:
         """What a function of a client gives for each of them, stacked.
 
         Args:

@@ -1,4 +1,4 @@
-"""Clients that answer together: what is computed as one, in which groups, and what happens when one of them fails."""
+"""Clients that reply together: what is computed as one, in which groups, and what happens when one of them fails."""
 
 from dataclasses import replace
 
@@ -7,11 +7,11 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from fedgraph_flwr.clients import together
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedprox import FedProxClient
 from fedgraph_flwr.clients.gcfl import GCFLClient
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine import stacking
 from fedgraph_flwr.engine.ray import run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.models.gcn import GCN
@@ -65,9 +65,9 @@ class Falling(GraphClient):
 @pytest.fixture
 def sizes_of(monkeypatch):
     """How many clients each computation had."""
-    init, seen = together.Stack.__init__, []
+    init, seen = stacking.Stack.__init__, []
     monkeypatch.setattr(
-        together.Stack, "__init__", lambda *args, **words: seen.append(len(args[1])) or init(*args, **words)
+        stacking.Stack, "__init__", lambda *args, **words: seen.append(len(args[1])) or init(*args, **words)
     )
     return seen
 
@@ -144,10 +144,10 @@ def test_clients_of_unlike_size_are_computed_apart_and_no_more_than_asked_togeth
 
 
 def test_who_overrides_the_objective_says_so_anew():
-    assert together.declared(GraphClient) == ()
-    assert together.declared(FedProxClient) == ("anchor",)
-    assert together.declared(type("Silent", (FedProxClient,), {})) == ("anchor",)
-    assert together.declared(Undeclared) is None
+    assert stacking.declared(GraphClient) == ()
+    assert stacking.declared(FedProxClient) == ("anchor",)
+    assert stacking.declared(type("Silent", (FedProxClient,), {})) == ("anchor",)
+    assert stacking.declared(Undeclared) is None
 
 
 def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):
@@ -213,9 +213,9 @@ def test_an_objective_that_reads_more_than_its_class_says_is_one_sentence(run):
 @pytest.fixture
 def made(monkeypatch):
     """Of how many clients the inputs were stacked, whenever they were."""
-    make, seen = together.stack_inputs, []
+    make, seen = stacking.stack_inputs, []
     monkeypatch.setattr(
-        together, "stack_inputs", lambda members, *args: seen.append(len(members)) or make(members, *args)
+        stacking, "stack_inputs", lambda members, *args: seen.append(len(members)) or make(members, *args)
     )
     return seen
 
@@ -223,15 +223,15 @@ def made(monkeypatch):
 def test_what_no_step_changes_is_stacked_once_a_run(run, made):
     run(*WORDS, "rounds=3", "stack=4", sizes=SIZES)
     assert made == [4]
-    assert not together._kept.former  # and dropped at its end
-    assert not together._kept.latter
+    assert not stacking._kept.former  # and dropped at its end
+    assert not stacking._kept.latter
 
 
 def test_what_a_round_did_not_use_is_dropped(run, made, monkeypatch):
     """Of five clients two take part in a round: nobody else's inputs stay stacked."""
     held = []
-    turn = together.Kept.turn
-    monkeypatch.setattr(together.Kept, "turn", lambda kept: turn(kept) or held.append(len(kept.former)))
+    turn = stacking.Kept.turn
+    monkeypatch.setattr(stacking.Kept, "turn", lambda kept: turn(kept) or held.append(len(kept.former)))
     words = ["strategy.fraction=0.4", "evaluation.clients=cohort", "stack=4", "rounds=6"]
     run(*WORDS, *words, sizes=(13, 12, 15, 14, 13))
     assert max(held) <= 4  # of one bucket: inputs, batches, targets, scores
@@ -367,14 +367,14 @@ def test_the_last_gradient_stays_with_each_client(run, sizes_of, words, monkeypa
 
 def test_who_cannot_be_compared_with_others_fails_alone(run, monkeypatch):
     """Not the run."""
-    kin = together.Prediction.kin
+    group_key = stacking.Prediction.group_key
 
     def odd(call):
         if call.client.graph.client == 2:
             raise RunFailed("unlike all")
-        return kin(call)
+        return group_key(call)
 
-    monkeypatch.setattr(together.Prediction, "kin", staticmethod(odd))
+    monkeypatch.setattr(stacking.Prediction, "group_key", staticmethod(odd))
     done = run(*WORDS, "stack=4", sizes=SIZES)
     assert done.summary["failures"] == {"2 (train)": "unlike all", "2 (evaluate)": "unlike all"}
 
