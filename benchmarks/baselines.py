@@ -53,7 +53,7 @@ ROWS = {
 
 OPENFGL = {
     "FedAvg": (0.23, "541 MB"),
-    "FedSage+": (1.4, "13 s while its generator trains, 3541 MB, 1228 MB a round"),
+    "FedSage+": (1.4, "13 s while its generator trains, 3541 MB, 1228 MB per round"),
     "FED-PUB": (0.5, ""),
     "FedGTA": (0.36, ""),
     "AdaFGL, federated": (0.32, ""),
@@ -106,11 +106,11 @@ def table() -> str:
     rows = stored()
     heads = [
         "method",
-        "seconds a round",
+        "seconds per round",
         "rounds of FedAvg",
         "set-up, s",
         "memory, MB",
-        "messages a round, MB",
+        "messages per round, MB",
         "before, MB",
     ]
     heads.append("OpenFGL: seconds, rounds of its FedAvg")

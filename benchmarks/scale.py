@@ -97,12 +97,12 @@ WARM = {"1000 of 10000, ray, stack=auto, all built": 44}
 """Rows whose first rounds are not counted: by then all but one client in a hundred have been asked, and are held."""
 
 COLUMNS = {
-    "seconds": "seconds a round",
-    "of_bare": "of a bare PyG loop's steps",
+    "seconds": "seconds per round",
+    "of_bare": "relative to a bare PyG loop",
     "cpu_server": "server, CPU s",
     "cpu_actor": "busiest actor, CPU s",
     "start": "start, s",
-    "megabytes": "MB in all processes",
+    "megabytes": "MB, all processes",
 }
 
 TEXTS = {"README.md": ("seconds", "of_bare", "megabytes"), "docs/big-graphs.md": tuple(COLUMNS)}
@@ -232,7 +232,7 @@ def table(columns: Sequence[str]) -> str:
     with (RESULTS / "scale.csv").open() as file:
         kept = {row["row"]: row for row in csv.DictReader(file)}
     lines = [
-        "| clients a round, engine | " + " | ".join(COLUMNS[key] for key in columns) + " |",
+        "| clients per round, engine | " + " | ".join(COLUMNS[key] for key in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
     for name in TABLE:
@@ -263,10 +263,10 @@ def draw(path: Path) -> None:
     left, right = figure.subplots(1, 2)
     for key, label, mark in (("cpu_server", "server", "o"), ("cpu_actor", "busiest of two actors", "s")):
         left.loglog(clients, [float(row[key]) for row in rows], marker=mark, label=label)
-    left.set(xlabel="clients registered, at most 1,000 a round", ylabel="CPU seconds a round")
+    left.set(xlabel="clients registered, at most 1,000 per round", ylabel="CPU seconds per round")
     left.legend()
     right.semilogx(clients, [float(row["megabytes"]) for row in rows], marker="o")
-    right.set(xlabel="clients registered", ylabel="MB in all processes")
+    right.set(xlabel="clients registered", ylabel="MB, all processes")
     right.set_ylim(bottom=0)
     figure.savefig(path.with_suffix(".png"), format="png", dpi=130)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.errors import unknown
 from fedgraph_flwr.evaluation.intervals import deviation, ended, paired
-from fedgraph_flwr.sweeps.results_index import Book
+from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.spec import load
 from fedgraph_flwr.sweeps.summary import SweepSummary
 
@@ -64,9 +64,9 @@ def tables(paper: str) -> list[SweepSummary]:
 
 @cache
 def _tally(path: Path) -> SweepSummary:
-    book = Book(load(path))
-    book.missing()
-    return SweepSummary(book.sweep, book.found)
+    index = ResultsIndex(load(path))
+    index.missing()
+    return SweepSummary(index.sweep, index.found)
 
 
 def cells(tally: SweepSummary, paper: str) -> Iterator[Cell]:

@@ -14,7 +14,7 @@ from benchmarks import baselines, scale
 from fedgraph_flwr.cli.app import COMMANDS
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.runs.recorder import Recorder
-from fedgraph_flwr.sweeps.results_index import Book
+from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import identity, read
 from fedgraph_flwr.sweeps.spec import load
 from simulations import reproduction
@@ -135,10 +135,10 @@ def test_what_graph_baselines_cost_is_as_it_was_measured():
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_stored_row_is_a_run_that_its_table_asks_for(path):
     """A row under a table's names with other words would stand beside figures of another run."""
-    book = Book(load(path))
-    book.missing()
-    asked = {(cell.setting, cell.method, str(cell.seed)): cell.identity for cell in book.sweep.cells(book.found)}
-    for row in read(book.sweep.results):
+    index = ResultsIndex(load(path))
+    index.missing()
+    asked = {(cell.setting, cell.method, str(cell.seed)): cell.identity for cell in index.sweep.cells(index.found)}
+    for row in read(index.sweep.results):
         at = row["setting"], row["method"], row["seed"]
         assert asked.get(at, identity(row["method"], row["words"])) == identity(row["method"], row["words"]), at
         assert not row.get("missed") or "adversary." in row["words"], f"clients failed in {at}: {row['missed']}"
@@ -186,4 +186,4 @@ def test_the_figures_of_a_paragraph_stand_in_the_tables_that_it_links(name):
 def test_the_three_figures_of_hostile_clients():
     nobody = ours("robust", "CSBM, nobody lies", "mean")
     liars, median = (ours("robust", "CSBM, sign flip, 3", rule) for rule in ("mean", "median"))
-    assert f"from {nobody} % to {liars} %; `strategy.aggregator=median` keeps {median}." in TEXT.replace("\n", " ")
+    assert f"from {nobody} % to {liars} %. `strategy.aggregator=median` keeps {median} %." in TEXT.replace("\n", " ")

@@ -7,7 +7,7 @@ import pytest
 
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
-from fedgraph_flwr.sweeps.results_index import Book
+from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import COUNTED
 from fedgraph_flwr.sweeps.spec import load
 from fedgraph_flwr.sweeps.summary import SweepSummary
@@ -38,10 +38,10 @@ STORED = [path for path in TABLES if (FOLDER / "results" / f"{path.stem}.csv").i
 def test_every_stored_table_is_what_its_rows_say(path, monkeypatch):
     """`fedgraph-flwr sweep simulations/*.yaml --table-only` writes them anew."""
     monkeypatch.chdir(FOLDER.parent)
-    book = Book(load(path.relative_to(FOLDER.parent)))
-    book.missing()
-    assert book.found
-    assert book.sweep.results.with_suffix(".md").read_text() == markdown(SweepSummary(book.sweep, book.found))
+    index = ResultsIndex(load(path.relative_to(FOLDER.parent)))
+    index.missing()
+    assert index.found
+    assert index.sweep.results.with_suffix(".md").read_text() == markdown(SweepSummary(index.sweep, index.found))
 
 
 def test_what_a_target_needs_by_hand():
