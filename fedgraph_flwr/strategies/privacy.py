@@ -158,6 +158,11 @@ def check(cfg: RunConfig, plain_average: bool) -> None:
             f"privacy.dp={privacy.dp} covers an average of clipped models, and {rules.name} {reason}: use another method, or"
             " privacy.dp=none"
         )
+    if cfg.train.class_weights == "federated":
+        raise FedGraphError(
+            f"train.class_weights=federated uploads each client's label shares, which privacy.dp={privacy.dp} does not"
+            " cover: set train.class_weights=local, or privacy.dp=none"
+        )
     if rules.weighting != "uniform":
         raise FedGraphError(
             f"privacy.dp={privacy.dp} bounds each client's share by 1/n: set strategy.weighting=uniform, not"
