@@ -184,7 +184,8 @@ def knows(words: Sequence[str], key: str) -> bool:
 
 @functools.cache
 def _own_keys(group: str, words: tuple[str, ...]) -> set[str]:
-    from fedgraph_flwr import lookup, models  # the methods' classes take a second to import
+    from fedgraph_flwr import models
+    from fedgraph_flwr.config import lookup  # the methods' classes take a second to import
 
     cfg = configuration(words)
     return models.own_keys(cfg.model) if group == "model" else lookup.own_keys(cfg) | set(cfg.strategy.params)

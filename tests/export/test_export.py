@@ -122,7 +122,7 @@ class Doubled(GCN):
 
 
 def test_a_network_that_says_of_itself_what_it_does_not_compute_is_refused(go, tmp_path):
-    finished = go("fedavg", "rounds=1", "model=tests.test_export:Doubled")
+    finished = go("fedavg", "rounds=1", "model=tests.export.test_export:Doubled")
     with pytest.raises(FedGraphError, match="on a trial graph what it says of itself gives other logits"):
         export(load_predictor(finished.out), tmp_path / "out")
 

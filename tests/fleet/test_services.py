@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedgraph_flwr.cli import _parse
+from fedgraph_flwr.cli.app import _parse
 
 FOLDER = Path(__file__).parents[2] / "docs" / "fleet"
 UNITS = sorted(FOLDER.glob("*.service"))

@@ -196,7 +196,7 @@ def test_clients_that_tell_of_another_graph_are_refused(words, graphs, tmp_path,
     out = tmp_path / "out"
     go(*words, f"out={out}")
     for module in ("runner", "serving"):
-        monkeypatch.setattr(f"fedgraph_flwr.{module}.fingerprint_of_data", lambda cfg: None)
+        monkeypatch.setattr(f"fedgraph_flwr.runs.{module}.fingerprint_of_data", lambda cfg: None)
     path = graphs / "client_0001.safetensors"
     graph = ClientGraph.load(path)
     graph.train_mask[int(graph.train_mask.nonzero()[0])] = False
@@ -354,7 +354,7 @@ def test_a_checkpoint_of_another_run_is_refused(words, tmp_path):
 
 STATES = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "of another client": lambda path: shutil.copy(path.parents[2] / "client_0000" / path.name, path),
+    "of another client": lambda path: shutil.copy(path.parents[1] / "client_0000" / path.name, path),
     "another shape": _tensors(lambda t: t.update({k: torch.ones(1) for k in t if k.startswith("model/")})),
     "a tensor less": _tensors(lambda t: t.pop(next(k for k in t if k.startswith("model/")))),
     "foreign names": _tensors(lambda t: [t.update({f"model/x{k}": t.pop(k)}) for k in list(t)]),

@@ -1,0 +1,1 @@
+"""A run: prepare it, serve it, record it, predict with it."""
