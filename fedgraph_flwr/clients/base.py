@@ -39,17 +39,19 @@ from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.secagg import (
+    AGREED,
     CLIENTS,
     DEAL,
     ENVELOPES,
     KEYS,
     MEMBERS,
     PUBLISH,
-    RATIO,
+    RATIOS,
     SECAGG,
     SURVIVORS,
     UNMASK,
     Member,
+    digest,
 )
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved, unflatten
@@ -465,9 +467,9 @@ class GraphClient(NumPyClient):
             return self.plain_answer(name, groups, config)
         if name in (PUBLISH, DEAL, UNMASK):
             return self._secure(name, groups), {}
-        told = groups.pop(SECAGG, {})
+        told, received = groups.pop(SECAGG, {}), digest(groups.get(MODEL, {}))
         sent, numbers = self.plain_answer(name, groups, config)
-        return self._masked(sent, told), numbers
+        return self._masked(sent, told, received), numbers
 
     def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """The answer to one message.
@@ -545,7 +547,7 @@ class GraphClient(NumPyClient):
             return model
         return clipped_model(model, dict(zip(self.shared, received, strict=True)), self.cfg.privacy.clipping_norm)
 
-    def _masked(self, answer: dict[str, Arrays], told: Arrays) -> dict[str, Arrays]:
+    def _masked(self, answer: dict[str, Arrays], told: Arrays, received: bytes) -> dict[str, Arrays]:
         """The arrays of an answer as this client's term of secure sums, beside those that travel as they are."""
         as_is = {group: arrays for group, arrays in answer.items() if group in self.unmasked(self.cfg)}
         terms = {group: arrays for group, arrays in answer.items() if group not in as_is}
@@ -556,8 +558,9 @@ class GraphClient(NumPyClient):
                 f"client {self.graph.client} was not asked for a masked answer in round {self.server_round}, and gives no other "
                 "under privacy.secagg=true"
             )
-        ratio = float(told[RATIO][0])
-        return {**self.member.masked(terms, ratio, told[MEMBERS], told[ENVELOPES], self.server_round), **as_is}
+        ratios, members, envelopes = told[RATIOS], told[MEMBERS], told[ENVELOPES]
+        masked = self.member.masked(terms, ratios, members, envelopes, self.server_round, received)
+        return {**masked, **as_is, SECAGG: {AGREED: self.member.state[AGREED]}}
 
     def _secure(self, name: str, groups: dict[str, Arrays]) -> dict[str, Arrays]:
         """The exchanges of secure sums."""

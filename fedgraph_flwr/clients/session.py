@@ -206,7 +206,7 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     if graph.client in cfg.adversary.clients:
         kind = _hostile(kind, cfg, context)
     client = kind(cfg, graph, device(cfg, context), file)
-    client.policy, client.member.floor = policy, policy.min_clients
+    client.policy, client.member.floor, client.member.max_share = policy, policy.min_clients, policy.max_share
     client.keyring = _keyring(context, client)
     policy.check_client(client)
     if _simulated(context):

@@ -7,6 +7,7 @@ phases: [describe, train]         # empty: all of the method
 messages: {acquire: 8}            # of a phase and round: fewer than the method allows itself
 rounds: 1000                      # of a run
 min_clients: 3                    # of a run, and of an exchange that goes on (`strategy.min_clients`), and behind a sum
+max_share: 0.5                    # of the weights behind a secure sum, of one client
 min_nodes: 20                     # of this node's graph behind a statistic
 max_parameters: 1000000           # of the network
 demands: {privacy.dp: [server_fixed, client_fixed]}     # keys of a run's configuration, and the values accepted
@@ -60,6 +61,7 @@ class Policy:
     messages: dict[str, int] = field(default_factory=dict)
     rounds: int = 10_000
     min_clients: int = 1
+    max_share: float = 0.75
     min_nodes: int = 5
     max_parameters: int = 100_000_000
     demands: dict[str, Any] = field(default_factory=dict)
@@ -68,6 +70,8 @@ class Policy:
         for name in ("rounds", "min_clients", "max_parameters"):
             at_least(getattr(self, name), 1, f"policy.{name}")
         at_least(self.min_nodes, 0, "policy.min_nodes")
+        if not 0 < self.max_share <= 1:
+            raise FedGraphError(f"policy.max_share must lie in (0, 1], got {self.max_share}")
         for phase, most in self.messages.items():
             at_least(most, 0, f"policy.messages.{phase}")
 
@@ -133,7 +137,7 @@ class Policy:
 
 def simulated() -> Policy:
     """The policy of clients that belong to whoever runs them: no bound."""
-    return Policy(rounds=LARGEST, min_nodes=0, max_parameters=LARGEST, modules=[ANYTHING])
+    return Policy(rounds=LARGEST, max_share=1.0, min_nodes=0, max_parameters=LARGEST, modules=[ANYTHING])
 
 
 def read_policy(path: str) -> Policy:

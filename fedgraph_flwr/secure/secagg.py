@@ -15,10 +15,15 @@ given its seeds. A schedule of renewal would save the exchange of keys, one of f
 as it masks, and no checkpoint keeps them. A rebuilt secret is held against what its owner published: a wrong share ends the
 round. Secrets are `LIMBS` elements of Shamir's field (`fedgraph_flwr.secure.shamir`), of which the mask's X25519 key and the
 stream of b_i are derived.
+Every client is sent all p_j. Its masks are keyed by a digest of them, of the published keys, of who adds up and of the model it
+received (`agreed`): where a server sends two clients different lists, the masks of no pair cancel and there is no sum. A client
+refuses a list, and survivors of one, in which a client weighs more than `Member.max_share`, or fewer than `Member.floor` weigh
+anything. t exceeds half of those that published keys, so that no secret is rebuilt both ways.
 Not seen: a client that adds other values than it trained, within the range; and, where clients pin nobody's keys
 (`fedgraph_flwr.secure.keyring`), a server that hands out its own.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 
@@ -40,7 +45,7 @@ HEADROOM = (
 )
 FEWEST = 3  # clients: of a sum of two, each knows the other's term
 CLIENTS, KEYS, ENVELOPES, SHARES, SURVIVORS = "clients", "keys", "envelopes", "shares", "survivors"
-MEMBERS, RATIO = "members", "ratio"
+MEMBERS, RATIOS, AGREED = "members", "ratios", "agreed"
 PUBLISH, DEAL, UNMASK, SECAGG = "secagg_keys", "secagg_shares", "unmask", "secagg"
 """Phases, and the group of arrays: with `PUBLISH`, the keys; with `DEAL`, envelopes of shares; with a request for a term of a
 sum, envelopes, the members and the client's share of the weights; with `UNMASK`, who survived, and shares."""
@@ -53,8 +58,8 @@ def limit(bits: int) -> float:
 
 
 def threshold(share: float, clients: int) -> int:
-    """How many clients must answer, of those that published keys."""
-    return math.ceil(share * clients - 1e-9)
+    """How many clients must answer, of those that published keys: always more than half of them."""
+    return max(math.ceil(share * clients - 1e-9), clients // 2 + 1)
 
 
 def commitment(secret: bytes) -> bytes:
@@ -74,8 +79,18 @@ def self_stream(secret: bytes, step: str, count: int) -> NDArray[np.uint64]:
     return key_stream(HKDF(SHA256(), 32, salt=None, info=b"fedgraph self-mask" + step.encode()).derive(secret), count)
 
 
-def _step(server_round: int) -> str:
-    return f"secagg {server_round}"
+def digest(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """SHA-256 of arrays with their names, types and shapes, in the order of the names."""
+    found = Hash(SHA256())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        found.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        found.update(array.tobytes())
+    return found.finalize()
+
+
+def _step(server_round: int, agreed: bytes = b"") -> str:
+    return f"secagg {server_round} {agreed.hex()}" if agreed else f"secagg {server_round}"
 
 
 class Member:
@@ -89,11 +104,12 @@ class Member:
     Attributes:
         state: all it must keep between the messages of a round, arrays by name; secret.
         floor: fewer clients than its party wants behind a sum are refused in each step.
+        max_share: of the weights of those behind a sum, the most that one client may have.
     """
 
     def __init__(self, client: int, share: float, bits: int):
         self.client, self.share, self.bits = client, share, bits
-        self.floor = 1
+        self.floor, self.max_share = 1, 1.0
         self.state: Arrays = {}
         self._envelopes: Sealer | None = None  # of `deal` for `masked`, where both are of one process
 
@@ -162,35 +178,41 @@ class Member:
     def masked(
         self,
         values: Mapping[str, Arrays],
-        ratio: float,
+        ratios: NDArray[np.float64],
         members: NDArray[np.int64],
         envelopes: NDArray[np.uint8],
         server_round: int,
+        received: bytes = b"",
     ) -> dict[str, Arrays]:
-        """y_i, uint64 groups of the same names and shapes; the own secrets are deleted.
+        """y_i, uint64 groups of the same names and shapes; the own secrets are deleted, the digest stays in ``state["agreed"]``.
 
         Args:
             values: groups of float arrays.
-            ratio: p_i.
+            ratios: p_j of all members [m].
             members: who takes part, ascending [m].
             envelopes: theirs for this client, [m, B].
             server_round: the round.
+            received: `digest` of the model that the values were trained from, which all must have received alike.
 
         Raises:
-            RunFailed: as `deal`, too few peers, a ratio beyond 0 to 1, or values that do not fit the fixed point.
+            RunFailed: as `deal`, too few peers, ratios that show one client's values, or values that do not fit the fixed point.
         """
         self._expect("kept", MEMBERS, server_round)
         chosen = set(members.tolist())
         least = max(FEWEST, self.floor, threshold(self.share, len(self.state[CLIENTS])))
         if (
             not {self.client} <= chosen <= set(self.state[CLIENTS].tolist())
-            or len(chosen) < least
-            or not 0 <= ratio <= 1
+            or len(chosen) < max(least, len(members))
+            or ratios.shape != members.shape
+            or not ((ratios >= 0) & (ratios <= 1)).all()
         ):
             raise RunFailed(
-                f"client {self.client} is to add {ratio:g} of its values to those of {len(chosen - {self.client})} others, "
-                f"where {len(self.state[CLIENTS])} clients published keys"
+                f"client {self.client} is to add its values to those of {len(chosen - {self.client})} others with weights "
+                f"{ratios.tolist()}, where {len(self.state[CLIENTS])} clients published keys: expected {least} members at "
+                "least, each once, and a weight in [0, 1] for each"
             )
+        self._check_weights(ratios, ratios > 0)
+        ratio = float(ratios[members.tolist().index(self.client)])
         held, step = (
             self._opened(dict(zip(members.tolist(), envelopes, strict=True)), server_round),
             _step(server_round),
@@ -201,17 +223,55 @@ class Member:
                 f"client {self.client} has a value of {np.abs(flat).max():g} to add, expected below {limit(self.bits):g}: "
                 f"lower privacy.secagg_bits={self.bits}"
             )
+        clients, keys = self.state[CLIENTS], self.state[KEYS]
+        told = {
+            CLIENTS: clients,
+            KEYS: keys,
+            MEMBERS: members,
+            RATIOS: ratios.astype(np.float64),
+            "model": _bytes(received),
+        }
+        agreed = digest(told)
         total = np.rint(flat * (ratio * 2.0**self.bits)).astype(np.int64).view(np.uint64)
         total = total + self_stream(self.state["self"].tobytes(), step, total.size)
-        total = total + pairwise(self._sealer(1), members.tolist(), step, total.size)
+        total = total + pairwise(self._sealer(1), members.tolist(), _step(server_round, agreed), total.size)
         self.state = {
             "round": self.state["round"],
             CLIENTS: self.state[CLIENTS],
             MEMBERS: members,
+            RATIOS: ratios,
             SHARES: np.stack(held),
+            AGREED: _bytes(agreed),
         }
         self._envelopes = None
         return shaped(total, values)
+
+    def _check_weights(self, ratios: NDArray[np.float64], left: NDArray[np.bool_]) -> None:
+        """Refuse a sum that would show one client's values.
+
+        A server may name other survivors to each client. To leave out one that weighs, it needs t of the n clients to be sent
+        a list without it; if no list leaves out more than e, at most ⌊n e / t⌋ are left out. The rest must be enough.
+
+        Args:
+            ratios: p_j of all members [m].
+            left: which of them are in the sum, as far as this client knows, [m].
+
+        Raises:
+            RunFailed: too few of them weigh, or one weighs too much.
+        """
+        clients = len(self.state[CLIENTS])
+        weighs, kept = ratios > 0, np.sort(ratios[left & (ratios > 0)])[::-1]
+        out = clients * int((weighs & ~left).sum()) // threshold(self.share, clients)
+        count = min(int(weighs.sum()) - out, kept.size)
+        if not weighs.any():
+            return  # the sum is 0
+        share = kept[0] / (kept[0] + kept[kept.size - count + 1 :].sum()) if count > 0 else 1.0
+        if count < self.floor or share > self.max_share:
+            raise RunFailed(
+                f"client {self.client} is to add up with weights {ratios[left].tolist()}: one client may have a share of "
+                f"{share:.3g}, {max(count, 0)} clients may weigh anything. Its node's policy accepts shares of at most "
+                f"{self.max_share:g} (max_share) and at least {self.floor} clients (min_clients)"
+            )
 
     def _opened(self, envelopes: Mapping[int, NDArray[np.uint8]], server_round: int) -> list[NDArray[np.uint32]]:
         """The shares that each member dealt this client, [2, LIMBS] each."""
@@ -238,6 +298,7 @@ class Member:
                 f"client {self.client} is to unmask a sum over clients {sorted(alive)} of {members.tolist()}, "
                 f"expected {needed} at least, and itself among them"
             )
+        self._check_weights(self.state[RATIOS], np.isin(members, list(alive)))
         shares = np.stack([held[int(c in alive)] for c, held in zip(members.tolist(), self.state[SHARES], strict=True)])
         self.state = {}
         return {SHARES: shares}
@@ -267,6 +328,7 @@ def unmasked(
     needed: int,
     bits: int,
     server_round: int,
+    agreed: bytes,
 ) -> dict[str, Arrays]:
     """Σ p_i x_i over the clients whose masked values came, float64.
 
@@ -278,6 +340,7 @@ def unmasked(
         needed: t.
         bits: of the fixed point.
         server_round: the round.
+        agreed: the digest under which the clients masked.
 
     Raises:
         RunFailed: a secret is not what its owner published, or the sum is beyond what values can add up to.
@@ -297,7 +360,9 @@ def unmasked(
             sealer = mask_sealer(client, secret)
             true = sealer.public == keys[client][1].tobytes()
             sealer.meet({peer: keys[peer][1].tobytes() for peer in answers})
-            mask = -pairwise(sealer, list(answers), step, total.size)  # what the survivors added for it
+            mask = -pairwise(
+                sealer, list(answers), _step(server_round, agreed), total.size
+            )  # what the survivors added for it
         if not true:
             raise RunFailed(
                 f"round {server_round}, unmask: the shares of clients {used} do not give the secret that client {client} "

@@ -15,6 +15,7 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
+    AGREED,
     CLIENTS,
     DEAL,
     ENVELOPES,
@@ -22,7 +23,7 @@ from fedgraph_flwr.secure.secagg import (
     KEYS,
     MEMBERS,
     PUBLISH,
-    RATIO,
+    RATIOS,
     SECAGG,
     SHARES,
     SURVIVORS,
@@ -75,6 +76,8 @@ class SecureSums:
             group: fields if group in self.open else {n: ArrayField(f.shape, "uint64") for n, f in fields.items()}
             for group, fields in wanted.groups.items()
         }
+        if masked.keys() - self.open:
+            masked[SECAGG] = {AGREED: ArrayField((32,), "uint8")}
         return ReplySchema(masked, wanted.numbers)
 
     def unsealed(self, phase: str, reply: Reply) -> Reply:
@@ -115,11 +118,12 @@ class SecureSums:
         counts = weights(self.members)
         total = sum(counts)
         self.ratios = {c: count / total if total else 0.0 for c, count in zip(self.members, counts, strict=True)}
+        ratios = np.array([self.ratios[client] for client in self.members])
         places, members = {client: place for place, client in enumerate(self.keys)}, np.array(self.members, np.int64)
         return {
             client: {
                 SECAGG: {
-                    RATIO: np.array([self.ratios[client]]),
+                    RATIOS: ratios,
                     MEMBERS: members,
                     ENVELOPES: np.stack([dealt[peer][places[client]] for peer in self.members]),
                 }
@@ -136,11 +140,19 @@ class SecureSums:
         method, needed = self.strategy, threshold(self.rules.secagg_threshold, len(self.keys))
         survivors = [reply.client for reply in replies]
         self._enough(self.phase, len(survivors), len(self.keys))
+        agreed = {reply.groups[SECAGG][AGREED].tobytes() for reply in replies}
+        if len(agreed) > 1:
+            raise RunFailed(
+                f"round {method.server_round}, {self.phase}: clients masked their values under different lists of weights, keys"
+                " or models, so that their masks do not cancel: the server sent them different ones, or a client answers wrongly"
+            )
         told = method.ask(UNMASK, {SECAGG: {SURVIVORS: np.array(survivors, np.int64)}}, survivors)
         self._enough(UNMASK, len(told), len(self.keys))
         shares = {reply.client: reply.groups[SECAGG][SHARES] for reply in told}
-        answers = {r.client: {g: arrays for g, arrays in r.groups.items() if g not in self.open} for r in replies}
-        sums = unmasked(answers, shares, self.members, self.keys, needed, self.rules.secagg_bits, method.server_round)
+        hidden = self.open | {SECAGG}
+        answers = {r.client: {g: arrays for g, arrays in r.groups.items() if g not in hidden} for r in replies}
+        bits = self.rules.secagg_bits
+        sums = unmasked(answers, shares, self.members, self.keys, needed, bits, method.server_round, next(iter(agreed)))
         weight = sum(self.ratios[client] for client in survivors)
         if not weight:
             raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")
@@ -149,7 +161,11 @@ class SecureSums:
             group: {name: (total / weight).astype(dtypes[group][name].dtype) for name, total in arrays.items()}
             for group, arrays in sums.items()
         }
-        return [Reply(reply.client, {**reply.groups, **means}, reply.metrics, reply.message) for reply in replies]
+        seen = [{g: arrays for g, arrays in reply.groups.items() if g in self.open} for reply in replies]
+        return [
+            Reply(reply.client, {**own, **means}, reply.metrics, reply.message)
+            for reply, own in zip(replies, seen, strict=True)
+        ]
 
     def fewest(self, of: int) -> int:
         """How many of the clients that are asked for a sum have to begin it."""

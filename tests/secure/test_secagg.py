@@ -44,14 +44,17 @@ class Round:
         self.dealt = {i: m.deal(ids, keys, self.round) for i, m in enumerate(self.members)}
         return self
 
-    def mask(self, client, ratio=0.25, among=None):
+    def mask(self, client, ratio=0.25, among=None, received=b""):
         among = range(len(self.members)) if among is None else among
         envelopes = np.stack([self.dealt[j]["envelopes"][client] for j in among])
-        return self.members[client].masked(self.values[client], ratio, np.array(among), envelopes, self.round)
+        ratios, member = np.broadcast_to(np.asarray(ratio, float), len(among)), self.members[client]
+        masked = member.masked(self.values[client], ratios, np.array(among), envelopes, self.round, received)
+        self.agreed = member.state["agreed"].tobytes()
+        return masked
 
     def sum(self, answers, shares, among=None):
         among = range(len(self.members)) if among is None else among
-        return unmasked(answers, shares, list(among), self.keys, self.needed, self.bits, self.round)
+        return unmasked(answers, shares, list(among), self.keys, self.needed, self.bits, self.round, self.agreed)
 
     def shares(self, helpers, survivors):
         return {i: self.members[i].reveal(np.array(survivors), self.round)["shares"] for i in helpers}
@@ -82,7 +85,7 @@ def test_without_a_survivors_seed_or_a_fallen_ones_key_the_sum_is_noise():
     shares = made.shares(range(5), list(range(5)))
     few = dict(list(shares.items())[:2])
     with pytest.raises(RunFailed, match="do not give the secret that client 0 published"):
-        unmasked(answers, few, list(range(5)), made.keys, 2, made.bits, made.round)
+        unmasked(answers, few, list(range(5)), made.keys, 2, made.bits, made.round, made.agreed)
     total = sum(a[MODEL]["w"].astype(object) for a in answers.values())
     bare = np.array(total % 2**64, dtype=np.uint64).view(np.int64) * 2.0**-made.bits
     assert np.median(np.abs(bare)) > 1e5, "the self-masks still stand"
