@@ -90,7 +90,7 @@ class Run:
         return pd.DataFrame(scores).rename_axis("client")
 
     def table(self) -> "pd.DataFrame":
-        """Test scores, with the majority beside accuracy: one row a score, a column for each choice of rounds."""
+        """Test scores, each headline next to its chance level: one row per score, one column per choice of rounds."""
         import pandas as pd
 
         from fedgraph_flwr.report.runs import score_table
@@ -172,11 +172,13 @@ class Run:
         return f"<p>{told}</p>{self.table().to_html(float_format='%.4f', border=0) if self._finished() else ''}"
 
     def _told(self) -> str:
+        from fedgraph_flwr.runs.folder import headline_score
+
         try:
             label, summary = self._read.label, self.summary
         except FedGraphError as error:
             return str(error)
-        result = f"{summary['headline']} = {summary['test_accuracy']:.4f}" if summary else "not ended"
+        result = f"{summary['headline']} = {headline_score(summary):.4f}" if summary else "not ended"
         return f"{label}: {result}, {self.path}"
 
     def _finished(self) -> bool:
@@ -294,7 +296,7 @@ def compare(runs: Iterable[Run | str | os.PathLike[str]]) -> "pd.DataFrame":
 
     Returns:
         Columns: ``strategy``, ``dataset``, every other key in which rows differ that these do not decide, ``seeds`` (how many),
-        ``headline`` (which figure), its ``mean`` and ``deviation``, the ``majority`` beside it, ``seconds`` a round,
+        ``headline`` (which figure), its ``mean`` and ``deviation``, its ``chance`` level, ``seconds`` a round,
         ``megabytes`` of a whole run.
 
     Raises:

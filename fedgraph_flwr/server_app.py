@@ -1,6 +1,7 @@
 """Flower's entry point on the server; thin."""
 
 from logging import INFO, WARNING
+from math import nan
 from typing import Any
 
 from flwr.app import Context
@@ -36,13 +37,15 @@ def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:
     """The closing lines: every test score, what it cost, who failed, where the rest lies."""
     from fedgraph_flwr.report.runs import score_table
     from fedgraph_flwr.report.units import duration, size
+    from fedgraph_flwr.runs.folder import headline_score
     from fedgraph_flwr.secure.accounting import told
 
     if "last" in summary["metrics"]:
         for key, values in score_table(summary, cfg).items():
             told_at = ", ".join(f"{value:.4f} ({when})" for when, value in values.items())
             log(INFO, "%s: %s", key.replace("_", " "), told_at)
-        log(INFO, "headline: %s = %.4f", summary["headline"], summary["test_accuracy"])
+        figures = summary["headline"], headline_score(summary), summary.get("chance", nan)
+        log(INFO, "headline: %s = %.4f (chance level %.4f)", *figures)
     cost = f"{size(summary['bytes_up'])} from clients, {size(summary['bytes_down'])} to them"
     log(INFO, "%d rounds in %s, %s", summary["rounds"], duration(summary["total_seconds"]), cost)
     if "privacy" in summary:

@@ -272,7 +272,7 @@ def test_runs_are_compared_with_their_seeds_folded():
     assert table["mean"][0] == pytest.approx(values.mean())
     assert table.deviation[0] == pytest.approx(values.std(ddof=1))
     assert np.isnan(table.deviation[1])
-    assert table.majority[1] == prox.summary["metrics"]["best_val"]["test_majority"]
+    assert table.chance[1] == prox.summary["metrics"]["best_val"]["test_majority"]
 
 
 def test_choices_name_every_method_with_its_paper():

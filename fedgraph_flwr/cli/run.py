@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
     from rich.table import Table
 
     from fedgraph_flwr.report.runs import WHEN, score_table
+    from fedgraph_flwr.runs.folder import headline_score
 
     title = escape(f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}")
     table = Table(title=title, show_header=True)
@@ -82,12 +84,15 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"headline: {summary['headline']} = {summary['test_accuracy']:.4f}  |  "
+        f"headline: {summary['headline']} = {headline_score(summary):.4f} (chance level {summary.get('chance', nan):.4f})  |  "
         f"rounds {summary['rounds']} (best {summary['best_round']}), "
         f"{summary['seconds_per_round']:.3f} s each, set-up {summary['setup_seconds']:.1f} s  |  "
         f"up {summary['bytes_up'] / 1e6:.1f} MB, down {summary['bytes_down'] / 1e6:.1f} MB",
         highlight=False,
     )
+    if left_out := summary.get("left_out"):
+        reasons = ", ".join(f"client {client}: {why}" for client, why in left_out.items())
+        console.print(f"not in the headline's mean: {reasons}", highlight=False, markup=False, style="yellow")
     if "privacy" in summary:
         from fedgraph_flwr.secure.accounting import told
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.metrics import AT_THRESHOLD, MAJORITY, OF_CLASS, OF_RANKS, SPLITS, Scored, margin
 
 
@@ -23,6 +24,7 @@ class Segments:
     """
 
     def __init__(self, scored: Sequence[Scored]):
+        self.scored = scored
         own = [client.parts[0][split] for client in scored for split in SPLITS]
         self.rows = [np.concatenate([client.parts[0][split].rows for split in SPLITS]) for client in scored]
         self.y = np.concatenate([nodes.y for nodes in own])
@@ -60,6 +62,9 @@ class Segments:
                 values |= self._of_margin(margin(outputs))
             else:
                 values |= self._of_chances(outputs, [name for name in OF_RANKS if name in metrics])
+            for name in (name for name in metrics if name.startswith(chance.PREFIX)):
+                levels = [client.chance(0, split, name, classes) for client in self.scored for split in SPLITS]
+                values[name] = np.array(levels)
         columns = [values[name].tolist() for name in ("count", "loss", *metrics)]
         keys = [[f"{split}-{name}" for name in ("count", "loss", *metrics)] for split in SPLITS]
         told: list[dict[str, list[float]]] = []

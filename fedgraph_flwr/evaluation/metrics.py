@@ -1,6 +1,7 @@
 """Scores of a model on a client's nodes, and their means over clients."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 from fedgraph_flwr.config import AVERAGES, EvaluationConfig
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.evaluation import chance
+from fedgraph_flwr.evaluation.chance import MAJORITY
 
 DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
 """Scores that any nodes have; of others there may be none (no AUC of one class, no majority without training nodes)."""
@@ -182,7 +185,6 @@ def _cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 OF_RANKS = {"auc": _Curve.area, "average_precision": _Curve.precision}
 AT_THRESHOLD = "f1_at_threshold"
-MAJORITY = "majority"
 OF_CLASS = "f1_class_"
 
 
@@ -215,6 +217,7 @@ class Scored:
         known = train.cpu().numpy() if train is not None else np.zeros(0, dtype=np.int64)
         chosen = {split: mask.cpu().numpy() for split, mask in masks.items()}
         self.splits = tuple(masks)
+        self._chances: dict[tuple[int, str, str], float] = {}  # they depend on no model
         self.parts: list[dict[str, _Nodes]] = []
         for p in range(int(owner.max()) + 1 if owner.size else 1):
             mine = owner == p
@@ -245,20 +248,31 @@ class Scored:
             f"{split}-{m}": [] for split in self.splits for m in ("count", "loss", *metrics)
         }
         ranked = logits.size(1) == 2 and any(m in metrics for m in (*OF_RANKS, AT_THRESHOLD))
-        for nodes in self.parts:
+        chances = [m for m in metrics if m.startswith(chance.PREFIX)]
+        for part, nodes in enumerate(self.parts):
             of_split = {split: outputs[own.rows] for split, own in nodes.items() if own.rows.size}
             curves = {s: _Curve(margin(given), nodes[s].y == 1) for s, given in of_split.items()} if ranked else {}
             threshold = curves["val"].best() if "val" in curves else float("nan")
             for split, (_, y, majority) in nodes.items():
                 values = {m: float("nan") for m in ("loss", *metrics)}
+                values |= {m: self.chance(part, split, m, outputs.shape[1], own) for m in chances}
                 if (given := of_split.get(split)) is not None:
-                    values = {MAJORITY: majority} | _values(given, y, metrics, curves.get(split), threshold)
+                    values |= {MAJORITY: majority} | _values(given, y, metrics, curves.get(split), threshold)
                     values |= {m: _own(target, given, y) for m, target in (own or {}).items()}
                     values["loss"] = _mean(_cross_entropy(given, y))
                 told[f"{split}-count"].append(float(y.size))
                 for m in ("loss", *metrics):
                     told[f"{split}-{m}"].append(values[m])
         return told
+
+    def chance(self, part: int, split: str, name: str, num_classes: int, own: Mapping[str, str] | None = None) -> float:
+        """Chance level, by its name among the scores, on the nodes of a split of one part."""
+        if (key := (part, split, name)) not in self._chances:
+            metric, y = name.removeprefix(chance.PREFIX), self.parts[part][split].y
+            target = (own or {}).get(metric)
+            score = partial(_own_or_nan, target) if target else None
+            self._chances[key] = chance.level(metric, y, num_classes, score)
+        return self._chances[key]
 
 
 def score(
@@ -305,6 +319,14 @@ def _own(target: str, logits: np.ndarray, y: np.ndarray) -> float:
         ) from error
 
 
+def _own_or_nan(target: str, logits: np.ndarray, y: np.ndarray) -> float:
+    """As `_own`; NaN where the function rejects a prediction of one class."""
+    try:
+        return _own(target, logits, y)
+    except FedGraphError:
+        return float("nan")
+
+
 def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
     """What is scored: what one look at the predictions tells, always; what sorts them, and each class, where it costs little.
 
@@ -315,7 +337,13 @@ def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
         names += [*OF_RANKS, *(f"{OF_CLASS}{c}" for c in range(num_classes))]
     elif cfg.metric in OF_RANKS:
         names.append(cfg.metric)
-    return (*names, *([AT_THRESHOLD] if num_classes == 2 else []), *cfg.own)
+    beside = chance.name_of(cfg.headline)
+    return (
+        *names,
+        *([AT_THRESHOLD] if num_classes == 2 else []),
+        *cfg.own,
+        *([beside] if beside not in names else []),
+    )
 
 
 def averages(per_client: dict[str, list[float]], nodes: list[float] | None = None) -> dict[str, float]:
@@ -358,6 +386,24 @@ def headline(cfg: EvaluationConfig, split: str) -> str:
     return f"{split}_{cfg.headline}{_SUFFIX[cfg.average]}"
 
 
+def chance_key(cfg: EvaluationConfig, split: str) -> str:
+    """Key, among those of `averages`, of the headline's chance level."""
+    return f"{split}_{chance.name_of(cfg.headline)}{_SUFFIX[cfg.average]}"
+
+
+def left_out(cfg: EvaluationConfig, per_client: Mapping[str, Sequence[float]]) -> dict[int, str]:
+    """Clients that the headline's mean leaves out, and why: the metric is not defined on their test nodes."""
+    values, counts = per_client.get(f"test-{cfg.headline}", ()), per_client.get("test-count", ())
+    found = zip(values, counts, strict=False)
+    return {c: _undefined(cfg.headline, count) for c, (value, count) in enumerate(found) if np.isnan(value)}
+
+
+def _undefined(metric: str, count: float) -> str:
+    if not count:
+        return "no test nodes"
+    return "test nodes of one class" if metric in OF_RANKS else "not defined on its test nodes"
+
+
 def watched(cfg: EvaluationConfig, averages: Mapping[str, float]) -> float:
     """What chooses the round, among means over clients of validation scores: more is better; NaN where it was not told."""
     name, sign = cfg.watched
@@ -369,11 +415,17 @@ _ORDER = ("accuracy", MAJORITY, "balanced_accuracy", "macro_f1", AT_THRESHOLD, "
 
 def shown(averaged: Iterable[str], cfg: EvaluationConfig) -> list[str]:
     """Keys of `averages` for a table of test scores, what belongs together side by side: plain means, and the protocol's."""
-    ranks = {f"test_{metric}": place for place, metric in enumerate(_ORDER)}
+    ranks = {metric: place for place, metric in enumerate(_ORDER)}
     plain = [key for key in averaged if key.startswith("test_") and "loss" not in key and "_by_" not in key]
     own = _SUFFIX[cfg.average]
-    also = [f"{key}{own}" for key in (headline(cfg, "test").removesuffix(own), f"test_{MAJORITY}") if own]
-    ordered = sorted(plain, key=lambda key: (ranks.get(key, len(ranks)), key))
+    also = [headline(cfg, "test"), chance_key(cfg, "test")] if own else []
+
+    def place(key: str) -> tuple[int, str, bool]:
+        metric = key.removeprefix("test_")
+        base = metric.removeprefix(chance.PREFIX)
+        return ranks.get(base, len(ranks)), base, base != metric  # a chance level follows its metric
+
+    ordered = sorted(plain, key=place)
     return [*(key for key in also if key in set(averaged)), *ordered]
 
 

@@ -10,7 +10,7 @@ from fedgraph_flwr import partition
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, read_rounds
+from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds
 from fedgraph_flwr.runs.prediction import Predictor
 from fedgraph_flwr.secure import accounting
 
@@ -36,9 +36,10 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
     summary = json.loads((run / SUMMARY).read_bytes())
     record: dict[str, Any] = next((r for r in read_rounds(run / ROUNDS) if r["round"] == predictor.round), {})
     told = {"round": predictor.round, "rounds": summary["rounds"], "headline": summary["headline"]}
-    told |= {key: summary[key] for key in ("test_accuracy", "privacy", "versions", "nodes") if key in summary}
+    told |= {"score": headline_score(summary), "chance": summary.get("chance")}
+    told |= {key: summary[key] for key in ("privacy", "versions", "nodes") if key in summary}
     if predictor.unscored:
-        return _finite({key: value for key, value in told.items() if key not in ("headline", "test_accuracy")})
+        return _finite({key: value for key, value in told.items() if key not in ("headline", "score", "chance")})
     return _finite({**told, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
 
 

@@ -8,10 +8,14 @@ from typing import Any
 from markupsafe import Markup
 
 from fedgraph_flwr.config import METRICS
+from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import Interval, paired
 from fedgraph_flwr.report.page import Page, grid, note, render, table
 from fedgraph_flwr.report.runs import FinishedRun, Fold, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
+
+MAX_NAMED = 5
+"""Clients that a sentence names."""
 
 _AVERAGED = {
     "clients": "the mean of its clients",
@@ -28,7 +32,8 @@ _WHEN = {
 
 def is_share(metric: str) -> bool:
     """Whether a metric is of ours, and so told in percent; one of the user's own may be anything."""
-    return metric in METRICS or metric.startswith("f1_") or metric == "majority"
+    base = metric.removeprefix(chance.PREFIX)
+    return base in METRICS or base.startswith("f1_") or base == chance.MAJORITY
 
 
 def figure(value: float, metric: str) -> str:
@@ -89,10 +94,22 @@ def _sentence(folds: Sequence[Fold], measures: Sequence[Fold]) -> Markup:
     where = f"test {words_of(metric)} on {run.cfg.dataset.name} over {run.cfg.num_clients} clients"
     others = f", the best of {len(folds)} settings," if len(folds) > 1 else ""
     more = f"{_trust(top, metric)}. The figure is {_AVERAGED[run.cfg.evaluation.average]}, {_WHEN[run.cfg.evaluation.select]}."
+    more += _without(run)
     if not run.summary:
         more = f"The run has not ended: this is its round {run.shown_round} of {run.cfg.rounds}. {more}"
     score, compared = _with_spread(top, metric), _beside(top, measures, metric)
     return render("answer", name=top.name, others=others, score=score, where=where, compared=compared, lead=more)
+
+
+def _without(run: FinishedRun) -> str:
+    """How many clients are in the mean, where some are not."""
+    left_out = run.left_out
+    if not left_out:
+        return ""
+    clients = len(run.per_client["test-count"])
+    reasons = "; ".join(f"client {c}: {why}" for c, why in list(left_out.items())[:MAX_NAMED])
+    more = f"; and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
+    return f" It is over {clients - len(left_out)} of {clients} clients ({reasons}{more})."
 
 
 def _with_spread(fold: Fold, metric: str) -> str:
@@ -127,10 +144,9 @@ def _beside(top: Fold, measures: Sequence[Fold], metric: str) -> str:
         if fold is not top and (difference := paired(top.by_seed, fold.by_seed)) and fold.mean:
             kind = "one model on the whole graph" if fold.runs[0].cfg.strategy.pooled else "each client for itself"
             told.append(f"{_apart(difference.mean, metric)} {fold.name} ({kind}, {figure(fold.mean.mean, metric)})")
-    if is_share(metric) and not math.isnan(top.majority):
-        told.append(
-            f"{_apart(value - top.majority, metric)} always saying the most frequent class ({percent(top.majority)})"
-        )
+    if not math.isnan(top.chance):
+        level = figure(top.chance, metric)
+        told.append(f"{_apart(value - top.chance, metric)} {chance.predictor(metric)} ({level})")
     return listed(told)
 
 
@@ -192,13 +208,13 @@ def compared(page: Page, folds: Sequence[Fold], measures: Sequence[Fold]) -> Mar
     unit = "share" if is_share(metric) else "plain"
     rows = [_row(fold, place) for place, fold in enumerate(shown)]
     several = any(len(fold.runs) > 1 for fold in shown)
-    majority = statistics.fmean(fold.majority for fold in folds)
-    if is_share(metric) and not math.isnan(majority):
-        rows.append({"name": "Majority", "mean": majority, "lo": math.nan, "hi": math.nan, "colour": 6})
+    level = statistics.fmean(fold.chance for fold in folds)
+    if not math.isnan(level):
+        rows.append({"name": "Chance", "mean": level, "lo": math.nan, "hi": math.nan, "colour": 6})
     dots = page.chart(
         f"Test {words_of(metric)}",
         ("Large: mean over seeds, with its 95 % interval (Student's t). Small: single seeds. " if several else "")
-        + "Majority: always saying a client's most frequent training class.",
+        + f"Chance: {chance.predictor(metric)}.",
         "dots",
         height=90 + 46 * len(rows),
         rows=rows,
@@ -260,7 +276,7 @@ def _table(folds: Sequence[Fold], metric: str) -> Markup:
                 half(found),
                 (told, difference.mean if difference else math.nan),
                 half(difference),
-                (figure(fold.majority, "majority"), fold.majority),
+                (figure(fold.chance, metric), fold.chance),
                 (duration(_mean(fold, "seconds_per_round")), _mean(fold, "seconds_per_round")),
                 (size(_moved(fold)), _moved(fold)),
             ]
@@ -275,7 +291,7 @@ def _table(folds: Sequence[Fold], metric: str) -> Markup:
         "95 % interval",
     ]
     return table(
-        [*head, "majority", "a round", "moved"],
+        [*head, "chance", "a round", "moved"],
         rows,
         "Means over seeds; differences are paired by seed. A click on a column sorts.",
     )

@@ -17,7 +17,7 @@ from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.intervals import Interval, deviation, ended, interval
-from fedgraph_flwr.runs.folder import CONFIG, FREE, ROUNDS, SUMMARY, fingerprint, read_rounds
+from fedgraph_flwr.runs.folder import CONFIG, FREE, ROUNDS, SUMMARY, fingerprint, headline_score, read_rounds
 
 
 @dataclass
@@ -57,16 +57,20 @@ class FinishedRun:
     def value(self) -> float:
         """The headline figure; of a run that has not ended, its last one; NaN where none was told."""
         if self.summary:
-            return as_number(self.summary.get("test_accuracy"))
+            return headline_score(self.summary)
         key = metrics.headline(self.cfg.evaluation, "test")
         return as_number(self.rounds[-1]["metrics"].get(key)) if self.rounds else math.nan
 
     @property
-    def majority(self) -> float:
-        """What stands beside the headline, at the same rounds and by the same means."""
-        key = metrics.headline(self.cfg.evaluation, "test").replace(self.cfg.evaluation.headline, metrics.MAJORITY, 1)
+    def chance(self) -> float:
+        """Chance level of the headline, at the same rounds and by the same means; NaN where it is unknown."""
         at = self.summary.get("metrics", {}).get(self.cfg.evaluation.select, {})
-        return as_number(at.get(key))
+        return as_number(at.get(metrics.chance_key(self.cfg.evaluation, "test")))
+
+    @property
+    def left_out(self) -> dict[int, str]:
+        """Clients that the headline's mean leaves out, and why."""
+        return metrics.left_out(self.cfg.evaluation, self.per_client)
 
     @property
     def shown_round(self) -> int:
@@ -175,9 +179,9 @@ class Fold:
         return deviation(list(ended(self.by_seed).values()))
 
     @property
-    def majority(self) -> float:
-        """What stands beside the headline: what always saying a client's most frequent training class scores."""
-        return statistics.fmean(run.majority for run in self.runs)
+    def chance(self) -> float:
+        """Chance level of the headline, over the seeds."""
+        return statistics.fmean(run.chance for run in self.runs)
 
 
 def folds(runs: Sequence[FinishedRun]) -> list[Fold]:
@@ -210,9 +214,8 @@ def folded(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
     """Folds as one row each.
 
     A row holds ``strategy``, ``dataset``, every other key by which rows differ that neither of the two decides, ``seeds`` (how
-    many), ``headline`` (which figure), its ``mean`` and ``deviation`` (of a sample; NaN of one run) over the seeds, the
-    ``majority`` beside it (what always saying a client's most frequent training class scores), ``seconds`` a round and
-    ``megabytes`` of the whole run, both ways, as means.
+    many), ``headline`` (which figure), its ``mean`` and ``deviation`` (of a sample; NaN of one run) over the seeds, its
+    ``chance`` level (`evaluation.chance`), ``seconds`` a round and ``megabytes`` of the whole run, both ways, as means.
 
     Raises:
         FedGraphError: a run has not ended.
@@ -229,7 +232,7 @@ def folded(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
             "headline": fold.runs[0].summary["headline"],
             "mean": fold.mean.mean if fold.mean else math.nan,
             "deviation": fold.deviation,
-            "majority": fold.majority,
+            "chance": fold.chance,
             "seconds": statistics.fmean(run.summary["seconds_per_round"] for run in fold.runs),
             "megabytes": statistics.fmean(
                 (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6 for run in fold.runs

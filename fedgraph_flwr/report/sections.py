@@ -1,7 +1,7 @@
 """The parts of a report behind its answer: clients, training, costs, what protected whom, and how to repeat it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from markupsafe import Markup
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.statistics import label_skew
 from fedgraph_flwr.errors import plain
+from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.report.headline import figure, is_share, metric_of, words_of
 from fedgraph_flwr.report.page import Page, grid, note, pairs, render, table
 from fedgraph_flwr.report.runs import FinishedRun, Fold, alike
@@ -89,16 +90,14 @@ def _ranked(page: Page, told: dict[str, list[float]], run: FinishedRun, metric: 
         }
         for i, (other, of) in enumerate(told.items())
     ]
-    majority = run.per_client.get("test-majority", []) if is_share(metric) else []
-    if majority:
-        points = [[rank, majority[c], f"client {c}"] for rank, c in enumerate(order)]
-        series.append(
-            {"name": "its most frequent class", "colour": 6, "points": points, "symbol": "rect", "size": [14, 3]}
-        )
+    levels = run.per_client.get(f"test-{chance.name_of(metric)}", [])
+    if levels:
+        points = [[rank, levels[c], f"client {c}"] for rank, c in enumerate(order)]
+        series.append({"name": "chance", "colour": 6, "points": points, "symbol": "rect", "size": [14, 3]})
     return page.chart(
         "Score of each client",
         f"In the order of {name}, best first"
-        + ("; grey: always saying the client's most frequent class." if majority else "."),
+        + (f"; grey: its chance level, {chance.predictor(metric)}." if levels else "."),
         "plane",
         height=280,
         x={"name": "clients, by score", "unit": "count", "hide_labels": True, "min": -0.5, "max": len(order) - 0.5},
@@ -110,15 +109,15 @@ def _ranked(page: Page, told: dict[str, list[float]], run: FinishedRun, metric: 
 def _client_table(
     told: dict[str, list[float]], graphs: Sequence[dict[str, Any]], run: FinishedRun, metric: str
 ) -> Markup:
-    majority = run.per_client.get("test-majority", [])
+    levels = run.per_client.get(f"test-{chance.name_of(metric)}", [])
     tested = run.per_client.get("test-count", [])
-    number = max(map(len, told.values()))
+    number, left_out = max(map(len, told.values())), run.left_out
     skew = label_skew(torch.tensor([g["labels"] for g in graphs]))[1].tolist() if graphs else []
     columns: dict[str, Callable[[int], tuple[str, float]]] = {"client": lambda c: (str(c), c)}
     for name, values in told.items():
-        columns[words_of(metric) if len(told) == 1 else name] = lambda c, v=values: _scored(v, c, metric)  # type: ignore[misc]
-    if majority and is_share(metric):
-        columns["majority"] = lambda c: _scored(majority, c, metric)
+        columns[words_of(metric) if len(told) == 1 else name] = lambda c, v=values: _scored(v, c, metric, left_out)  # type: ignore[misc]
+    if levels:
+        columns["chance"] = lambda c: _scored(levels, c, metric)
     if graphs:
         columns["nodes"] = lambda c: (count(graphs[c]["nodes"]), graphs[c]["nodes"])
         columns["edges"] = lambda c: (count(graphs[c]["edges"]), graphs[c]["edges"])
@@ -132,9 +131,11 @@ def _client_table(
     return table(list(columns), rows, "Every client; a click on a column sorts.")
 
 
-def _scored(values: Sequence[float], client: int, metric: str) -> tuple[str, float]:
+def _scored(
+    values: Sequence[float], client: int, metric: str, left_out: Mapping[int, str] | None = None
+) -> tuple[str, float]:
     value = values[client] if client < len(values) else math.nan
-    return figure(value, metric), value
+    return (left_out or {}).get(client, "–") if math.isnan(value) else figure(value, metric), value
 
 
 def _share(value: float | None) -> tuple[str, float]:
@@ -155,7 +156,9 @@ def training(page: Page, folds: Sequence[Fold]) -> list[Markup]:
     ]
     metric = metric_of(folds[0].runs[0])
     names = [
-        m for m in dict.fromkeys([metric, "loss", *told]) if "_by_" not in m and not m.startswith(("val_", "global_"))
+        m
+        for m in dict.fromkeys([metric, "loss", *told])
+        if "_by_" not in m and not m.startswith(("val_", "global_", chance.PREFIX))
     ]
     views = {words_of(m): view for m in names if (view := _curves(folds, m))["series"]}
     parts = []
@@ -164,7 +167,8 @@ def training(page: Page, folds: Sequence[Fold]) -> list[Markup]:
         parts.append(
             page.chart(
                 "Scores by round",
-                f"Means over clients: test nodes bold, validation nodes dashed. Dotted upright: the best validation round.{many}",
+                "Means over clients: test nodes bold, validation nodes dashed. Dotted: the chance level, and upright the best"
+                f" validation round.{many}",
                 "lines",
                 height=360,
                 wide=True,
@@ -204,6 +208,11 @@ def _curves(folds: Sequence[Fold], metric: str) -> dict[str, Any]:
                 band = {} if dash else {key: line[key] for key in ("lo", "hi") if key in line}
                 curve = {"name": called, "colour": place, "dash": dash, "x": line["x"], "y": line["y"], "mark": best}
                 series.append(curve | band)
+    level = next(
+        (line for fold in folds if (line := _seeds(fold, "metrics", f"test_{chance.name_of(metric)}"))["x"]), None
+    )
+    if series and level:
+        series.append({"name": "chance", "colour": 6, "dash": 2, "x": level["x"], "y": level["y"]})
     return {"series": series, "y": {"name": words_of(metric), "unit": "share" if is_share(metric) else "plain"}}
 
 

@@ -14,6 +14,7 @@ checkpoint.safetensors, state/                      what `resume=DIR` goes on fr
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import platform
 import re
@@ -111,6 +112,13 @@ def _words(path: Path) -> str:
         return re.sub(r"[^\w .:-]", "?", path.read_text(errors="replace"))[:200]
     except OSError:
         return ""
+
+
+def headline_score(summary: Mapping[str, Any]) -> float:
+    """The headline's value; NaN where the run has none. Summaries of older versions call it ``test_accuracy``."""
+    key = str(summary.get("headline", "")).partition(" at ")[0]
+    value = summary.get(key, summary.get("test_accuracy"))
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def clear(folder: Path) -> None:

@@ -222,7 +222,9 @@ class Recorder:
         Args:
             models: clients' own shared parameters by index, where the method gives them some.
 
-        Keys: ``test_accuracy`` (the protocol's headline figure), ``headline`` (which figure that is), ``strategy``, ``dataset``,
+        Keys: ``headline`` (which score the protocol reports: ``KEY at CHOICE``), its value under that KEY, such as
+        ``test_accuracy`` or ``test_auc``, ``chance`` (its chance level), ``left_out`` (clients that its mean leaves out, and why,
+        where there are any), ``strategy``, ``dataset``,
         ``protocol``, ``seed``, ``rounds`` (that were run), ``best_round``, ``metrics`` (every score and mean at ``best_val``,
         ``own_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
         ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
@@ -251,9 +253,12 @@ class Recorder:
             total = by_phase.setdefault(name, {"bytes_up": 0, "bytes_down": 0, "exchanges": 0})
             for key in total:
                 total[key] += entry[key]
+        left_out = metrics.left_out(self.cfg.evaluation, scored[-1]["clients"]) if scored else {}
         summary = {
-            "test_accuracy": at.get(choice, {}).get(figure, float("nan")),
+            figure: at.get(choice, {}).get(figure, float("nan")),
             "headline": f"{figure} at {choice}",
+            "chance": at.get(choice, {}).get(metrics.chance_key(self.cfg.evaluation, "test"), float("nan")),
+            **({"left_out": left_out} if left_out else {}),
             "strategy": self.cfg.strategy.name,
             "dataset": self.cfg.dataset.name,
             "protocol": self.cfg.protocol,

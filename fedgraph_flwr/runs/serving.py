@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import time
+from collections.abc import Mapping
 from itertools import chain, count
 from logging import WARNING
 from pathlib import Path
@@ -17,10 +18,10 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
-from fedgraph_flwr.evaluation import adversaries
+from fedgraph_flwr.evaluation import adversaries, chance
 from fedgraph_flwr.partition import client_files, content, files, load, meaning, resolved
 from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method, remarks
-from fedgraph_flwr.runs.folder import FAILURE, MEANING, InUse, check_resumable, owned, read_checkpoint
+from fedgraph_flwr.runs.folder import FAILURE, MEANING, InUse, check_resumable, headline_score, owned, read_checkpoint
 from fedgraph_flwr.runs.progress import OnRound
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.tracking import Trackers
@@ -79,6 +80,8 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
             if studies:
                 recorder.extra |= studies
                 recorder.finish()  # once more: a failing study loses no result
+            if note := below_chance(recorder.summary, cfg.evaluation.headline):
+                log(WARNING, note)
             trackers.finish(recorder.summary, out)
             failed = False
     except InUse:  # the folder is another's
@@ -91,6 +94,17 @@ def serve(grid: Grid, cfg: RunConfig, on_round: OnRound | None = None) -> dict[s
     finally:
         trackers.close(failed)
     return recorder.summary
+
+
+def below_chance(summary: Mapping[str, Any], metric: str) -> str:
+    """A warning that the headline lies below its chance level; empty where it does not, or where one of them is unknown."""
+    score, level = headline_score(summary), float(summary["chance"])
+    if not score < level:
+        return ""
+    return (
+        f"{summary['headline']} = {score:.4f} lies below its chance level {level:.4f}, that of {chance.predictor(metric)}:"
+        " the model has learnt nothing that this metric rewards"
+    )
 
 
 def fingerprint_of_data(cfg: RunConfig) -> list[str] | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedgraph_flwr.config import EvaluationConfig
 from fedgraph_flwr.errors import FedGraphError, plain
-from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.wire.messages import Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, Axis, NumberField
 
@@ -21,7 +21,8 @@ def score_fields(cfg: EvaluationConfig, classes: int, prefix: str, parts: Axis) 
     fields = {"count": NumberField(0, LARGEST, length=parts), "loss": NumberField(0, length=parts, nan=True)}
     share = NumberField(0, 1, length=parts, nan=True)
     named = {**fields, **dict.fromkeys(metrics.wanted(cfg, classes), share)}
-    named |= dict.fromkeys(cfg.own, NumberField(length=parts, nan=True))
+    unbounded = (*cfg.own, *map(chance.name_of, cfg.own))
+    named |= {name: NumberField(length=parts, nan=True) for name in unbounded if name in named}
     return {f"{prefix}{split}-{key}": wanted for split in metrics.SPLITS for key, wanted in named.items()}
 
 

@@ -36,6 +36,7 @@ def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
 
 def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
     from fedgraph_flwr.config import configuration
+    from fedgraph_flwr.runs.folder import headline_score
     from fedgraph_flwr.runs.runner import run
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -55,7 +56,7 @@ def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
     if "adversary" in summary:
         same["success"] = summary["adversary"]["success"]
     validation = summary["metrics"][choice][key.replace("test", "val", 1)]
-    return {**same, **at, "value": summary["test_accuracy"], "validation": validation}
+    return {**same, **at, "value": headline_score(summary), "validation": validation}
 
 
 def _name(cell: Cell) -> str:
@@ -72,7 +73,7 @@ def homophily(words: Sequence[str]) -> float:
 
 
 def majority(words: Sequence[str]) -> float:
-    """The protocol's score of always predicting the most frequent training label of all clients."""
+    """The chance level of the protocol's score; of accuracy, by the most frequent training label of all clients."""
     import torch
     import torch.nn.functional as F
 
@@ -83,9 +84,11 @@ def majority(words: Sequence[str]) -> float:
     scores: dict[str, list[float]] = {}
     for g in graphs:
         logits = F.one_hot(label, g.num_classes).float().expand(g.y.numel(), -1)
-        told = metrics.score(logits, g.y, {"test": g.test_mask}, metrics.wanted(cfg.evaluation, g.num_classes))
+        scored = metrics.Scored(g.y, {"test": g.test_mask})
+        told = scored.score(logits, metrics.wanted(cfg.evaluation, g.num_classes), cfg.evaluation.own)
         scores = {key: [*scores.get(key, []), *values] for key, values in told.items()}
-    return metrics.averages(scores, [float(g.num_nodes) for g in graphs])[metrics.headline(cfg.evaluation, "test")]
+    key = metrics.headline if cfg.evaluation.metric == "accuracy" else metrics.chance_key
+    return metrics.averages(scores, [float(g.num_nodes) for g in graphs])[key(cfg.evaluation, "test")]
 
 
 def _clients(words: Sequence[str]) -> tuple[Any, list[Any]]:

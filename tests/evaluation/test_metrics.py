@@ -75,6 +75,63 @@ def test_the_majority_of_training_labels_is_scored_beside():
     assert math.isnan(metrics.score(logits, y, {"test": test}, ("majority",))["test-majority"][0])
 
 
+def uninformed(name: str, y: np.ndarray, classes: int) -> float:
+    """Best score of scikit-learn's classifiers that predict one class, by scikit-learn's metrics."""
+    x = np.zeros((y.size, 1))
+    dummies = [DummyClassifier(strategy="constant", constant=c).fit(x, y) for c in np.unique(y)]
+    if name == "macro_f1":
+        return max(f1_score(y, model.predict(x), average="macro") for model in dummies)
+    if name == "balanced_accuracy":
+        return max(balanced_accuracy_score(y, model.predict(x)) for model in dummies)
+    rank = roc_auc_score if name == "auc" else average_precision_score
+    present = [1] if classes == 2 else np.unique(y)
+    return float(
+        np.mean(
+            [rank(y == c, DummyClassifier(strategy="prior").fit(x, y == c).predict_proba(x)[:, 1]) for c in present]
+        )
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("name", ["macro_f1", "balanced_accuracy", "auc", "average_precision"])
+def test_the_chance_level_is_that_of_scikit_learns_dummies(name, classes):
+    rng = np.random.default_rng(classes)
+    share = rng.dirichlet(np.full(classes, 0.7)) + 0.02
+    y = rng.choice(classes, 90, p=share / share.sum())
+    cfg = EvaluationConfig(metric=name)
+    split = {"val": torch.arange(90) < 40, "test": torch.arange(90) >= 40}
+    client = metrics.Scored(torch.from_numpy(y), split, train=torch.arange(30))
+    logits = torch.randn(90, classes)
+    told = client.score(logits, metrics.wanted(cfg, classes))
+    assert told[f"test-chance_{name}"] == [pytest.approx(uninformed(name, y[40:], classes))]
+    assert told[f"val-chance_{name}"] == [pytest.approx(uninformed(name, y[:40], classes))]
+    stacked = Segments([client, client]).score([logits, logits], metrics.wanted(cfg, classes))
+    assert stacked[1][f"test-chance_{name}"] == told[f"test-chance_{name}"]
+
+
+def test_a_metric_of_ones_own_is_compared_with_its_best_prediction_of_one_class():
+    cfg = EvaluationConfig(metric="tests.evaluation.test_metrics:found")
+    y = torch.tensor([0, 1, 1, 2, 2, 2, 0, 1])
+    client = metrics.Scored(y, {"test": torch.ones(8, dtype=torch.bool)})
+    assert client.score(torch.eye(3)[y], metrics.wanted(cfg, 3), cfg.own)["test-chance_found"] == [6 / 8]
+    cfg = EvaluationConfig(metric="tests.evaluation.test_metrics:needs_both")
+    told = client.score(torch.eye(3)[y], metrics.wanted(cfg, 3), cfg.own)
+    assert told["test-needs_both"] == [1.0]
+    assert math.isnan(told["test-chance_needs_both"][0])
+
+
+def found(logits: np.ndarray, y: np.ndarray) -> float:
+    """Twice the accuracy."""
+    return 2 * accuracy_score(y, logits.argmax(1))
+
+
+def needs_both(logits: np.ndarray, y: np.ndarray) -> float:
+    """A metric that is not defined for predictions of one class."""
+    if len(np.unique(logits.argmax(1))) < 2:
+        raise ValueError("one class")
+    return accuracy_score(y, logits.argmax(1))
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_threshold_is_the_best_on_validation_nodes(ties):
     logits, y = drawn(2, n=200, ties=ties)
@@ -100,7 +157,9 @@ def test_what_is_scored_follows_the_classes():
     keys = metrics.averages(told)
     assert metrics.shown(keys, cfg)[:2] == ["test_accuracy", "test_majority"]
     by_nodes = EvaluationConfig(average="test_nodes", metric="auc")
-    assert metrics.shown(keys, by_nodes)[:2] == ["test_auc_by_test_nodes", "test_majority_by_test_nodes"]
+    told = metrics.score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(by_nodes, 2))
+    keys = metrics.averages(told)
+    assert metrics.shown(keys, by_nodes)[:2] == ["test_auc_by_test_nodes", "test_chance_auc_by_test_nodes"]
     assert {"test_auc", "test_average_precision", "test_f1_class_1"} < set(metrics.shown(keys, cfg))
 
 

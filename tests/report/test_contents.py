@@ -14,7 +14,10 @@ import pytest
 import scipy.stats
 import torch
 
+import fedgraph_flwr as fg
+from fedgraph_flwr import partition
 from fedgraph_flwr.cli import main
+from fedgraph_flwr.cli.run import print_summary
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.statistics import degree_shares
@@ -56,7 +59,102 @@ def test_the_answer_is_the_headline_beside_majority_and_what_lies_in_folders_bes
             in said
         )
     majority = own["metrics"]["best_val"]["test_majority"]
-    assert f"always saying the most frequent class ({100 * majority:.1f} %)" in said
+    assert f"always predicting the most frequent class ({100 * majority:.1f} %)" in said
+
+
+@pytest.fixture
+def payments(runs, tmp_path):
+    """A run of two classes whose headline is average precision."""
+    words = ["dataset.params.classes=2", "evaluation.metric=average_precision"]
+    assert main(["run", *WORDS, *words, f"out={tmp_path / 'ap'}"]) == 0
+    return tmp_path / "ap"
+
+
+def test_average_precision_is_compared_with_the_share_of_the_positive_class(payments, tmp_path):
+    """Everywhere: summary, headline, charts, table, `compare`."""
+    done, records = summary(payments), [json.loads(line) for line in (payments / "rounds.jsonl").open()]
+    cfg = compose([], payments / "config.yaml")
+    graphs = [partition.load_client(cfg, client) for client in range(3)]
+    shares = [float((g.y[g.test_mask] == 1).double().mean()) for g in graphs]
+    assert done["chance"] == pytest.approx(np.mean(shares))
+    assert "test_accuracy" not in done
+    assert done["test_average_precision"] == done["metrics"]["best_val"]["test_average_precision"]
+    page = write_report([payments], tmp_path / "page.html").read_text()
+    gap = 100 * (done["test_average_precision"] - done["chance"])
+    assert f"{abs(gap):.1f} points {'above' if gap >= 0 else 'below'} a random ranking" in answer(page)
+    assert "frequent class" not in answer(page)
+    drawn = charts(page)
+    ranked = next(c for c in drawn.values() if c["kind"] == "plane" and c["series"][-1]["name"] == "chance")
+    best = records[done["best_round"] - 1]["clients"]["test-average_precision"]
+    order = sorted(range(3), key=lambda c: -best[c])
+    assert [y for _, y, *_ in ranked["series"][-1]["points"]] == pytest.approx([shares[c] for c in order], abs=1e-5)
+    view = next(c["views"]["average precision"] for c in drawn.values() if "average precision" in c.get("views", {}))
+    (line,) = (s for s in view["series"] if s["name"] == "chance")
+    assert line["y"] == pytest.approx([done["chance"]] * 3, abs=1e-5)
+    other = tmp_path / "prox"
+    words = [f"config={payments / 'config.yaml'}", "strategy=fedprox", f"out={other}", "--quiet", "--no-report"]
+    assert main(["run", *words]) == 0
+    both = write_report([payments, other], tmp_path / "both.html").read_text()
+    rows = next(c["rows"] for c in charts(both).values() if c["kind"] == "dots")
+    assert rows[-1]["name"] == "Chance"
+    assert rows[-1]["mean"] == pytest.approx(done["chance"], abs=1e-5)
+    assert fg.compare([payments]).chance[0] == pytest.approx(done["chance"])
+    assert "test_chance_average_precision" in fg.load_run(payments).table().index
+
+
+def test_summaries_of_older_versions_are_read(payments, tmp_path):
+    """They have every headline under ``test_accuracy``, and no chance level."""
+    body = summary(payments)
+    body["test_accuracy"] = body.pop("test_average_precision")
+    for at in [body, *body["metrics"].values()]:
+        for key in [key for key in at if "chance" in key]:
+            del at[key]
+    (payments / "summary.json").write_text(json.dumps(body))
+    run = load_run(payments)
+    assert run.value == body["test_accuracy"]
+    assert math.isnan(run.chance)
+    assert "ranking" not in answer(write_report([payments], tmp_path / "page.html").read_text())
+    assert fg.compare([payments])["mean"][0] == body["test_accuracy"]
+
+
+def one_class(logits, y):
+    """A metric that rewards predictions of one class."""
+    return 1 / len(np.unique(logits.argmax(1)))
+
+
+@pytest.mark.parametrize("metric", ["tests.report.test_contents:one_class", "accuracy"])
+def test_a_run_that_ends_below_the_chance_level_warns(runs, tmp_path, caplog, capsys, metric):
+    words = [*WORDS, f"evaluation.metric={metric}", "train.lr=0.1", "rounds=2", f"out={tmp_path / 'run'}"]
+    assert main(["run", *(word for word in words if word != "rounds=3")]) == 0
+    warned = [line for line in caplog.messages if "lies below its chance level" in line]
+    done = summary(tmp_path / "run")
+    key = done["headline"].partition(" at ")[0]
+    assert bool(warned) == (done[key] < done["chance"]) == (metric != "accuracy")
+    assert all(f"{key} at best_val = {done[key]:.4f} lies below its chance level 1.0000" in line for line in warned)
+    assert f"= {done[key]:.4f} (chance level {done['chance']:.4f})" in capsys.readouterr().out
+
+
+def test_clients_without_a_score_are_named_beside_the_mean(runs, tmp_path, capsys):
+    """A client with one class has no average precision: table, headline, summary and closing table say so."""
+    cfg = compose([*(w for w in WORDS if "=" in w), "dataset.params.classes=2"])
+    graphs = [partition.load_client(cfg, client) for client in range(3)]
+    data = [graph.to_pyg() for graph in graphs]
+    data[1].y[data[1].test_mask] = 0
+    data[2].test_mask[:] = False
+    words = ["model.hidden=8", "rounds=2", "evaluation.metric=average_precision"]
+    run = fg.run(*words, graphs=data, out=str(tmp_path / "run"), progress=False)
+    reasons = {"1": "test nodes of one class", "2": "no test nodes"}
+    assert run.summary["left_out"] == reasons
+    assert run.summary["test_average_precision"] == run.clients.test_average_precision[0]
+    assert run.summary["chance"] == pytest.approx(float((data[0].y[data[0].test_mask] == 1).double().mean()))
+    page = run.report().read_text()
+    assert "It is over 1 of 3 clients (client 1: test nodes of one class; client 2: no test nodes)." in html.unescape(
+        page
+    )
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
+    assert {"test nodes of one class", "no test nodes"} <= set(cells)
+    print_summary(run.summary, run.config)
+    assert "not in the headline's mean: client 1: test nodes of one class" in " ".join(capsys.readouterr().out.split())
 
 
 def test_another_cut_and_another_seed_are_not_found_beside(runs, tmp_path):
@@ -89,7 +187,7 @@ def test_seeds_are_folded_and_differences_paired(runs, tmp_path):
         else ((b - a).mean(),) * 2
     )
     assert [row["mean"], row["lo"], row["hi"]] == pytest.approx([(b - a).mean(), low, high], abs=1e-6)
-    assert [row["name"] for row in dots[0]["rows"]] == ["FedAvg", "FedProx", "Majority"]
+    assert [row["name"] for row in dots[0]["rows"]] == ["FedAvg", "FedProx", "Chance"]
 
 
 def test_intervals_are_students_and_pairs_need_both_seeds():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from sklearn.metrics import f1_score
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose
@@ -199,6 +200,12 @@ def test_majority_by_hand(toy):
     shares = [np.mean([y == label for y in g.y[g.test_mask].tolist()]) for g in graphs]
     assert float(rows(toy.with_suffix(".csv"))[0]["value"]) == pytest.approx(np.mean(shares))
     assert runs.majority([*SMALL, "seed=1", "evaluation.metric=auc"]) == 0.5  # all nodes tie
+    parts = [[y == 1 for y in g.y[g.test_mask].tolist()] for g in graphs]
+    shares = [np.mean(part) for part in parts]
+    found = runs.majority([*SMALL, "seed=1", "evaluation.metric=average_precision"])
+    assert found == pytest.approx(np.mean(shares))
+    best = [max(f1_score(part, [c] * len(part), average="macro") for c in (False, True)) for part in parts]
+    assert runs.majority([*SMALL, "seed=1", "evaluation.metric=macro_f1"]) == pytest.approx(np.mean(best))
 
 
 def test_homophily_is_the_mean_over_clients(place):

@@ -1,0 +1,68 @@
+"""Chance level of each metric: the score that a predictor reaches without looking at its input.
+
+accuracy             the most frequent training class of the client (`metrics.MAJORITY`)
+average precision    the share of the positive class; of more than two classes, the mean over the classes that occur
+AUC                  0.5
+balanced accuracy    1 / C over the C classes that occur
+others               the best prediction of one class for every node
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+MAJORITY = "majority"
+"""Score of the most frequent training class of a client: the chance level of accuracy."""
+
+PREFIX = "chance_"
+"""In the name of the chance level of another metric."""
+
+LARGEST = "the most frequent class"
+BEST_CONSTANT = "the best constant prediction"
+
+_PREDICTORS = {
+    "accuracy": f"always predicting {LARGEST}",
+    "average_precision": "a random ranking (the share of the positive class)",
+    "auc": "a random ranking",
+}
+
+Score = Callable[[np.ndarray, np.ndarray], float]
+
+
+def name_of(metric: str) -> str:
+    """Name, among a client's scores, of a metric's chance level."""
+    return MAJORITY if metric == "accuracy" else f"{PREFIX}{metric}"
+
+
+def predictor(metric: str) -> str:
+    """The predictor that reaches the chance level, for people."""
+    return _PREDICTORS.get(metric, BEST_CONSTANT)
+
+
+def level(metric: str, y: np.ndarray, num_classes: int, own: Score | None = None) -> float:
+    """Chance level of a metric on nodes with labels ``y`` [n]; NaN where the metric is not defined on them.
+
+    Args:
+        metric: one of ours but accuracy, which depends on the training nodes, or the name of a user's metric.
+        y: labels.
+        num_classes: C.
+        own: the user's metric, ``(logits [n, C], y [n]) -> float``.
+    """
+    if not y.size:
+        return math.nan
+    if own is not None:
+        levels = [own(np.tile(np.eye(num_classes, dtype=np.float32)[c], (y.size, 1)), y) for c in range(num_classes)]
+        return max((one for one in levels if not math.isnan(one)), default=math.nan)
+    held = np.bincount(y, minlength=num_classes)
+    shares = held[held > 0] / y.size
+    if metric == "balanced_accuracy":
+        return 1 / shares.size
+    if metric == "macro_f1":  # only the predicted class has an F1 above 0
+        largest = float(shares.max())
+        return 2 * largest / (1 + largest) / shares.size
+    if metric not in ("auc", "average_precision") or shares.size < 2:
+        return math.nan
+    if metric == "auc":
+        return 0.5
+    return float(held[1] / y.size) if num_classes == 2 else 1 / shares.size
