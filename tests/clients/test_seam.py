@@ -29,7 +29,7 @@ def test_a_handler_gets_the_method_the_client_and_the_arguments_and_ends_with_it
         seen.append(call)
         return method(*call[:1], *call[1]) + 1
 
-    with pytest.raises(RuntimeError, match="over"), seam.handled_by(handler):
+    with pytest.raises(RuntimeError, match="over"), seam.handled_by(handler):  # noqa: PT012
         assert client.double(3) == 7
         raise RuntimeError("over")
     assert client.double(3) == 6
