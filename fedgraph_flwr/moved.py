@@ -1,9 +1,9 @@
-"""Module names of earlier releases: each imports its successor, with a warning, until the next release."""
+"""Names of earlier releases: a module's imports its successor, with a warning, until the next release; a hook's is refused."""
 
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -87,6 +87,17 @@ class OldNames(MetaPathFinder, Loader):
             f"{old} is now {new}: change the import, the old name goes with the next release", FutureWarning, 2
         )
         sys.modules[old] = importlib.import_module(new)
+
+
+def refuse_old_hooks(cls: type, renamed: Mapping[str, str]) -> None:
+    """Refuse a class that overrides a hook by a name of earlier releases, which nothing would call.
+
+    Raises:
+        TypeError: it does.
+    """
+    for old, new in renamed.items():
+        if old in vars(cls):
+            raise TypeError(f"{cls.__module__}.{cls.__qualname__}.{old} is now {new}: rename the override")
 
 
 def install() -> None:

@@ -60,22 +60,22 @@ class APFLClient(PersonalClient):
     def gradient(self, optimizer: Optimizer) -> Tensor:
         """One step of v_i, and of α_i at first; leaves ∇F_i(w_i) in the parameters."""
         current, alpha = dict(self.model.named_parameters()), self.memory["alpha"]
-        with self.instead(self.own_values()):
+        with self.with_parameters(self.personal_parameters()):
             super().gradient(optimizer)
-            slopes = {name: p.grad for name, p in current.items() if p.grad is not None}
+            grads = {name: p.grad for name, p in current.items() if p.grad is not None}
             for name, buffer in self.model.named_buffers():  # v̄_i's statistics are v_i's
                 if name in self.memory["model"]:
                     self.memory["model"][name].copy_(buffer)
         if self.params.adaptive and not self.steps:
-            apart = [((self.own[name] - current[name]) * slope).sum() for name, slope in slopes.items()]
+            apart = [((self.own[name] - current[name]) * grad).sum() for name, grad in grads.items()]
             moved = alpha - self.cfg.train.lr * torch.stack(apart).sum().detach()
             self.memory["alpha"] = moved.clamp(0, 1)
-        for name, slope in slopes.items():
-            self.own[name].grad = alpha * slope
+        for name, grad in grads.items():
+            self.own[name].grad = alpha * grad
         self.update(self.mover)
         return super().gradient(optimizer)
 
-    def own_values(self) -> dict[str, Tensor]:
+    def personal_parameters(self) -> dict[str, Tensor]:
         """v̄_i, exactly w_i at α_i = 0 and v_i at 1."""
         current, own = self.model.state_dict(), self.memory.get("model", {})
         return {name: torch.lerp(current[name], v, self.memory["alpha"]) for name, v in own.items()}

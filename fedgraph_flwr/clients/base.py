@@ -31,7 +31,8 @@ from fedgraph_flwr.data.schema import fingerprint
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
-from fedgraph_flwr.numerics.losses import class_weights, task_loss, task_slope
+from fedgraph_flwr.moved import refuse_old_hooks
+from fedgraph_flwr.numerics.losses import class_weights, task_grad, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.numerics.streams import reseed
@@ -104,7 +105,7 @@ class GraphClient(NumPyClient):
         inputs: what the model needs of the graph, prepared once.
         batch: what the step at hand reads; between rounds, all training nodes.
         member: its part in secure sums (``privacy.secagg``).
-        keeper: what it keeps of the models it was scored by.
+        saved_models: what it keeps of the models it was scored by.
         memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
         class_weights: of ``train.loss=weighted``, [C]: each class counts the same, among its training nodes or (by what the
             server tells) those of all clients; else None.
@@ -134,6 +135,10 @@ class GraphClient(NumPyClient):
     stacks: ClassVar[tuple[str, ...] | None] = ()
     real: Tensor | None = None
 
+    def __init_subclass__(cls, **words: Any) -> None:
+        super().__init_subclass__(**words)
+        refuse_old_hooks(cls, {"instead": "with_parameters", "own_values": "personal_parameters", "slopes": "grads"})
+
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
         self.file = file
@@ -144,7 +149,7 @@ class GraphClient(NumPyClient):
         self.server_round = self.exchange = self.steps = 0
         self.stage = ""
         self.memory: Tree = {}
-        self.keeper = SavedModels(cfg.evaluation)
+        self.saved_models = SavedModels(cfg.evaluation)
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
@@ -258,31 +263,31 @@ class GraphClient(NumPyClient):
         """Leave the gradient of `loss` in the parameters; returns its value."""
         optimizer.zero_grad()
         if written_out := self._written_out():
-            loss, slopes = written_out
-            for name, slope in slopes.items():
-                self.tensors[name].grad = slope
+            loss, grads = written_out
+            for name, grad in grads.items():
+                self.tensors[name].grad = grad
             return loss
         loss = self.loss()
         loss.backward()
         return loss
 
     def _written_out(self) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """The value of `loss` and its slopes where autograd is not needed for them, with the same bits."""
+        """The value of `loss` and its gradients where autograd is not needed for them, with the same bits."""
         if not self.writes_out:
             return None
         with torch.no_grad():
-            return self.model.slopes(self.batch.inputs, self.tensors, self._cost)
+            return self.model.grads(self.batch.inputs, self.tensors, self._cost)
 
     def _cost(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """`task_loss`, and its slope in the logits [N, C]."""
+        """`task_loss`, and its gradient with respect to the logits [N, C]."""
         nodes = self.batch.nodes
         chosen = logits if nodes is None else logits[nodes]
-        loss, slope = task_slope(chosen, self.batch.y, self.cfg.train, self.class_weights)
-        return loss, slope if nodes is None else torch.zeros_like(logits).index_add_(0, nodes, slope)
+        loss, grad = task_grad(chosen, self.batch.y, self.cfg.train, self.class_weights)
+        return loss, grad if nodes is None else torch.zeros_like(logits).index_add_(0, nodes, grad)
 
     @seam
-    def slopes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """The value of `loss`, and its slopes in tensors of the network by name, None in one that it does not reach."""
+    def grads(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """The value of `loss`, and its gradients with respect to tensors of the model by name, None for one it does not reach."""
         loss = self.loss()
         found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
         return loss, dict(zip(tensors, found, strict=True))
@@ -328,7 +333,7 @@ class GraphClient(NumPyClient):
         with torch.no_grad():
             return self.logits(self.inputs)
 
-    def own_values(self) -> Mapping[str, Tensor]:
+    def personal_parameters(self) -> Mapping[str, Tensor]:
         """Values of the network's tensors, by name, under which `predict` takes it; what is not named keeps its value."""
         return {}
 
@@ -368,7 +373,7 @@ class GraphClient(NumPyClient):
 
     @property
     def writes_out(self) -> bool:
-        """Whether the objective is the task's loss of the network's logits, in all of its tensors, and has slopes written out."""
+        """Whether the objective is the task's loss of the model's logits, in all of its tensors, with gradients written out."""
         trained = not self._ties_weights and all(tensor.requires_grad for tensor in self.tensors.values())
         return self.inherits(OBJECTIVE) and self.cfg.train.loss != "focal" and trained
 
@@ -584,14 +589,14 @@ class GraphClient(NumPyClient):
 
     def remember(self, told: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
         """Keep what these scores were of, where the server says of which round they are."""
-        if self.keeper.what and "scored" in config:
+        if self.saved_models.what and "scored" in config:
             name, sign = self.cfg.evaluation.watched
             figure = sign * float(np.mean(told.get(f"val-{name}", np.nan)))
-            self.keeper.take(self._predictive, int(config["scored"]), int(config["best"]), figure)
+            self.saved_models.take(self._predictive, int(config["scored"]), int(config["best"]), figure)
 
     def _predictive(self) -> Tree:
         """A copy of what `predict` reads, of which the parameters that are shared may lie elsewhere."""
-        held = self.shared if not self.keeper.whole else {}
+        held = self.shared if not self.saved_models.whole else {}
         model = {n: t for n, t in self.tensors.items() if t.is_floating_point() and n not in held}
         method = (
             {key: tree for key, tree in self.save().items() if key in self.predicts_with} if self.predicts_with else {}
@@ -606,7 +611,7 @@ class GraphClient(NumPyClient):
         tree: Tree = {"model": {n: t for n, t in self.model.state_dict().items() if n not in self.shared}}
         if self.optimizer is not None and self.cfg.train.keeps_optimizer:
             tree["optimizer"] = self.optimizer.state()
-        return {**tree, "method": self.save(), SECAGG: self.member.state, "kept": self.keeper.state}
+        return {**tree, "method": self.save(), SECAGG: self.member.state, "kept": self.saved_models.state}
 
     def checkpoint(self) -> Tree:
         """What of `snapshot` a resumed run takes up."""
@@ -631,7 +636,7 @@ class GraphClient(NumPyClient):
             self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
             self.optimizer.load_state({name: t.to(self.device) for name, t in flatten(tree["optimizer"]).items()})
         self.load(tree.get("method", {}))
-        self.keeper.state = tree.get("kept", {})
+        self.saved_models.state = tree.get("kept", {})
         self.member.state = as_arrays(tree.get(SECAGG, {}))
 
 

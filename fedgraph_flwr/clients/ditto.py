@@ -43,7 +43,7 @@ class DittoClient(PersonalClient):
         received = anchored(self.shared)
         optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
         optimizer.load_state(flatten(self.memory.get("optimizer", {})))
-        with self.instead(self.memory.get("model", {}), optimizer):
+        with self.with_parameters(self.memory.get("model", {}), optimizer):
             self.anchor = received
             super().train()
             self.anchor = None
@@ -57,6 +57,6 @@ class DittoClient(PersonalClient):
         loss = super().loss()
         return loss if self.anchor is None else loss + proximal_term(self.shared, self.anchor, self.params.lam)
 
-    def own_values(self) -> dict[str, Tensor]:
+    def personal_parameters(self) -> dict[str, Tensor]:
         """v_i."""
         return dict(self.memory.get("model", {}))

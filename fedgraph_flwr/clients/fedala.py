@@ -65,7 +65,7 @@ class FedALAClient(PersonalClient):
         self.memory = {"local": copied(self.upper()), "weights": weights}
         return loss
 
-    def own_values(self) -> dict[str, Tensor]:
+    def personal_parameters(self) -> dict[str, Tensor]:
         """Θ̂_i."""
         return self.aggregated()[0]
 
@@ -85,14 +85,14 @@ class FedALAClient(PersonalClient):
         weights = weights or {name: torch.ones_like(t) for name, t in received.items()}
         start = _mixed(local, received, weights)
         whole = self.batch
-        with self.instead(start):
+        with self.with_parameters(start):
             self.model.train()
             self.batch = self.sampled()
             while len(losses) < limit and not self.rests(losses):
                 loss = self.loss()
-                slopes = torch.autograd.grad(loss, list(upper.values()), materialize_grads=True)
-                for name, slope in zip(upper, slopes, strict=True):
-                    step = self.params.eta * slope * (received[name] - local[name])
+                grads = torch.autograd.grad(loss, list(upper.values()), materialize_grads=True)
+                for name, grad in zip(upper, grads, strict=True):
+                    step = self.params.eta * grad * (received[name] - local[name])
                     weights = {**weights, name: (weights[name] - step).clamp(0, 1)}
                 start = _mixed(local, received, weights)
                 assign(upper, start)

@@ -31,9 +31,9 @@ class FineTunedClient(PersonalClient):
     Params: ClassVar[type] = Params
     tunes: ClassVar[bool] = True
 
-    def own_values(self) -> dict[str, Tensor]:
+    def personal_parameters(self) -> dict[str, Tensor]:
         """v_i."""
-        with self.instead({}):
+        with self.with_parameters({}):
             optimizer = self.begin_training()
             for _ in range(self.params.steps if self.num_train else 0):
                 self.gradient(optimizer)

@@ -57,8 +57,8 @@ class FedGradClient(GraphClient):
             with torch.no_grad():
                 for name, part in found.items():
                     leaves[name] -= self.cfg.train.lr / self.num_train * part
-            loss, slopes = self.slopes(leaves)
-            found = {name: slope for name, slope in slopes.items() if slope is not None}
+            loss, grads = self.grads(leaves)
+            found = {name: grad for name, grad in grads.items() if grad is not None}
             losses.append(float(loss.detach()))
             for name, part in found.items():
                 self.gradients[name] = self.gradients[name] + part if name in self.gradients else part

@@ -81,7 +81,7 @@ class FedPUBClient(PersonalClient):
         """Logits [N, C] of θ ⊙ μ."""
         return functional_call(self.model, self.masked(), (inputs,))
 
-    def own_values(self) -> dict[str, Tensor]:
+    def personal_parameters(self) -> dict[str, Tensor]:
         """θ ⊙ μ as `predict` has it."""
         self.model.eval()
         return {name: tensor.detach() for name, tensor in self.masked().items()}
@@ -118,7 +118,7 @@ class FedPUBClient(PersonalClient):
     def embedding(self) -> Tensor:
         """e_i [D]."""
         self.model.eval()
-        with self.instead(self.masked()):
+        with self.with_parameters(self.masked()):
             return self.model.encode(self.probe).mean(0)
 
     def save(self) -> Tree:

@@ -39,9 +39,9 @@ class FedSAMClient(GraphClient):
         state = torch.get_rng_state()
         loss = super().gradient(optimizer)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        slopes = [p.grad for p in parameters if p.grad is not None]
-        norm = torch.stack([g.square().sum() for g in slopes]).sum().sqrt().clamp(min=1e-12)
-        climbs = [g * (self.params.rho / norm) for g in slopes]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt().clamp(min=1e-12)
+        climbs = [g * (self.params.rho / norm) for g in grads]
         torch._foreach_add_([p.data for p in parameters], climbs)
         torch.set_rng_state(state)
         super().gradient(optimizer)

@@ -86,15 +86,15 @@ def fisher_diagonal(
     model.eval()
     log_p = -F.cross_entropy(model(inputs)[nodes], y[nodes], reduction="none")  # [V]
     if kind == "batch":
-        slopes = torch.autograd.grad(log_p.mean(), list(channels.values()), materialize_grads=True)
-        return {name: slope.square_() for name, slope in zip(channels, slopes, strict=True)}
-    return dict(zip(channels, _mean_squared_slopes(log_p, list(channels.values())), strict=True))
+        grads = torch.autograd.grad(log_p.mean(), list(channels.values()), materialize_grads=True)
+        return {name: grad.square_() for name, grad in zip(channels, grads, strict=True)}
+    return dict(zip(channels, _mean_squared_grads(log_p, list(channels.values())), strict=True))
 
 
-def _mean_squared_slopes(values: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
+def _mean_squared_grads(values: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
     """(1/V) Σ_v (∂ values_v / ∂ θ)², elementwise, for values [V]; as many backward passes at once as memory allows."""
 
-    def slopes(weights: Tensor) -> tuple[Tensor, ...]:
+    def grads(weights: Tensor) -> tuple[Tensor, ...]:
         """Gradients of Σ_v weights_v values_v."""
         return torch.autograd.grad(values, parameters, weights, retain_graph=True, materialize_grads=True)
 
@@ -102,7 +102,7 @@ def _mean_squared_slopes(values: Tensor, parameters: list[torch.nn.Parameter]) -
     step = max(_BATCH_ELEMENTS // sum(p.numel() for p in parameters), 1)
     for index in torch.arange(values.numel(), device=values.device).split(step):
         rows = F.one_hot(index, values.numel()).to(values.dtype)
-        for mean, each in zip(total, torch.func.vmap(slopes)(rows), strict=True):
+        for mean, each in zip(total, torch.func.vmap(grads)(rows), strict=True):
             mean += each.square().sum(0) / values.numel()
     return total
 

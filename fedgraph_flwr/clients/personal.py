@@ -17,7 +17,7 @@ class PersonalClient(GraphClient):
     """A client that trains or is scored under other values of its network's tensors, and goes on as though it had not."""
 
     @contextmanager
-    def instead(self, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None) -> Iterator[None]:
+    def with_parameters(self, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None) -> Iterator[None]:
         """Put values in the place of the network's; afterwards its own, its optimiser and the random stream are as before.
 
         What is drawn within is what would have been drawn without, so both models train under the same dropout masks.
@@ -38,8 +38,8 @@ class PersonalClient(GraphClient):
             self.optimizer = former
 
     def predict(self) -> Tensor:
-        """Logits [N, C] under the client's `own_values`."""
-        with self.instead(self.own_values()):
+        """Logits [N, C] under the client's `personal_parameters`."""
+        with self.with_parameters(self.personal_parameters()):
             return super().predict()
 
 

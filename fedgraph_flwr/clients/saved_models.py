@@ -55,7 +55,7 @@ class SavedModels:
             best: the best round so far, as the server knows.
             figure: of its validation, on the client's nodes.
         """
-        self.settle(best)
+        self.update_best(best)
         now = parts()
         if not flatten(now):
             return
@@ -63,7 +63,7 @@ class SavedModels:
         if self.own_choice and self._better(scored, figure):
             self.state[BEST] = self.state[LAST]
 
-    def settle(self, best: int) -> None:
+    def update_best(self, best: int) -> None:
         """The server's best round may be the one that was scored last."""
         if self.rules.select == "best_val" and LAST in self.state and int(self.state[LAST]["round"]) == best:
             self.state[BEST] = self.state[LAST]

@@ -116,7 +116,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
     reseed(seed, client.device)
     client.server_round = server_round
     groups, metrics = client.answer(phase, groups_of(message.content), config)
-    if phase not in ("describe", "evaluate") or (phase == "evaluate" and client.keeper.state):
+    if phase not in ("describe", "evaluate") or (phase == "evaluate" and client.saved_models.state):
         version += 1
         _keep(client, version, context)
     if config.get("keep") and checkpoints:
@@ -210,9 +210,9 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     client.keyring = _keyring(context, client)
     policy.check_client(client)
     if _simulated(context):
-        client.keeper.what = PRIVATE
+        client.saved_models.what = PRIVATE
     elif context.node_config.get("state"):
-        client.keeper.what = WHOLE
+        client.saved_models.what = WHOLE
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
         client.restore(unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
@@ -239,12 +239,12 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
 
 def _keep_models(client: GraphClient, folder: StateFolder, config: Mapping[str, Any]) -> None:
     """File the models that the client predicts with from now on; a party's own with all that they mean."""
-    client.keeper.settle(int(config["best"]))
+    client.saved_models.update_best(int(config["best"]))
     meaning: dict[str, Any] = {}
-    if client.keeper.what == WHOLE:
+    if client.saved_models.what == WHOLE:
         meaning = {"config": dataclasses.asdict(client.cfg), "file": str(client.file.absolute()) if client.file else ""}
         meaning |= {key: getattr(client.graph, key) for key in ("schema", "num_classes", "num_features")}
-    for name, tree in client.keeper.state.items():
+    for name, tree in client.saved_models.state.items():
         parts = flatten({key: tree[key] for key in ("model", "method") if key in tree})
         folder.write_model(name, parts, meaning | {"round": int(tree["round"])})
 

@@ -24,7 +24,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.batched_metrics import Segments
-from fedgraph_flwr.numerics.losses import shared_slope
+from fedgraph_flwr.numerics.losses import shared_grad
 from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs
 from fedgraph_flwr.numerics.stacked import stackable as kinds_stack
@@ -323,9 +323,9 @@ class Descent(Joint):
         stacked = type(optimizers[0]).joined(optimizers, [values[name] for name in names])
         for _ in range(leader.local_steps):
             with drawing(streams):
-                losses, slopes = stack.slopes(values, moved)
+                losses, grads = stack.grads(values, moved)
             for name in moved:
-                values[name].grad = slopes[name]
+                values[name].grad = grads[name]
             stacked.step()
         rows = zip(*(values[name].unbind(0) for name in names), strict=True)
         with torch.no_grad():
@@ -336,9 +336,9 @@ class Descent(Joint):
         if leader.cfg.train.keeps_optimizer:
             stacked.hand_out(optimizers)
         left = moved if type(leader) is not GraphClient else []  # what no method reads is not kept
-        for name, own in zip(left, _each([slopes[name] for name in left], len(calls)), strict=True):
-            for call, slope in zip(calls, own, strict=True):
-                call.client.tensors[name].grad = slope
+        for name, own in zip(left, _each([grads[name] for name in left], len(calls)), strict=True):
+            for call, grad in zip(calls, own, strict=True):
+                call.client.tensors[name].grad = grad
         for call, state, loss in zip(calls, streams.states, losses.unbind(0), strict=True):
             call.states[-1] = state
             call.client.steps = leader.local_steps
@@ -365,15 +365,15 @@ class Gradient(Joint):
     def compute(calls: Sequence[Call]) -> None:
         """Each one's gradient in each one's parameters."""
         names = [name for name, tensor in calls[0].client.tensors.items() if tensor.requires_grad]
-        for call, (loss, slopes) in zip(calls, _slopes(calls, names), strict=True):
+        for call, (loss, grads) in zip(calls, _grads(calls, names), strict=True):
             call.args[0].zero_grad()
-            for name, slope in slopes.items():
-                call.client.tensors[name].grad = slope
+            for name, grad in grads.items():
+                call.client.tensors[name].grad = grad
             call.result = loss
 
 
-class Slopes(Joint):
-    """``slopes(tensors)``."""
+class Grads(Joint):
+    """``grads(tensors)``."""
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
@@ -382,14 +382,14 @@ class Slopes(Joint):
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
-        """Loss and slopes of each."""
-        for call, found in zip(calls, _slopes(calls, list(calls[0].args[0])), strict=True):
+        """Loss and gradients of each."""
+        for call, found in zip(calls, _grads(calls, list(calls[0].args[0])), strict=True):
             call.result = found
 
 
 JOINTS: dict[str, type[Joint]] = {
     "gradient": Gradient,
-    "slopes": Slopes,
+    "grads": Grads,
     "update": Step,
     "descend": Descent,
     "predict": Prediction,
@@ -398,13 +398,13 @@ JOINTS: dict[str, type[Joint]] = {
 """By the name of the seam, how its calls are computed as one."""
 
 
-def _slopes(calls: Sequence[Call], names: list[str]) -> Iterator[tuple[Tensor, dict[str, Tensor | None]]]:
-    """Each client's loss, and its slopes: those of the sum of all losses in that client's own tensors."""
+def _grads(calls: Sequence[Call], names: list[str]) -> Iterator[tuple[Tensor, dict[str, Tensor | None]]]:
+    """Each client's loss, and its gradients: those of the sum of all losses with respect to that client's own tensors."""
     stack = Stack([call.client for call in calls])
     streams = Streams([call.states[-1] for call in calls], stack.sizes, calls[0].client.device)
     with drawing(streams):
-        losses, slopes = stack.slopes(stack.parameters(), names)
-    parts = _each([slopes[name] for name in names], len(calls))
+        losses, grads = stack.grads(stack.parameters(), names)
+    parts = _each([grads[name] for name in names], len(calls))
     for call, state, loss, *own in zip(calls, streams.states, losses.unbind(0), *parts, strict=True):
         call.states[-1] = state
         yield loss, dict(zip(names, own, strict=True))
@@ -521,16 +521,16 @@ class Stack:
         return owner, owner * self.rows + torch.cat(nodes), y, weight / total[owner]
 
     def _costs(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The task's loss of each client [M], and the slope of each in its logits [M, N, C]."""
+        """The task's loss of each client [M], and the gradient of each with respect to its logits [M, N, C]."""
         parts = [part for client in self.clients for part in (client.batch.nodes, client.batch.y, client.class_weights)]
         owner, at, y, shares = _kept.of(self.clients, self.parts + parts, self._targets)
         flat = logits.flatten(0, 1)
-        terms, slope = shared_slope(flat[at], y, shares)
+        terms, grad = shared_grad(flat[at], y, shares)
         losses = terms.new_zeros(len(self.clients)).index_add_(0, owner, terms)
-        return losses, torch.zeros_like(flat).index_add_(0, at, slope).view_as(logits)
+        return losses, torch.zeros_like(flat).index_add_(0, at, grad).view_as(logits)
 
-    def slopes(self, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, Mapping[str, Tensor | None]]:
-        """Losses [M] and their slopes [M, ...] in the tensors of these names, None where there is none.
+    def grads(self, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, Mapping[str, Tensor | None]]:
+        """Losses [M] and their gradients [M, ...] with respect to the tensors of these names, None where there is none.
 
         Args:
             values: of `parameters`.
@@ -544,7 +544,7 @@ class Stack:
         if not leader.writes_out:
             return None
         with torch.no_grad():
-            return leader.model.slopes(self.inputs(self.dense), values, self._costs)
+            return leader.model.grads(self.inputs(self.dense), values, self._costs)
 
     def _by_autograd(self, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Where they do not."""

@@ -20,7 +20,7 @@ HEAD = "head"
 """The word that stands for the head's parameters, whatever a network calls them."""
 
 Cost = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Logits [N, C] → what they cost, a scalar, and its slope in them [N, C]."""
+"""Logits [N, C] → the loss, a scalar, and its gradient with respect to the logits [N, C]."""
 
 SPARSE_BELOW = 0.1  # share of non-zeros under which a sparse product beats a dense one
 
@@ -89,8 +89,8 @@ class Model(nn.Module):
         """Logits [N, C] of every node."""
         return self.classify(self.encode(inputs), inputs)
 
-    def slopes(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """A cost of the logits and its slopes in the parameters by name, written out; None: that is left to autograd.
+    def grads(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """A cost of the logits and its gradients in the parameters by name, written out; None: that is left to autograd.
 
         A network of few and small layers spends a third of a step on autograd's books. What is written out has the bits that
         autograd gives. It runs without gradients, in the network's present mode, and every tensor may be a stack of M, [M, ...].

@@ -2,8 +2,8 @@
 
     H^0 = X,   H^{l+1} = ReLU(Â H^l W^l + b^l),   logits = Â H^{L-1} W^{L-1} + b^{L-1}            Eq. (2), (9)
 
-Slopes of a cost of the logits (`GCN.slopes`): with D^0 = X, D^l the H^l of which dropout keeps a share q, divided by q,
-Z^{l+1} = Â D^l W^l + b^l, and G^l the slope in Z^l,
+Gradients of a cost of the logits (`GCN.grads`): with D^0 = X, D^l the H^l of which dropout keeps a share q, divided by q,
+Z^{l+1} = Â D^l W^l + b^l, and G^l the gradient in Z^l,
 
     U^l = Âᵀ G^{l+1},   ∂W^l = (D^l)ᵀ U^l,   ∂b^l = Σ_v G^{l+1}_v,   G^l = 1[D^l > 0] ∘ U^l (W^l)ᵀ / q
 
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgraph_flwr.models.base import Cost
-from fedgraph_flwr.models.layers import Linear, dropped_relu_, dropped_relu_slope_
+from fedgraph_flwr.models.layers import Linear, dropped_relu_, dropped_relu_grad_
 from fedgraph_flwr.models.plain import PlainLayer, plain_gcn
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
@@ -50,7 +50,7 @@ class GCN(Stack):
         propagated = product if h is inputs.x and isinstance(inputs, SmoothInputs) else inputs.adj @ product
         return propagated if layer.bias is None else propagated + layer.bias
 
-    def slopes(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
+    def grads(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
         """As the base, of this very network on plain inputs."""
         if not self._written_out(inputs):
             return None
@@ -66,15 +66,15 @@ class GCN(Stack):
             z = z if bias is None else z.add_(bias.unsqueeze(-2))
             if len(read) < len(names):
                 read.append(dropped_relu_(z, self.dropout, self.training))
-        loss, slope = cost(z)
+        loss, grad = cost(z)
         found: dict[str, Tensor] = {}
         for index in reversed(range(len(names))):
             if biases[index] is not None:
-                found[f"{names[index]}.bias"] = slope.sum(-2)
-            slope = slope if matrices[index] is None else matrices[index].mT @ slope
-            found[f"{names[index]}.weight"] = read[index].mT @ slope
+                found[f"{names[index]}.bias"] = grad.sum(-2)
+            grad = grad if matrices[index] is None else matrices[index].mT @ grad
+            found[f"{names[index]}.weight"] = read[index].mT @ grad
             if index:
-                slope = dropped_relu_slope_(slope @ weights[index].mT, read[index], self.dropout, self.training)
+                grad = dropped_relu_grad_(grad @ weights[index].mT, read[index], self.dropout, self.training)
         return loss, found
 
     def settled(self, inputs: Any) -> Any:

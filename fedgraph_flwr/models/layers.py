@@ -114,14 +114,14 @@ def dropped_relu_(x: Tensor, p: float, training: bool) -> Tensor:
     return x.relu_().mul_(mask(x, p)) if training and p else x.relu_()
 
 
-def dropped_relu_slope_(slope: Tensor, result: Tensor, p: float, training: bool) -> Tensor:
-    """The slope in x of what has the slope ``slope`` in ``result`` = `dropped_relu_` of x, in the memory of ``slope``.
+def dropped_relu_grad_(grad: Tensor, result: Tensor, p: float, training: bool) -> Tensor:
+    """The gradient in x of what has the gradient ``grad`` in ``result`` = `dropped_relu_` of x, in the memory of ``grad``.
 
     It is 1/q of it where the result is above 0.
     """
     if training and p:
-        slope.mul_(65536 / _kept(p))
-    return torch.ops.aten.threshold_backward.grad_input(slope, result, 0, grad_input=slope)
+        grad.mul_(65536 / _kept(p))
+    return torch.ops.aten.threshold_backward.grad_input(grad, result, 0, grad_input=grad)
 
 
 class Dropout(nn.Module):

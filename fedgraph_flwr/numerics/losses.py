@@ -40,8 +40,8 @@ def task_loss(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | Non
     return F.cross_entropy(logits, y)
 
 
-def task_slope(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `task_loss`, of ``cross_entropy`` and ``weighted``, and its slope in the logits [n, C]: the bits that autograd gives.
+def task_grad(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`task_loss` of ``cross_entropy`` and ``weighted``, and its gradient in the logits [n, C], bit for bit as autograd's.
 
     ∂/∂z_v = w_v / (Σ_u w_u) (p_v − e_{y_v})
     """
@@ -51,13 +51,13 @@ def task_slope(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | No
     log_p = torch.log_softmax(logits, 1)
     mean, ignored = 1, -100  # as `F.cross_entropy` asks for them
     loss, total = aten.nll_loss_forward.default(log_p, y, weights, mean, ignored)
-    slope = aten.nll_loss_backward.default(torch.ones_like(loss), log_p, y, weights, mean, ignored, total)
-    return loss, aten._log_softmax_backward_data.default(slope, log_p, 1, log_p.dtype)
+    grad = aten.nll_loss_backward.default(torch.ones_like(loss), log_p, y, weights, mean, ignored, total)
+    return loss, aten._log_softmax_backward_data.default(grad, log_p, 1, log_p.dtype)
 
 
-def shared_slope(logits: Tensor, y: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """The terms s_v (−ln p_v) [n] of a loss with labels y and shares s [n], and its slope s_v (p_v − e_{y_v}) [n, C]."""
+def shared_grad(logits: Tensor, y: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """The terms s_v (−ln p_v) [n] of a loss with labels y and shares s [n], and its gradient s_v (p_v − e_{y_v}) [n, C]."""
     labels = y.unsqueeze(1)
     log_p = torch.log_softmax(logits, 1)
-    slope = log_p.exp().scatter_add_(1, labels, log_p.new_full(labels.shape, -1))
-    return log_p.gather(1, labels).squeeze(1) * -shares, slope * shares.unsqueeze(1)
+    grad = log_p.exp().scatter_add_(1, labels, log_p.new_full(labels.shape, -1))
+    return log_p.gather(1, labels).squeeze(1) * -shares, grad * shares.unsqueeze(1)

@@ -163,7 +163,7 @@ class Predictor:
         with same_process_state():
             client = self._with_parameters(client_class(self.cfg), self.as_graph(graph))
             if self.client is not None:
-                client.model.load_state_dict(client.own_values(), strict=False)
+                client.model.load_state_dict(client.personal_parameters(), strict=False)
         return client.model.cpu().eval()
 
     def as_graph(self, graph: Any) -> Graph | HeteroGraph:
@@ -208,7 +208,7 @@ class Predictor:
             client = self._ready(self.own if self.own is not None else self.probe())
             client.model.eval()
             if self.client is not None:
-                client.model.load_state_dict(client.own_values(), strict=False)
+                client.model.load_state_dict(client.personal_parameters(), strict=False)
             return client.model.plain()
 
     def probe(self) -> Graph:

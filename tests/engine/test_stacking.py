@@ -82,7 +82,7 @@ def assert_close(stacked: Finished, alone: Finished) -> None:
         np.testing.assert_allclose(mine["clients"]["val-loss"], its["clients"]["val-loss"], rtol=1e-9)
 
 
-def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_slope():
+def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_gradient():
     rng = np.random.default_rng(0)
     matrices = [sp.random(rows, rows, 0.4, format="csr", random_state=rng) for rows in (3, 5, 4)]
     stack = StackedMatrix([SparseMatrix(m, torch.float64) for m in matrices], 6, 6)
@@ -90,14 +90,14 @@ def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_slope():
     given = padded(dense, 6).requires_grad_()
     found = torch.func.vmap(lambda own: stack @ own)(given)
     weight = torch.from_numpy(rng.normal(size=found.shape))
-    (slope,) = torch.autograd.grad((weight * found).sum(), given)
+    (grad,) = torch.autograd.grad((weight * found).sum(), given)
     for i, matrix in enumerate(matrices):
         rows = matrix.shape[0]
         np.testing.assert_allclose(found[i, :rows].detach(), matrix @ dense[i].numpy())
         assert not found[i, rows:].any()
-        np.testing.assert_allclose(slope[i, :rows], matrix.T @ weight[i, :rows].numpy())
-    assert torch.equal(stack @ given.detach(), found)  # without vmap, as where slopes are written out
-    assert torch.equal(stack.mT @ weight, slope)
+        np.testing.assert_allclose(grad[i, :rows], matrix.T @ weight[i, :rows].numpy())
+    assert torch.equal(stack @ given.detach(), found)  # without vmap, as where gradients are written out
+    assert torch.equal(stack.mT @ weight, grad)
 
 
 @pytest.mark.parametrize(
@@ -333,11 +333,11 @@ def test_what_a_client_does_another_way_counts_together_too(run, kind):
     assert_close(run(*words, "stack=4", sizes=SIZES), alone)
 
 
-def test_parameters_that_are_one_tensor_step_along_the_sum_of_their_slopes(run, sizes_of, monkeypatch):
+def test_parameters_that_are_one_tensor_step_along_the_sum_of_their_grads(run, sizes_of, monkeypatch):
     words = [*WORDS, "model.layers=4", f"strategy.client={__name__}:Tied"]
     together_asked, alone = run(*words, "stack=4", sizes=SIZES), run(*words, sizes=SIZES)
     assert not sizes_of
-    monkeypatch.setattr(GCN, "slopes", lambda *_: None)  # autograd's
+    monkeypatch.setattr(GCN, "grads", lambda *_: None)  # autograd's
     for told in (together_asked, alone):
         assert_close(told, run(*words, sizes=SIZES))
         np.testing.assert_array_equal(told.arrays["layers.1.weight"], told.arrays["layers.2.weight"])
@@ -345,7 +345,7 @@ def test_parameters_that_are_one_tensor_step_along_the_sum_of_their_slopes(run, 
 
 @pytest.mark.parametrize("words", [[], ["model=sage"]])
 def test_the_last_gradient_stays_with_each_client(run, sizes_of, words, monkeypatch):
-    """GCFL reports its norm; slopes written out, and by autograd."""
+    """GCFL reports its norm; gradients written out, and by autograd."""
     told: list[float] = []
     send = GCFLClient.send
 

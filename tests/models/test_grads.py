@@ -1,4 +1,4 @@
-"""Slopes that a network writes out: the bits of autograd wherever they are used, and autograd wherever something is changed."""
+"""Gradients that a model writes out: the bits of autograd where they are used, and autograd where something is changed."""
 
 import itertools
 from dataclasses import replace
@@ -79,11 +79,11 @@ def test_the_bits_are_autograds(layers, loss, dtype, monkeypatch):
         inputs = SmoothInputs(member.inputs.x, member.inputs.adj) if smooth else member.inputs
         chosen = (member.train_nodes, member.batch.y) if nodes else (None, member.y)
         member.batch = member.batch._replace(inputs=inputs, nodes=chosen[0], y=chosen[1])
-        (mine, slopes), (its, wanted) = both(member)
+        (mine, grads), (its, wanted) = both(member)
         assert not mine.requires_grad  # or the comparison is of autograd with itself
         assert torch.equal(mine, its)
-        assert all(torch.equal(a, b) for a, b in zip(slopes, wanted, strict=True))
-        assert all(torch.any(slope) for slope in wanted)
+        assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))
+        assert all(torch.any(grad) for grad in wanted)
 
 
 def test_settled_inputs_give_the_same_logits_with_one_product_less():
@@ -104,9 +104,9 @@ def test_nodes_that_a_batch_names_twice_count_twice():
     member = client("dtype=float64")
     nodes = member.train_nodes[[0, 1, 1, 2, 2, 2]]
     member.batch = member.batch._replace(nodes=nodes, y=member.y[nodes])
-    (mine, slopes), (_, wanted) = both(member)
+    (mine, grads), (_, wanted) = both(member)
     assert not mine.requires_grad
-    torch.testing.assert_close(slopes, wanted, rtol=1e-12, atol=0)
+    torch.testing.assert_close(grads, wanted, rtol=1e-12, atol=0)
 
 
 def changed(what):
@@ -149,8 +149,8 @@ CHANGES = [
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_is_changed_is_left_to_autograd(what):
-    (mine, slopes), (its, wanted) = both(changed(what))
+    (mine, grads), (its, wanted) = both(changed(what))
     assert mine.requires_grad  # the loss knows how it came about
     assert torch.equal(mine, its)
-    for a, b in zip(slopes, wanted, strict=True):
+    for a, b in zip(grads, wanted, strict=True):
         assert a is b is None or torch.equal(a, b)

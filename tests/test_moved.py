@@ -1,0 +1,91 @@
+"""Names of earlier releases: old modules import their successors with a warning; old hooks are refused."""
+
+import importlib
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from fedgraph_flwr import moved
+from fedgraph_flwr.clients.fedprox import FedProxClient
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.moved import MOVED, PACKAGE, successor
+
+EVERY = """
+import contextlib, importlib, pkgutil, warnings, fedgraph_flwr
+warnings.filterwarnings("error", "fedgraph_flwr", FutureWarning)
+for found in pkgutil.walk_packages(fedgraph_flwr.__path__, "fedgraph_flwr."):
+    if not found.name.endswith("__main__"):
+        with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed
+            importlib.import_module(found.name)
+"""
+
+
+@pytest.fixture
+def forgotten(monkeypatch):
+    """No old name was imported before."""
+    for old in MOVED:
+        monkeypatch.delitem(sys.modules, f"{PACKAGE}.{old}", raising=False)
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_an_old_name_is_the_new_module_and_warns_where_it_is_imported(old, forgotten):
+    with pytest.warns(FutureWarning, match=rf"^{PACKAGE}\.{old} is now {successor(old)}: change the import") as caught:
+        found = importlib.import_module(f"{PACKAGE}.{old}")
+    assert found is importlib.import_module(f"{PACKAGE}.{MOVED[old]}")
+    assert found.__name__ == f"{PACKAGE}.{MOVED[old]}"
+    assert sys.modules[f"{PACKAGE}.{old}"] is found
+    assert len(caught) == 1
+
+
+def test_the_warning_names_the_line_that_imports(forgotten):
+    with pytest.warns(FutureWarning) as caught:
+        from fedgraph_flwr.messages import derive_seed
+    assert caught[0].filename == __file__
+    from fedgraph_flwr.wire import messages
+
+    assert derive_seed is messages.derive_seed
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_no_old_name_leads_to_another_and_none_is_still_a_module(forgotten):
+    assert not MOVED.keys() & set(MOVED.values())
+    for old in MOVED:
+        loader = importlib.util.find_spec(f"{PACKAGE}.{old}").loader
+        assert isinstance(loader, moved.OldNames), old
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_pickles_and_configurations_with_old_names_load(forgotten):
+    from fedgraph_flwr.clients.malicious import hostile
+    from fedgraph_flwr.wire.reply_schema import ReplySchema
+
+    stored = pickle.dumps(ReplySchema, protocol=0).replace(b"fedgraph_flwr.wire.reply_schema", b"fedgraph_flwr.answers")
+    assert b"fedgraph_flwr.answers" in stored
+    assert pickle.loads(stored) is ReplySchema
+    assert locate("fedgraph_flwr.clients.hostile:hostile") is hostile
+    assert locate("clients.hostile:hostile") is hostile
+
+
+@pytest.mark.parametrize(
+    ("more", "told"), [("", ""), ("import fedgraph_flwr.messages", "is now fedgraph_flwr.wire.messages")]
+)
+def test_only_an_old_name_warns(more, told):
+    """The package itself uses none."""
+    done = subprocess.run([sys.executable, "-c", EVERY + more], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (not told), done.stderr
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("own_values", "personal_parameters"), ("instead", "with_parameters"), ("slopes", "grads")]
+)
+def test_an_override_by_an_old_name_is_refused_with_the_new_one(old, new):
+    assert hasattr(FedProxClient, new) or new == "with_parameters"
+    with pytest.raises(TypeError, match=rf"\.Mine\.{old} is now {new}: rename the override$"):
+        type("Mine", (FedProxClient,), {old: lambda self: None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        type("Mine", (FedProxClient,), {new: lambda self: None})
