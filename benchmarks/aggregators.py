@@ -8,6 +8,7 @@ Models are of 100,000 float32 parameters in four tensors; a figure is the least 
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +49,11 @@ def main() -> None:
     told: dict[str, list[str]] = {}
     for count, byzantine in ((10, 1), (100, 10)):
         theta, values = models(count)
-        mean = seconds(lambda values=values: weighted_mean(values, [1.0] * len(values)))
+        mean = seconds(partial(weighted_mean, values, [1.0] * len(values)))
         told.setdefault("mean", []).append(f"{1e3 * mean:.0f} | 1")
         for name in AGGREGATORS[1:]:
             cfg = StrategyConfig(aggregator=name, byzantine=byzantine)
-            took = seconds(lambda v=values, t=theta, c=cfg: combine(v, t, c))
+            took = seconds(partial(combine, values, theta, cfg))
             told.setdefault(name, []).append(f"{1e3 * took:.0f} | {took / mean:.1f}")
     parameters = sum(int(np.prod(shape)) for shape in SHAPES.values())
     print(f"{parameters} parameters; CPU ms, and the ratio to the mean")

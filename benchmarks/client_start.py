@@ -46,6 +46,7 @@ def main() -> None:
         print(f"{what:40} {least(_WATCH + line + chr(10) + 'print(used())'):6.2f} s")
     cfg = compose(sys.argv[1:])
     graph = store.files(store.client_files(cfg))[0]
+    assert isinstance(graph, Path), "benchmarks a client file of its own, not a part of a packed one"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, graph.name)
         file.write_bytes(graph.read_bytes())

@@ -9,8 +9,10 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -27,6 +29,10 @@ VARIANTS = {
 TURNS = 3
 
 
+def _stamp(stamps: list[float], record: dict[str, Any]) -> None:
+    stamps.append(time.process_time())
+
+
 def main(words: list[str]) -> None:
     """Run the variants and print the table."""
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
@@ -37,7 +43,7 @@ def main(words: list[str]) -> None:
                 common = ["protocol=fedomd", "rounds=60", "evaluation.patience=0"]
                 cfg = compose([*common, *own, *words, f"out={out}"])
                 stamps: list[float] = []
-                summary = run(cfg, lambda record, stamps=stamps: stamps.append(time.process_time()))
+                summary = run(cfg, partial(_stamp, stamps))
             seconds[name].append(statistics.median(b - a for a, b in pairwise(stamps)))
             rows[name] = summary["exchanges_per_round"], summary["bytes_up"] / summary["rounds"] / cfg.num_clients / 4
     base = min(seconds["FedAvg, plain stack"])

@@ -49,8 +49,9 @@ FULL = [
 def main(words: list[str]) -> None:
     """Run and print."""
     with tempfile.TemporaryDirectory() as out:
-        size = FULL if "--full" in words else []
-        cfg = compose([*WORDS, *size, *(word for word in words if word != "--full"), f"out={out}"])
+        cfg = compose(
+            [*WORDS, *(FULL if "--full" in words else []), *(word for word in words if word != "--full"), f"out={out}"]
+        )
         began = time.perf_counter()
         folder = partition.client_files(cfg)
         size = sum(file.stat().st_size for file in folder.glob("client_*"))

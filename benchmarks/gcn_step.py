@@ -11,7 +11,7 @@ default Adam.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -61,7 +61,7 @@ def bare_loop(cfg: RunConfig, graph: ClientGraph) -> Callable[[], object]:
     return train
 
 
-def seconds(trainings: list[Callable[[], object]], steps: int) -> float:
+def seconds(trainings: Sequence[Callable[[], object]], steps: int) -> float:
     """CPU seconds a step, over `ROUNDS` rounds of all clients."""
     start = time.process_time()
     for _ in range(ROUNDS):

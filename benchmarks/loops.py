@@ -163,6 +163,7 @@ class DualChannel(nn.Module):
         yield from _linear(ours.projection, self.projection)
         yield from _linear(ours.classifier, self.classifier)
         for mine, theirs in zip(ours.global_convs, self.shared, strict=True):
+            assert isinstance(theirs, nn.Linear)
             yield from _linear(mine, theirs)
         for mine, theirs in zip(ours.local_convs, self.local, strict=True):
             yield from _convolution(mine, theirs)

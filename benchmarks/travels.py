@@ -33,7 +33,7 @@ def told(method: str) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory() as out:
         summary = run(compose([*words, f"strategy={method}", f"rounds={ROUNDS}", f"out={out}"]), records.append)
         parameters = sum(t.numel() for t in read_tensors(Path(out) / "model_final.safetensors")[0].values())
-    rounds = defaultdict(int)
+    rounds: defaultdict[str, int] = defaultdict(int)
     for record in records:
         for phase, at in record["phases"].items():
             rounds[phase] += at["exchanges"]

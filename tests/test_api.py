@@ -11,6 +11,7 @@ import threading
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,7 +248,8 @@ def test_tables_hold_what_the_folder_holds(folder):
     assert clients.test_accuracy.mean() == pytest.approx(summary["test_accuracy"])
     assert run.config.num_clients == 2
     assert "test_accuracy" in run._repr_html_()
-    assert run.plot("macro_f1")._repr_png_().startswith(b"\x89PNG")
+    shown: Any = run.plot("macro_f1")
+    assert shown._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(fg.FedGraphError, match="did you mean 'accuracy'"):
         run.plot("acuracy")
     assert "FedAvg on csbm" in run.report().read_text()

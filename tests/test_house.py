@@ -1,7 +1,8 @@
-"""Where things are: one import name, imports that point one way, and no reaching into another's privates."""
+"""Where things are: one import name, imports that point one way, no reaching into another's privates, files that linters read."""
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -73,6 +74,50 @@ def test_no_method_reaches_into_the_privates_of_its_base():
 
 def is_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def tracked(*patterns: str) -> set[Path]:
+    """Files of the repository; skips the test where there is no repository."""
+    try:
+        listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git repository")
+    return {ROOT / line for line in listed.stdout.splitlines()}
+
+
+def ruff(*args: str) -> str:
+    """What ruff prints in the root, by the settings of pyproject.toml."""
+    command = [sys.executable, "-m", "ruff", *args]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+def test_the_linter_and_the_formatter_read_every_file():
+    """The formatter names the files that it would change: with another line ending, every file that is not empty."""
+    python, other_endings = tracked("*.py"), "--config=format.line-ending='cr-lf'"
+    assert len(python) > 400
+    shown = {Path(line) for line in ruff("check", "--show-files").splitlines()}
+    assert {path for path in shown if path.suffix == ".py"} == python
+    unformatted = ruff("format", "--check", "--output-format=concise", other_endings)
+    named = {ROOT / name for name in re.findall(r"^(.*\.py):\d+:\d+: unformatted", unformatted, re.M)}
+    assert named == {path for path in python if path.read_text()}
+
+
+def test_the_type_checker_reads_every_file():
+    """Its own reading of pyproject.toml; a setting for single modules may relax rules, not ignore a file."""
+    code = "from mypy.main import process_options; print(*(s.path for s in process_options([])[0]), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {(ROOT / line).resolve() for line in done.stdout.splitlines()} == tracked("*.py")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert not [each["module"] for each in settings["overrides"] if each.get("ignore_errors")]
+
+
+def test_no_file_of_the_repository_is_ignored():
+    """Linters, searches and Flower's bundle leave out what .gitignore names, also where git itself tracks it."""
+    names = "\n".join(str(path.relative_to(ROOT)) for path in tracked())
+    command = ["git", "check-ignore", "--no-index", "--stdin"]
+    done = subprocess.run(command, cwd=ROOT, input=names, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == []
 
 
 def test_the_wheel_brings_one_import_name():

@@ -131,7 +131,8 @@ class Parser:
 
     def words(self) -> str:
         """Words beside each other, with their spaces."""
-        said, first = [], self.pieces[self.at].spaced and self.at > 0
+        said: list[str] = []
+        first = self.pieces[self.at].spaced and self.at > 0
         while (piece := self.peek()) is not None and piece.kind == "word":
             if said and self.glued(piece):
                 said[-1] += piece.text
@@ -189,7 +190,7 @@ class Parser:
             return self.plain(self.row("}"))
         if piece.text in "([":
             return self.plain(self.atom())
-        inner = []
+        inner: list[str] = []
         while (piece := self.peek()) is not None and not (inner and piece.spaced):
             if piece.kind == "word" and len(piece.text) == 2 and piece.text.islower():
                 inner += [f"<mi>{letter}</mi>" for letter in piece.text]
@@ -221,7 +222,7 @@ class Parser:
         if piece.kind == "word":
             return f'<mi mathvariant="normal">{escape(piece.text)}</mi>'
         primes = len(piece.text) - len(piece.text.rstrip("'"))
-        letter, *marks = piece.text.rstrip("'").replace("~", "\u0303")
+        letter, *marks = list(piece.text.rstrip("'").replace("~", "\u0303"))
         drawn = f"<mi>{escape(unicodedata.normalize('NFC', letter))}</mi>"
         if letter == "Σ" and not marks:
             big = ' class="big"' if self.display else ""

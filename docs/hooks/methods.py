@@ -23,6 +23,13 @@ KINDS = {
 }
 
 
+def _yaml(name: str) -> Path:
+    """The file of a method that there is."""
+    path = group_path("strategy", name)
+    assert path is not None
+    return path
+
+
 class Method:
     """What is known of one method."""
 
@@ -31,7 +38,7 @@ class Method:
         self.server, self.client = (self._class(keys[side]) for side in ("server", "client"))
 
     @staticmethod
-    def _class(path: str) -> type:
+    def _class(path: str) -> Any:
         module, _, name = path.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -80,7 +87,7 @@ class Method:
     def comment(self) -> dict[str, str]:
         """The comment that opens its YAML, less the first line: what it says, and its part ``Helps:``."""
         lines = []
-        for line in group_path("strategy", self.name).read_text().splitlines()[1:]:
+        for line in _yaml(self.name).read_text().splitlines()[1:]:
             if not line.startswith("#"):
                 break
             lines.append(line.removeprefix("#").removeprefix(" "))
@@ -141,9 +148,9 @@ def page(of: Method) -> str:
         said += [f"### {side}"] * bool(side) + [body]
     if comment["body"]:
         said.append(comment["body"])
-    for side, word in ((of.server, "server"), (of.client, "client")):
-        stem = side.__module__.rpartition(".")[2]
-        if not of.text(side) and stem in methods() and stem != of.name:
+    for one, word in ((of.server, "server"), (of.client, "client")):
+        stem = one.__module__.rpartition(".")[2]
+        if not of.text(one) and stem in methods() and stem != of.name:
             said.append(f"Its {word} side is that of [{stem}]({stem}.md).")
     leaves = [part for _, parts in texts for part in parts["leaves"]]
     said += ["## What leaves a client", *(leaves or [of.sends])]
@@ -153,7 +160,7 @@ def page(of: Method) -> str:
     if cost or curve:
         said += ["## What it costs", *cost, *curve]
     said += ["## With protections and others", declared(of)]
-    own = own_keys_of("strategy", group_path("strategy", of.name))
+    own = own_keys_of("strategy", _yaml(of.name))
     if own:
         said += ["## Its keys", keys_table(own)]
     said += ["## Our results", *stored.results(of.name)]

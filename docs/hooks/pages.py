@@ -66,10 +66,10 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     for page in list(files.documentation_pages()):
         for _, target in LINK.findall(page.content_string):
-            path = pointed(page.src_uri, target)
-            place, carried = f"files/{path}", not path.startswith("docs/") and (ROOT / path).parent != RESULTS
-            if carried and path.endswith((".py", ".ipynb", ".yaml")) and files.get_file_from_path(place) is None:
-                files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
+            linked = pointed(page.src_uri, target)
+            place, carried = f"files/{linked}", not linked.startswith("docs/") and (ROOT / linked).parent != RESULTS
+            if carried and linked.endswith((".py", ".ipynb", ".yaml")) and files.get_file_from_path(place) is None:
+                files.append(File.generated(config, place, abs_src_path=str(ROOT / linked)))
     return files
 
 

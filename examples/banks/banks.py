@@ -59,7 +59,7 @@ def imports() -> None:
     go("schema", "merge", "a.json", "b.json", "c.json", "--schema", "schema.yaml")
     for number, letter in enumerate(make_tables.OWN_TRADE):
         words = ["import", "--nodes", f"tables/{letter}_customers.csv", "--edges", f"tables/{letter}_payments.csv"]
-        words += ["--undirected", "--split-column", "part", "--schema", "schema.yaml", "--client", number]
+        words += ["--undirected", "--split-column", "part", "--schema", "schema.yaml", "--client", str(number)]
         go(*words, "--num-clients", 3, "--out", f"parts/client_{number:04d}.safetensors")
 
 

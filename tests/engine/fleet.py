@@ -190,7 +190,7 @@ class GuardedFleet(Fleet):
         super().start_superlink()
         for name, port in (("server", self.port), ("operator", self.operator_port)):
             self._spawn(f"nginx-{name}", ["nginx", "-e", "stderr", "-c", str(self.keys / f"{name}.conf")])
-            wait_for(lambda port=port: _listens(port), f"the {name}'s nginx to listen")  # type: ignore[misc]
+            wait_for(lambda port=port: _listens(port), f"the {name}'s nginx to listen")
 
 
 def _listens(port: int) -> bool:

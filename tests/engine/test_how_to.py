@@ -92,7 +92,7 @@ class Terminal:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGTERM)
             try:
-                wait_for(lambda group=group: not _alive(group), f"the end of group {group}", 60)  # type: ignore[misc]
+                wait_for(lambda group=group: not _alive(group), f"the end of group {group}", 60)
             except TimeoutError:
                 os.killpg(group, signal.SIGKILL)
                 raise

@@ -196,7 +196,7 @@ def test_a_client_that_was_not_reached_is_asked_again(run, monkeypatch):
             raise FedGraphError("away")
         return take(self, groups, config)
 
-    once.is_phase = True
+    once.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(AdaFGLClient, "extractor", once)
     finished = run(*WORDS, "rounds=3")
     assert finished.summary["failures"] == {"1 (extractor)": "away"}

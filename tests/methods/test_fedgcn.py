@@ -207,7 +207,7 @@ def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
             told["sums"]["0"] = told["sums"]["0"][1:]
         return told, numbers
 
-    short.is_phase = True
+    short.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedGCNClient, "sums", short)
     with pytest.raises(RunFailed, match=r"client 1 sent client 0 .* rows of sums, expected"):
         train(*METHOD)

@@ -124,7 +124,8 @@ def test_ties_at_the_kth_neighbour_go_to_the_lowest_index():
     expected = [sorted(np.lexsort((np.arange(40), -row.round(9)))[:7]) for row in exact]
     for seed in range(3):
         noise = 1 + 1e-8 * np.random.default_rng(seed).choice([-1, 1], size=(2, 40, 5))
-        found = top_k(*(torch.from_numpy(side) for side in (left, right) * noise), 7, block=16)
+        noisy = torch.from_numpy((left, right) * noise)
+        found = top_k(noisy[0], noisy[1], 7, block=16)
         assert found.col.view(40, 7).tolist() == expected
     torch.manual_seed(0)
     sorted_otherwise = torch.from_numpy(exact).topk(7).indices.sort().values.tolist()
@@ -175,7 +176,8 @@ def test_pattern_products_and_their_gradients():
     """Rows and columns without an entry included; compared with dense autograd."""
     mask = torch.rand(9, 9, generator=torch.Generator().manual_seed(1)) < 0.3
     mask[2], mask[:, 4] = False, False
-    pattern = Pattern(*mask.nonzero().T, 9)
+    row, col = mask.nonzero().T
+    pattern = Pattern(row, col, 9)
     torch.manual_seed(0)
     values = torch.randn(pattern.row.numel(), dtype=torch.float64, requires_grad=True)
     left, right = (torch.randn(9, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -415,7 +417,10 @@ def test_a_lone_node_has_no_latent_neighbour():
     alone = Graph(
         graph.x[:1],
         torch.zeros(2, 0, dtype=torch.int64),
-        *(getattr(graph, k)[:1] for k in ("y", "train_mask", "val_mask", "test_mask")),
+        graph.y[:1],
+        graph.train_mask[:1],
+        graph.val_mask[:1],
+        graph.test_mask[:1],
         C,
     )
     for metric in METRICS:

@@ -60,8 +60,10 @@ def test_a_clients_round_by_hand():
     rows = embedded(z, pairs)
     first = client.centroids(client.embedded()).numpy()
     assert {tuple(c) for c in np.round(first, 9)} <= {tuple(e) for e in np.round(rows, 9)}
-    types = [closest(e, first) for e in rows]
-    centroids = np.stack([np.mean([e for e, t in zip(rows, types, strict=True) if t == r], axis=0) for r in range(K)])
+    first_types = [closest(e, first) for e in rows]
+    centroids = np.stack(
+        [np.mean([e for e, t in zip(rows, first_types, strict=True) if t == r], axis=0) for r in range(K)]
+    )
     types = {pair: closest(e, centroids) for pair, e in zip(pairs, rows, strict=True)}
     h = 0
     for r in range(K):

@@ -1,6 +1,7 @@
 """FedSage+: the greedy loss by loops, peers' gradients against the features themselves, mended graphs, and what travels."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -341,7 +342,7 @@ def test_who_generates_nothing_trains_on_the_graph_as_it_is():
 def test_how_many_neighbours_were_generated_is_told(run, caplog, monkeypatch, name, words):
     """Their number as the clients hold them; with none at all, that it is FedAvg, whose model it then has."""
     made = {}
-    client = {"fedsage": FedSageClient, "feddep": FedDEPClient}[name]
+    client: Any = {"fedsage": FedSageClient, "feddep": FedDEPClient}[name]
     kept, whole = client.take, client.whole
     monkeypatch.setattr(
         client, "take", lambda self: made.update({self.graph.client: self.memory["at"].numel()}) or kept(self)

@@ -70,7 +70,7 @@ def test_foreign_nodes_are_not_handed_out(train, monkeypatch):
         told, metrics = wanted(self, groups, config)
         return {"wanted": {k: ids + 1 for k, ids in told["wanted"].items()}}, metrics
 
-    nosy.is_phase = True
+    nosy.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedSageTrueClient, "wanted", nosy)
     with pytest.raises(RunFailed, match="not its own"):
         train(*WORDS)

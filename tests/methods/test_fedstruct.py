@@ -279,7 +279,7 @@ def test_acquisition_needs_all_clients(train, monkeypatch):
             raise RuntimeError("gone")
         return acquire(self, groups, config)
 
-    fail.is_phase = True
+    fail.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedStructClient, "acquire", fail)
     with pytest.raises(RunFailed, match=r"'acquire' needs all clients, no valid answer from \[2\]"):
         train()

@@ -46,7 +46,7 @@ def made(name: str, *words: str, layers: int = 3, graph: Any = None) -> tuple[Mo
     if isinstance(inputs, StructureInputs):
         hops = int(cfg.params["structure_hops"]) if cfg.params["beta"] == "learned" else 1
         inputs.rows = torch.rand(hops * N, N + 2, dtype=torch.float64)
-        inputs.s = torch.randn(N + 2, model.structure_width, dtype=torch.float64)  # type: ignore[arg-type]
+        inputs.s = torch.randn(N + 2, model.structure_width, dtype=torch.float64)
     return model, inputs
 
 

@@ -32,7 +32,7 @@ def network(name: str, **kwargs: object) -> Model:
     torch.manual_seed(3)
     params = {"hidden": 8, "layers": 2, "dropout": 0.5, **kwargs}
     own = {key: params.pop(key) for key in set(params) - {f.name for f in dataclasses.fields(ModelConfig)}}
-    model = build(ModelConfig(name=name, params=own, **params), F, C).double()  # type: ignore[arg-type]
+    model = build(ModelConfig(name=name, params=own, **params), F, C).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) / 2)

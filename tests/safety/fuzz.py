@@ -110,10 +110,10 @@ def targets(folder: Path) -> dict[str, Target]:
     """Valid files in ``folder``, by the name of what reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     graphs = folder / "graphs"
-    for client, size in enumerate((40, 16, 20)):
-        graph = client_graph(client, size, num_features=120)
+    for index, size in enumerate((40, 16, 20)):
+        graph = client_graph(index, size, num_features=120)
         graph.x[graph.x.abs() < 1.5] = 0  # mostly zero: stored as entries
-        graph.save(graphs / f"client_{client:04d}.safetensors")
+        graph.save(graphs / f"client_{index:04d}.safetensors")
     first = client_graph(0)
     Graph(**{name: getattr(first, name) for name in Graph.__dataclass_fields__}).save(folder / "own.safetensors")
     whole, typed = typed_client(), folder / "typed.safetensors"

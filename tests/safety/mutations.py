@@ -75,7 +75,7 @@ def decoded(array: Array) -> np.ndarray:
 def _copy(content: RecordDict) -> RecordDict:
     copies: dict[str, Any] = {}
     for key, record in content.items():
-        copies[key] = record_of(record) if isinstance(record, ArrayRecord) else raw(dict(record))  # type: ignore[arg-type]
+        copies[key] = record_of(record) if isinstance(record, ArrayRecord) else raw(dict(record))
     return RecordDict(copies)
 
 
@@ -104,21 +104,21 @@ def _of_records(content: RecordDict) -> Iterator[Mutation]:
 
 
 def _of_array(content: RecordDict, key: str, name: str) -> Iterator[Mutation]:
-    honest: Array = content[key][name]  # type: ignore[index, assignment]
+    honest: Array = content[key][name]
     values = decoded(honest)
     for kind, array in _arrays(honest, values):
         changed = _copy(content)
-        changed[key][name] = array  # type: ignore[index]
+        changed[key][name] = array
         yield Mutation(f"{key}/{name}", kind, changed)
     missing = _copy(content)
-    del missing[key][name]  # type: ignore[arg-type]
+    del missing[key][name]
     yield Mutation(f"{key}/{name}", "missing", missing)
     for kind, more in (("renamed", f"x{name}"), ("renamed to text", f"[/b]{name}\x1b[2J\n<script>alert(1)</script>")):
         renamed = _copy(missing)
-        renamed[key][more] = honest  # type: ignore[index]
+        renamed[key][more] = honest
         yield Mutation(f"{key}/{name}", kind, renamed)
     extra = _copy(content)
-    extra[key][f"{name}.more"] = honest  # type: ignore[index]
+    extra[key][f"{name}.more"] = honest
     yield Mutation(f"{key}/{name}", "one more", extra)
 
 
@@ -173,12 +173,12 @@ def _arrays(honest: Array, values: np.ndarray) -> Iterator[tuple[str, Array]]:
 
 
 def _of_number(content: RecordDict, name: str, other: int) -> Iterator[Mutation]:
-    honest: Any = content[METRICS][name]  # type: ignore[index]
+    honest: Any = content[METRICS][name]
     first = honest[0] if isinstance(honest, list) and honest else honest
 
     def changed(kind: str, value: Any) -> Mutation:
         copy = _copy(content)
-        copy[METRICS] = raw({**copy[METRICS], name: value})  # type: ignore[dict-item]
+        copy[METRICS] = raw({**copy[METRICS], name: value})
         return Mutation(name, kind, copy)
 
     values = {
@@ -219,8 +219,8 @@ def _of_number(content: RecordDict, name: str, other: int) -> Iterator[Mutation]
     copy[METRICS] = raw({k: v for k, v in copy[METRICS].items() if k != name})
     yield Mutation(name, "missing", copy)
     renamed = _copy(copy)
-    renamed[METRICS] = raw({**copy[METRICS], f"{name} [/b]\x1b[2J<script>": honest})  # type: ignore[dict-item]
+    renamed[METRICS] = raw({**copy[METRICS], f"{name} [/b]\x1b[2J<script>": honest})
     yield Mutation(name, "renamed to text", renamed)
     more = _copy(content)
-    more[METRICS] = raw({**more[METRICS], f"{name}-more": honest})  # type: ignore[dict-item]
+    more[METRICS] = raw({**more[METRICS], f"{name}-more": honest})
     yield Mutation(name, "one more", more)

@@ -349,7 +349,7 @@ def test_no_name_leads_out_of_a_folder(tmp_path, name):
         file_name(name, "run")
     for names in ((name, "local"), ("run", name)):
         with pytest.raises(FedGraphError):
-            StateFolder(tmp_path, *names, 0)
+            StateFolder(tmp_path, names[0], names[1], 0)
 
 
 @pytest.mark.parametrize("name", NASTY[:4])

@@ -128,8 +128,8 @@ def dishonest(phase: str, honest: Reply, told: Reply, setup: bool = False) -> st
     if not told.metrics.keys() <= honest.metrics.keys() or honest.metrics.keys() - told.metrics.keys() - {"train-loss"}:
         return "other numbers"
     for name, value in told.metrics.items():
-        values, before = (v if isinstance(v, list) else [v] for v in (value, honest.metrics[name]))
-        if isinstance(value, list) != isinstance(honest.metrics[name], list) or len(values) != len(before):
+        values, expected = (v if isinstance(v, list) else [v] for v in (value, honest.metrics[name]))
+        if isinstance(value, list) != isinstance(honest.metrics[name], list) or len(values) != len(expected):
             return f"another length of {name}"
         if any(type(v) not in (int, float) for v in values):
             return f"{name} is no number"
@@ -142,7 +142,7 @@ def dishonest(phase: str, honest: Reply, told: Reply, setup: bool = False) -> st
             return f"{name} out of range"
         if kind in ("count", "loss") and name != "train-loss" and any(v < 0 for v in values):
             return f"{name} below 0"
-        if (name.startswith("num_") and not setup) and values != before:
+        if (name.startswith("num_") and not setup) and values != expected:
             return f"another {name} than told before"
         if kind == "count" and (any(math.floor(v) != v for v in values)):
             return f"half a node in {name}"

@@ -19,7 +19,7 @@ from fedgraph_flwr.wire.messages import (
     to_record,
 )
 
-ARRAYS = {
+ARRAYS: dict[str, np.ndarray] = {
     "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
     "transposed": np.arange(6, dtype=np.float64).reshape(2, 3).T,
     "scalar": np.array(3.5),
