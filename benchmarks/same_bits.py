@@ -97,10 +97,10 @@ def run_all(out: Path, scenario: str, rounds: int, methods: list[str]) -> None:
     try:
         from fedgraph_flwr.cli.app import main as command
     except ModuleNotFoundError:  # before modules moved into rooms
-        from fedgraph_flwr.cli import main as command  # type: ignore[attr-defined, no-redef]
+        from fedgraph_flwr.cli import main as command
 
     generator = np.random.default_rng
-    np.random.default_rng = lambda *seed: generator(*(seed or (0,)))  # type: ignore[assignment]  # injected noise
+    np.random.default_rng = lambda *seed: generator(*(seed or (0,)))  # injected noise
     found: dict[str, Result] = {}
     for method in methods:
         words = ["run", f"strategy={method}", f"rounds={rounds}", *OVERRIDES, *SCENARIOS[scenario]]
