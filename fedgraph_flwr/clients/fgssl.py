@@ -1,18 +1,25 @@
 """FGSSL client (Huang et al., IJCAI 2023, arXiv:2305.04559): the received model is the teacher of two node-wise losses.
 
-    L = CE(f_θ(X, A)) + λ_C L_C + λ_D L_D
-    L_C = mean_v −(1/|P_v|) Σ_{p ∈ P_v} log [e^{s_vp} / (e^{s_vp} + Σ_{n: y_n ≠ y_v} e^{s_vn})],   s_vu = cos(z_v, z'_u) / τ
+    L = CE(f_θ(X, A)) + λ_C L_C + λ_D L_D,   s_vu = cos(z_v, z'_u) / τ
+    L_C = ½ mean_v −(1/|P_v|) Σ_{p ∈ P_v} (log [e^{s_vp} / Σ_u e^{s_vu}] + log [e^{s_pv} / Σ_u e^{s_uv}])  ``denominator=shared``
+    L_C = mean_v −(1/|P_v|) Σ_{p ∈ P_v} log [e^{s_vp} / (e^{s_vp} + Σ_{n: y_n ≠ y_v} e^{s_vn})]              ``denominator=own``
     L_D = mean_v Σ_{u ∈ N(v)} q_vu log(q_vu / p_vu) with ``structure=neighbours``,
           p_vu = softmax over N(v) of cos(z_v, z_u) / τ, q likewise of z'
     L_D = mean_{(v,u)} KL(softmax(|z'_v − z'_u| / τ) ‖ softmax(|z_v − z_u| / τ)), over channels       ``structure=edges``, OpenFGL
 
 z are hidden features of the model in training on a strong view of the graph (80 % of edges dropped, 50 % of the feature columns
 zeroed), z' those of the model as received, frozen and without dropout, on a weak one (30 %, 30 %); views are drawn in every
-step. v and n run over training nodes, P_v are those of v's class, v too: at most ``anchors`` of them, drawn in each step. N(v)
-is v's neighbours in the whole graph. From memory of the paper, so without its numbers of equations. The authors' node trainer
-contrasts the local weak view with the local strong one, since it assigns the pair twice, and leaves L_D unused; OpenFGL uses
-L_D alone (λ_C = 0, ``structure=edges``, λ_D = 0.1). Its rate of 5 with gradients clipped to 0.01 goes together or not at all;
-neither is a default here. λ_C = λ_D = 0 is FedAvg. Leaves the client: what FedAvg sends.
+step. v, u and n run over training nodes, P_v are those of v's class, v too: at most ``anchors`` of them, drawn in each step.
+N(v) is v's neighbours in the whole graph. From memory of the paper, so without its numbers of equations.
+
+L_C with ``denominator=shared`` is the InfoNCE of the authors' code (`GCL/losses/infonce.py`, commit 1eecabc): all positives and
+negatives stand in one denominator, and both directions are averaged. With ``denominator=own`` each positive competes with the
+negatives only. That pulls a class together without bound and collapses under the default weight: on Cora (10 clients, 30 rounds)
+it ends at the majority class. The authors' node trainer contrasts the local weak view with the local strong one, since it assigns
+the pair twice, and leaves L_D unused; OpenFGL uses only L_D (λ_C = 0, ``structure=edges``, λ_D = 0.1). The authors' rate of 5
+with gradients clipped to 0.01 goes together or not at all; neither is a default here.
+
+λ_C = λ_D = 0 is FedAvg. Leaves the client: what FedAvg sends.
 Cost: three more passes a step and two graphs prepared, E H and V² beside (V training nodes, at most ``anchors``). It helps where
 clients' models drift apart within a round: several local steps, few labels.
 """
@@ -42,6 +49,7 @@ class Params:
     """Keys of FGSSL."""
 
     contrast: float = 3.0  # λ_C
+    denominator: str = "shared"  # shared | own, of a positive in L_C
     structure_weight: float = 0.1  # λ_D
     structure: str = "neighbours"  # neighbours | edges, L_D
     temperature: float = number(0.1, low=1e-3)  # τ
@@ -55,6 +63,7 @@ class Params:
         for key in ("contrast", "structure_weight"):
             at_least(getattr(self, key), 0, f"strategy.{key}")
         at_least(self.anchors, 1, "strategy.anchors")
+        one_of(self.denominator, ("shared", "own"), "strategy.denominator")
         one_of(self.structure, ("neighbours", "edges"), "strategy.structure")
 
     @property
@@ -63,13 +72,15 @@ class Params:
         return bool(self.contrast or self.structure_weight)
 
 
-def contrast(z: Tensor, teacher: Tensor, y: Tensor, temperature: float) -> Tensor:
+def contrast(z: Tensor, teacher: Tensor, y: Tensor, temperature: float, denominator: str = "shared") -> Tensor:
     """L_C of the anchors' features [V, H], the teacher's [V, H] and labels [V]."""
     s = F.normalize(z, dim=1) @ F.normalize(teacher, dim=1).T / temperature  # [V, V]
     same = y[:, None] == y
-    others = s.masked_fill(same, -torch.inf).logsumexp(1, keepdim=True)  # −∞ of an anchor that has none
-    told = (torch.logaddexp(s, others) - s).masked_fill(~same, 0)
-    return (told.sum(1) / same.sum(1)).mean()
+    if denominator == "own":
+        others = s.masked_fill(same, -torch.inf).logsumexp(1, keepdim=True)  # −∞ of an anchor that has none
+        return (((torch.logaddexp(s, others) - s).masked_fill(~same, 0)).sum(1) / same.sum(1)).mean()
+    log_shares = s.log_softmax(1) + s.log_softmax(0)  # [V, V]; a column's anchor is the teacher's row
+    return -(log_shares.masked_fill(~same, 0).sum(1) / same.sum(1)).mean() / 2
 
 
 def log_shares(z: Tensor, pairs: Pattern, temperature: float) -> Tensor:
@@ -149,7 +160,7 @@ class FGSSLClient(GraphClient):
         z = self.model.encode(self.view(p.strong_edges, p.strong_columns))
         if p.contrast:
             rows, y = self.anchors()
-            loss = loss + p.contrast * contrast(z[rows], told[rows], y, p.temperature)
+            loss = loss + p.contrast * contrast(z[rows], told[rows], y, p.temperature, p.denominator)
         if p.structure_weight:
             loss = loss + p.structure_weight * DIVERGENCES[p.structure](z, told, self.pairs, p.temperature)
         return loss

@@ -33,7 +33,23 @@ def pattern():
     return Pattern(row, col, V)
 
 
-def test_the_contrast_by_hand():
+def test_the_shared_contrast_is_cross_entropy_against_the_positives():
+    """Torch's cross entropy with uniform targets over each anchor's positives, in both directions."""
+    z, taught, y = features(0), features(1), torch.tensor(Y)
+    s = torch.nn.CosineSimilarity(dim=2)(z[:, None], taught[None]) / T
+    targets = torch.stack([(y == label).double() / (y == label).sum() for label in y])
+    expected = sum(torch.nn.functional.cross_entropy(scores, targets) for scores in (s, s.T)) / 2
+    torch.testing.assert_close(contrast(z, taught, y, T), expected, rtol=1e-12, atol=0)
+
+
+def test_both_contrasts_of_equal_rows():
+    """Of equal rows in one class the shared form is log V, the own form 0."""
+    z, one = torch.ones(V, H, dtype=torch.float64), torch.zeros(V, dtype=torch.int64)
+    assert contrast(z, z, one, T).item() == pytest.approx(math.log(V), rel=1e-12)
+    assert contrast(z, z, one, T, "own").item() == pytest.approx(0, abs=1e-12)
+
+
+def test_the_own_contrast_by_hand():
     z, told = features(0), features(1)
     total = 0.0
     for v in range(V):
@@ -42,8 +58,8 @@ def test_the_contrast_by_hand():
         positives = [p for p in range(V) if Y[p] == Y[v]]
         assert v in positives
         total += -sum(math.log(s[p] / (s[p] + away)) for p in positives) / len(positives)
-    assert contrast(z, told, torch.tensor(Y), T).item() == pytest.approx(total / V, rel=1e-12)
-    alone = contrast(z, told, torch.zeros(V, dtype=torch.int64), T)  # one class: nothing to tell apart
+    assert contrast(z, told, torch.tensor(Y), T, "own").item() == pytest.approx(total / V, rel=1e-12)
+    alone = contrast(z, told, torch.zeros(V, dtype=torch.int64), T, "own")  # one class: nothing to tell apart
     assert alone.item() == pytest.approx(0, abs=1e-12)
 
 
