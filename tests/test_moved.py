@@ -42,7 +42,7 @@ def test_an_old_name_is_the_new_module_and_warns_where_it_is_imported(old, forgo
 
 def test_the_warning_names_the_line_that_imports(forgotten):
     with pytest.warns(FutureWarning) as caught:
-        from fedgraph_flwr.messages import derive_seed
+        from fedgraph_flwr.messages import derive_seed  # type: ignore[import-untyped]
     assert caught[0].filename == __file__
     from fedgraph_flwr.wire import messages
 
