@@ -249,8 +249,8 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
         RunFailed: the run could not go on.
         KeyboardInterrupt: Ctrl-C; the first one lets the round at hand end and files a checkpoint.
     """
+    from fedgraph_flwr.runs.prepare import with_folder
     from fedgraph_flwr.runs.runner import run as start
-    from fedgraph_flwr.runs.serving import with_folder
 
     cfg = with_folder(cfg)
     done = Run(cfg.out)
@@ -370,7 +370,7 @@ def _with_graphs(
     from fedgraph_flwr.partition import objects, store
     from fedgraph_flwr.runs.checks import check_method
     from fedgraph_flwr.runs.folder import LAUNCHER, owned
-    from fedgraph_flwr.runs.serving import here, with_folder
+    from fedgraph_flwr.runs.prepare import here, with_folder
 
     keys = dict(keys)
     name = keys.pop("dataset", "graphs")

@@ -21,7 +21,8 @@ def main(grid: Grid, context: Context) -> None:
     from fedgraph_flwr.errors import FedGraphError
     from fedgraph_flwr.fleet import flower_patches
     from fedgraph_flwr.fleet.packing import PackingGrid
-    from fedgraph_flwr.runs.serving import serve, with_folder
+    from fedgraph_flwr.runs.prepare import with_folder
+    from fedgraph_flwr.runs.serving import serve
 
     cfg = with_folder(from_run_config(context.run_config))
     if type(grid).__name__ == "HttpGrid" and not flower_patches.plain():  # a fleet's, not a simulation's

@@ -101,7 +101,7 @@ def client_files(tmp_path: Path) -> Callable[..., str]:
 def run(tmp_path: Path, client_files: Callable[..., str]) -> Callable[..., Any]:
     """``run("strategy=fedprox", ...)`` trains on three small clients in this process; returns summary, rounds, parameters."""
     from fedgraph_flwr.engine.inline import run_inline
-    from fedgraph_flwr.runs.runner import with_folder
+    from fedgraph_flwr.runs.prepare import with_folder
     from tests.support import Finished
 
     count = iter(range(1000))

@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         print(to_yaml(cfg), end="")
         return 0
     from fedgraph_flwr.data import datasets
-    from fedgraph_flwr.runs.serving import with_folder
+    from fedgraph_flwr.runs.prepare import with_folder
 
     cfg = with_folder(cfg)
     if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):

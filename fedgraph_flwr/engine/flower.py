@@ -19,9 +19,9 @@ from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, tool
-from fedgraph_flwr.runs.folder import FAILURE, ROUNDS, SUMMARY, read_rounds
+from fedgraph_flwr.runs.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
+from fedgraph_flwr.runs.prepare import Prepared, prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
-from fedgraph_flwr.runs.serving import make_folder
 
 APP = "FEDGRAPH_APP"
 """Environment: the name of a signed app that the fleet's SuperLink fetches, in the place of a bundle made here."""
@@ -48,13 +48,16 @@ config = ""
 """
 
 
-def run_flower(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
+def run_flower(
+    run: RunConfig | Prepared, on_round: OnRound | None = None, on_wait: OnWait | None = None
+) -> dict[str, Any]:
     """Run a configuration through ``flwr run``; returns the summary.
 
     Raises:
         FedGraphError: as the server app raised it.
         RunFailed: Flower ended without a summary.
     """
+    cfg = prepare(run).cfg
     out, say = Path(cfg.out), on_wait or (lambda what: None)
     if cfg.engine not in SIMULATIONS:
         check_connection(cfg.engine, "engine", SIMULATIONS)

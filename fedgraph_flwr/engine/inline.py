@@ -18,6 +18,7 @@ from fedgraph_flwr.engine.grid import (
     virtual_context,
 )
 from fedgraph_flwr.engine.process import freed_memory_kept, same_process_state, spare_the_collector
+from fedgraph_flwr.runs.prepare import Prepared, prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
 from fedgraph_flwr.runs.serving import serve
 
@@ -59,19 +60,23 @@ class InlineGrid(OwnGrid):
         return answer(self.app, message, self.contexts[message.metadata.dst_node_id])
 
 
-def run_inline(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
+def run_inline(
+    run: RunConfig | Prepared, on_round: OnRound | None = None, on_wait: OnWait | None = None
+) -> dict[str, Any]:
     """Run a configuration in this process; returns the summary."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.client_app import app
     from fedgraph_flwr.config import to_json
     from fedgraph_flwr.runs.checks import at_once
 
+    prepared = prepare(run)
+    cfg = prepared.cfg
     num_nodes = partition.num_clients(cfg)
     grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""}, at_once(cfg))
     introduce(grid, cfg)
     try:
         with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
             spare_the_collector()
-            return serve(grid, cfg, on_round)
+            return serve(grid, prepared, on_round)
     finally:
         forget(grid.run_id)

@@ -46,8 +46,10 @@ from fedgraph_flwr.engine.grid import (
 from fedgraph_flwr.engine.process import freed_memory_kept, keep_freed_memory, same_process_state, spare_the_collector
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
+from fedgraph_flwr.runs.folder import make_folder
+from fedgraph_flwr.runs.prepare import Prepared, prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
-from fedgraph_flwr.runs.serving import make_folder, serve
+from fedgraph_flwr.runs.serving import serve
 from fedgraph_flwr.wire.messages import CONFIG, FAILED, METRICS, TRAIN, Bare, bared, dressed
 
 Letter = tuple[int, str, str, dict[str, Any]]
@@ -566,10 +568,14 @@ def ray_session(cfg: RayConfig | None = None) -> Iterator[Pool]:
         pool.end()
 
 
-def run_ray(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
+def run_ray(
+    run: RunConfig | Prepared, on_round: OnRound | None = None, on_wait: OnWait | None = None
+) -> dict[str, Any]:
     """Run a configuration with its clients in Ray actors; returns the summary."""
     from fedgraph_flwr import partition
 
+    prepared = prepare(run)
+    cfg = prepared.cfg
     make_folder(cfg)
     if on_wait:
         on_wait("Ray starts")
@@ -580,6 +586,6 @@ def run_ray(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | N
         try:
             with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
                 torch.set_num_threads(cfg.threads)  # as the clients', which in one process set the server's too
-                return serve(grid, cfg, on_round)
+                return serve(grid, prepared, on_round)
         finally:
             grid.close()

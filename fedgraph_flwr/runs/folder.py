@@ -78,6 +78,18 @@ class InUse(FedGraphError):
     """Another process owns the folder."""
 
 
+def make_folder(cfg: RunConfig) -> None:
+    """Make the result folder, before anything is started that takes time.
+
+    Raises:
+        FedGraphError: it cannot be made.
+    """
+    try:
+        Path(cfg.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedGraphError(f"cannot make the folder out={cfg.out}: {error.strerror or error}") from error
+
+
 @contextlib.contextmanager
 def owned(folder: Path, lock: str = SERVER) -> Iterator[None]:
     """Own a run's folder, which is made where it is not there; the system takes the lock from a process that dies.

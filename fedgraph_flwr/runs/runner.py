@@ -6,12 +6,9 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine import FLEET, SIMULATIONS
-from fedgraph_flwr.partition import resolved
-from fedgraph_flwr.runs.checks import check_clients, check_method
 from fedgraph_flwr.runs.folder import LAUNCHER, owned
+from fedgraph_flwr.runs.prepare import prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
-from fedgraph_flwr.runs.serving import check_resume, fingerprint_of_data, here, with_folder
-from fedgraph_flwr.tracking import check as check_tracking
 
 
 def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
@@ -26,16 +23,10 @@ def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None 
         FedGraphError: wrong input.
         RunFailed: the run could not go on.
     """
-    cfg = with_folder(cfg)
-    check_method(cfg)
-    check_tracking(cfg)
-    if here(cfg):
-        cfg = resolved(cfg)
-        check_clients(cfg)
-    check_resume(cfg, fingerprint_of_data(cfg))
-    out = Path(cfg.out)
+    prepared = prepare(cfg)
+    out = Path(prepared.cfg.out)
     with owned(out, LAUNCHER):
         with owned(out):  # nobody serves a run there, such as one whose launcher has died
             pass
-        summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(cfg, on_round, on_wait)
+        summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(prepared, on_round, on_wait)
     return summary

@@ -17,7 +17,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.flower import app_folder, run_flower
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.runs.runner import with_folder
+from fedgraph_flwr.runs.prepare import with_folder
 from tests.support import Finished, assert_same_arrays
 
 pytestmark = pytest.mark.fleet

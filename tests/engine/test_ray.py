@@ -22,7 +22,7 @@ from fedgraph_flwr.engine import ray as engine
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.runs.runner import with_folder
+from fedgraph_flwr.runs.prepare import with_folder
 from tests.engine.fleet import wait_for
 from tests.support import Finished, assert_same_arrays, same_result
 

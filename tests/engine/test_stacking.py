@@ -19,7 +19,7 @@ from fedgraph_flwr.numerics.optim import SGD
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.stacked import StackedMatrix, padded
 from fedgraph_flwr.runs.checks import at_once, remarks
-from fedgraph_flwr.runs.runner import with_folder
+from fedgraph_flwr.runs.prepare import with_folder
 from tests.support import Finished
 
 WORDS = ["dtype=float64", "rounds=2", "checkpoint_every=0"]

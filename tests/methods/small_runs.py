@@ -11,7 +11,7 @@ import pytest
 from fedgraph_flwr import models
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.engine.inline import run_inline
-from fedgraph_flwr.runs.runner import with_folder
+from fedgraph_flwr.runs.prepare import with_folder
 from tests.methods.test_fedhgn import typed_client
 from tests.support import Finished
 

@@ -195,8 +195,7 @@ def test_clients_that_tell_of_another_graph_are_refused(words, graphs, tmp_path,
     """As on a fleet, where the server does not see the files."""
     out = tmp_path / "out"
     go(*words, f"out={out}")
-    for module in ("runner", "serving"):
-        monkeypatch.setattr(f"fedgraph_flwr.runs.{module}.fingerprint_of_data", lambda cfg: None)
+    monkeypatch.setattr("fedgraph_flwr.runs.prepare.fingerprint_of_data", lambda cfg: None)
     path = graphs / "client_0001.safetensors"
     graph = ClientGraph.load(path)
     graph.train_mask[int(graph.train_mask.nonzero()[0])] = False

@@ -21,7 +21,7 @@ from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.runs.prediction import Predictions, load_node, load_predictor
-from fedgraph_flwr.runs.serving import with_folder
+from fedgraph_flwr.runs.prepare import with_folder
 from tests.data import banks
 from tests.methods.small_runs import METHODS, small_runs
 

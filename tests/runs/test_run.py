@@ -16,8 +16,8 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.runs.recorder import Recorder
-from fedgraph_flwr.runs.runner import with_folder
 from fedgraph_flwr.wire.messages import METRICS
 from tests.support import assert_same_arrays, recorded_messages
 

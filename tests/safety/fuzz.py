@@ -40,8 +40,8 @@ from fedgraph_flwr.data.importing_typed import from_saved_typed, from_typed_tabl
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.runs import load_run
 from fedgraph_flwr.runs.prediction import load_predictor
+from fedgraph_flwr.runs.prepare import check_resume
 from fedgraph_flwr.runs.runner import run
-from fedgraph_flwr.runs.serving import check_resume
 from fedgraph_flwr.secure.keyring import read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, read_policy
 from fedgraph_flwr.wire.trees import unflatten

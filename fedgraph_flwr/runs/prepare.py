@@ -1,0 +1,90 @@
+"""Prepares a run: names its folder, resolves its configuration, and refuses what cannot work before anything starts.
+
+Each process of a run prepares it once: the one that launches it, and the one that serves it where that is another.
+"""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from itertools import chain, count
+from pathlib import Path
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.engine import SIMULATIONS
+from fedgraph_flwr.partition import client_files, content, files, load, resolved
+from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method
+from fedgraph_flwr.runs.folder import check_resumable, read_checkpoint
+from fedgraph_flwr.tracking import check as check_tracking
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that passed every check.
+
+    Attributes:
+        cfg: the configuration, with its folder named and the number of clients resolved.
+        data: hashes of the files behind the clients' graphs; None where the clients are elsewhere.
+    """
+
+    cfg: RunConfig
+    data: list[str] | None
+
+
+def prepare(run: RunConfig | Prepared) -> Prepared:
+    """Check a run; one that is prepared already is returned unchanged.
+
+    Raises:
+        FedGraphError: a key, value, method, model, tracker, attack or checkpoint that this run cannot work with.
+    """
+    if isinstance(run, Prepared):
+        return run
+    cfg = with_folder(run)
+    check_method(cfg)
+    check_tracking(cfg)
+    if here(cfg):
+        cfg = resolved(cfg)
+    check_clients(cfg)
+    if here(cfg) and not cfg.ray.address:
+        check_memory(cfg, lambda: map(load, files(client_files(cfg))))
+    if cfg.attack.name != "none":
+        from fedgraph_flwr.evaluation import attacks
+
+        attacks.check(cfg)
+    data = fingerprint_of_data(cfg)
+    check_resume(cfg, data)
+    return Prepared(cfg, data)
+
+
+def fingerprint_of_data(cfg: RunConfig) -> list[str] | None:
+    """Hashes of the files behind the clients' graphs; None where the clients are elsewhere."""
+    return content(cfg) if here(cfg) else None
+
+
+def check_resume(cfg: RunConfig, data: list[str] | None) -> None:
+    """Refuse to resume a run that this configuration does not fit, before anything is written.
+
+    Raises:
+        FedGraphError: with what differs.
+    """
+    if cfg.resume:
+        check_resumable(cfg, read_checkpoint(Path(cfg.resume)), data)
+
+
+def with_folder(cfg: RunConfig) -> RunConfig:
+    """The configuration with its result folder named, as an absolute path."""
+    if not cfg.out:
+        cfg = resolved(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{cfg.dataset.name}-{cfg.seed}"
+        cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
+    return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, with a number behind its name where there is one of this name already."""
+    others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in chain([folder], others) if not path.exists())
+
+
+def here(cfg: RunConfig) -> bool:
+    """Whether this run is a simulation, so that this machine has the clients' files."""
+    return cfg.engine in SIMULATIONS
