@@ -24,7 +24,6 @@ from simulations import reproduction  # noqa: E402
 
 RESULTS = stored.RESULTS
 CARRIED = {"SECURITY.md": "security.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-README = {"when-clients-are-hostile": "robustness.md"}  # where sections of the README went that pages name
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
 
@@ -116,7 +115,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if text.startswith("!") and path.endswith(".svg"):
             return f'<div class="picture" data-picture="{path}"></div>'
         if path == "README.md":
-            path, anchor = README.get(anchor, "index.md"), ""
+            path, anchor = "index.md", ""
         elif path.startswith("docs/"):
             path = path.removeprefix("docs/")
         elif (ROOT / path).parent == RESULTS:

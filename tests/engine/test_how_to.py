@@ -127,7 +127,7 @@ def test_the_commands_run(terminal, section):
             "pip install"
         ):  # what is installed is what is tested; .ci/run installs it from its wheel
             terminal.type(line)
-    if section == "Three nodes on one machine":
+    if section == "Start three nodes on one machine":
         assert (terminal.folder / "runs" / "first" / "summary.json").is_file()
     time.sleep(0.5)
     terminal.close()
