@@ -1,50 +1,166 @@
-"""Lines of code of every method: its files in `strategies/` and `clients/`, without docstrings, comments and blank lines.
+"""Lines of code per room of the repository against a baseline, and per method; without docstrings, comments and blank lines.
 
-    python benchmarks/sizes.py
+    python benchmarks/sizes.py                      # compare with the baseline in benchmarks/sizes.json
+    python benchmarks/sizes.py --baseline COMMIT    # count that commit, and store it as the baseline
 
-A file is counted for each method whose YAML names a class of it; the bases (`base.py`, and `fedavg.py` on the server) are
-nobody's own. What a method has in `methods/` or `models/` beside is not counted.
+A room is a folder of the package, or a folder at the top; ``docs`` are its hooks and the files for servers. Python, JavaScript,
+CSS, YAML and templates count; prose, notebooks, results and minified files do not.
+
+A method's lines are those of its files in `strategies/` and `clients/`. A file is counted for each method whose YAML names a
+class of it; the bases are not. What a method has in `methods/` or `models/` is not counted.
 """
 
+import argparse
 import ast
 import io
+import json
+import re
 import statistics
+import subprocess
 import sys
+import tarfile
 import tokenize
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.moved import successor
 
 ROOT = Path(__file__).parents[1]
+BASELINE = Path(__file__).with_suffix(".json")
 BASES = {"fedgraph_flwr.strategies.base", "fedgraph_flwr.strategies.fedavg", "fedgraph_flwr.clients.base"}
+MOVED_FOLDERS = {"fedgraph_flwr/templates": "fedgraph_flwr/cli"}
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+KINDS = {
+    "Python": (".py",),
+    "JavaScript, CSS": (".js", ".css"),
+    "YAML": (".yaml", ".yml"),
+    "templates": (".html", ".jinja", ".txt", ".conf", ".service", "Dockerfile"),
+}
+COMMENTS = {
+    "JavaScript, CSS": r"/\*.*?\*/|^\s*//[^\n]*",
+    "YAML": r"^\s*#[^\n]*",
+    "templates": r"<!--.*?-->|\{#.*?#\}|^\s*#[^\n]*",
+}
 
 
-def lines(path: Path) -> int:
-    """Lines that hold code."""
-    text = path.read_text()
-    told: set[int] = set()
+def python_lines(text: str) -> int:
+    """Lines of Python that hold code."""
+    docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            told |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+            docstrings |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     code = {line for t in tokens if t.type not in SILENT for line in range(t.start[0], t.end[0] + 1)}
-    return len(code - told)
+    return len(code - docstrings)
 
 
-def main() -> None:
-    """A line a method, then the median of those that have code of their own."""
+def kind_of(path: str) -> str | None:
+    """The kind of a file, None if it is not code."""
+    if path.endswith(".min.js"):
+        return None
+    return next((kind for kind, endings in KINDS.items() if path.endswith(endings)), None)
+
+
+def lines(path: str, text: str) -> int:
+    """Lines of one file that hold code."""
+    kind = kind_of(path)
+    if kind == "Python":
+        return python_lines(text)
+    rest = re.sub(COMMENTS[kind], "", text, flags=re.M | re.S) if kind else ""
+    return sum(bool(line.strip()) for line in rest.splitlines())
+
+
+def room(path: str) -> str:
+    """The room of a file; of a module that moved since, its room of today."""
+    if path.startswith("fedgraph_flwr/") and path.endswith(".py"):
+        path = successor(path.removesuffix(".py").replace("/", ".")).replace(".", "/") + ".py"
+    parts = PurePosixPath(path).parts
+    if parts[0] == "fedgraph_flwr":
+        folder = "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+        return MOVED_FOLDERS.get(folder, folder)
+    return parts[0] if len(parts) > 1 else "(top)"
+
+
+def count(files: dict[str, str]) -> dict[str, int]:
+    """Lines of code by path, of texts by path."""
+    return {path: lines(path, text) for path, text in sorted(files.items())}
+
+
+def by(key: Callable[[str], str | None], sizes: dict[str, int]) -> Counter[str]:
+    """Lines of code summed by a property of their paths."""
+    sums: Counter[str] = Counter()
+    for path, size in sizes.items():
+        sums[key(path) or ""] += size
+    return sums
+
+
+def here() -> dict[str, str]:
+    """Files of the working tree, by path."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = {name: ROOT / name for name in names if kind_of(name)}
+    return {name: path.read_text() for name, path in found.items() if path.is_file()}
+
+
+def at(commit: str) -> dict[str, str]:
+    """Files of a commit, by path."""
+    packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        return {m.name: archive.extractfile(m).read().decode() for m in archive if m.isfile() and kind_of(m.name)}  # type: ignore[union-attr]
+
+
+def table(before: dict[str, int], now: dict[str, int]) -> list[str]:
+    """A row per room, then the sums by kind, of the package, and of all."""
+    both = before, now
+    shown = [f"{'':30} baseline    now   change"]
+    for key in (
+        room,
+        kind_of,
+        lambda path: "the package" if path.startswith("fedgraph_flwr/") else None,
+        lambda path: "all",
+    ):
+        old, new = (by(key, sizes) for sizes in both)
+        for name in sorted({*old, *new} - {""}):
+            share = f" ({(new[name] - old[name]) / old[name]:+.0%})" if old[name] else ""
+            shown.append(f"{name:30} {old[name]:8d} {new[name]:6d} {new[name] - old[name]:+8d}{share}")
+        shown.append("")
+    return shown
+
+
+def methods() -> list[str]:
+    """A row per method, the median of those that have code of their own, and the two bases."""
+
+    def of(module: str) -> int:
+        return python_lines((ROOT / f"{module.replace('.', '/')}.py").read_text())
+
     sizes = {}
     for name in group_names("strategy"):
         chosen = compose([f"strategy={name}"]).strategy
         modules = {side.partition(":")[0] for side in (chosen.server, chosen.client)} - BASES
-        sizes[name] = sum(lines(ROOT / f"{module.replace('.', '/')}.py") for module in modules)
-    for name, size in sorted(sizes.items(), key=lambda item: item[::-1]):
-        print(f"{size:4d}  {name}")
+        sizes[name] = sum(map(of, modules))
     own = [size for size in sizes.values() if size]
-    print(f"median of the {len(own)} methods with code of their own: {statistics.median(own):g}, most: {max(own)}")
+    shown = [f"{size:4d}  {name}" for name, size in sorted(sizes.items(), key=lambda item: item[::-1])]
+    shown.append(
+        f"median of the {len(own)} methods with code of their own: {statistics.median(own):g}, most: {max(own)}"
+    )
+    return [*shown, *(f"{of(module):4d}  {module}" for module in sorted(BASES))]
+
+
+def main() -> None:
+    """Print the comparison and the methods, or store a baseline."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--baseline", metavar="COMMIT", help="count this commit and store it as the baseline")
+    commit = parser.parse_args().baseline
+    if commit:
+        BASELINE.write_text(json.dumps({"commit": commit, "lines": count(at(commit))}, indent=0) + "\n")
+        return
+    stored = json.loads(BASELINE.read_text())
+    print(f"lines of code; the baseline is commit {stored['commit']}")
+    print("\n".join([*table(stored["lines"], count(here())), *methods()]))
 
 
 if __name__ == "__main__":
