@@ -9,7 +9,9 @@ import warnings
 import pytest
 
 from fedgraph_flwr import moved
+from fedgraph_flwr.clients.base import RENAMED
 from fedgraph_flwr.clients.fedprox import FedProxClient
+from fedgraph_flwr.clients.personal import PersonalClient
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.moved import MOVED, PACKAGE, successor
 
@@ -79,11 +81,10 @@ def test_only_an_old_name_warns(more, told):
     assert told in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("own_values", "personal_parameters"), ("instead", "with_parameters"), ("slopes", "grads")]
-)
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_an_override_by_an_old_name_is_refused_with_the_new_one(old, new):
-    assert hasattr(FedProxClient, new) or new == "with_parameters"
+    assert hasattr(PersonalClient, new)
+    assert not hasattr(PersonalClient, old)
     with pytest.raises(TypeError, match=rf"\.Mine\.{old} is now {new}: rename the override$"):
         type("Mine", (FedProxClient,), {old: lambda self: None})
     with warnings.catch_warnings():

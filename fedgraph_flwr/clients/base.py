@@ -10,7 +10,6 @@ A method's client overrides the hook its paper changes, from the inside out:
 or adds phases with `@phase`. What it keeps between messages stands in `memory`.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -55,13 +54,23 @@ from fedgraph_flwr.secure.secagg import (
     digest,
 )
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
-from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved, unflatten
+from fedgraph_flwr.wire.trees import Tree, moved
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and metrics: what a phase sends back."""
 
 OBJECTIVE = {"loss", "logits", "task_loss"}
 """The methods of a client that say what its local training minimises."""
+
+RENAMED = {
+    "checkpoint": "save",
+    "instead": "with_parameters",
+    "own_values": "personal_parameters",
+    "restore": "load",
+    "slopes": "grads",
+    "snapshot": "save",
+}
+"""Hooks of earlier releases, and what to override now."""
 
 _REPEATS = {DESCRIBE: 16, EVALUATE: 4}
 """Who it is, a client says as often as a server loses track; models are scored before, after and instead of training."""
@@ -137,7 +146,7 @@ class GraphClient(NumPyClient):
 
     def __init_subclass__(cls, **words: Any) -> None:
         super().__init_subclass__(**words)
-        refuse_old_hooks(cls, {"instead": "with_parameters", "own_values": "personal_parameters", "slopes": "grads"})
+        refuse_old_hooks(cls, RENAMED)
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
@@ -219,14 +228,8 @@ class GraphClient(NumPyClient):
         """
         if self.file is None or not isinstance(graph, ClientGraph):
             return self.model.prepare(graph, self.device, self.dtype)
-        settings = {
-            "model": dataclasses.asdict(self.cfg.model),
-            "strategy": [self.cfg.strategy.client, self.cfg.strategy.params],
-            "dtype": self.cfg.dtype,
-            **variant,
-        }
         make = partial(self.model.prepare, graph, "cpu", self.dtype)
-        return prepared(self.file, self.cfg.model.name, settings, graph, make).to(self.device)
+        return prepared(self.file, self.cfg, variant, graph, make).to(self.device)
 
     def describe(self) -> dict[str, Any]:
         """What the server learns before round 1."""
@@ -276,14 +279,10 @@ class GraphClient(NumPyClient):
         if not self.writes_out:
             return None
         with torch.no_grad():
-            return self.model.grads(self.batch.inputs, self.tensors, self._cost)
-
-    def _cost(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """`task_loss`, and its gradient with respect to the logits [N, C]."""
-        nodes = self.batch.nodes
-        chosen = logits if nodes is None else logits[nodes]
-        loss, grad = task_grad(chosen, self.batch.y, self.cfg.train, self.class_weights)
-        return loss, grad if nodes is None else torch.zeros_like(logits).index_add_(0, nodes, grad)
+            cost = partial(
+                task_grad, nodes=self.batch.nodes, y=self.batch.y, cfg=self.cfg.train, weights=self.class_weights
+            )
+            return self.model.grads(self.batch.inputs, self.tensors, cost)
 
     @seam
     def grads(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
@@ -587,57 +586,14 @@ class GraphClient(NumPyClient):
 
     # --- for when the run is over -------------------------------------------------------------------------------------
 
-    def remember(self, told: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
-        """Keep what these scores were of, where the server says of which round they are."""
-        if self.saved_models.what and "scored" in config:
-            name, sign = self.cfg.evaluation.watched
-            figure = sign * float(np.mean(told.get(f"val-{name}", np.nan)))
-            self.saved_models.take(self._predictive, int(config["scored"]), int(config["best"]), figure)
+    def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
+        """Keep the scored model, where the server says of which round it is."""
 
-    def _predictive(self) -> Tree:
-        """A copy of what `predict` reads, of which the parameters that are shared may lie elsewhere."""
-        held = self.shared if not self.saved_models.whole else {}
-        model = {n: t for n, t in self.tensors.items() if t.is_floating_point() and n not in held}
-        method = (
-            {key: tree for key, tree in self.save().items() if key in self.predicts_with} if self.predicts_with else {}
-        )
-        flat = flatten({"model": model, "method": method})
-        return unflatten({path: leaf.detach().cpu().clone() for path, leaf in flat.items()})
+        def method() -> Tree:
+            return {key: tree for key, tree in self.save().items() if key in self.predicts_with}
 
-    # --- private state between messages -------------------------------------------------------------------------------
-
-    def snapshot(self) -> Tree:
-        """Private state that must survive: unshared tensors, optimiser moments, `save()` and the keys of this round."""
-        tree: Tree = {"model": {n: t for n, t in self.model.state_dict().items() if n not in self.shared}}
-        if self.optimizer is not None and self.cfg.train.keeps_optimizer:
-            tree["optimizer"] = self.optimizer.state()
-        return {**tree, "method": self.save(), SECAGG: self.member.state, "kept": self.saved_models.state}
-
-    def checkpoint(self) -> Tree:
-        """What of `snapshot` a resumed run takes up."""
-        tree = self.snapshot()
-        return {**tree, "method": {key: value for key, value in tree["method"].items() if key not in self.secrets}}
-
-    def restore(self, tree: Tree) -> None:
-        """Go on from what `snapshot` gave.
-
-        Raises:
-            FedGraphError: it is another model's, or in another precision.
-        """
-        own, found = self.snapshot()["model"], tree.get("model", {})
-        for name in sorted(own.keys() | found.keys()):
-            mine, given = (
-                f"{t.dtype} {list(t.shape)}" if (t := of.get(name)) is not None else "missing" for of in (own, found)
-            )
-            if mine != given:
-                raise FedGraphError(f"{name} is {given}, the model's is {mine}")
-        self.model.load_state_dict(found, strict=False)
-        if "optimizer" in tree:
-            self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
-            self.optimizer.load_state({name: t.to(self.device) for name, t in flatten(tree["optimizer"]).items()})
-        self.load(tree.get("method", {}))
-        self.saved_models.state = tree.get("kept", {})
-        self.member.state = as_arrays(tree.get(SECAGG, {}))
+        parts = self.tensors, self.shared, method if self.predicts_with else dict
+        self.saved_models.take(scores, config, *parts)
 
 
 def introduced(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dict[str, Any]:

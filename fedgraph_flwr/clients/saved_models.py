@@ -5,12 +5,15 @@ run's folder. Of which round the best ones are, the server tells, or under ``eva
 figure.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedgraph_flwr.config import EvaluationConfig
-from fedgraph_flwr.wire.trees import Tree, flatten
+from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 
 LAST, BEST = "last", "best"
 
@@ -46,20 +49,38 @@ class SavedModels:
         """Whether models are kept with the parameters that are shared."""
         return self.what == WHOLE or (self.what == PRIVATE and self.own_choice)
 
-    def take(self, parts: Callable[[], Tree], scored: int, best: int, figure: float) -> None:
-        """A model was scored.
+    def take(
+        self,
+        scores: Mapping[str, list[float]],
+        config: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        shared: Collection[str],
+        method: Callable[[], Tree],
+    ) -> None:
+        """Keep a copy of the model that was just scored, where the server says of which round it is.
 
         Args:
-            parts: gives ``model`` and ``method``, in memory of their own.
-            scored: the round whose model it is.
-            best: the best round so far, as the server knows.
-            figure: of its validation, on the client's nodes.
+            scores: of the model on the client's nodes.
+            config: of the message: the round of the model (``scored``), and the best round so far, as the server knows.
+            tensors: of the model, by name.
+            shared: names of those among them that are kept elsewhere.
+            method: gives what the method predicts with besides.
         """
-        self.update_best(best)
-        now = parts()
-        if not flatten(now):
+        if not self.what or "scored" not in config:
             return
-        self.state[LAST] = now | {"round": torch.tensor(scored), "figure": torch.tensor(figure, dtype=torch.float64)}
+        self.update_best(int(config["best"]))
+        held = () if self.whole else shared
+        model = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and name not in held}
+        leaves = flatten({"model": model, "method": method()})
+        if not leaves:
+            return
+        name, sign = self.rules.watched
+        scored, figure = int(config["scored"]), sign * float(np.mean(scores.get(f"val-{name}", np.nan)))
+        self.state[LAST] = {
+            **unflatten({path: leaf.detach().cpu().clone() for path, leaf in leaves.items()}),
+            "round": torch.tensor(scored),
+            "figure": torch.tensor(figure, dtype=torch.float64),
+        }
         if self.own_choice and self._better(scored, figure):
             self.state[BEST] = self.state[LAST]
 

@@ -20,6 +20,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.private_state import checkpoint, restore, snapshot
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
@@ -28,7 +29,6 @@ from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
-from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.wire.messages import (
     CONFIG,
     FAILED,
@@ -83,7 +83,7 @@ def forget(run_id: int) -> None:
 def private_state(context: Context) -> dict[str, torch.Tensor]:
     """A node's private state as it stands, for an engine that keeps clients alive and may have to build one anew."""
     if live := _live.get((context.run_id, context.node_id)):
-        return flatten(live[0].snapshot())
+        return flatten(snapshot(live[0]))
     if STATE not in context.state.array_records:
         return {}
     arrays = from_record(context.state.array_records[STATE])
@@ -122,8 +122,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
     if config.get("keep") and checkpoints:
         _keep_models(client, checkpoints, config)
     if config.get("checkpoint") and checkpoints:
-        kept = {key: branch for key, branch in client.checkpoint().items() if key != SECAGG}  # keys live for a round
-        checkpoints.write_checkpoint(flatten(kept), server_round)
+        checkpoints.write_checkpoint(flatten(checkpoint(client)), server_round)
     reply = pack(groups)
     reply[METRICS] = numbers_record({"client": client.graph.client, **metrics})
     return reply
@@ -215,12 +214,12 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         client.saved_models.what = WHOLE
     if STATE in context.state.array_records:
         arrays = from_record(context.state.array_records[STATE])
-        client.restore(unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
+        restore(client, unflatten({name: torch.from_numpy(array) for name, array in arrays.items()}))
         if context.node_config.get("live"):
             del context.state[STATE]  # the client holds it now
     elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
         with folder.blamed("last"):
-            client.restore(unflatten(kept[0]))
+            restore(client, unflatten(kept[0]))
         stored = kept[1]
     _live[key] = (client, stored)
     return _live[key]
@@ -230,7 +229,7 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
     _live[context.run_id, context.node_id] = (client, version)
     if context.node_config.get("live"):
         return
-    state = flatten(client.snapshot())
+    state = flatten(snapshot(client))
     context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in state.items()})
     context.state[VERSION] = ConfigRecord({"version": version})
     if folder := _last_folder(context, client):
@@ -345,8 +344,8 @@ def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) 
     if folder is not None:
         state = folder.read_checkpoint(server_round)
         with folder.blamed(f"round_{server_round:06d}"):
-            client.restore(unflatten(state))
-    elif flatten(client.checkpoint()):
+            restore(client, unflatten(state))
+    elif flatten(checkpoint(client)):
         raise FedGraphError(
             f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no folder for it; "
             "start the SuperNode with --node-config 'state=\"DIR\"'"

@@ -40,19 +40,29 @@ def task_loss(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | Non
     return F.cross_entropy(logits, y)
 
 
-def task_grad(logits: Tensor, y: Tensor, cfg: TrainConfig, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`task_loss` of ``cross_entropy`` and ``weighted``, and its gradient in the logits [n, C], bit for bit as autograd's.
+def task_grad(
+    logits: Tensor, nodes: Tensor | None, y: Tensor, cfg: TrainConfig, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`task_loss` of ``cross_entropy`` and ``weighted`` on some nodes, and its gradient, bit for bit as autograd's.
+
+    Args:
+        logits: of all nodes, [N, C]; the gradient is with respect to them.
+        nodes: those that train, [n]; None: all.
+        y: their labels [n].
+        cfg: names the loss.
+        weights: as for `task_loss`.
 
     ∂/∂z_v = w_v / (Σ_u w_u) (p_v − e_{y_v})
     """
     if cfg.loss == "weighted":
         weights = (class_weights(y, logits.size(1)) if weights is None else weights).to(logits)
     aten = torch.ops.aten
-    log_p = torch.log_softmax(logits, 1)
+    log_p = torch.log_softmax(logits if nodes is None else logits[nodes], 1)
     mean, ignored = 1, -100  # as `F.cross_entropy` asks for them
     loss, total = aten.nll_loss_forward.default(log_p, y, weights, mean, ignored)
     grad = aten.nll_loss_backward.default(torch.ones_like(loss), log_p, y, weights, mean, ignored, total)
-    return loss, aten._log_softmax_backward_data.default(grad, log_p, 1, log_p.dtype)
+    grad = aten._log_softmax_backward_data.default(grad, log_p, 1, log_p.dtype)
+    return loss, grad if nodes is None else torch.zeros_like(logits).index_add_(0, nodes, grad)
 
 
 def shared_grad(logits: Tensor, y: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import Graph, read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError
@@ -26,18 +27,24 @@ VERSION = 4
 SUFFIX = ".prepared"
 
 
-def prepared(file: Path, name: str, settings: Mapping[str, Any], graph: Graph, make: Callable[[], Any]) -> Any:
+def prepared(file: Path, cfg: RunConfig, variant: Mapping[str, Any], graph: Graph, make: Callable[[], Any]) -> Any:
     """What ``make`` gives, read from beside the graph's file where it was made before, written there where it can be.
 
     Args:
         file: the graph's file.
-        name: the network's name.
-        settings: everything else the result depends on.
+        cfg: the run's configuration, whose model, client and precision the result depends on.
+        variant: everything else it depends on.
         graph: what the file holds.
         make: prepares an `Inputs`; anything else it returns is not kept.
     """
-    key = hashlib.sha256(json.dumps([VERSION, dict(settings)], sort_keys=True).encode()).hexdigest()[:16]
-    path = file.with_name(f"{file.stem}.{name.replace(':', '.')}-{key}{SUFFIX}")
+    settings = {
+        "model": dataclasses.asdict(cfg.model),
+        "strategy": [cfg.strategy.client, cfg.strategy.params],
+        "dtype": cfg.dtype,
+        **variant,
+    }
+    key = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode()).hexdigest()[:16]
+    path = file.with_name(f"{file.stem}.{cfg.model.name.replace(':', '.')}-{key}{SUFFIX}")
     content = hashlib.blake2b(file.read_bytes()).hexdigest()
     if path.is_file():
         with contextlib.suppress(FedGraphError):  # damaged, or of another version: it is made again

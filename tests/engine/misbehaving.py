@@ -9,7 +9,6 @@ import numpy as np
 from fedgraph_flwr.clients.base import Answer, GraphClient
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.wire.messages import MODEL, Arrays
-from fedgraph_flwr.wire.trees import Tree
 
 WRONG = {(1, 0): "error", (1, 1): "nan", (2, 1): "shapes", (2, 2): "names", (3, 0): "phase"}
 """By round and client; one client of three is right in each of the first two rounds."""
@@ -69,11 +68,12 @@ class Boasting(GraphClient):
 class Unfiled(GraphClient):
     """Client 1 has no room for its state after round 1."""
 
-    def checkpoint(self) -> Tree:
-        """Full, or as it is."""
+    @property
+    def secrets(self) -> tuple[str, ...]:  # type: ignore[override]
+        """None, or full: only a checkpoint reads them."""
         if self.graph.client == 1 and self.server_round > 1:
             raise FedGraphError("cannot write client 1's state: No space left on device")
-        return super().checkpoint()
+        return ()
 
 
 class Dying(GraphClient):

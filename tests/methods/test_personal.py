@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients.private_state import restore, snapshot
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
@@ -34,7 +35,7 @@ def elsewhere(client: Any, shift: float = 0.1) -> list[np.ndarray]:
 
 
 def state(client: Any) -> dict[str, torch.Tensor]:
-    return {name: t.clone() for name, t in flatten(client.snapshot()).items()} | {
+    return {name: t.clone() for name, t in flatten(snapshot(client)).items()} | {
         name: t.detach().clone() for name, t in client.model.state_dict().items()
     }
 
@@ -127,7 +128,7 @@ def test_state_goes_through_its_flat_form(method):
     given = elsewhere(one)
     one.set_parameters(given)
     one.train()
-    two.restore(unflatten({name: t.clone() for name, t in flatten(one.snapshot()).items()}))
+    restore(two, unflatten({name: t.clone() for name, t in flatten(snapshot(one)).items()}))
     for client in (one, two):
         torch.manual_seed(5)
         client.set_parameters([2 * array for array in given])

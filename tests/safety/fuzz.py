@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.private_state import restore
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DatasetConfig, compose
 from fedgraph_flwr.data import datasets
@@ -135,10 +136,10 @@ def targets(folder: Path) -> dict[str, Target]:
     kept.write_asked(Ledger({"round": 2, "phases": ["train"], "counts": [1], "exchanges": [0]}).record())
     client = GraphClient(cfg, partition.load(graphs / "client_0000.safetensors"))
 
-    def restore(path: Path) -> None:
+    def resume(path: Path) -> None:
         tensors = kept.read_checkpoint(2)
         with kept.blamed("round_000002"):
-            client.restore(unflatten(tensors))
+            restore(client, unflatten(tensors))
 
     wide = partition.load(graphs / "client_0001.safetensors")
 
@@ -162,7 +163,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "dataset": Target(folder / "own.safetensors", dataset, ours=True),
         "typed dataset": Target(folder / "owntyped.safetensors", dataset, ours=True),
         "checkpoint": Target(out / "checkpoint.safetensors", lambda path: check_resume(resumed, None), ours=True),
-        "state": Target(state, restore, ours=True),
+        "state": Target(state, resume, ours=True),
         "rounds": Target(out / "rounds.jsonl", lambda path: check_resume(resumed, None)),
         "report": Target(out / "rounds.jsonl", lambda path: load_run(out)),
         "summary": Target(out / "summary.json", lambda path: load_run(out)),

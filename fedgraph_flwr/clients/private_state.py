@@ -1,0 +1,48 @@
+"""A client's private state between messages: what a node keeps, what a checkpoint keeps, and how a client takes it up again."""
+
+from torch import Tensor
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.numerics.optim import make_optimizer
+from fedgraph_flwr.secure.secagg import SECAGG
+from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
+
+
+def snapshot(client: GraphClient) -> Tree:
+    """Private state that must survive: unshared tensors, optimiser moments, `save()`, saved models and this round's keys."""
+    tree: Tree = {"model": {n: t for n, t in client.model.state_dict().items() if n not in client.shared}}
+    if client.optimizer is not None and client.cfg.train.keeps_optimizer:
+        tree["optimizer"] = client.optimizer.state()
+    return {**tree, "method": client.save(), SECAGG: client.member.state, "kept": client.saved_models.state}
+
+
+def checkpoint(client: GraphClient) -> Tree:
+    """The part of `snapshot` that a resumed run takes up: without the round's keys and the client's `secrets`."""
+    tree, secrets = snapshot(client), client.secrets
+    del tree[SECAGG]
+    return {**tree, "method": {key: value for key, value in tree["method"].items() if key not in secrets}}
+
+
+def restore(client: GraphClient, tree: Tree) -> None:
+    """Let a client continue from what `snapshot` or `checkpoint` gave.
+
+    Raises:
+        FedGraphError: it is another model's, or in another precision.
+    """
+    own, found = snapshot(client)["model"], tree.get("model", {})
+    for name in sorted(own.keys() | found.keys()):
+        expected, got = (_kind(tensors.get(name)) for tensors in (own, found))
+        if expected != got:
+            raise FedGraphError(f"{name} is {got}, the model's is {expected}")
+    client.model.load_state_dict(found, strict=False)
+    if "optimizer" in tree:
+        client.optimizer = make_optimizer(client.parameters(), client.cfg.train)
+        client.optimizer.load_state({name: t.to(client.device) for name, t in flatten(tree["optimizer"]).items()})
+    client.load(tree.get("method", {}))
+    client.saved_models.state = tree.get("kept", {})
+    client.member.state = as_arrays(tree.get(SECAGG, {}))
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
