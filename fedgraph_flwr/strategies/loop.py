@@ -14,11 +14,12 @@ from flwr.serverapp.strategy import Result
 from fedgraph_flwr.data.schema import check_fingerprints
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.methods.labels import LABELS, weights
+from fedgraph_flwr.strategies import cohorts
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
-from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, derive_seed, to_record
+from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Loop:
     def __init__(self, strategy: "GraphStrategy", grid: Grid):
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
+        self._rule = cohorts.LOWEST_HASHES
         self._silent: set[int] = set()  # of the cohort, those whose node said nothing in the round before
 
     def run(self) -> Result:
@@ -171,6 +173,7 @@ class Loop:
         if found is None:
             return 0
         done, arrays, tree = found
+        self._rule = int(as_arrays(tree).get("cohorts", cohorts.CHOICE))
         method.arrays = self._fitting(arrays, "the shared parameters")
         method.models = {
             int(client): self._fitting(own, f"the parameters of client {client}")
@@ -261,11 +264,7 @@ class Loop:
 
     def _drawn(self, size: int, *stream: str | int) -> list[int]:
         """So many of the clients, ascending."""
-        everyone = sorted(self.strategy.clients)
-        if size >= len(everyone):
-            return everyone
-        rng = np.random.default_rng(derive_seed(self.cfg.seed, *stream))
-        return sorted(int(c) for c in rng.choice(everyone, size=size, replace=False))
+        return cohorts.draw(self.strategy.clients, size, self.cfg.seed, *stream, rule=self._rule)
 
     def _train(self) -> list[Reply]:
         """The method's own exchanges, then training; the valid answers, in the order of the clients."""
@@ -409,6 +408,8 @@ class Loop:
         """Write what the server needs to go on after a round."""
         method = self.strategy
         tree: Tree = {"method": method.save(), "models": method.models}
+        if self._rule != cohorts.CHOICE:
+            tree["cohorts"] = np.array(self._rule)
         if self.cfg.evaluation.clients != "all":
             tree["involved"] = np.array(sorted(method.involved), np.int64)
         if method.privacy:

@@ -1,0 +1,45 @@
+"""Cohorts: which clients take part in a round.
+
+Each client has a hash of (seed, stream, client), and the clients with the lowest hashes are drawn. A client's hash depends on no
+other client, so leaving one out changes no other draw: it only lets the next in line into the cohorts it was part of.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedgraph_flwr.wire.messages import derive_seed
+
+LOWEST_HASHES, CHOICE = 1, 0
+"""Rules of a draw, as checkpoints record them; `CHOICE` is that of checkpoints that record none."""
+
+
+def draw(clients: Iterable[int], size: int, seed: int, *stream: str | int, rule: int = LOWEST_HASHES) -> list[int]:
+    """Draw clients without replacement.
+
+    Args:
+        clients: indices to draw from.
+        size: number of clients to draw; all of them if there are no more.
+        seed: of the run.
+        stream: names the draw, such as ``"cohort", 3``.
+        rule: `LOWEST_HASHES`, or `CHOICE` to continue a run that started with it.
+
+    Returns:
+        The drawn indices, ascending.
+    """
+    everyone, key = sorted(clients), derive_seed(seed, *stream)
+    if size >= len(everyone):
+        return everyone
+    if rule == CHOICE:
+        return sorted(np.random.default_rng(key).choice(everyone, size=size, replace=False).tolist())
+    indices = np.array(everyone, np.uint64)
+    order = np.lexsort((indices, splitmix64(indices ^ np.uint64(key))))  # ties by index
+    return sorted(indices[order[:size]].tolist())
+
+
+def splitmix64(values: np.ndarray) -> np.ndarray:
+    """Mix 64-bit values [n] one by one (Steele, Lea & Flood, OOPSLA 2014); a bijection of uint64."""
+    z = values + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
