@@ -2,7 +2,8 @@
 
     g = ∇F_i(θ),   g̃ = ∇F_i(θ + ρ g / ‖g‖₂),   θ ← θ − η g̃                                  Algorithm 1, lines 5-7
 
-The norm is over all trainable parameters. ρ = 0 is FedAvg. Both gradients are taken under the same dropout mask.
+The norm is over all trainable parameters. ρ = 0 is FedAvg. Both gradients are taken under the same dropout mask,
+and running statistics of batch normalisation are those of the pass at θ.
 Leaves the client: what FedAvg sends.
 """
 
@@ -38,6 +39,7 @@ class FedSAMClient(GraphClient):
             return super().gradient(optimizer)
         state = torch.get_rng_state()
         loss = super().gradient(optimizer)
+        statistics = [buffer.clone() for buffer in self.model.buffers()]
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         grads = [p.grad for p in parameters if p.grad is not None]
         norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt().clamp(min=1e-12)
@@ -46,4 +48,6 @@ class FedSAMClient(GraphClient):
         torch.set_rng_state(state)
         super().gradient(optimizer)
         torch._foreach_sub_([p.data for p in parameters], climbs)
+        for buffer, value in zip(self.model.buffers(), statistics, strict=True):
+            buffer.copy_(value)
         return loss
