@@ -15,6 +15,7 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.config.composition import group_path
 from fedgraph_flwr.config.key_docs import keys_of, own_keys_of, sections
+from fedgraph_flwr.methods.declarations import PURPOSES, declaration
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {  # pages whose blocks another test runs, which knows what they need
@@ -231,6 +232,16 @@ def test_every_method_has_a_page_with_its_equations_and_every_key_a_row(site):
         assert not re.search(r">[^<]*\w_\{[^<]*<", text), f"{name}: a formula that was not drawn"
     keys = (folder / "keys.html").read_text()
     assert not [key.name for group in sections() for key in keys_of(group) if f"<code>{key.name}</code>" not in keys]
+
+
+def test_the_index_lists_every_method_once_under_the_purpose_that_it_declares(site):
+    text = (site[1] / "methods.html").read_text()
+    for name in group_names("strategy"):
+        title = PURPOSES[declaration(name).purpose]
+        assert title != PURPOSES[""], f"conf/strategy/{name}.yaml declares no purpose (declares: {{purpose: ...}})"
+        assert text.count(f'methods/{name}.html"><code>') == 1, name
+        (above,) = re.findall(rf"<h2 [^>]*>([^<]*)(?:(?!<h2 ).)*?methods/{name}\.html\"><code>", text, re.S)
+        assert above == title, name
 
 
 def test_a_formula_is_what_it_says():

@@ -12,19 +12,13 @@ from docstrings import markdown, prose
 
 from fedgraph_flwr.config.composition import described, group_path
 from fedgraph_flwr.config.key_docs import own_keys_of
-from fedgraph_flwr.methods.declarations import declaration
-from fedgraph_flwr.strategies.personal import PersonalStrategy
+from fedgraph_flwr.methods.declarations import PURPOSES, declaration
 
 ROOT = Path(__file__).parents[2]
-KINDS = {
-    "none": "Without a federation",
-    "shared": "One shared model",
-    "own": "A model, or a part of it, of each client's own",
-}
 
 
 def _yaml(name: str) -> Path:
-    """The file of a method that there is."""
+    """Return the YAML file of an existing method."""
     path = group_path("strategy", name)
     assert path is not None
     return path
@@ -55,12 +49,9 @@ class Method:
         return inspect.cleandoc(importlib.import_module(side.__module__).__doc__ or "")
 
     @property
-    def kind(self) -> str:
-        """What is shared, by its configuration."""
-        if self.keys.get("pooled") or (self.keys.get("shared") == [] and not self.keys.get("personal")):
-            return KINDS["none"]
-        own = self.keys.get("personal") or self.keys.get("private") or self.keys.get("shared", [""]) != [""]
-        return KINDS["own" if own or issubclass(self.server, PersonalStrategy) else "shared"]
+    def purpose(self) -> str:
+        """The group that lists it, one of `PURPOSES`."""
+        return declaration(self.name).purpose
 
     @property
     def sends(self) -> str:
@@ -101,17 +92,22 @@ def methods() -> dict[str, Method]:
     return {name: Method(name, told["about"], told["keys"]) for name, told in described("strategy").items()}
 
 
+def groups() -> dict[str, list[str]]:
+    """Title of each purpose → the methods that declare it."""
+    found = {title: [name for name, of in methods().items() if of.purpose == key] for key, title in PURPOSES.items()}
+    return {title: names for title, names in found.items() if names}
+
+
 def table() -> str:
-    """The index's tables, a kind of method each."""
+    """The index: one table per purpose."""
     said = []
-    for kind in KINDS.values():
+    for title, names in groups().items():
         rows = [
-            f"| [`{name}`](methods/{name}.md) | {prose(of.about)} | {of.helps} |"
-            for name, of in methods().items()
-            if of.kind == kind
+            f"| [`{name}`](methods/{name}.md) | {prose(methods()[name].about)} | {methods()[name].helps} |"
+            for name in names
         ]
         said += [
-            f"## {kind}",
+            f"## {title}",
             "\n".join(["| `strategy=` | method | when it helps, and when not |", "|---|---|---|", *rows]),
         ]
     return "\n\n".join(said)

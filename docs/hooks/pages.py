@@ -37,7 +37,7 @@ def on_config(config: Any) -> Any:
     """Fill the navigation where it says ``methods``, ``results`` and ``others``, which are the pages that it does not name."""
     named = set(re.findall(r"[\w/-]+\.md", str(config.nav))) | set(CARRIED.values())
     filled: dict[str, list[Any]] = {
-        "methods": [{name: f"methods/{name}.md"} for name in methods.methods()],
+        "methods": [{title: [{n: f"methods/{n}.md"} for n in names]} for title, names in methods.groups().items()],
         "results": [{heading: place} for place, heading in result_tables().items()],
         "others": sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name not in named),
     }

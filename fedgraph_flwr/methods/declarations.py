@@ -1,11 +1,12 @@
-"""What a method's YAML declares of it under ``declares:``, for tests and tables to ask; a run does not read it.
+"""Facts that a method's YAML declares under ``declares:``, for tests, tables and the documentation; a run does not read them.
 
 declares:
-  limits:                                     # the values at which it is another method, number for number
+  purpose: personalised                       # the group of the documentation that lists it, one of `PURPOSES`
+  limits:                                     # key values at which it equals another method
     - {words: [strategy.mu=0], equals: [strategy=fedavg]}
-  variants: [[strategy.exchange=two_phase]]   # words that bring phases, arrays or code that short runs by default lack
-  sized: [up/identity, down/structure]        # groups of arrays with a row for each node or edge of a client
-  features: [up/features]                     # groups of arrays that hold features of nodes
+  variants: [[strategy.exchange=two_phase]]   # overrides that add phases, arrays or code to short default runs
+  sized: [up/identity, down/structure]        # groups of arrays with one row per node or edge of a client
+  features: [up/features]                     # groups of arrays that contain node features
 """
 
 from dataclasses import dataclass, field
@@ -13,17 +14,28 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING, OmegaConf
 
 from fedgraph_flwr.config.composition import group_file
-from fedgraph_flwr.config.schema import at_least
+from fedgraph_flwr.config.schema import at_least, check, choice
+
+PURPOSES = {
+    "reference": "Reference points",
+    "general": "General methods with one shared model",
+    "personalised": "General methods with one model per client",
+    "graph": "Graph-specific methods",
+    "cut_edges": "Methods for edges and nodes that cross clients",
+    "typed": "Methods for heterogeneous graphs",
+    "": "Other methods",
+}
+"""Purpose of a method, as its YAML declares it → title of its group; empty: the YAML declares none."""
 
 
 @dataclass
 class Limit:
-    """Words under which a method is what other words give.
+    """Configuration at which a method equals another one.
 
     Attributes:
-        words: of the method.
-        equals: of the other; what is not said is the same.
-        also: words that both need.
+        words: overrides of the method.
+        equals: overrides of the other method; all other keys are equal.
+        also: overrides that both need.
         within: largest relative difference, 0: bit for bit.
     """
 
@@ -38,19 +50,23 @@ class Limit:
 
 @dataclass
 class Declaration:
-    """What a method says of itself."""
+    """Facts that a method declares."""
 
+    purpose: str = choice("", tuple(PURPOSES))
     limits: list[Limit] = field(default_factory=list)
     variants: list[list[str]] = field(default_factory=list)
     sized: list[str] = field(default_factory=list)
     features: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        check(self, "declares")
+
 
 def declaration(name: str) -> Declaration:
-    """The declaration of the strategy ``name``.
+    """Read the declaration of the strategy ``name``.
 
     Raises:
-        FedGraphError: no such strategy.
+        FedGraphError: there is no such strategy, or a declared value is invalid.
     """
     body = group_file("strategy", name).get("declares", {})
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Declaration), body))  # type: ignore[return-value]
