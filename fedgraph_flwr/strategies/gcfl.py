@@ -61,8 +61,9 @@ class GCFL(GraphStrategy):
         """The mean of all; every cluster's own goes to `models`, once there are several."""
         gram = self.gram(replies)
         self.compare(replies, gram)
-        for cluster in [cluster for cluster in self.clusters if self.disagrees(cluster, replies, gram)]:
-            self.split(cluster)
+        for cluster in self.clusters:
+            if self.disagrees(cluster, replies, gram):
+                self.split(cluster)  # in GCFL+ this empties the series that the clusters after it are judged by
         if len(self.clusters) > 1:
             for cluster in self.clusters:
                 present = [replies[place] for place in self.present(cluster, replies)]

@@ -157,9 +157,11 @@ def test_plus_splits_by_series_of_norms(standardize):
         size = {i: (1 + t if i in rising else 4 - t) * (1 + 0.01 * i) for i in range(6)}
         groups = step(server, {i: size[i] * d / np.linalg.norm(d) for i, d in directions.items()})
         assert groups == ([[0, 1, 2, 3, 4, 5]] if t < 3 else [[0, 2, 5], [1, 3, 4]])
-    for _ in range(3):  # the series begin anew
-        assert step(server, {i: rng.normal(size=4) for i in range(6)}) == groups
-    assert len(step(server, {i: rng.normal(size=4) for i in range(6)})) == 4
+    for clusters in (3, 4):  # one split at a time, since each empties all series
+        for _ in range(3):
+            assert step(server, {i: rng.normal(size=4) for i in range(6)}) == groups
+        groups = step(server, {i: rng.normal(size=4) for i in range(6)})
+        assert len(groups) == clusters
 
 
 def test_a_split_empties_the_series_of_every_cluster():
@@ -182,6 +184,16 @@ def test_a_split_empties_the_series_of_every_cluster():
     for _ in range(3):
         assert once([1.0] * 6) == groups
     assert len(once([1.0] * 6)) == 4
+
+
+@pytest.mark.parametrize(("plus", "splits"), [(True, 1), (False, 2)])
+def test_two_clusters_of_gcfl_plus_never_split_in_one_round(plus, splits):
+    """The authors' loop over clusters empties all series at a split, so that the next cluster has none of full length."""
+    server = server_of("strategy.eps1=1e9", "strategy.eps2=0", f"strategy.plus={plus}", "strategy.length=2")
+    server.memory["cluster"][3:] = 1
+    server.params.warmup = 1
+    step(server, planted())
+    assert len(step(server, planted())) == 2 + splits
 
 
 def test_a_round_by_hand(run, monkeypatch):
@@ -217,7 +229,7 @@ def test_the_last_gradient_is_what_plain_descent_moves_by(run, monkeypatch):
 
 @pytest.mark.parametrize("plus", [[], ["strategy.plus=true", "strategy.length=2"]])
 def test_split_runs_resume_with_a_part_of_the_clients(run, plus):
-    words = [*ALWAYS, *plus, "strategy.fraction=0.75", "checkpoint_every=1"]
+    words = [*ALWAYS, *plus, "strategy.fraction=0.75", "checkpoint_every=1", "seed=1"]
     sizes = (12, 16, 20, 14, 18, 15)
     whole = run(*words, "rounds=6", sizes=sizes)
     half = run(*words, "rounds=4", sizes=sizes)
