@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.gcn_step import bare_loop
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.engine import SIMULATIONS
+from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.runs.runner import run
 
 ROOT = Path(__file__).parents[1]

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fedgraph_flwr import moved
+from fedgraph_flwr.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedgraph_flwr.api import Run, choices, compare, keys, load_run, plot, ray_session, run
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 moved.install()
 
-__version__ = "0.1.0"
 __all__ = [
     "FedGraphError",
     "Run",

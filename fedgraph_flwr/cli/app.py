@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedgraph_flwr import __version__
 from fedgraph_flwr.errors import FedGraphError, first_line, plain
+from fedgraph_flwr.version import __version__
 
 # Command → the module that registers it and its one-line help. Imported on demand, so that --help is quick.
 COMMANDS = {

@@ -6,9 +6,9 @@ from typing import Any
 
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.config.composition import GROUPS
+from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.key_docs import keys_of, sections
 from fedgraph_flwr.data.root import imported_names
-from fedgraph_flwr.engine import SIMULATIONS
 
 _BASH = r"""# fedgraph-flwr completion bash > ~/.local/share/bash-completion/completions/fedgraph-flwr
 _fedgraph_flwr() {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, to_json
-from fedgraph_flwr.engine import SIMULATIONS
+from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, tool

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedgraph_flwr.config import RunConfig, is_own
+from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.lookup import function, locate
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.engine import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.wire.messages import Arrays, derive_seed

@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.hops import hop_weights
 from fedgraph_flwr.models.layers import propagate, random_walk_adjacency
 from fedgraph_flwr.models.mlp import MLP
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.numerics.hops import hop_weights
 from fedgraph_flwr.numerics.inputs import Inputs
 
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods import hops as hop
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Dropout, propagate
+from fedgraph_flwr.numerics.hops import hop_weights, row_normalized, with_loops
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -137,8 +137,8 @@ class FedStruct(Model):
             self.g = Perceptron([structure_width, *structure_layers, num_classes], dropout)
         last = len(self.f.rest) - 1
         self.head_prefixes = (f"f.rest.{last}." if last > 0 else "f.", "g.", "feature_beta", "structure_beta")
-        self.feature_weights = hop.hop_weights(_first(beta, hops), hops)
-        self.structure_weights = hop.hop_weights(_first(beta, structure_hops), structure_hops)
+        self.feature_weights = hop_weights(_first(beta, hops), hops)
+        self.structure_weights = hop_weights(_first(beta, structure_hops), structure_hops)
         self.learned = beta == "learned"
         if self.learned:
             self.feature_beta = nn.Parameter(torch.full((hops,), 1 / hops))
@@ -150,7 +150,7 @@ class FedStruct(Model):
         """Features and Â^(i); the structure branch is left out until its rows are known."""
         source, target = graph.edge_index.cpu().numpy()
         own = np.arange(graph.num_nodes)
-        adj = hop.row_normalized(hop.with_loops(source, target, own, (own.size, own.size)))
+        adj = row_normalized(with_loops(source, target, own, (own.size, own.size)))
         variance, mean = torch.var_mean(graph.x.to(dtype), dim=1, correction=0, keepdim=True)
         deviation = (variance + self.f.norm.eps).sqrt()
         return StructureInputs(self.features(graph.x, dtype), SparseMatrix(adj, dtype), mean, deviation).to(device)

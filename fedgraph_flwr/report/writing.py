@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr import __version__
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.version import __version__
 
 
 def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, alone: bool = False) -> Path:

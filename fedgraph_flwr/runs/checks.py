@@ -8,9 +8,9 @@ import psutil
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys
 from fedgraph_flwr.config.schema import AUTO, RunConfig, StrategyConfig
-from fedgraph_flwr.engine import STACKING
 from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation import adversaries

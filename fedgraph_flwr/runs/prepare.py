@@ -10,7 +10,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.engine import SIMULATIONS
+from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
 from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method
 from fedgraph_flwr.runs.folder import check_resumable, read_checkpoint

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.engines import FLEET, SIMULATIONS
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.engine import FLEET, SIMULATIONS
 from fedgraph_flwr.runs.folder import LAUNCHER, owned
 from fedgraph_flwr.runs.prepare import prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait

@@ -10,6 +10,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import hops
 from fedgraph_flwr.methods.hops import HopExchange, Pruning, RowMessage
+from fedgraph_flwr.numerics.hops import hop_weights
 from fedgraph_flwr.strategies.base import GraphStrategy
 from tests.methods.worlds import N, clients_of, dense_step, edges_of, partition_of
 
@@ -54,7 +55,7 @@ FORMS = {"dense from the first": -1.0, "dense when well filled": 0.1, "never den
 def test_blocks_of_columns_in_either_form_make_up_the_powers(monkeypatch, form):
     monkeypatch.setattr(hops, "DENSE_ABOVE", FORMS[form])
     monkeypatch.setattr(hops, "HELD", 17 * N)
-    edges, weights = edges_of("directed"), hops.hop_weights([0.5, 0.0, -0.2, 0.7], 4)
+    edges, weights = edges_of("directed"), hop_weights([0.5, 0.0, -0.2, 0.7], 4)
     graphs = clients_of(edges, partition_of("random", edges))
     columns = hops.blocks(N, 4)
     assert [c.stop - c.start for c in columns] == [17, 17, 17, 9]
@@ -100,7 +101,7 @@ def test_a_few_full_columns_do_not_make_the_whole_dense():
 def test_collaborative_rows_equal_powers_of_the_whole_graph(kind, partition):
     edges = edges_of(kind)
     beta = [0.5, 0.0, -0.2, 0.7]
-    clients = acquire(clients_of(edges, partition_of(partition, edges)), hops.hop_weights(beta, 4))
+    clients = acquire(clients_of(edges, partition_of(partition, edges)), hop_weights(beta, 4))
     step = dense_step(edges)
     wanted = sum(b * np.linalg.matrix_power(step, h + 1) for h, b in enumerate(beta))
     np.testing.assert_allclose(gathered(clients), wanted, atol=1e-12, rtol=0)
@@ -112,14 +113,14 @@ def test_collaborative_rows_equal_powers_of_the_whole_graph(kind, partition):
 @pytest.mark.parametrize(("beta", "total"), [("last", 1.0), ("uniform", 1.0), ([0.3, 0.3, 0.3], 0.9)])
 def test_rows_sum_to_the_sum_of_beta(beta, total):
     edges = edges_of("directed")
-    rows = gathered(acquire(clients_of(edges, partition_of("random", edges)), hops.hop_weights(beta, 3)))
+    rows = gathered(acquire(clients_of(edges, partition_of("random", edges)), hop_weights(beta, 3)))
     np.testing.assert_allclose(rows.sum(1), total, atol=1e-12)
     assert (rows >= 0).all()
 
 
 def test_learned_beta_keeps_every_power_apart():
     edges = edges_of("undirected")
-    clients = acquire(clients_of(edges, partition_of("random", edges)), hops.hop_weights("learned", 3))
+    clients = acquire(clients_of(edges, partition_of("random", edges)), hop_weights("learned", 3))
     for power in (1, 2, 3):
         wanted = np.linalg.matrix_power(dense_step(edges), power)
         np.testing.assert_allclose(gathered(clients, power - 1), wanted, atol=1e-12)
@@ -150,7 +151,7 @@ def test_a_run_that_the_machine_has_no_memory_for_is_refused_before_it_starts(ru
 
 def test_the_memory_told_is_what_clients_hold(monkeypatch):
     """Full rows: themselves, a block of columns twice, and what is on its way four times; else by entry."""
-    edges, weights = edges_of("undirected"), hops.hop_weights("uniform", 30)
+    edges, weights = edges_of("undirected"), hop_weights("uniform", 30)
     owner = partition_of("random", edges)
     graphs = clients_of(edges, owner)
     crossing = {(v, owner[u]) for v, u in edges.T if owner[v] != owner[u]}
@@ -169,7 +170,7 @@ def test_the_memory_told_is_what_clients_hold(monkeypatch):
 def test_central_rows_equal_powers():
     edges, loops = edges_of("directed"), np.arange(N)
     adjacency = hops.with_loops(edges[0], edges[1], loops, (N, N))
-    (rows,) = hops.combined_rows(adjacency, hops.hop_weights("last", 5))
+    (rows,) = hops.combined_rows(adjacency, hop_weights("last", 5))
     np.testing.assert_allclose(rows.toarray(), np.linalg.matrix_power(dense_step(edges), 5), atol=1e-12)
 
 
@@ -177,7 +178,7 @@ def test_central_rows_equal_powers():
 def test_pruning_to_n_keeps_everything(mode):
     edges = edges_of("undirected")
     graphs = clients_of(edges, partition_of("random", edges))
-    weights = hops.hop_weights("last", 4)
+    weights = hop_weights("last", 4)
     pruned = gathered(acquire(graphs, weights, Pruning(N, mode)))
     np.testing.assert_allclose(pruned, gathered(acquire(graphs, weights)), rtol=1e-14)
 
@@ -187,9 +188,9 @@ def test_pruning_to_n_keeps_everything(mode):
 def test_pruned_rows_equal_those_pruned_centrally(mode, partition):
     edges = edges_of("directed", seed=3)
     owner = np.sort(partition_of(partition, edges))  # ties of global pruning go by client, then row: here, by row
-    clients = acquire(clients_of(edges, owner), hops.hop_weights("uniform", 4), Pruning(4, mode))
+    clients = acquire(clients_of(edges, owner), hop_weights("uniform", 4), Pruning(4, mode))
     adjacency = hops.with_loops(edges[0], edges[1], np.arange(N), (N, N))
-    (wanted,) = hops.combined_rows(adjacency, hops.hop_weights("uniform", 4), Pruning(4, mode))
+    (wanted,) = hops.combined_rows(adjacency, hop_weights("uniform", 4), Pruning(4, mode))
     np.testing.assert_allclose(gathered(clients), wanted.toarray(), atol=1e-12)
     entries = sum(client.current.nnz for client in clients)
     assert entries <= 4 * N
@@ -208,9 +209,9 @@ def test_per_block_keeps_the_largest_of_each_block_sent():
     edges = edges_of("undirected", seed=5)
     owner = partition_of("random", edges)
     graphs = clients_of(edges, owner)
-    exact = {c.client: c.messages() for c in (HopExchange(g, hops.hop_weights("last", 2)) for g in graphs)}
+    exact = {c.client: c.messages() for c in (HopExchange(g, hop_weights("last", 2)) for g in graphs)}
     for graph in graphs:
-        sent = HopExchange(graph, hops.hop_weights("last", 2), Pruning(1, "per_block"), owner).messages()
+        sent = HopExchange(graph, hop_weights("last", 2), Pruning(1, "per_block"), owner).messages()
         for peer, message in sent.items():
             whole, kept = exact[graph.client][peer].rows.toarray(), message.rows.toarray()
             for j in range(4):
@@ -223,7 +224,7 @@ def test_per_block_keeps_the_largest_of_each_block_sent():
 def test_messages_hold_boundary_rows_only_and_none_between_strangers():
     edges = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])  # a path 0-1-2 and N - 3 isolated nodes
     owner = np.array([0, 1, 1] + [2] * (N - 3))
-    clients = acquire(clients_of(edges, owner), hops.hop_weights("last", 1))
+    clients = acquire(clients_of(edges, owner), hop_weights("last", 1))
     sent = [client.messages() for client in clients]
     assert [set(out) for out in sent] == [{1}, {0}, set()]
     assert sent[0][1].nodes.tolist() == [1]
@@ -232,7 +233,7 @@ def test_messages_hold_boundary_rows_only_and_none_between_strangers():
 
 def test_state_survives_between_messages():
     edges = edges_of("undirected")
-    graphs, weights = clients_of(edges, partition_of("random", edges)), hops.hop_weights("uniform", 3)
+    graphs, weights = clients_of(edges, partition_of("random", edges)), hop_weights("uniform", 3)
     (done, *_) = acquire(graphs, weights)
     fresh = HopExchange(graphs[0], weights)
     fresh.restore(done.state())
@@ -243,7 +244,7 @@ def test_state_survives_between_messages():
 
 def test_wrong_messages_are_refused():
     edges = edges_of("undirected")
-    graphs, weights = clients_of(edges, partition_of("random", edges)), hops.hop_weights("last", 2)
+    graphs, weights = clients_of(edges, partition_of("random", edges)), hop_weights("last", 2)
     client, other = HopExchange(graphs[0], weights), HopExchange(graphs[1], weights)
     with pytest.raises(FedGraphError, match="expects rows"):
         client.receive({})
@@ -261,10 +262,10 @@ def test_limits_and_options_are_checked():
     edges = edges_of("undirected")
     graph = clients_of(edges, partition_of("random", edges))[0]
     with pytest.raises(FedGraphError, match="max_entries=3"):
-        HopExchange(graph, hops.hop_weights("last", 2), max_entries=3)
+        HopExchange(graph, hop_weights("last", 2), max_entries=3)
     with pytest.raises(FedGraphError, match="3 hops"):
-        hops.hop_weights([0.5, 0.5], 3)
+        hop_weights([0.5, 0.5], 3)
     with pytest.raises(FedGraphError, match="'first'"):
-        hops.hop_weights("first", 3)
+        hop_weights("first", 3)
     with pytest.raises(FedGraphError, match="'rows'"):
         Pruning(3, "rows")

@@ -1,0 +1,50 @@
+"""Weights of hops, and the adjacency whose powers they combine: Ã = A + I, Â = D̃⁻¹ Ã, Ā = Σ_l β_l Â^l."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from fedgraph_flwr.errors import FedGraphError
+
+Array = NDArray[Any]
+
+
+def hop_weights(beta: str | Sequence[float], hops: int) -> Array:
+    """The weights of the hops in each combination that is kept, [J, L].
+
+    ``last`` is Â^L, ``uniform`` the mean of the powers, a list gives β_1..β_L, and ``learned`` keeps each power apart (J = L).
+
+    Raises:
+        FedGraphError: another word, or a list of another length than L.
+    """
+    named = {"last": np.eye(hops)[-1:], "uniform": np.full((1, hops), 1 / hops), "learned": np.eye(hops)}
+    if isinstance(beta, str):
+        if beta not in named:
+            raise FedGraphError(f"model.beta must be last, uniform, learned or a list of numbers, got '{beta}'")
+        return named[beta]
+    if len(beta) != hops:
+        raise FedGraphError(f"model.beta has {len(beta)} weights for {hops} hops")
+    return np.asarray(beta, dtype=np.float64)[None]
+
+
+def with_loops(
+    rows: Array, columns: Array, own: Array, shape: tuple[int, int], dtype: Any = np.float64
+) -> sp.csr_matrix:
+    """Ã of the given edges: ones, once an entry, and a one at (row v, column ``own[v]``) for each row."""
+    loops = np.arange(shape[0])
+    rows, columns = np.concatenate([rows, loops]), np.concatenate([columns, own])
+    matrix = sp.csr_matrix((np.ones(rows.size, dtype), (rows, columns)), shape=shape)
+    matrix.sum_duplicates()
+    matrix.data[:] = 1
+    return matrix
+
+
+def row_normalized(matrix: sp.csr_matrix) -> sp.csr_matrix:
+    """D⁻¹ M for a matrix without empty rows."""
+    scale = 1 / np.asarray(matrix.sum(axis=1)).ravel()
+    return sp.csr_matrix(
+        (matrix.data * np.repeat(scale, np.diff(matrix.indptr)), matrix.indices, matrix.indptr), matrix.shape
+    )
