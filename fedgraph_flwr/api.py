@@ -124,11 +124,9 @@ class Run:
         Raises:
             FedGraphError: the run has not ended, another number of features, or a model that only clients have.
         """
-        from fedgraph_flwr import partition
-
         if graph is None and client is None:
             raise FedGraphError("say what to predict: a graph, or client=I for a client's own")
-        own = partition.load_client(self.config, client) if graph is None and client is not None else graph
+        own = self._client_graph(client) if graph is None and client is not None else graph
         return self._predictor(client).predict(own)
 
     def export(self, folder: str | os.PathLike[str], client: int | None = None) -> Path:
@@ -150,9 +148,7 @@ class Run:
         Raises:
             FedGraphError: the run has not ended, its client files are not at hand, or the model is one that only clients have.
         """
-        from fedgraph_flwr import partition
-
-        return self._predictor(client).network(partition.load_client(self.config, client or 0))
+        return self._predictor(client).network(self._client_graph(client or 0))
 
     def resume(self, rounds: int | None = None, progress: Shown = "auto") -> "Run":
         """Go on from the last checkpoint: to the end, or to another number of rounds.
@@ -191,6 +187,17 @@ class Run:
         if not self.summary:
             raise FedGraphError(f"{self.path} has not ended: go on with it by resume={self.path}")
         return self.summary
+
+    def _client_graph(self, client: int) -> Any:
+        from fedgraph_flwr import partition
+
+        cfg = self.config
+        if cfg.on_fleet and not cfg.graph:
+            raise FedGraphError(
+                f"{self.path} is a run of the fleet '{cfg.engine}', whose parties keep their graphs: client {client}'s is not on"
+                " this machine; pass graph=, or run `fedgraph-flwr predict` at the party"
+            )
+        return partition.load_client(cfg, client)
 
     def _predictor(self, client: int | None) -> "Predictor":
         from fedgraph_flwr.runs.prediction import load_predictor

@@ -418,11 +418,12 @@ class GraphClient(NumPyClient):
         return max(getattr(self.params, "min_nodes", 0), self.policy.min_nodes)
 
     def confusion(self, logits: Tensor) -> list[float]:
-        """Of the test nodes how many of a class are taken for which, row after row; 0 for fewer than the policy lets be told."""
+        """Confusion matrix of the test nodes, row after row; -n for a count below n, the policy's ``min_nodes``."""
         test = self.masks["test"] & (self.y >= 0)
         guess, y = logits[test].argmax(1).cpu(), self.y[test].cpu()
         counts = metrics.confusion(guess, y, self.graph.num_classes).ravel()
-        return np.where(counts >= self.policy.min_nodes, counts, 0).astype(float).tolist()
+        least = self.policy.min_nodes if self.policy.min_nodes > 1 else 0
+        return np.where(counts >= least, counts, -least).astype(float).tolist()
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -171,9 +171,10 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
     return compose([*plain, *words], base or None, clients)
 
 
-def to_yaml(cfg: RunConfig) -> str:
-    """The resolved configuration as YAML, from which the run is repeated."""
-    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(cfg)))
+def to_yaml(cfg: RunConfig, without: Collection[str] = ()) -> str:
+    """The resolved configuration as YAML, from which the run is repeated, without some of its sections."""
+    whole = {key: value for key, value in dataclasses.asdict(cfg).items() if key not in without}
+    return OmegaConf.to_yaml(OmegaConf.create(whole))
 
 
 def to_json(cfg: RunConfig) -> str:

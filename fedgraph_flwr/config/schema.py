@@ -16,6 +16,7 @@ from typing import Any, ClassVar, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -267,6 +268,9 @@ class TrainConfig(Section, group="train"):
 METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precision")
 AVERAGES = ("clients", "test_nodes", "nodes")
 AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound")
+UNKNOWN_DATA = "unknown"
+"""In place of a dataset's name in the results of a fleet, whose parties bring their own graphs."""
+
 SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 
 
@@ -566,6 +570,16 @@ class RunConfig(Section):
             raise FedGraphError(
                 f"privacy.scores=noised tells means over clients of one model's scores, and {asked[0]} asks for more"
             )
+
+    @property
+    def on_fleet(self) -> bool:
+        """Whether the clients are nodes of a fleet, each with a graph of its own."""
+        return self.engine not in SIMULATIONS
+
+    @property
+    def data_name(self) -> str:
+        """Name of the data in results: a fleet's is unknown to the server."""
+        return UNKNOWN_DATA if self.on_fleet else self.dataset.name
 
     @property
     def at_once(self) -> int:

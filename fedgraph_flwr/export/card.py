@@ -59,7 +59,7 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
     if "privacy" in found:
         private = accounting.told(found["privacy"], cfg.privacy.scores)
     lines = [
-        f"# {cfg.strategy.name} on {cfg.dataset.name}: {whose}",
+        f"# {cfg.strategy.name} on {cfg.data_name}: {whose}",
         "",
         f"A {cfg.model.name} of {cfg.model.layers} layers, {cfg.model.hidden} wide, for node classification with"
         f" {len(predictor.meaning.classes)} classes: {', '.join(predictor.meaning.classes)}.",
@@ -115,7 +115,7 @@ def _data(predictor: Predictor) -> list[str]:
     with contextlib.suppress(FedGraphError):
         if predictor.file:
             found = [describe(predictor.own)]
-        else:
+        elif not cfg.on_fleet or cfg.graph:
             found = [describe(partition.load_client(cfg, index)) for index in range(partition.num_clients(cfg))]
     if not found:
         return [f"{cfg.num_clients} clients; their graphs are not where this card was written."]

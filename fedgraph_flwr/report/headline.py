@@ -60,7 +60,7 @@ def words_of(metric: str) -> str:
 
 def title(folds: Sequence[Fold]) -> str:
     """Of the page."""
-    data = dict.fromkeys(fold.runs[0].cfg.dataset.name for fold in folds)
+    data = dict.fromkeys(fold.runs[0].data_text for fold in folds)
     methods = list(dict.fromkeys(method_name(fold.runs[0].cfg.strategy.name) for fold in folds))
     named = listed(methods) if len(methods) <= 4 else f"{len(methods)} methods"
     return f"{named} on {listed(list(data))}"
@@ -90,8 +90,8 @@ def _sentence(folds: Sequence[Fold], measures: Sequence[Fold]) -> Markup:
     run, metric = top.runs[0], metric_of(top.runs[0])
     if top.mean is None:
         kept = f"privacy.scores={run.cfg.privacy.scores}"
-        return render("no_scores", name=top.name, data=run.cfg.dataset.name, setting=kept)
-    where = f"test {words_of(metric)} on {run.cfg.dataset.name} over {run.cfg.num_clients} clients"
+        return render("no_scores", name=top.name, data=run.data_text, setting=kept)
+    where = f"test {words_of(metric)} on {run.data_text} over {run.cfg.num_clients} clients"
     others = f", the best of {len(folds)} settings," if len(folds) > 1 else ""
     more = f"{_trust(top, metric)}. The figure is {_AVERAGED[run.cfg.evaluation.average]}, {_WHEN[run.cfg.evaluation.select]}."
     more += _without(run)

@@ -23,7 +23,7 @@ def drawn(page: Page, run: FinishedRun, classes: Sequence[str]) -> list[Markup]:
     """The parts of the section."""
     clients = run.clients
     if not clients:
-        return [note("Not drawn: the clients' files are not on this machine.")]
+        return [note("Unknown: the clients' files are not on this machine, and clients report no degrees and labels.")]
     shown = sorted(sorted(range(len(clients)), key=lambda i: -clients[i]["nodes"])[:MOST_ROWS])
     some = f" The {MOST_ROWS} largest of {len(clients)} clients." if len(shown) < len(clients) else ""
     rows, height = [str(i) for i in shown], 90 + 22 * len(shown)

@@ -86,14 +86,19 @@ def shown(page: Page, folds: Sequence[Fold]) -> list[Markup]:
     matrices = {
         name: _matrix(run, confusion(p.chances.argmax(1), p.y, p.chances.shape[1])) for name, (run, p) in known.items()
     }
-    matrices |= {name: _matrix(run, np.array(run.confusion)) for name, run in told.items()}
+    matrices |= {
+        name: _matrix(run, np.array(run.confusion), np.array(run.confusion_below)) for name, run in told.items()
+    }
     parts = []
     if matrices:
         parts.append(grid(_confusions(page, matrices), *(_curves(page, known) if known else ())))
         few = [f"{name}: {p.clients} of {p.of} clients" for name, (_, p) in known.items() if p.clients < p.of]
         parts += [note(f"Predicted of some clients alone: {'; '.join(few)}.")] if few else []
     parts += [
-        note(f"As clients told of {name} (evaluation.confusion): a count below their policy's min_nodes is told as 0.")
+        note(
+            f"As the clients of {name} reported (evaluation.confusion). < n: a client has fewer than n such nodes, its policy's"
+            " min_nodes, and reports no count; ≥: others report so many. Rows with such cells have no shares."
+        )
         for name in told
     ]
     parts += [note(f"Not shown of {name}: {reason}.") for name, reason in missing.items()]
@@ -135,10 +140,26 @@ def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list
     return parts
 
 
-def _matrix(run: FinishedRun, counts: np.ndarray) -> dict[str, Any]:
+def _matrix(run: FinishedRun, counts: np.ndarray, below: np.ndarray | None = None) -> dict[str, Any]:
+    """A heat map; ``below`` [C, C]: the minimum that kept a client from reporting its count of a cell, 0 where none did."""
     names = class_names(run, len(counts))
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    return {"rows": names, "columns": names, "names": ["is", "taken for"], "values": shares, "told": counts}
+    view = {"rows": names, "columns": names, "names": ["is", "taken for"], "values": shares, "told": counts}
+    if below is None or not below.any():
+        return view
+    partly: np.ndarray = below.max(axis=1) > 0  # the row's sum is unknown, and so every share of it
+    labels = [
+        [_count(n, least) if hidden else "" for n, least in zip(row, minima, strict=True)]
+        for row, minima, hidden in zip(counts, below, partly, strict=True)
+    ]
+    return view | {"values": np.where(partly[:, None], np.nan, shares), "labels": labels}
+
+
+def _count(known: int, below: int) -> str:
+    """A count of which clients below their minimum reported nothing."""
+    if not below:
+        return count(known)
+    return f"≥ {count(known)}" if known else f"< {below}"
 
 
 def bins(found: Predicted) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -6,18 +6,19 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.clients.saved_models import BY_VALIDATION
-from fedgraph_flwr.config import RunConfig, compose
+from fedgraph_flwr.config import DatasetConfig, RunConfig, compose
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.intervals import Interval, deviation, ended, interval
 from fedgraph_flwr.runs.folder import CONFIG, FREE, ROUNDS, SUMMARY, fingerprint, headline_score, read_rounds
+from fedgraph_flwr.secure.policy import Policy
 
 
 @dataclass
@@ -43,15 +44,29 @@ class FinishedRun:
         """Statistics of each client's graph (`describe`); empty where the client files are not at hand."""
         from fedgraph_flwr import partition
 
+        if self.cfg.on_fleet and not self.cfg.graph:
+            return []
         try:
             return [_described(partition.load_client(self.cfg, i)) for i in range(partition.num_clients(self.cfg))]
         except FedGraphError:  # the client files of a fleet are elsewhere
             return []
 
     @property
+    def reported(self) -> list[dict[str, Any]]:
+        """Of a fleet, the sizes that each client reported, by index; empty where none are known."""
+        told = self.summary.get("clients")
+        sizes = list(told.values()) if isinstance(told, dict) else []
+        return sizes if all(isinstance(one, dict) for one in sizes) else []
+
+    @property
+    def data_text(self) -> str:
+        """The data, for people."""
+        return "the graphs of a fleet" if self.cfg.on_fleet else self.cfg.dataset.name
+
+    @property
     def label(self) -> str:
         """Short name for legends."""
-        return f"{self.cfg.strategy.name} · {self.cfg.dataset.name} · seed {self.cfg.seed}"
+        return f"{self.cfg.strategy.name} · {self.data_text} · seed {self.cfg.seed}"
 
     @property
     def value(self) -> float:
@@ -88,6 +103,14 @@ class FinishedRun:
     def confusion(self) -> list[list[int]]:
         """How many test nodes of each class (row) were taken for which at `shown_round`; empty where clients did not tell."""
         return list(self._shown.get("confusion", []))
+
+    @property
+    def confusion_below(self) -> list[list[int]]:
+        """Per cell of `confusion`, the number n where a client had fewer than n nodes and did not report them; else 0."""
+        known = self._shown.get("confusion_below")
+        if known is None and self.cfg.on_fleet:  # recorded before clients said so: a 0 was any count below the minimum
+            return [[0 if count else Policy().min_nodes for count in row] for row in self.confusion]
+        return list(known or [])
 
     @property
     def _shown(self) -> dict[str, Any]:
@@ -129,7 +152,10 @@ def load_run(folder: Path) -> FinishedRun:
     except ValueError as error:
         raise FedGraphError(f"{folder / SUMMARY} is no summary of a run ({error})") from error
     scored = [record for record in records if "metrics" in record]
-    return FinishedRun(folder, compose([], folder / CONFIG), summary, scored, records)
+    cfg = compose([], folder / CONFIG)
+    if cfg.on_fleet:  # whose parties bring their own graphs, whatever the configuration says
+        cfg = replace(cfg, dataset=DatasetConfig(name=cfg.data_name))
+    return FinishedRun(folder, cfg, summary, scored, records)
 
 
 def as_number(value: Any) -> float:
@@ -284,7 +310,7 @@ def cut_of(run: FinishedRun) -> str:
     same = ("dataset.", "split.", "partition.", "evaluation.", "num_clients")
     free = {f"evaluation.{key}" for key in ("every", "patience", "full", "trained", "confusion")}
     settings = {key: value for key, value in _settings(run).items() if key.startswith(same) and key not in free}
-    return json.dumps(settings | {"graph": run.cfg.graph}, sort_keys=True)
+    return json.dumps(settings | {"graph": run.cfg.graph, "reported": run.reported}, sort_keys=True)
 
 
 @cache
@@ -301,7 +327,9 @@ def method_name(strategy: str) -> str:
 
 def _settings(run: FinishedRun) -> dict[str, Any]:
     """What decides a run's results, without its seed."""
-    keys = fingerprint(run.cfg, None) | {"rounds": run.cfg.rounds}
+    keys = fingerprint(run.cfg, None) | {"rounds": run.cfg.rounds, "dataset.name": run.cfg.dataset.name}
+    if run.reported:
+        keys["parties"] = ", ".join(f"{one.get('num_train')}" for one in run.reported) + " training nodes"
     return {key: value for key, value in keys.items() if key not in FREE - {"rounds"} and key != "seed"}
 
 

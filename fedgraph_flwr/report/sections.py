@@ -19,6 +19,19 @@ from fedgraph_flwr.report.units import count, duration, percent, size
 from fedgraph_flwr.runs.folder import CONFIG
 from fedgraph_flwr.secure.accounting import told as told_privacy
 
+UNKNOWN = (
+    "Sizes are those that the parties reported. Unknown here, since the parties keep them: the dataset, edges, homophily and"
+    " label mix."
+)
+_REPORTED = {
+    "num_nodes": "nodes",
+    "num_train": "training nodes",
+    "num_val": "validation nodes",
+    "num_features": "features",
+    "num_classes": "classes",
+}
+"""What clients report of their graphs, by its name in the table."""
+
 MOST_SETTINGS = 8
 """In one chart; a reader tells no more lines apart."""
 
@@ -45,10 +58,34 @@ def clients(page: Page, folds: Sequence[Fold]) -> list[Markup]:
             for i, (name, values) in enumerate(told.items())
         ]
         charts.append(page.chart(title, sentence, "plane", height=280, x=x, y=y, series=series))
+    if not graphs and first.reported:
+        charts.append(_against_reported(page, told, first.reported, y))
     bars = _ranked(page, told, first, metric, unit)
     others = ", ".join(fold.name for fold in folds if fold not in same)
     left = note(f"Not of the same clients, and so not shown here: {others}.") if others else Markup("")
-    return [grid(bars, *charts), _client_table(told, graphs, first, metric), left]
+    unknown = note(UNKNOWN) if first.cfg.on_fleet and not graphs else Markup("")
+    return [grid(bars, *charts), _client_table(told, graphs, first, metric), unknown, left]
+
+
+def _against_reported(
+    page: Page, told: dict[str, list[float]], sizes: Sequence[dict[str, Any]], y: dict[str, Any]
+) -> Markup:
+    """Scores of a fleet's clients against the training nodes that they reported."""
+    series = [
+        {
+            "name": name,
+            "colour": i,
+            "points": [
+                [one.get("num_train"), v, f"client {c}", 10]
+                for c, (one, v) in enumerate(zip(sizes, values, strict=False))
+            ],
+        }
+        for i, (name, values) in enumerate(told.items())
+    ]
+    x = {"name": "training nodes", "unit": "count"}
+    return page.chart(
+        "… against its size", "Training nodes that the client reported.", "plane", height=280, x=x, y=y, series=series
+    )
 
 
 def _against(graphs: Sequence[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any], list[Any]]]:
@@ -125,6 +162,10 @@ def _client_table(
         columns["cut edges"] = lambda c: (count(graphs[c]["cut_edges"]), graphs[c]["cut_edges"])
         columns["homophily"] = lambda c: _share(graphs[c]["edge_homophily"])
         columns["label mix"] = lambda c: _share(skew[c])
+    if not graphs:
+        for key, name in _REPORTED.items():
+            if any(key in one for one in run.reported):
+                columns[name] = lambda c, key=key: _size(run.reported, c, key)  # type: ignore[misc]
     if tested:
         columns["test nodes"] = lambda c: (count(tested[c]), tested[c])
     rows = [[cell(c) for cell in columns.values()] for c in range(number)]
@@ -136,6 +177,12 @@ def _scored(
 ) -> tuple[str, float]:
     value = values[client] if client < len(values) else math.nan
     return (left_out or {}).get(client, "–") if math.isnan(value) else figure(value, metric), value
+
+
+def _size(reported: Sequence[Mapping[str, Any]], client: int, key: str) -> tuple[str, float]:
+    value = reported[client].get(key) if client < len(reported) else None
+    known = float(np.sum(value)) if value is not None else math.nan
+    return count(known), known
 
 
 def _share(value: float | None) -> tuple[str, float]:

@@ -45,6 +45,9 @@ MODELS = (
     "models_best.safetensors",
 )
 
+DATA = ("dataset", "split", "partition")
+"""Sections that make the clients' graphs, where these are not given."""
+
 SERVER = ".run.lock"
 LAUNCHER = ".launch.lock"
 
@@ -256,8 +259,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def fingerprint(cfg: RunConfig, data: list[str] | None) -> dict[str, Any]:
     """What a run's results are a function of: keys with their values, and under ``data`` hashes of files that are at hand."""
     whole = dataclasses.asdict(cfg)
-    if cfg.graph:  # then these made nothing
-        whole = {key: value for key, value in whole.items() if key not in ("dataset", "split", "partition")}
+    if cfg.graph or cfg.on_fleet:  # then these made nothing
+        whole = {key: value for key, value in whole.items() if key not in DATA}
     keys = {key: value for key, value in _flat(whole).items() if key not in FREE}
     return keys | ({} if data is None else {"data": data})
 
@@ -276,6 +279,8 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
     now, before = fingerprint(cfg, data), dict(found.fingerprint)
     usual = _flat(dataclasses.asdict(RunConfig()))  # of keys that were not there yet
     keys = (now.keys() | before.keys()) - FREE - {"data"}
+    if cfg.on_fleet:
+        keys = {key for key in keys if key.partition(".")[0] not in DATA}
     differ = [key for key in sorted(keys) if now.get(key) != before.get(key, usual.get(key))]
     if differ:
         differ.sort(key=lambda key: not key.endswith(".name"))  # what others follow from

@@ -179,7 +179,7 @@ class Predictor:
         """The client's own graph; None where there is no client, or its file is not at hand."""
         from fedgraph_flwr import partition
 
-        if self.client is None:
+        if self.client is None or (not self.file and self.cfg.on_fleet and not self.cfg.graph):
             return None
         with contextlib.suppress(FedGraphError):
             return partition.load(self.file) if self.file else partition.load_client(self.cfg, self.client)

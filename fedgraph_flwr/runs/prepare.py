@@ -10,7 +10,6 @@ from itertools import chain, count
 from pathlib import Path
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
 from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method
 from fedgraph_flwr.runs.folder import check_resumable, read_checkpoint
@@ -74,7 +73,8 @@ def with_folder(cfg: RunConfig) -> RunConfig:
     """The configuration with its result folder named, as an absolute path."""
     if not cfg.out:
         cfg = resolved(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{cfg.dataset.name}-{cfg.seed}"
+        data = cfg.engine if cfg.on_fleet else cfg.dataset.name
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{cfg.strategy.name}-{data}-{cfg.seed}"
         cfg = dataclasses.replace(cfg, out=cfg.resume or str(_unused(Path("runs") / name)))
     return dataclasses.replace(cfg, out=str(Path(cfg.out).absolute()))
 
@@ -87,4 +87,4 @@ def _unused(folder: Path) -> Path:
 
 def here(cfg: RunConfig) -> bool:
     """Whether this run is a simulation, so that this machine has the clients' files."""
-    return cfg.engine in SIMULATIONS
+    return not cfg.on_fleet

@@ -26,7 +26,7 @@ def progress(cfg: RunConfig, shown: Shown = "auto") -> Iterator[tuple[OnRound, O
     Yields:
         What takes the record of each finished round, and what takes words for what the run waits for before its first.
     """
-    title = f"{cfg.strategy.name} on {cfg.dataset.name}"
+    title = f"{cfg.strategy.name} on {cfg.engine if cfg.on_fleet else cfg.dataset.name}"
     with _bar(title, cfg.rounds, shown) as show:
 
         def on_round(record: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import platform
 import secrets
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.runs.folder import (
     CHECKPOINT,
     CONFIG,
+    DATA,
     FAILURE,
     ROUNDS,
     SUMMARY,
@@ -71,6 +72,7 @@ class Recorder:
         self.best_models: dict[int, Arrays] = {}
         self.final_arrays: Arrays = {}
         self.extra: dict[str, Any] = {}
+        self.described: Mapping[int, Any] = {}
         self._nodes: list[float] | None = None
         self.setup_record: dict[str, Any] = _blank(0, [])
         self.end_record: dict[str, Any] = _blank(0, [])
@@ -84,7 +86,7 @@ class Recorder:
         if self.folder:
             if not self.restored:
                 clear(self.folder)
-            write_bytes(self.folder / CONFIG, to_yaml(cfg).encode())
+            write_bytes(self.folder / CONFIG, to_yaml(cfg, DATA if cfg.on_fleet else ()).encode())
 
     # --- called by the strategy, in the order of a run --------------------------------------------------------------
 
@@ -188,13 +190,28 @@ class Recorder:
         write_tensors(self.folder / CHECKPOINT, flatten(tree), done.values())
 
     def check_clients(self, told: Mapping[int, Any]) -> None:
-        """Check that the clients of a resumed run are those that it began with.
+        """Keep what the clients reported of themselves; check that those of a resumed run are those that it began with.
 
         Raises:
             FedGraphError: one of them has another graph.
         """
+        self.described = told
         if self.restored:
             check_told({str(client): dict(what) for client, what in told.items()}, self.restored, self.cfg.resume)
+
+    def _reported(self, scored: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Sizes of each client's graph as it reported them: in its description, and with its scores."""
+        found = {
+            client: {key: value for key, value in told.items() if key.startswith("num_")}
+            for client, told in sorted(self.described.items())
+        }
+        last = next((r for r in reversed(scored) if r["clients"] and "scored_by" not in r), None)
+        for split in metrics.SPLITS if last else ():
+            counts = last["clients"].get(f"{split}-count", [])  # type: ignore[index]
+            if len(counts) == len(found):
+                for client, count in zip(found, counts, strict=True):
+                    found[client][f"num_{split}"] = int(count)
+        return found
 
     def resume(self) -> tuple[int, Arrays, Tree] | None:
         """Take up the run of ``cfg.resume``: the round of its checkpoint, the shared parameters, the server's state."""
@@ -224,7 +241,7 @@ class Recorder:
 
         Keys: ``headline`` (which score the protocol reports: ``KEY at CHOICE``), its value under that KEY, such as
         ``test_accuracy`` or ``test_auc``, ``chance`` (its chance level), ``left_out`` (clients that its mean leaves out, and why,
-        where there are any), ``strategy``, ``dataset``,
+        where there are any), ``strategy``, ``dataset`` (unknown of a fleet), of a fleet ``clients`` (sizes that each reported),
         ``protocol``, ``seed``, ``rounds`` (that were run), ``best_round``, ``metrics`` (every score and mean at ``best_val``,
         ``own_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
         ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
@@ -260,7 +277,8 @@ class Recorder:
             "chance": at.get(choice, {}).get(metrics.chance_key(self.cfg.evaluation, "test"), float("nan")),
             **({"left_out": left_out} if left_out else {}),
             "strategy": self.cfg.strategy.name,
-            "dataset": self.cfg.dataset.name,
+            "dataset": self.cfg.data_name,
+            **({"clients": self._reported(scored)} if self.cfg.on_fleet else {}),
             "protocol": self.cfg.protocol,
             "seed": self.cfg.seed,
             "rounds": last_round["round"],

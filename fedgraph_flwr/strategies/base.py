@@ -557,7 +557,7 @@ class GraphStrategy(FlowerFedAvg):
     def _score_fields(self) -> dict[str, NumberField]:
         fields = self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
         if self.cfg.evaluation.confusion:
-            fields[CONFUSION] = NumberField(0, LARGEST, length=self.agreed("num_classes") ** 2)
+            fields[CONFUSION] = NumberField(-LARGEST, LARGEST, length=self.agreed("num_classes") ** 2)
         return fields
 
     def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:

@@ -342,7 +342,7 @@ class Loop:
             shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
         if evaluation.confusion:
-            scores["confusion"] = confusion_of(replies, classes)
+            scores |= confusion_of(replies, classes)
         if evaluation.clients != "all":
             scores["scored_by"] = [reply.client for reply in replies]
         if method.privacy and self.cfg.privacy.scores == "noised":

@@ -38,10 +38,9 @@ def check_scores(told: Mapping[str, Any], counted: Mapping[str, list[float]], wh
         FedGraphError: one sentence.
     """
     cells = told.get(metrics.CONFUSION, [])
-    if cells and (sum(cells) > (most := sum(told.get("test-count", []))) or any(cell != int(cell) for cell in cells)):
-        raise FedGraphError(
-            f"{who} with a confusion matrix of {sum(cells):g} nodes, expected counts of at most {most:g}"
-        )
+    nodes = sum(cell for cell in cells if cell > 0)
+    if cells and (nodes > (most := sum(told.get("test-count", []))) or any(cell != int(cell) for cell in cells)):
+        raise FedGraphError(f"{who} with a confusion matrix of {nodes:g} nodes, expected counts of at most {most:g}")
     for name, split, others in _counted(tuple(told)):
         counts = told[name]
         if not isinstance(counts, list):
@@ -103,10 +102,15 @@ def scores_of(
     return {"metrics": metrics.averages(per_client, nodes), "clients": per_client}
 
 
-def confusion_of(replies: Iterable[Reply], classes: int) -> list[list[int]]:
-    """The sum of clients' confusion matrices, [C, C]."""
-    told = np.sum([reply.metrics[metrics.CONFUSION] for reply in replies], axis=0, dtype=int)
-    return told.reshape(classes, classes).tolist()
+def confusion_of(replies: Iterable[Reply], classes: int) -> dict[str, list[list[int]]]:
+    """The sum of the counts that clients report, [C, C], and per cell the largest minimum that kept a client from reporting.
+
+    A client sends -n for a count below its minimum n.
+    """
+    told = np.array([reply.metrics[metrics.CONFUSION] for reply in replies], dtype=int).reshape(-1, classes, classes)
+    below = -np.minimum(told, 0).min(axis=0)
+    known: dict[str, list[list[int]]] = {"confusion": np.maximum(told, 0).sum(axis=0).tolist()}
+    return known | ({"confusion_below": below.tolist()} if below.any() else {})
 
 
 def training_record(

@@ -140,4 +140,4 @@ def _data(common: Sequence[str], varied: Mapping[str, Sequence[str]]) -> str:
     if "dataset" in varied or "graph" in varied:
         return ""
     given = dict(word.partition("=")[::2] for word in common)
-    return Path(given["graph"]).name if "graph" in given else configuration(common).dataset.name
+    return Path(given["graph"]).name if "graph" in given else configuration(common).data_name

@@ -96,5 +96,11 @@ def _clients(words: Sequence[str]) -> tuple[Any, list[Any]]:
     from fedgraph_flwr import partition
     from fedgraph_flwr.config import configuration
 
-    cfg = partition.resolved(configuration(words))
+    cfg = configuration(words)
+    if cfg.on_fleet and not cfg.graph:
+        raise FedGraphError(
+            f"engine={cfg.engine} is a fleet, whose parties keep their labels, so there is nothing to count here: pass"
+            " --no-baselines; the chance level is in each run's summary.json (--keep)"
+        )
+    cfg = partition.resolved(cfg)
     return cfg, [partition.load_client(cfg, index) for index in range(partition.num_clients(cfg))]

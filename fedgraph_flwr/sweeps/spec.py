@@ -32,6 +32,7 @@ from typing import Any
 import yaml
 
 from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration
+from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
@@ -103,7 +104,12 @@ class Sweep:
             chosen = (_last("strategy", [*self.common, *how]) for how in self.methods.values())
             beside = {LOCAL: [_LOCAL]} if "local" not in chosen and LOCAL not in self.methods else {}
             self._added = list(beside)
-            self.methods = {MAJORITY: self.methods.get(MAJORITY, [])} | beside | self.methods
+            counted = _last("engine", [*self.common, *self.over]) in (
+                "",
+                *SIMULATIONS,
+            )  # a fleet's labels are its parties'
+            named = {MAJORITY: self.methods.get(MAJORITY, [])} if counted else {}
+            self.methods = named | beside | self.methods
         if isinstance(self.against, str) and self.against and self.against not in self.methods:
             raise unknown("against: column", self.against, self.methods, self.places.get("against", ""))
 

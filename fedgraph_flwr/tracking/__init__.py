@@ -163,7 +163,7 @@ def scalars(record: Mapping[str, Any], by_client: bool = False) -> dict[str, flo
 
 def label(cfg: RunConfig, name: str) -> str:
     """What a run is called among others: what it is of, and enough of its name to tell it from its like."""
-    return f"{cfg.strategy.name}-{cfg.dataset.name}-{cfg.seed}-{name[:8]}"
+    return f"{cfg.strategy.name}-{cfg.data_name}-{cfg.seed}-{name[:8]}"
 
 
 def finite(told: Mapping[str, Any]) -> dict[str, float]:

@@ -37,7 +37,7 @@ class MLflow(Tracker):
             self.client.update_run(self.run, status="RUNNING")
             return
         tags = {"fedgraph.run": name} | ({"mlflow.parentRunId": parent} if parent else {})
-        called = f"{cfg.strategy.name} {cfg.dataset.name} {cfg.seed}"
+        called = f"{cfg.strategy.name} {cfg.data_name} {cfg.seed}"
         self.run = self.client.create_run(self.experiment, tags=tags, run_name=called).info.run_id
         params = [Param(key, str(value)[:_LONGEST]) for key, value in flat_keys(cfg).items()]
         for start in range(0, len(params), _MOST):

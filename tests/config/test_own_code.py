@@ -138,7 +138,7 @@ def test_every_kind_is_named_as_module_and_name(own):
         np.testing.assert_allclose(found.arrays[name], values, rtol=1e-5, atol=1e-6)
     assert (found.summary["strategy"], found.summary["dataset"]) == ("HalfStep", "ring")
     assert found.summary["headline"] == "test_kappa at best_val"
-    assert found.summary["test_accuracy"] == found.summary["metrics"]["best_val"]["test_kappa"]
+    assert found.summary["test_kappa"] == found.summary["metrics"]["best_val"]["test_kappa"]
     total = sum(np.abs(a).sum() for a in found.arrays.values())
     assert found.summary["attack"] == {"name": "own_methods:norms", "total": pytest.approx(total)}
     graphs = [partition.load_client(found.cfg, i) for i in range(3)]

@@ -18,9 +18,12 @@ import fedgraph_flwr as fg
 from fedgraph_flwr import partition
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.run import print_summary
+from fedgraph_flwr.client_app import app
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.data.statistics import degree_shares
+from fedgraph_flwr.engine.grid import forget, run_identity
+from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.intervals import interval, paired
@@ -29,8 +32,12 @@ from fedgraph_flwr.report.parts import layout
 from fedgraph_flwr.report.predicted import Predicted, bins, calibration_error, predict, roc
 from fedgraph_flwr.report.runs import beside, folds, load_run
 from fedgraph_flwr.report.writing import write_report
+from fedgraph_flwr.runs.folder import Checkpoint, check_resumable, fingerprint
+from fedgraph_flwr.runs.serving import serve
 from fedgraph_flwr.secure.policy import Policy
-from fedgraph_flwr.strategies.scoring import check_scores
+from fedgraph_flwr.strategies.scoring import check_scores, confusion_of
+from fedgraph_flwr.sweeps import runs as sweep_runs
+from fedgraph_flwr.wire.messages import Reply
 from tests.conftest import client_graph
 from tests.report.conftest import WORDS
 
@@ -263,11 +270,11 @@ def test_a_confusion_matrix_that_clients_told_is_the_one_that_their_files_give(t
         return found["told"], page
 
     ours, page = matrix()
-    assert "As clients told" not in page
+    assert "As the clients of" not in page
     monkeypatch.setattr("fedgraph_flwr.report.runs.FinishedRun.clients", [])  # as those of a fleet
     told, page = matrix()
     assert told == ours
-    assert "As clients told of FedAvg" in page
+    assert "As the clients of FedAvg reported" in page
     assert "Calibration" not in page
 
 
@@ -279,7 +286,111 @@ def test_a_client_tells_no_count_that_its_policy_forbids():
     assert graph.y.tolist() == [-1, 1, 2] + [0, 1, 2] * 4 + [0]
     assert client.confusion(logits) == [4, 1, 0, 0, 5, 0, 0, 1, 4]
     client.policy = Policy(min_nodes=5)
-    assert client.confusion(logits) == [0, 0, 0, 0, 5, 0, 0, 0, 0]
+    assert client.confusion(logits) == [-5, -5, -5, -5, 5, -5, -5, -5, -5]
+    client.policy = Policy(min_nodes=1)
+    assert client.confusion(logits) == [4, 1, 0, 0, 5, 0, 0, 1, 4]
+
+
+def test_no_share_is_computed_of_counts_that_clients_keep(fleet, tmp_path):
+    """A row with a count below a client's minimum shows counts only; of 100 % found there is no word."""
+    records = [json.loads(line) for line in (fleet / "rounds.jsonl").open()]
+    kept = [np.where(cells < 5, -5, cells) for cells in (np.array([40, 0, 9, 3]), np.array([30, 0, 7, 8]))]
+    told = confusion_of([Reply(c, metrics={"confusion": cells.tolist()}) for c, cells in enumerate(kept)], 2)
+    assert told == {"confusion": [[70, 0], [16, 8]], "confusion_below": [[0, 5], [0, 5]]}
+    exact = confusion_of([Reply(0, metrics={"confusion": [1.0, 0.0, 2.0, 3.0]})], 2)
+    assert exact == {"confusion": [[1, 0], [2, 3]]}
+    told["confusion_below"][1] = [0, 0]
+    lines = [json.dumps({**record, **told}) for record in records]
+    (fleet / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+    page = write_report([fleet], tmp_path / "page.html").read_text()
+    (view,) = next(chart["views"] for chart in charts(page).values() if "FedAvg" in chart.get("views", {})).values()
+    assert view["values"] == [[None, None], pytest.approx([16 / 24, 8 / 24], abs=1e-5)]
+    assert view["labels"] == [["70", "< 5"], ["", ""]]
+    assert "a client has fewer than n such nodes" in html.unescape(page)
+    for line in lines:  # as older versions recorded it: a 0 was any count below the minimum
+        assert "confusion_below" in line
+    old = [{key: value for key, value in json.loads(line).items() if key != "confusion_below"} for line in lines]
+    (fleet / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in old))
+    assert load_run(fleet).confusion_below == [[0, 5], [0, 0]]
+
+
+@pytest.fixture
+def fleet(runs, tmp_path):
+    """The folder of a run whose server knows its clients by what they report: its engine is no simulation."""
+    cfg = compose([*(w for w in WORDS if "=" in w), "dataset.params.classes=2"])
+    out = str(tmp_path / "fleet")
+    grid = InlineGrid(app, 3, {"config": to_json(cfg), "overrides": ""})
+    try:
+        with run_identity(grid.run_id):
+            serve(grid, replace(cfg, engine="somewhere", out=out))
+    finally:
+        forget(grid.run_id)
+    return tmp_path / "fleet"
+
+
+def test_the_results_of_a_fleet_show_what_clients_reported_and_name_no_dataset(fleet, tmp_path, capsys):
+    cfg = compose([*(w for w in WORDS if "=" in w), "dataset.params.classes=2"])
+    graphs = [partition.load_client(cfg, client) for client in range(3)]
+    done = summary(fleet)
+    sizes = [
+        {
+            "num_train": int(g.train_mask.sum()),
+            "num_features": g.num_features,
+            "num_classes": 2,
+            "num_val": int(g.val_mask.sum()),
+            "num_test": int(g.test_mask.sum()),
+        }
+        for g in graphs
+    ]
+    assert done["dataset"] == "unknown"
+    assert done["clients"] == {str(client): told for client, told in enumerate(sizes)}
+    run = fg.load_run(fleet)
+    assert run.config.dataset.name == "unknown"
+    assert "csbm" not in repr(run)
+    assert fg.compare([fleet]).dataset[0] == "unknown"
+    page = html.unescape(write_report([fleet], tmp_path / "page.html").read_text())
+    assert "csbm" not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+    assert "on the graphs of a fleet over 3 clients" in answer(page)
+    head = next(re.findall(r"<button type=.button.>(.*?)</button>", table) for table in page.split("<table")[1:])
+    assert head == [
+        "client",
+        "accuracy",
+        "chance",
+        "training nodes",
+        "validation nodes",
+        "features",
+        "classes",
+        "test nodes",
+    ]
+    rows = re.findall(r"<tr><td class=.number. data-key=.\d.>\d</td>.*?</tr>", page)
+    told = [[float(key) for key in re.findall(r"data-key=.([\d.]+).>", row)] for row in rows[:3]]
+    assert [row[3:] for row in told] == [
+        [s["num_train"], s["num_val"], s["num_features"], 2, s["num_test"]] for s in sizes
+    ]
+    assert "Unknown here, since the parties keep them" in page
+    for chart in ("… against its label mix", "… against its homophily", "Labels of each client", "Confusion matrix"):
+        assert chart not in page
+    with pytest.raises(FedGraphError, match="a run of the fleet 'somewhere', whose parties keep their graphs"):
+        run.predict(client=0)
+    assert sweep_majority(["engine=somewhere"]) == "refused"
+    print_summary(run.summary, run.config)
+    assert "csbm" not in capsys.readouterr().out
+
+
+def sweep_majority(words):
+    with pytest.raises(FedGraphError, match="is a fleet, whose parties keep their labels"):
+        sweep_runs.majority(words)
+    return "refused"
+
+
+def test_a_run_of_a_fleet_is_resumed_whatever_dataset_its_configuration_names(fleet):
+    """Older versions compared it, and wrote it down."""
+    cfg = compose([], fleet / "config.yaml")
+    told = fingerprint(replace(cfg, engine="inline"), None)
+    checkpoint = Checkpoint(3, "0" * 16, 1, 0.5, {"round": 3}, told, {}, {})
+    check_resumable(replace(cfg, dataset=replace(cfg.dataset, name="cora")), checkpoint, None)
+    with pytest.raises(FedGraphError, match=r"train\.lr"):
+        check_resumable(replace(cfg, train=replace(cfg.train, lr=0.5)), checkpoint, None)
 
 
 @pytest.mark.parametrize("counts", [[5.0, 0, 0, 0], [0.5, 0, 0, 0]])

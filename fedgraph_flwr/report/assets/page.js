@@ -95,15 +95,16 @@
       const value = axis({ unit: d.unit, name: d.name, min: 0, max: d.max }), category = names(d.categories, d.flat ? { inverse: true } : {});
       return { ...option, xAxis: below(d.flat ? value : category), yAxis: d.flat ? category : value, series };
     },
-    // A matrix of shares; what is not the share itself stands in `told`.
+    // A matrix of shares; what is not the share itself stands in `told`, and in `labels` where no share is known.
     heat(d, width) {
-      const option = base(), cells = d.values.flatMap((row, r) => row.map((v, c) => [c, r, v])), wide = (width - 110) / d.columns.length;
+      const option = base(), cells = d.values.flatMap((row, r) => row.map((v, c) => [c, r, v ?? 0])), wide = (width - 110) / d.columns.length;
       const most = Math.max(...cells.map((cell) => cell[2] || 0), 1e-9);
-      option.tooltip.formatter = ({ value: [c, r, v] }) => lines(`${d.names[0]} ${d.rows[r]}`, [[`${d.names[1]} ${d.columns[c]}`, `${say("share", v)}${d.told ? ` (${say("count", d.told[r][c])})` : ""}`]]);
+      const known = (c, r) => d.labels?.[r][c];
+      option.tooltip.formatter = ({ value: [c, r, v] }) => lines(`${d.names[0]} ${d.rows[r]}`, [[`${d.names[1]} ${d.columns[c]}`, known(c, r) || `${say("share", v)}${d.told ? ` (${say("count", d.told[r][c])})` : ""}`]]);
       const shade = { show: false, min: 0, max: most, dimension: 2, inRange: { color: [low, high] } };
       const pale = (v) => v / most > 0.55 ? card : ink;
       const data = cells.map((cell) => ({ value: cell, label: { color: pale(cell[2]) } }));
-      const label = { show: wide >= 26 && d.rows.length <= 24, fontSize: 11, formatter: ({ value }) => (value[2] >= 0.005 ? (100 * value[2]).toFixed(0) : "") };
+      const label = { show: wide >= 26 && d.rows.length <= 24, fontSize: 11, formatter: ({ value }) => known(value[0], value[1]) || (value[2] >= 0.005 ? (100 * value[2]).toFixed(0) : "") };
       return {
         ...option, visualMap: shade, xAxis: names(d.columns, { name: d.names[1], nameLocation: "middle", nameGap: wide < 44 && d.columns.some((c) => c.length > 3) ? 62 : 30, nameTextStyle: { color: soft }, axisLine: { show: false }, axisLabel: { color: soft, fontSize: 11, interval: 0, rotate: wide < 44 && d.columns.some((c) => c.length > 3) ? 40 : 0, width: 80, overflow: "truncate", hideOverlap: true } }),
         yAxis: names(d.rows, { inverse: true, name: d.names[0], nameLocation: "middle", nameTextStyle: { color: soft }, axisLine: { show: false }, axisLabel: { color: soft, fontSize: 11, hideOverlap: true, width: 90, overflow: "truncate" } }),
