@@ -97,7 +97,7 @@ def column(tally: SweepSummary, strategies: tuple[str, ...]) -> str:
 
 def counts(paper: str) -> str:
     """A row a table: its cells, how many of the method's own and of the others lie within a deviation, above and below."""
-    lines = ["| | the method's own: within | above | below | others': within | above | below | not run |"]
+    lines = ["| | the method: within | above | below | other methods: within | above | below | not run |"]
     lines.append("|---" * 8 + "|")
     for tally in tables(paper):
         found = list(cells(tally, paper))
@@ -125,7 +125,7 @@ def below(paper: str) -> str:
 
 def ahead(paper: str) -> str:
     """In how many settings each of the method's own columns is ahead of Local and FedAvg, level, and behind."""
-    lines = ["| | " + " | ".join(f"against {name}: ahead | level | behind" for name in BASELINES) + " |"]
+    lines = ["| | " + " | ".join(f"compared with {name}: ahead | level | behind" for name in BASELINES) + " |"]
     lines.append("|---" * (1 + 3 * len(BASELINES)) + "|")
     for tally in tables(paper):
         columns = {method: strategy(tally, method) for method in tally.sweep.methods}
@@ -193,8 +193,8 @@ def written(text: str) -> str:
 
 def picture(paper: str) -> str:
     """All of it, as the page on reproduction shows it."""
-    heads = ("Cells of the paper's tables, by how far ours lie from them:", "The method's own columns, paired by seed:")
-    parts = [heads[0], counts(paper), heads[1], ahead(paper), "Below the paper's figure by more than a deviation:"]
+    heads = ("Cells of the paper's tables, compared with the published scores:", "Columns of the method, paired by seed:")
+    parts = [heads[0], counts(paper), heads[1], ahead(paper), "Below the published score by more than a standard deviation:"]
     return "\n\n".join([*parts, below(paper)])
 
 
