@@ -193,8 +193,17 @@ def written(text: str) -> str:
 
 def picture(paper: str) -> str:
     """All of it, as the page on reproduction shows it."""
-    heads = ("Cells of the paper's tables, compared with the published scores:", "Columns of the method, paired by seed:")
-    parts = [heads[0], counts(paper), heads[1], ahead(paper), "Below the published score by more than a standard deviation:"]
+    heads = (
+        "Cells of the paper's tables, compared with the published scores:",
+        "Columns of the method, paired by seed:",
+    )
+    parts = [
+        heads[0],
+        counts(paper),
+        heads[1],
+        ahead(paper),
+        "Below the published score by more than a standard deviation:",
+    ]
     return "\n\n".join([*parts, below(paper)])
 
 
