@@ -315,6 +315,7 @@ class GraphClient(NumPyClient):
         self.steps = 0
         for batch in self.batches():
             self.batch = batch
+            self.check_step(batch.y.numel())
             loss = self.gradient(optimizer)
             self.update(optimizer)
             self.steps += 1
@@ -417,6 +418,18 @@ class GraphClient(NumPyClient):
         """Nodes behind a statistic that is told: ``strategy.min_nodes``, or what the node's owner asks for where that is more."""
         return max(getattr(self.params, "min_nodes", 0), self.policy.min_nodes)
 
+    def check_step(self, nodes: int) -> None:
+        """Refuse a step on so few training nodes that its gradient shows them.
+
+        Raises:
+            FedGraphError: the policy wants more.
+        """
+        if nodes < self.policy.min_nodes:
+            raise FedGraphError(
+                f"client {self.graph.client} has {nodes} training nodes in a step, its node's policy wants at least"
+                f" {self.policy.min_nodes} (min_nodes)"
+            )
+
     def confusion(self, logits: Tensor) -> list[float]:
         """Confusion matrix of the test nodes, row after row; -n for a count below n, the policy's ``min_nodes``."""
         test = self.masks["test"] & (self.y >= 0)
@@ -441,9 +454,11 @@ class GraphClient(NumPyClient):
         """Take the shared parameters, score them (``config["evaluate"]``), train, return the trained ones."""
         if parameters:
             self.set_parameters(parameters)
-        told: dict[str, Any] = self.scores() if config.get("evaluate") else {}
+        asked = config.get("evaluate") and self.cfg.privacy.scores != "none"
+        told: dict[str, Any] = self.scores() if asked else {}
         self.remember(told, config)
         if self.num_train:
+            self.check_step(self.num_train)
             loss = self.train()
             if self.cfg.privacy.scores == "told":
                 told["train-loss"] = loss
@@ -487,6 +502,8 @@ class GraphClient(NumPyClient):
         Raises:
             FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
         """
+        if name == EVALUATE and self.cfg.privacy.scores == "none":
+            raise FedGraphError(f"client {self.graph.client} sends no scores: privacy.scores=none keeps them")
         if self.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
             self._weigh(groups.pop(CLASS_WEIGHTS, {}))
         if name == "describe":

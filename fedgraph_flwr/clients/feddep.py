@@ -13,7 +13,7 @@ many nodes each is of, and how many neighbours it generated. It helps, as FedSag
 less: the peers are asked once.
 """
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +29,7 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import Adam
+from fedgraph_flwr.secure.policy import counted
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree
 
@@ -94,7 +95,10 @@ class FedDEPClient(GraphClient):
         peers = Peers.of([torch.from_numpy(own).to(self.device) for own in groups.get(PROTOTYPES, {}).values()])
         whole, _ = self.encode(groups)
         part, inputs = self.encode(groups, self.impaired.graph)
-        made = DeepGenerator(self.cfg.model.hidden, list(p.widths), p.neighbours).to(self.device, self.dtype)
+        make = partial(DeepGenerator, self.cfg.model.hidden, list(p.widths), p.neighbours)
+        self.policy.check_size(p.neighbours * self.cfg.model.hidden, "a generator")
+        self.policy.check_size(counted(make), "a generator")
+        made = make().to(self.device, self.dtype)
         optimizer = Adam(made.parameters(), p.generator_lr)
         for _ in range(p.generator_steps):
             optimizer.zero_grad()

@@ -25,7 +25,7 @@ client remain.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,6 +46,7 @@ from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
+from fedgraph_flwr.secure.policy import counted
 from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
@@ -102,9 +103,23 @@ class FedSageClient(GraphClient):
     @phase
     def judge(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """x̃ − x of every client's rows; 0 for the own, and where no node has neighbours."""
+        if self.policy.min_nodes > 1 and not self.cfg.privacy.secagg:
+            raise FedGraphError(
+                f"client {self.graph.client} judges rows by features of single nodes, its node's policy wants at least"
+                f" {self.policy.min_nodes} behind what it sends (min_nodes): set privacy.secagg=true, or min_nodes: 1 there"
+            )
         told = {}
         for name, rows in groups.get(PROPOSED, {}).items():
-            proposed, owner = torch.from_numpy(rows), torch.from_numpy(groups[OWNERS][name]).long()
+            owners, width = groups[OWNERS][name], self.graph.num_features
+            if rows.ndim != 2 or rows.shape[1] != width or owners.shape != rows.shape[:1] or not rows.size:
+                raise FedGraphError(
+                    f"the server sent rows {rows.shape} with owners {owners.shape}, expected [R, {width}], [R]"
+                )
+            if not 0 <= owners.min() <= owners.max() < len(rows):
+                raise FedGraphError(
+                    f"the server sent owners of {len(rows)} rows up to {owners.max()}, expected 0 to {len(rows) - 1}"
+                )
+            proposed, owner = torch.from_numpy(rows), torch.from_numpy(owners).long()
             drawn = drawn_neighbours(
                 self.graph.edge_index, self.graph.num_nodes, int(owner.max()) + 1, self.params.neighbours
             )
@@ -151,16 +166,20 @@ class FedSageClient(GraphClient):
         """`generator`, made where there is none yet."""
         if self.generator is None:
             p = self.params
+            make = partial(
+                NeighGen,
+                self.graph.num_features,
+                hidden=self.cfg.model.hidden,
+                latent=p.latent,
+                widths=list(p.widths),
+                neighbours=p.neighbours,
+                p=p.generator_dropout,
+            )
+            self.policy.check_size(p.neighbours * self.graph.num_features, "a generator")
+            self.policy.check_size(counted(make), "a generator")
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive_seed(self.cfg.seed, "generator"))
-                made = NeighGen(
-                    self.graph.num_features,
-                    hidden=self.cfg.model.hidden,
-                    latent=p.latent,
-                    widths=list(p.widths),
-                    neighbours=p.neighbours,
-                    p=p.generator_dropout,
-                ).to(self.device, self.dtype)
+                made = make().to(self.device, self.dtype)
             classifier = deepcopy(self.model)
             classifier.dense_features = True  # a gradient goes through the features
             trained = [*made.parameters(), *classifier.parameters()]

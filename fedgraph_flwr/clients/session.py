@@ -11,10 +11,12 @@ import functools
 import os
 from collections.abc import Mapping
 from functools import partial
-from logging import ERROR, INFO
+from logging import DEBUG, ERROR, INFO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.logger import log
@@ -24,15 +26,20 @@ from fedgraph_flwr.clients.private_state import checkpoint, restore, snapshot
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
-from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.wire.messages import (
     CONFIG,
+    DESCRIBE,
+    EVALUATE,
     FAILED,
     METRICS,
+    MODEL,
+    TRAIN,
+    Arrays,
     derive_seed,
     from_record,
     groups_of,
@@ -105,17 +112,21 @@ def _answer(message: Message, context: Context) -> RecordDict:
     if torch.get_num_threads() != (threads := _threads(cfg, context)):
         torch.set_num_threads(threads)
     client, version = _find(cfg, context)
+    fresh = client.policy.check_start and _starts(client, context, config)
     checkpoints = _checkpoint_folder(cfg, context, client, str(config["run"])) if "run" in config else None
-    _permit(client, context, config)
+    _permit(client, context, config, own)
     if "resume" in config:
         _resume(client, checkpoints, config["resume"])
         version += 1
         _keep(client, version, context)
+    groups = groups_of(message.content)
+    if fresh:
+        _check_start(client, groups.get(MODEL, {}))
     # The first exchange of a phase in a round keeps the stream that it had before exchanges were counted.
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
     reseed(seed, client.device)
     client.server_round = server_round
-    groups, metrics = client.answer(phase, groups_of(message.content), config)
+    groups, metrics = _answered(client, groups, config, context)
     if phase not in ("describe", "evaluate") or (phase == "evaluate" and client.saved_models.state):
         version += 1
         _keep(client, version, context)
@@ -126,6 +137,55 @@ def _answer(message: Message, context: Context) -> RecordDict:
     reply = pack(groups)
     reply[METRICS] = numbers_record({"client": client.graph.client, **metrics})
     return reply
+
+
+def _answered(
+    client: GraphClient, groups: dict[str, Arrays], config: Mapping[str, Any], context: Context
+) -> tuple[dict[str, Arrays], dict[str, Any]]:
+    """The client's answer; on a party's own node a request that it cannot read is an error, of which the server learns the kind.
+
+    Raises:
+        FedGraphError: one sentence.
+    """
+    phase = config["phase"]
+    try:
+        return client.answer(phase, groups, dict(config))
+    except FedGraphError:
+        raise
+    except Exception as error:
+        if _simulated(context):
+            raise
+        log(ERROR, "phase '%s' of round %s failed: %r", plain(phase, 60), config["round"], error)
+        raise FedGraphError(
+            f"phase '{plain(phase, 60)}' cannot be answered ({type(error).__name__}): the request lacks arrays or numbers that"
+            " it needs, or has them of other types or shapes; the node's log says more"
+        ) from error
+
+
+def _starts(client: GraphClient, context: Context, config: Mapping[str, Any]) -> bool:
+    """Whether parameters that come with this message must be those that follow from the seed: nothing was trained before."""
+    ledger = _ledger(client, context)
+    early = config["round"] <= 1 and TRAIN not in ledger.asked and not ledger.resumed
+    return early and config["phase"] not in (DESCRIBE, EVALUATE) and "resume" not in config
+
+
+def _check_start(client: GraphClient, received: Mapping[str, Any]) -> None:
+    """Refuse first parameters that do not follow from the run's seed: a server can choose some that read data out.
+
+    Raises:
+        FedGraphError: naming the tensor.
+    """
+    if not received:
+        return
+    reseed(derive_seed(client.cfg.seed, "model"), client.device)
+    first = client.build_model().to(client.device, client.dtype).state_dict()
+    for name in client.shared.keys() & received.keys():
+        wanted, given = first[name].cpu().numpy(), received[name]
+        if given.shape == wanted.shape and not np.allclose(given, wanted, rtol=1e-3, atol=1e-5):
+            raise FedGraphError(
+                f"the server starts this run with other parameters than its seed={client.cfg.seed} gives ('{plain(name, 60)}'):"
+                " this node's policy accepts no others in the first round (check_start)"
+            )
 
 
 def _config(message: Message) -> dict[str, Any]:
@@ -149,8 +209,22 @@ def _simulated(context: Context) -> bool:
     return "partition-id" in context.node_config
 
 
-def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) -> None:
-    """Take a question down, or refuse it: for the policy, or for what was asked before.
+def _ledger(client: GraphClient, context: Context) -> Ledger:
+    """What was asked of this node in this run."""
+    folder, live = _last_folder(context, client), context.node_config.get("live")
+    ledger = _ledgers.get((context.run_id, context.node_id)) if live else None
+    if ledger is None:
+        record = context.state.config_records.get(ASKED) if not live else None
+        ledger = folder.read_asked() if folder and not record else Ledger(record)
+    if live:
+        _ledgers[context.run_id, context.node_id] = ledger
+    return ledger
+
+
+def _permit(
+    client: GraphClient, context: Context, config: Mapping[str, Any], items: tuple[tuple[str, str], ...]
+) -> None:
+    """Take a question down, or refuse it: for the policy, for what was asked before, or as the run's configuration changed.
 
     Raises:
         FedGraphError: one sentence.
@@ -161,13 +235,13 @@ def _permit(client: GraphClient, context: Context, config: Mapping[str, Any]) ->
         raise FedGraphError(
             f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds"
         )
-    folder, live = _last_folder(context, client), context.node_config.get("live")
-    ledger = _ledgers.get((context.run_id, context.node_id)) if live else None
-    if ledger is None:
-        record = context.state.config_records.get(ASKED) if not live else None
-        ledger = folder.read_asked() if folder and not record else Ledger(record)
-    if live:
-        _ledgers[context.run_id, context.node_id] = ledger
+    folder, live, ledger = _last_folder(context, client), context.node_config.get("live"), _ledger(client, context)
+    if not _simulated(context):
+        try:
+            ledger.pin(items)
+        except FedGraphError:
+            _live.pop((context.run_id, context.node_id), None)  # it was built by the refused configuration
+            raise
     ledger.book(phase, server_round, config["exchange"], most)
     if "resume" in config:
         ledger.resume(config["resume"])
@@ -204,6 +278,8 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     graph = load_graph(cfg, context)
     if graph.client in cfg.adversary.clients:
         kind = _hostile(kind, cfg, context)
+    if not _simulated(context):
+        _check_size(policy, kind, cfg, graph)
     client = kind(cfg, graph, device(cfg, context), file)
     client.policy, client.member.floor, client.member.max_share = policy, policy.min_clients, policy.max_share
     client.keyring = _keyring(context, client)
@@ -223,6 +299,30 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         stored = kept[1]
     _live[key] = (client, stored)
     return _live[key]
+
+
+def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: Any) -> None:
+    """Refuse a network for its size before any of its memory is taken.
+
+    One that cannot be made without memory, as code of a party's own may not, is looked at once it is built.
+
+    Raises:
+        FedGraphError: one sentence.
+    """
+    sizes = []
+    for more in (0, 1):
+        shell = object.__new__(kind)
+        features, classes = graph.num_features, graph.num_classes + more
+        varied = [f + more for f in features] if isinstance(features, list) else features + more
+        shell.cfg, shell.params, shell.graph = cfg, method_params(kind, cfg), SimpleNamespace()  # type: ignore[assignment]
+        vars(shell.graph).update(num_features=varied, num_classes=classes)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                sizes.append(shell.build_model())
+        except (AttributeError, NotImplementedError, RuntimeError) as error:
+            log(DEBUG, "model=%s is not counted on the meta device: %r", cfg.model.name, error)
+            return
+    policy.check_model(*sizes)
 
 
 def _keep(client: GraphClient, version: int, context: Context) -> None:

@@ -38,7 +38,7 @@ def locate(target: str) -> Any:
     module, _, name = full_name(target).partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise FedGraphError(
             f"'{target}' cannot be imported ({error}); expected module:name, installed or on PYTHONPATH"
         ) from error

@@ -9,23 +9,32 @@ rounds: 1000                      # of a run
 min_clients: 3                    # of a run, and of an exchange that goes on (`strategy.min_clients`), and behind a sum
 max_share: 0.5                    # of the weights behind a secure sum, of one client
 min_nodes: 20                     # of this node's graph behind a statistic
-max_parameters: 1000000           # of the network
+max_parameters: 1000000           # of the network, and of one that the method trains beside it
+max_width: 256                    # of a layer of the network
+check_start: true                 # a run that is not resumed must start with the parameters that follow from its seed
 demands: {privacy.dp: [server_fixed, client_fixed]}     # keys of a run's configuration, and the values accepted
 
-With or without a file: a phase is answered once a round, as often as the method declares at most, never again for an earlier
-round (`Ledger`), and what a server sends is no path (`file_name`).
+A method listed by name is answered with the sharing that its YAML declares, or less: other parameters leave a node only where
+``demands`` has ``strategy.shared`` or ``strategy.private``.
+
+With or without a file: a node answers one configuration a run, a phase once a round, as often as the method declares at most,
+never again for an earlier round (`Ledger`), and what a server sends is no path (`file_name`).
 """
 
 import dataclasses
+import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
+from torch import nn
 
-from fedgraph_flwr.config import RunConfig, at_least, group_names, plugins, typed
+from fedgraph_flwr.config import RunConfig, StrategyConfig, at_least, group_names, plugins, typed
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import named_code
 from fedgraph_flwr.errors import FedGraphError, plain, unknown
@@ -64,10 +73,12 @@ class Policy:
     max_share: float = 0.75
     min_nodes: int = 5
     max_parameters: int = 100_000_000
+    max_width: int = 1024
+    check_start: bool = True
     demands: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "min_clients", "max_parameters"):
+        for name in ("rounds", "min_clients", "max_parameters", "max_width"):
             at_least(getattr(self, name), 1, f"policy.{name}")
         at_least(self.min_nodes, 0, "policy.min_nodes")
         if not 0 < self.max_share <= 1:
@@ -110,19 +121,66 @@ class Policy:
                 accepted = ", ".join(self.modules) or "none beyond what is installed for it"
                 raise _refused(f"{key}={plain(target, 80)}", f"modules {accepted}")
 
+    def check_size(self, count: int, what: str) -> None:
+        """Refuse a network for its parameters, before it is built.
+
+        Raises:
+            FedGraphError: they are too many.
+        """
+        if count > self.max_parameters:
+            raise _refused(f"{what} of {count} parameters", f"at most {self.max_parameters} (max_parameters)")
+
+    def check_model(self, model: nn.Module, other: nn.Module) -> None:
+        """Refuse a network for its size.
+
+        Args:
+            model: the run's, on the meta device.
+            other: the same for a graph of other numbers of features and classes: sizes that differ are theirs, no widths.
+
+        Raises:
+            FedGraphError: it has too many parameters, or a layer is too wide.
+        """
+        self.check_size(sum(p.numel() for p in model.parameters()), "a network")
+        shapes = {name: tensor.shape for name, tensor in other.named_parameters()}
+        widths = [
+            size
+            for name, tensor in model.named_parameters()
+            for size, varied in zip(tensor.shape, shapes.get(name, tensor.shape), strict=False)
+            if size == varied
+        ]
+        if (widest := max(widths, default=0)) > self.max_width:
+            raise _refused(f"a layer that is {widest} wide", f"at most {self.max_width} (max_width)")
+
     def check_client(self, client: Any) -> None:
-        """Refuse a run for what its client, once built, is: its keys with their defaults, and the size of its network.
+        """Refuse a run for what its client, once built, is: its keys with their defaults, and what leaves it.
 
         Raises:
             FedGraphError: one sentence with the value and what is accepted.
         """
-        size = sum(p.numel() for p in client.model.parameters())
-        if size > self.max_parameters:
-            raise _refused(f"a network of {size} parameters", f"at most {self.max_parameters} (max_parameters)")
+        self.check_size(sum(p.numel() for p in client.model.parameters()), "a network")
         for key, wanted in self.demands.items():
             value = _value(client, key)
-            if value not in (wanted if isinstance(wanted, list) else [wanted]):
+            if value != wanted and value not in (wanted if isinstance(wanted, list) else [wanted]):
                 raise _refused(f"{key}={plain(value, 60)}", f"{key}={plain(wanted, 60)} (demands)")
+        self._check_sharing(client.cfg.strategy, client.model)
+
+    def _check_sharing(self, rules: StrategyConfig, model: Any) -> None:
+        """Refuse that more of the model leaves than a method, listed by name, declares.
+
+        Raises:
+            FedGraphError: naming a tensor.
+        """
+        if rules.name not in self.strategies or {"strategy.shared", "strategy.private"} & self.demands.keys():
+            return
+        usual = {"shared": [""], "private": [], **group_file("strategy", rules.name)}
+        declared = model.shared(usual["shared"], usual["private"])
+        if beyond := sorted(model.shared(rules.shared, rules.private).keys() - declared.keys()):
+            raise _refused(
+                f"strategy.shared={plain(rules.shared, 60)} with strategy.private={plain(rules.private, 60)}, which sends"
+                f" '{plain(beyond[0], 60)}' and {len(beyond) - 1} more tensors",
+                f"what strategy={rules.name} declares: shared={plain(usual['shared'], 60)},"
+                f" private={plain(usual['private'], 60)}",
+            )
 
     def most(self, phase: str, declared: int) -> int:
         """How many messages of a phase and round are answered.
@@ -135,9 +193,23 @@ class Policy:
         return min(self.messages.get(phase, declared), declared)
 
 
+def counted(make: Callable[[], nn.Module]) -> int:
+    """Parameters of a network, which is made without memory; torch's generator stays as it is."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return sum(p.numel() for p in make().parameters())
+
+
 def simulated() -> Policy:
     """The policy of clients that belong to whoever runs them: no bound."""
-    return Policy(rounds=LARGEST, max_share=1.0, min_nodes=0, max_parameters=LARGEST, modules=[ANYTHING])
+    return Policy(
+        rounds=LARGEST,
+        max_share=1.0,
+        min_nodes=0,
+        max_parameters=LARGEST,
+        max_width=LARGEST,
+        check_start=False,
+        modules=[ANYTHING],
+    )
 
 
 def read_policy(path: str) -> Policy:
@@ -147,11 +219,16 @@ def read_policy(path: str) -> Policy:
         FedGraphError: there is no such file, it is no YAML, or it has an unknown key or a wrong value.
     """
     try:
-        body = OmegaConf.to_container(OmegaConf.load(Path(path).expanduser()))
+        text = Path(path).expanduser().read_text()
+        body = OmegaConf.to_container(OmegaConf.create(text or "{}"))
     except OSError as error:
         raise FedGraphError(f"policy={path} of --node-config cannot be read: {error.strerror}") from error
     except Exception as error:  # of the YAML parser, which has many
         raise FedGraphError(f"policy={path} of --node-config is no valid YAML") from error
+    if "${" in text:
+        raise FedGraphError(
+            f"policy={path} of --node-config holds '${{', which is not resolved: write the value itself"
+        )
     if not isinstance(body, dict):
         raise FedGraphError(f"policy={path} of --node-config must hold keys and values")
     for key in body:
@@ -186,18 +263,35 @@ class Ledger:
     Attributes:
         round: the latest that was asked of.
         asked: of each phase in it, how many messages came, and the number of the last one's exchange.
+        resumed: whether the run was taken up after a round.
+        config: digest of the run's configuration; empty before the first message.
     """
 
     def __init__(self, record: Mapping[str, Any] | None = None):
         told = record or {}
-        self.round = int(told.get("round", 0))
+        self.round, self.config = int(told.get("round", 0)), str(told.get("config", ""))
+        self.resumed = bool(told.get("resumed", False))
         columns = (told.get(key, []) for key in ("phases", "counts", "exchanges"))
         self.asked = {str(phase): (int(n), int(last)) for phase, n, last in zip(*columns, strict=True)}
 
     def record(self) -> dict[str, Any]:
         """As numbers and lists, from which a ledger is made again."""
         counts, exchanges = ([entry[i] for entry in self.asked.values()] for i in (0, 1))
-        return {"round": self.round, "phases": list(self.asked), "counts": counts, "exchanges": exchanges}
+        asked = {"phases": list(self.asked), "counts": counts, "exchanges": exchanges}
+        return {"round": self.round, **asked, "config": self.config, "resumed": self.resumed}
+
+    def pin(self, items: Sequence[tuple[str, str]]) -> None:
+        """Take down the run's configuration with the first message, and hold all others to it.
+
+        Raises:
+            FedGraphError: it is another one.
+        """
+        found = hashlib.sha256(json.dumps(items).encode()).hexdigest()
+        if self.config not in ("", found):
+            raise FedGraphError(
+                "the server changed the configuration of this run: a node answers the one that the first message came with"
+            )
+        self.config = found
 
     def book(self, phase: str, server_round: int, exchange: int, most: int) -> None:
         """Take a question down before it is answered.
@@ -232,3 +326,4 @@ class Ledger:
         if self.round:
             raise FedGraphError(f"the server resumes after round {server_round} in a run that is in round {self.round}")
         self.round, self.asked = server_round, {}
+        self.resumed = True

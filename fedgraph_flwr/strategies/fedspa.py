@@ -140,7 +140,7 @@ class FedSPA(GraphStrategy):
                 "expected at least 2"
             )
         if self.params.masked:
-            told = self.ask("publish_key")
+            told = self.ask_all("publish_key")
             self.keys = {reply.client: reply.groups["key"]["key"] for reply in told}
             self.signatures = signatures(told, "key")
 

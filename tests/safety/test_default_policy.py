@@ -1,0 +1,30 @@
+"""Every method against nodes of a fleet that have no policy file: what an honest server asks is answered by the same bits."""
+
+import pytest
+
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.config import group_names
+from fedgraph_flwr.secure.policy import Policy
+from tests.methods.test_contract import go  # noqa: F401 (a fixture)
+from tests.support import assert_same_arrays
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    """``fleet(min_nodes=0)``: clients answer as nodes of a fleet do, by the default policy but for these keys."""
+
+    def make(**keys):
+        monkeypatch.setattr(session, "_policy", lambda context: Policy(**keys))
+        monkeypatch.setattr(session, "_simulated", lambda context: False)
+
+    return make
+
+
+@pytest.mark.parametrize("method", group_names("strategy"))
+def test_an_honest_run_is_answered(method, go, fleet, monkeypatch):  # noqa: F811
+    words = ["rounds=2"]
+    wanted = go(method, *words)
+    fleet(min_nodes=0)
+    found = go(method, *words)
+    assert found.summary["failures"] == {}
+    assert_same_arrays(found.arrays, wanted.arrays)

@@ -1,0 +1,211 @@
+"""What a node must refuse: each test is a server's attack that was answered before."""
+
+import contextlib
+import json
+import resource
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose, group_names, to_json
+from fedgraph_flwr.config.composition import group_file
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.secure.policy import Policy
+from tests.methods.test_contract import go  # noqa: F401 (a fixture)
+from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
+
+METHODS = group_names("strategy")
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):  # noqa: F811
+    """With `demands: {privacy.scores: none}` a server had the scores of any model, and by them labels."""
+    answer, told = GraphClient.answer, []
+
+    def greedy(self, name, groups, config):
+        if name == "train":
+            with pytest.raises(FedGraphError, match=r"privacy\.scores=none keeps them"):
+                answer(self, "evaluate", {key: dict(group) for key, group in groups.items()}, config)
+            told.append(answer(self, name, groups, {**config, "evaluate": True})[1])
+            return {}, told[-1]
+        return answer(self, name, groups, config)
+
+    monkeypatch.setattr(GraphClient, "answer", greedy)
+    with contextlib.suppress(FedGraphError):
+        go(method, "privacy.scores=none", "rounds=1")
+    assert told
+    assert not [key for scores in told for key in scores if "loss" in key or "accuracy" in key or "count" in key]
+
+
+# --- sharing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if {"shared", "private"} & group_file("strategy", m).keys()])
+def test_a_method_by_name_means_its_own_sharing(method, monkeypatch):
+    """A party that lists FedProto, of whose model nothing leaves, sent it to a server with `strategy.shared=['']`."""
+    cfg = compose([f"strategy={method}"])
+    refuse = Policy(strategies=[method])
+    model = locate("fedgraph_flwr.models:probe")(cfg.model)
+    refuse._check_sharing(cfg.strategy, model)
+    wide = compose([f"strategy={method}", "strategy.shared=['']", "strategy.private=[]"])
+    more = model.shared([""]).keys() - model.shared(cfg.strategy.shared, cfg.strategy.private).keys()
+    Policy()._check_sharing(wide.strategy, model)
+    if more:
+        with pytest.raises(FedGraphError, match=f"what strategy={method} declares"):
+            refuse._check_sharing(wide.strategy, model)
+
+
+def test_the_model_of_fedproto_stays(node):  # noqa: F811
+    asked = node("strategy=fedproto", "strategy.shared=['']", policy={"strategies": ["fedproto"]})
+    assert "refuses strategy.shared=[''] with strategy.private=[], which sends 'head" in asked.ask("describe")
+    policy = {"strategies": ["fedproto"], "demands": {"strategy.shared": [[""]]}}
+    assert not isinstance(node("strategy=fedproto", "strategy.shared=['']", policy=policy).ask("describe"), str)
+    policy = {"strategies": ["fedavg"]}
+    assert not isinstance(node("strategy.private=[head]", policy=policy).ask("describe"), str), "less may leave"
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [["model.hidden=65536"], ["model.hidden=65536", "model=gat"], ["model.hidden=65536", "model.layers=1000"]]
+)
+def test_a_network_is_counted_before_it_takes_memory(node, words):  # noqa: F811
+    """`model.hidden=65536` took 17 GB a layer before its size was looked at."""
+    asked = node(*words, "model.dropout=0", policy={"max_parameters": 50_000})
+    assert "parameters: it accepts at most 50000 (max_parameters)" in asked.ask("describe")
+    had = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "parameters: it accepts at most 50000 (max_parameters)" in asked.ask("describe")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - had < 20_000, "kB"
+
+
+@pytest.mark.parametrize("model", ["gcn", "mlp", "sage", "gat", "acm"])
+def test_a_layer_is_as_wide_as_a_party_allows(node, model):  # noqa: F811
+    """Thousands of units, each open for one node, showed 30 nodes' values in one message."""
+    words = ["strategy=fedavg", f"model={model}"]
+    assert "wide: it accepts at most 1024 (max_width)" in node(*words, "model.hidden=4000").ask("describe")
+    assert not isinstance(node(*words, "model.hidden=64").ask("describe"), str)
+    assert "at most 16 (max_width)" in node(*words, "model.hidden=64", policy={"max_width": 16}).ask("describe")
+
+
+# --- one network a run ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_one_configuration(node):  # noqa: F811
+    asked = node("model.hidden=8", state=True)
+    assert not isinstance(asked.ask("describe"), str)
+    other = to_json(compose(["num_clients=3", "rounds=5", "model.hidden=9"]))
+    kept = asked.context.run_config
+    asked.context.run_config = {**kept, "config": other}
+    assert "the server changed the configuration of this run" in asked.ask("train", 1)
+    asked.restart()
+    assert "the server changed the configuration of this run" in asked.ask("train", 1)
+    asked.context.run_config = kept
+    assert not isinstance(asked.ask("train", 1, {"model": model_of(asked)}), str)
+
+
+def test_a_run_starts_where_its_seed_says(node):  # noqa: F811
+    """First parameters of a server's choice read training nodes out of one update."""
+    asked = node()
+    assert "other parameters than its seed=0 gives" in asked.ask("train", 1, {"model": model_of(asked, 1.5)})
+    asked = node()
+    assert not isinstance(asked.ask("train", 1, {"model": model_of(asked)}), str)
+    assert not isinstance(asked.ask("train", 2, {"model": model_of(asked, 1.5)}), str), "later ones cannot be told"
+    asked = node(policy={"check_start": False})
+    assert not isinstance(asked.ask("train", 1, {"model": model_of(asked, 1.5)}), str)
+
+
+@pytest.mark.parametrize("folds", [1, 3, 6])
+def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
+    """A fold of one node told that node's label by the sign of the head's gradient."""
+    asked = node("strategy=fedspa", f"strategy.folds={folds}")
+    told = asked.ask("train", 1, {"model": model_of(asked)})
+    if folds == 1:
+        assert not isinstance(told, str)
+    else:
+        assert f"client 0 has {6 // folds} training nodes in a step, its node's policy wants at least 5" in told
+
+
+def test_a_party_of_few_training_nodes_does_not_train(node):  # noqa: F811
+    asked = node(size=8)
+    assert "has 4 training nodes in a step" in asked.ask("train", 1, {"model": model_of(asked)})
+
+
+# --- requests that are none -------------------------------------------------------------------------------------------
+
+
+MALFORMED = [
+    ("fedspa", "deviate", {}),
+    ("fedspa", "train", {"peers": {"clients": np.array([0, 1])}}),
+    ("fedgcn", "take", {}),
+    ("fedomd", "moments_about", {}),
+    ("fedsage", "judge", {"proposed": {"1": np.zeros((3, 5), np.float32)}}),
+    ("fedsage", "judge", {"proposed": {"1": np.zeros((3, 2), np.float32)}, "owners": {"1": np.zeros(3, np.int32)}}),
+    ("fedtad", "train", {"model": {}}),
+    ("fedgl", "train", {"pseudo": {"label": np.zeros(3, np.int64)}}),
+    ("fedfa", "train", {"running": {}}),
+    ("scaffold", "train", {}),
+    ("fedlit", "train", {"links": {"x": np.zeros(3, np.float32)}}),
+]
+
+
+@pytest.mark.parametrize(("method", "phase", "groups"), MALFORMED)
+def test_a_malformed_request_is_an_error(node, method, phase, groups):  # noqa: F811
+    words = {"fedlit": ["model=fedlit"], "fedspa": ["strategy.fisher_exchange=scalar"]}.get(method, [])
+    asked = node(f"strategy={method}", *words)
+    if phase == "train":
+        groups = {"model": model_of(asked), **groups}
+    told = asked.ask(phase, 1, groups)
+    assert isinstance(told, str)
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedomd", "fedgl"])
+def test_an_array_of_text_is_an_error(node, method):  # noqa: F811
+    record = ArrayRecord({"w": Array(np.array(["a", "bc"]))})
+    asked = node(f"strategy={method}")
+    for phase in ("train", "evaluate"):
+        assert "array 'w' of a message cannot be read" in asked.ask(phase, 1, {"model": record})
+
+
+def test_judged_rows_take_no_memory_by_their_index(node):  # noqa: F811
+    """An owner of 2e9 made the client draw as many rows."""
+    asked = node("strategy=fedsage", policy={"min_nodes": 0})
+    groups = {
+        "proposed": {"1": np.zeros((2, 5), np.float32)},
+        "owners": {"1": np.array([0, 2_000_000_000], np.int32)},
+    }
+    assert "owners" in asked.ask("judge", 0, groups)
+
+
+@pytest.mark.parametrize("words", [["strategy.widths=[100000000]"], ["strategy.neighbours=100000000"]])
+def test_a_generator_is_counted_too(node, words):  # noqa: F811
+    for method, phase in (("fedsage", "generate"), ("fedsage", "mend")):
+        told = node(f"strategy={method}", *words).ask(phase, 0, {})
+        assert "at most 100000000 (max_parameters)" in told
+
+
+@pytest.mark.parametrize("text", ["strategies: ['${oc.env:HOME}']", "rounds: ${oc.env:NOTHING}", "min_nodes: ${x}"])
+def test_a_policy_resolves_nothing(node, text):  # noqa: F811
+    assert "holds '${', which is not resolved" in node(policy=text).ask("describe")
+
+
+def test_a_server_class_that_is_none_is_an_error():
+    for target in ("", ":", "a", "."):
+        with pytest.raises(FedGraphError, match="cannot be imported"):
+            locate(target)
+
+
+def test_the_ledger_keeps_what_it_pins(node):  # noqa: F811
+    asked = node(state=True)
+    asked.ask("describe")
+    record = json.loads(json.dumps(dict(asked.context.state.config_records[session.ASKED])))
+    assert len(record["config"]) == 64
+    assert record["resumed"] is False
