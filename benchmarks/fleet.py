@@ -24,7 +24,8 @@ CASES = {"Flower as it is (--plain)": "1", "fedgraph-flwr node": "0"}
 def main() -> None:
     """Print a table: a line a case."""
     from tests.conftest import client_graph
-    from tests.engine.fleet import Fleet, wait_for
+    from tests.engine.fleet import Fleet
+    from tests.support import wait_for
 
     words, models = ["rounds=8", *sys.argv[1:]], list[dict[str, np.ndarray]]()
     print(f"{'':28} s a round (median)   CPU s a round: nodes, server   MB of a node: SuperNode, executor")

@@ -1,15 +1,53 @@
 """Helpers that tests import by name."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from fedgraph_flwr.testing import Finished, assert_same_arrays, call_fresh, same_result
 
-__all__ = ["Finished", "assert_same_arrays", "call_fresh", "dense_gcn_adjacency", "recorded_messages", "same_result"]
+__all__ = [
+    "PATIENCE",
+    "Finished",
+    "assert_same_arrays",
+    "call_fresh",
+    "dense_gcn_adjacency",
+    "recorded_messages",
+    "same_result",
+    "wait_for",
+    "wait_for_end",
+]
+
+PATIENCE = 600.0
+"""Seconds that a test waits for a state before it fails; no test depends on how busy the machine is."""
+
+
+def wait_for(true: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
+    """Ask until it is true.
+
+    Raises:
+        TimeoutError: it was not in time.
+    """
+    deadline = time.monotonic() + timeout
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout:g} s for {what}")
+        time.sleep(0.05)
+
+
+def wait_for_end(processes: list[psutil.Process]) -> None:
+    """Wait until none of these runs.
+
+    Raises:
+        AssertionError: some did not end.
+    """
+    assert processes
+    assert psutil.wait_procs(processes, timeout=PATIENCE)[1] == []
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from tests.support import PATIENCE
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -16,7 +18,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert not any(cell.get("outputs") for cell in book.cells)
     for cell in book.cells:
         cell.source = cell.source.replace('"rounds": 20', '"rounds": 2').replace("rounds=20", "rounds=2")
-    NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(book, timeout=int(PATIENCE), resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output for cell in book.cells for output in cell.get("outputs", ()) if "data" in output]
     bars = [output.data["text/html"] for output in shown if "<progress" in output.data.get("text/html", "")]
     assert len(bars) == 8

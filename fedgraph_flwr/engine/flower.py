@@ -193,7 +193,7 @@ def _result(out: Path) -> dict[str, Any]:
     return summary
 
 
-def _wait_healthy(port: int, process: subprocess.Popen[bytes], log_file: Path, timeout: float = 60.0) -> None:
+def _wait_healthy(port: int, process: subprocess.Popen[bytes], log_file: Path, timeout: float = 300.0) -> None:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -64,8 +64,14 @@ States = dict[int, dict[str, np.ndarray]]
 Files = dict[str, bytes]
 """Clients' files by their names."""
 
-PATIENCE = 60.0
-"""Seconds in which Ray must answer."""
+PATIENCE = 300.0
+"""Seconds in which Ray and its processes must start; a busy machine takes minutes."""
+
+CONNECT = 60.0
+"""Seconds in which a cluster must accept a connection."""
+
+STARTS = 3
+"""Attempts to start a Ray instance, which gives up after half a minute on its own."""
 
 STORE = 2 * 2**30
 """Bytes of the object store of an instance of our own, at most; pages that nothing lies in cost nothing."""
@@ -464,7 +470,7 @@ class Pool:
         """Wait until actors have begun.
 
         Raises:
-            RunFailed: one could not, or did not within a minute.
+            RunFailed: one could not, or did not within `PATIENCE` seconds.
         """
         try:
             ray.get(begun, timeout=PATIENCE)
@@ -504,10 +510,20 @@ class Pool:
             if self.address:
                 if self.address != "auto":
                     host, _, port = self.address.rpartition(":")
-                    socket.create_connection((host, int(port)), PATIENCE).close()  # Ray would try for a long time
+                    socket.create_connection((host, int(port)), CONNECT).close()  # Ray would try for a long time
                 ray.init(address=self.address, **quiet)
             else:
-                store = min(STORE, int(0.3 * psutil.virtual_memory().total))
+                self._start_own(quiet)
+        except BaseException as error:
+            self._error = error
+        self._up.set()
+        self._over.wait()  # Ray's processes are killed when the thread that started them ends
+
+    def _start_own(self, quiet: dict[str, Any]) -> None:
+        os.environ.setdefault("RAY_worker_register_timeout_seconds", f"{PATIENCE:.0f}")
+        store = min(STORE, int(0.3 * psutil.virtual_memory().total))
+        for attempt in range(1, STARTS + 1):
+            try:
                 ray.init(
                     address="local",  # whatever cluster the environment or a file may name
                     include_dashboard=False,
@@ -515,10 +531,11 @@ class Pool:
                     _temp_dir=self.folder.name,
                     **quiet,
                 )
-        except BaseException as error:
-            self._error = error
-        self._up.set()
-        self._over.wait()  # Ray's processes are killed when the thread that started them ends
+                return
+            except Exception as error:  # Ray raises no narrower class here
+                if attempt == STARTS or "timed out during startup" not in str(error):
+                    raise
+                ray.shutdown()
 
     def _wait_up(self) -> None:
         tried = f"ray.address={self.address}" if self.address else "a Ray instance of this run's own"

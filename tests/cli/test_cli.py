@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from fedgraph_flwr.cli.app import COMMANDS, main
 from fedgraph_flwr.data.graph import read_tensors
 from tests.conftest import client_graph
-from tests.support import assert_same_arrays, recorded_messages
+from tests.support import PATIENCE, assert_same_arrays, recorded_messages, wait_for
 
 TWO_BLOCKS = [
     "dataset=csbm",
@@ -186,11 +185,9 @@ def test_an_interrupted_run_goes_on_to_the_same_result(clients, tmp_path):
     process = subprocess.Popen(
         [*command, f"out={broken}"], cwd=root, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
-    deadline = time.monotonic() + 60
-    while not (broken / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: (broken / "checkpoint.safetensors").is_file() or process.poll() is not None, "a checkpoint")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert f"resume={broken}" in err
     assert not (broken / "summary.json").exists()

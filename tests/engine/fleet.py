@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import psutil
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.flower import end_group, free_port, tool
-from tests.support import Finished
+from tests.support import PATIENCE, Finished, wait_for
 
 ROOT = Path(__file__).parents[2]
 NAME = "loopback"
@@ -125,7 +123,7 @@ class Fleet:
     def run(self, out: Path, *words: str) -> Finished:
         """Run to the end."""
         process = self.begin(out, *words)
-        if process.wait(timeout=400):
+        if process.wait(PATIENCE):
             raise RuntimeError(self.log(next(name for name, one in self.processes.items() if one is process)))
         return finished(out)
 
@@ -198,19 +196,6 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_for(true: Callable[[], bool], what: str, timeout: float = 600.0) -> None:
-    """Ask until it is true.
-
-    Raises:
-        TimeoutError: it was not in time.
-    """
-    deadline = time.monotonic() + timeout
-    while not true():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout:g} s for {what}")
-        time.sleep(0.1)
-
-
 def finished(out: Path) -> Finished:
     """What a run left in its folder."""
     cfg = replace(compose(base=out / "config.yaml"), out=str(out))
@@ -218,7 +203,7 @@ def finished(out: Path) -> Finished:
 
 
 def _checked(command: list[str], environment: dict[str, str]) -> str:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
     return done.stdout

@@ -15,7 +15,8 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedgraph_flwr.engine.flower import end_group, free_port, tool
 from tests.conftest import client_graph
-from tests.engine.fleet import COMMAND, NAME, ROOT, GuardedFleet, wait_for
+from tests.engine.fleet import COMMAND, NAME, ROOT, GuardedFleet
+from tests.support import PATIENCE, wait_for
 
 pytestmark = [
     pytest.mark.fleet,
@@ -75,7 +76,7 @@ def test_an_outsider_can_do_nothing_and_the_operator_everything(fleet):
     ]
     for words in attempts:
         assert "403" in _outsider(fleet, *words), words
-    assert process.wait(timeout=240) == 0, fleet.log("run-out")
+    assert process.wait(PATIENCE) == 0, fleet.log("run-out")
     assert [n["node-id"] for n in _nodes(fleet)] == [node["node-id"]]
     assert "finished:completed" in fleet.flwr("list", NAME, "--format", "json")
 
@@ -155,7 +156,7 @@ def _status(fleet: GuardedFleet, path: str, context: ssl.SSLContext, method: str
     url = f"https://127.0.0.1:{fleet.port}{path}"
     request = urllib.request.Request(url, b"" if method == "POST" else None, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE, context=context) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

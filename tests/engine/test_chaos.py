@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import client_graph
-from tests.engine.fleet import Fleet, finished, wait_for
+from tests.engine.fleet import Fleet, finished
 from tests.engine.lossy import Switch
-from tests.support import Finished, assert_same_arrays
+from tests.support import Finished, assert_same_arrays, wait_for
 
 pytestmark = [
     pytest.mark.fleet,

@@ -16,8 +16,8 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from tests.conftest import client_graph
-from tests.engine.fleet import Fleet, finished, wait_for
-from tests.support import assert_same_arrays
+from tests.engine.fleet import Fleet, finished
+from tests.support import PATIENCE, assert_same_arrays, wait_for, wait_for_end
 
 pytestmark = [pytest.mark.fleet, pytest.mark.faults]
 
@@ -56,11 +56,11 @@ def _mark(fleet: Fleet, moment: str) -> Callable[[], bool]:
 def test_a_run_goes_on_and_the_node_comes_back(fleet, tmp_path, victim, moment):
     if victim == "client" and moment == "before it is asked":
         pytest.skip("there is none then")
-    wait_for(lambda: all(fleet.part("executor", node) for node in range(3)), "three executors", 120)
+    wait_for(lambda: all(fleet.part("executor", node) for node in range(3)), "three executors")
     out, come = tmp_path / "found", _mark(fleet, moment)
     began = fleet.log("node_1").count("SuperNode ID:")
     process = fleet.begin(out, "rounds=40", "strategy.timeout=20", "train.local_steps=3")
-    wait_for(come, moment, 240)
+    wait_for(come, moment)
     deadline = time.monotonic() + 5.0
     while not (found := fleet.part(victim)) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -68,17 +68,17 @@ def test_a_run_goes_on_and_the_node_comes_back(fleet, tmp_path, victim, moment):
         found.kill()
     killed = len(_rounds(out))
     if victim == "supernode":
-        wait_for(lambda: fleet.log("node_1").count("SuperNode ID:") > began, "the node to be admitted again", 240)
-    wait_for(lambda: any(not r["failed"] for r in _rounds(out)[killed + 1 :]), "a round without a failure", 300)
+        wait_for(lambda: fleet.log("node_1").count("SuperNode ID:") > began, "the node to be admitted again")
+    wait_for(lambda: any(not r["failed"] for r in _rounds(out)[killed + 1 :]), "a round without a failure")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 130
+    assert process.wait(PATIENCE) == 130
     records = _rounds(out)
     assert all(set(r["failed"]) <= {"1 (train)"} for r in records)
     if victim == "client":  # told at once, not after the timeout nor Flower's minute
         assert all("within" not in why for r in records for why in r["failed"].values())
     assert fleet.part("executor")
     assert fleet.part("supernode")
-    wait_for(lambda: fleet.part("client") is None, "no client process to be left", 30)
+    wait_for(lambda: fleet.part("client") is None, "no client process to be left")
 
 
 def _rounds(out: Path) -> list[dict[str, Any]]:
@@ -91,8 +91,7 @@ def test_a_killed_command_leaves_nothing(fleet):
     family = psutil.Process(fleet.processes["node_2"].pid).children(recursive=True)
     assert len(family) >= 2
     os.kill(fleet.processes["node_2"].pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive
+    wait_for_end(family)
     fleet.kill("node_2")
     fleet.restart_node(2)
 

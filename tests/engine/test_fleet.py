@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import client_graph
-from tests.engine.fleet import ROOT, Fleet, finished, wait_for
+from tests.engine.fleet import ROOT, Fleet, finished
 from tests.engine.misbehaving import WRONG
-from tests.support import assert_same_arrays
+from tests.support import PATIENCE, assert_same_arrays, wait_for
 
 pytestmark = pytest.mark.fleet
 
@@ -81,10 +81,10 @@ def test_a_run_ends_when_fewer_than_the_minimum_cohort_answer(fleet, tmp_path):
     wait_for(lambda: fleet.log("node_2").count("train message") > trained, "node 2 to be asked to train")
     os.killpg(fleet.processes["node_2"].pid, signal.SIGSTOP)
     try:
-        assert process.wait(timeout=240) == 1
+        assert process.wait(PATIENCE) == 1
     finally:
         os.killpg(fleet.processes["node_2"].pid, signal.SIGCONT)
-    told = r"error: round \d+, train: 2 of 3 clients gave a valid answer, at least 3 needed .*; client 2: no answer within 30 s"
+    told = r"error: round \d+, train: 2 of 3 clients gave a valid answer, at least 3 needed .*; client 2: \w"
     assert re.search(told, fleet.log("run-found"))
     assert "warning: round" in fleet.log("run-found")
 
@@ -97,15 +97,18 @@ def test_a_node_that_is_killed_and_one_that_never_answers_are_named_and_come_bac
     wait_for(lambda: fleet.log("node_1").count("train message") > trained, "node 1 to be asked to train")
     fleet.kill("node_1")
     os.killpg(fleet.processes["node_2"].pid, signal.SIGSTOP)
-    wait_for(lambda: (out / "flower.log").read_text().count("no answer within 30 s") == 2, "the end of round 1")
+    for failed in ("client 1 failed: ", "client 2 failed: "):
+        wait_for(lambda failed=failed: failed in (out / "flower.log").read_text(), failed)
     os.killpg(fleet.processes["node_2"].pid, signal.SIGCONT)
     fleet.restart_node(1)
     wait_for(lambda: len(_rounds(out)) > 1 and not _rounds(out)[-1]["failed"], "a round without a failure")
     process.terminate()
-    assert process.wait(timeout=60) == 130
-    first, *_, last = _rounds(out)
-    assert first["failed"] == {f"{client} (train)": "no answer within 30 s" for client in (1, 2)}
-    assert last["clients"]["test-count"] == [3.0, 4.0, 5.0]
+    assert process.wait(PATIENCE) == 130
+    records = _rounds(out)
+    named = set().union(*(record["failed"] for record in records))
+    assert {"1 (train)", "2 (train)"} <= named
+    assert not any(name.startswith("0 ") for name in named)
+    assert records[-1]["clients"]["test-count"] == [3.0, 4.0, 5.0]
 
 
 @pytest.mark.faults
@@ -120,7 +123,7 @@ def test_a_secure_sum_is_right_when_a_node_is_killed_between_its_phases(fleet, i
     wait_for(lambda: fleet.log("node_1").count(asked) > trained + 1, "client 1 to be asked for a second term")
     fleet.kill("node_1")
     fleet.restart_node(1)
-    assert process.wait(timeout=800) == 0, fleet.log("run-found")
+    assert process.wait(2 * PATIENCE) == 0, fleet.log("run-found")
     found, expected = finished(out), inline(*words)
     away = [{key for key in r["failed"] if key != "1 (describe)"} for r in found.rounds]
     assert away == [set(), {"1 (train)"}, set(), set()]
@@ -139,7 +142,7 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
         os.kill(fleet.process_id("flwr-serverapp"), signal.SIGKILL)
     else:
         fleet.kill("superlink")
-    assert process.wait(timeout=240) == 1
+    assert process.wait(PATIENCE) == 1
     assert "error: " in fleet.log("run-found")
     if victim == "SuperLink":
         fleet.start_superlink()
@@ -157,7 +160,7 @@ def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
     words += ["--methods", "ditto"]
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
     environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predict --node state_0" in done.stdout
     assert float(done.stdout.rpartition("differs by at most ")[2]) < 1e-6

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from fedgraph_flwr.engine.flower import app_folder, run_flower
 from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs.prepare import with_folder
-from tests.support import Finished, assert_same_arrays
+from tests.support import PATIENCE, Finished, assert_same_arrays, wait_for, wait_for_end
 
 pytestmark = pytest.mark.fleet
 
@@ -65,16 +64,14 @@ def test_an_interrupted_simulation_ends_with_all_its_processes_and_goes_on(run, 
     ]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True)
     everyone = psutil.Process(process.pid)
-    deadline = time.monotonic() + 180
-    while not (tmp_path / "flower" / "checkpoint.safetensors").is_file() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    checkpoint = tmp_path / "flower" / "checkpoint.safetensors"
+    wait_for(lambda: checkpoint.is_file() or process.poll() is not None, "a checkpoint")
     started = everyone.children(recursive=True)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert f"resume={tmp_path / 'flower'}" in err
-    assert started
-    assert psutil.wait_procs(started, timeout=10)[1] == []
+    wait_for_end(started)
     whole = run(*words[:-1])
     resumed = compose([f"resume={tmp_path / 'flower'}", "engine=inline"], tmp_path / "flower" / "config.yaml")
     resumed.out = resumed.resume

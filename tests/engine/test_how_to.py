@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from fedgraph_flwr.secure.policy import read_policy
-from tests.engine.fleet import ROOT, wait_for
+from tests.engine.fleet import ROOT
+from tests.support import PATIENCE, wait_for
 
 TEXT = (ROOT / "docs" / "fleet.md").read_text()
 READY = {
@@ -63,7 +64,12 @@ class Terminal:
         line = line.replace("fleet.example.org", "localhost").replace("0.0.0.0", "127.0.0.1")
         if "&" not in line:
             done = subprocess.run(
-                ["bash", "-c", line], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=500
+                ["bash", "-c", line],
+                cwd=self.folder,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
             )
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}{self.told()}"
             return
@@ -80,7 +86,7 @@ class Terminal:
         self.groups.append(process.pid)
         ready = next(text for command, text in READY.items() if command in line)
         number = len(re.search(r"for i in ([\d ]+)", line)[1].split()) if line.startswith("for") else 1
-        wait_for(lambda: log.read_text().count(ready) >= number, f"{line}: {ready}", 300)
+        wait_for(lambda: log.read_text().count(ready) >= number, f"{line}: {ready}")
 
     def told(self) -> str:
         """The last lines of all that stays."""
@@ -92,7 +98,7 @@ class Terminal:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGTERM)
             try:
-                wait_for(lambda group=group: not _alive(group), f"the end of group {group}", 60)
+                wait_for(lambda group=group: not _alive(group), f"the end of group {group}")
             except TimeoutError:
                 os.killpg(group, signal.SIGKILL)
                 raise

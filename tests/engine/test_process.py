@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support import PATIENCE
+
 FAULTS = """
 import ctypes, resource
 import torch
@@ -30,7 +32,12 @@ print(kept, faults(8), ctypes.CDLL(None).mallopt(-3, 1 << 30))
 def test_memory_that_a_tensor_left_is_the_next_ones(own):
     """Of eight tensors in turn few ask for pages; where malloc is the user's, all do. Afterwards the free ones are gone."""
     told = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=os.environ | own, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", FAULTS],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
     )
     kept, after, accepted = map(float, told.stdout.split())
     if not accepted:

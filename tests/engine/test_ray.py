@@ -23,8 +23,7 @@ from fedgraph_flwr.engine.inline import run_inline
 from fedgraph_flwr.engine.ray import RayGrid, ray_session, run_ray
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs.prepare import with_folder
-from tests.engine.fleet import wait_for
-from tests.support import Finished, assert_same_arrays, same_result
+from tests.support import PATIENCE, Finished, assert_same_arrays, same_result, wait_for, wait_for_end
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["num_clients=5", "dataset.nodes_per_client=[30,50]", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
@@ -101,7 +100,7 @@ def actors() -> list[psutil.Process]:
 
 def kill_an_actor() -> None:
     """One that is seen: a process may be slow to tell its name."""
-    wait_for(lambda: bool(actors()), "an actor that tells its name", 30)
+    wait_for(lambda: bool(actors()), "an actor that tells its name")
     actors()[0].kill()
 
 
@@ -202,26 +201,26 @@ def command(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]
 @pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.faults)])
 def test_a_run_that_is_told_to_stop_ends_with_all_that_it_started(data, tmp_path, stop):
     process = command(tmp_path, "strategy=local", "rounds=4000", "checkpoint_every=5")
-    wait_for((tmp_path / "checkpoint.safetensors").is_file, "a checkpoint", 300)
+    wait_for((tmp_path / "checkpoint.safetensors").is_file, "a checkpoint")
     started = psutil.Process(process.pid).children(recursive=True)
     assert {"raylet", "gcs_server"} <= {p.name() for p in started}
     process.send_signal(stop)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert f"resume={tmp_path}" in err
-    assert psutil.wait_procs(started, timeout=5)[1] == []
+    wait_for_end(started)
 
 
 @pytest.mark.faults
 def test_a_killed_run_leaves_no_clients_behind(data, tmp_path):
     process = command(tmp_path, "rounds=4000", "checkpoint_every=5")
-    wait_for((tmp_path / "checkpoint.safetensors").is_file, "a checkpoint", 300)
+    wait_for((tmp_path / "checkpoint.safetensors").is_file, "a checkpoint")
     started = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
     large = [p for p in started if p.memory_info().rss > 150e6]  # Ray's small helpers take half a minute to notice
     assert len(large) >= 2
-    assert psutil.wait_procs(large, timeout=20)[1] == []
+    wait_for_end(large)
 
 
 def test_a_cluster_of_two_machines_gives_the_same_parameters(data, tmp_path, monkeypatch):
@@ -236,7 +235,7 @@ def test_a_cluster_of_two_machines_gives_the_same_parameters(data, tmp_path, mon
         cluster.add_node(**machine)
         words = ["strategy=local", f"ray.address={cluster.address}", "client_cpus=1"]
         process = command(tmp_path / "ray", *words, FEDGRAPH_DATA=root)
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
         assert len(cluster.list_all_nodes()) == 2  # as it was found
     finally:
@@ -251,7 +250,7 @@ def test_a_cluster_of_two_machines_gives_the_same_parameters(data, tmp_path, mon
 
 def test_a_cluster_that_is_not_there_is_one_sentence(data, tmp_path):
     process = command(tmp_path, "ray.address=127.0.0.1:1")
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert err == "error: ray.address=127.0.0.1:1 could not be had: [Errno 111] Connection refused\n"
 
@@ -263,7 +262,7 @@ def test_a_cluster_that_never_answers_is_one_sentence(data, tmp_path):
         script = "import sys; from fedgraph_flwr import cli; from fedgraph_flwr.engine import ray"
         script += "; ray.PATIENCE = 3.0; sys.exit(cli.main())"
         line = [sys.executable, "-c", script, "run", *WORDS, "engine=ray", f"out={tmp_path}", address]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"error: {address} did not answer within 3 s"
 

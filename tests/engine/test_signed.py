@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from fedgraph_flwr import __version__
 from fedgraph_flwr.engine.flower import APP, free_port
 from tests.conftest import client_graph
-from tests.engine.fleet import NAME, ROOT, Fleet, wait_for
+from tests.engine.fleet import NAME, ROOT, Fleet
+from tests.support import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.fleet, pytest.mark.faults]
 
@@ -56,12 +57,12 @@ def test_a_node_runs_what_a_party_that_it_trusts_has_signed_and_nothing_else(sig
     assert fleet.run(tmp_path / "trusted", "rounds=1").rounds
 
     sign("stranger")
-    assert fleet.begin(tmp_path / "foreign", "rounds=1").wait(timeout=240) == 2
+    assert fleet.begin(tmp_path / "foreign", "rounds=1").wait(PATIENCE) == 2
     assert "error: 0 of 1 clients told who they are; node" in fleet.log("run-foreign")
     wait_for(lambda: "FAB verification failed: the provided trusted entities" in fleet.log("node_0"), "the node's word")
 
     del fleet.environment[APP]  # a bundle made by the operator, as without signatures
-    assert fleet.begin(tmp_path / "unsigned", "rounds=1").wait(timeout=240) == 2
+    assert fleet.begin(tmp_path / "unsigned", "rounds=1").wait(PATIENCE) == 2
     assert "error: 0 of 1 clients told who they are; node" in fleet.log("run-unsigned")
     assert "The FAB could not be verified" in fleet.log("node_0")
     assert fleet.log("node_0").count("Receiving: train message") == 1

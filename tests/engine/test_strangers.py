@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import client_graph
-from tests.engine.fleet import NAME, Fleet, wait_for
+from tests.engine.fleet import NAME, Fleet
+from tests.support import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.fleet, pytest.mark.faults]
 
@@ -41,7 +42,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def test_a_run_outside_a_partys_policy_is_refused_by_its_node(fleet, tmp_path):
     told = r"this node's policy refuses strategy=fedavg \(client .*\): it accepts strategies fedprox"
-    assert fleet.begin(tmp_path / "outside", "rounds=1").wait(timeout=240) == 1
+    assert fleet.begin(tmp_path / "outside", "rounds=1").wait(PATIENCE) == 1
     assert re.search(rf"error: 2 of 3 clients told who they are; node \d+: {told}", fleet.log("run-outside"))
     assert re.search(told, fleet.log("node_1"))
     assert not re.search("policy refuses", fleet.log("node_0") + fleet.log("node_2"))
@@ -60,7 +61,7 @@ def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_p
     told = r"warning: node (\d+) is refused: it says it is client 1, which is node (\d+) and answers"
     wait_for(lambda: bool(re.search(told, fleet.log("run-inside"))), "the late node to be refused")
     process.terminate()
-    assert process.wait(timeout=60) == 130
+    assert process.wait(PATIENCE) == 130
     last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
     assert not last["failed"]
     assert last["clients"]["test-count"] == [3.0, 4.0, 5.0]

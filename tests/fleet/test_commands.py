@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 import tomllib
 from email.utils import format_datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from fedgraph_flwr.fleet import operating
 from fedgraph_flwr.fleet.checking import clock, reach, same_schema, same_versions
 from fedgraph_flwr.fleet.keys import check_key, read_fleet
 from tests.conftest import client_graph
+from tests.support import PATIENCE, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -219,13 +219,11 @@ sys.exit(main(["node", "--plain", *{told!r}]))"""
     assert f'graph="{tmp_path / "graph.safetensors"}"' in started
     assert process.stdout.readline() == "Exit Code: 305\n"
     os.kill(process.pid, number)
-    rest = process.communicate(timeout=60)[0]
+    rest = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 0
     assert "ends the node" in rest
-    deadline = time.monotonic() + 10.0
-    while left := [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(program) in _read(path)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    paths = Path("/proc")
+    wait_for(lambda: not any(str(program) in _read(path) for path in paths.glob("[0-9]*/cmdline")), "the node's end")
 
 
 def _read(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedgraph_flwr.report.writing import write_report
+from tests.support import PATIENCE
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install -e .[dev])")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -57,7 +58,7 @@ def opened(browser, pages):
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: None if request.url.startswith("file:") else said.append(request.url))
         page.goto(f"file://{pages / name}")
-        page.wait_for_selector("html[data-drawn]", timeout=20_000)
+        page.wait_for_selector("html[data-drawn]", timeout=1000 * PATIENCE)
         return page, said
 
     yield open_
@@ -102,7 +103,7 @@ def test_a_hover_tells_the_figure(opened):
     box = chart.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     shown = "[...document.querySelectorAll('.chart > div')].some((tip) => /round 2/.test(tip.innerText))"
-    page.wait_for_function(shown, timeout=5000)
+    page.wait_for_function(shown, timeout=1000 * PATIENCE)
     assert said == []
 
 

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.runs.runner import run as run_cfg
 from fedgraph_flwr.strategies.loop import STOP
-from tests.support import Finished, same_result
+from tests.support import PATIENCE, Finished, same_result, wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,11 +50,9 @@ def test_ctrl_c_early_leaves_a_run_that_can_be_resumed(run, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "fedgraph_flwr", "run", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / "rounds.jsonl").is_file() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: (tmp_path / "run" / "rounds.jsonl").is_file() or process.poll() is not None, "round 1 to end")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert "finishing this round, to go on from it later" in err
     assert f"go on with: fedgraph-flwr run resume={tmp_path / 'run'}" in err

@@ -15,6 +15,7 @@ from fedgraph_flwr.sweeps import execution, runs
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import alone
 from fedgraph_flwr.sweeps.spec import load
+from tests.support import PATIENCE, wait_for, wait_for_end
 from tests.sweeps.conftest import SMALL, TOY, rows, sweep
 
 ROOT = Path(__file__).parents[2]
@@ -33,14 +34,6 @@ def start(place: Path, *words: str) -> subprocess.Popen:
     )
 
 
-def until(true, seconds: float = 120.0) -> None:
-    """Wait for something."""
-    ending = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < ending
-        time.sleep(0.05)
-
-
 def test_processes_side_by_side_give_the_same_values(toy):
     sweep(toy, "--only", "few/FedAvg")
     alone_ = {(r["method"], r["seed"]): r["value"] for r in rows(toy.with_suffix(".csv"))}
@@ -53,19 +46,17 @@ def test_interrupted_it_ends_its_children_keeps_what_there_is_and_goes_on(toy):
     path = toy.with_suffix(".csv")
     process = start(toy.parent, "toy.yaml", "--jobs", "2")
     try:
-        until(lambda: path.is_file() and len(rows(path)) >= 3)  # then both are at runs without an end
-        until(lambda: len(rows(path)) >= 4 or process.poll() is not None, 60)
+        wait_for(lambda: path.is_file() and len(rows(path)) >= 3, "three rows")  # then both are at runs without an end
+        wait_for(lambda: len(rows(path)) >= 4 or process.poll() is not None, "a fourth row")
         children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130, err
     assert "interrupted; what has run is in toy.csv, the same command goes on" in err
     assert "Traceback" not in err
-    assert children
-    psutil.wait_procs(children, timeout=20)
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    wait_for_end(children)
     assert "An empty cell has not been run yet." in toy.with_suffix(".md").read_text()
     left = {cell.label for cell in ResultsIndex(load(toy)).missing()}
     assert left.isdisjoint(f"{row['setting']}/{row['method']}/{row['seed']}" for row in rows(path))
@@ -76,15 +67,13 @@ def test_children_do_not_outlive_a_sweep_that_is_killed(toy):
     toy.write_text(TOY.replace("few: [train.local_steps=1]", "few: [rounds=100000]"))
     process = start(toy.parent, "toy.yaml", "--jobs", "1", "--only", "FedAvg")
     try:
-        until(lambda: psutil.Process(process.pid).children(recursive=True))
+        wait_for(lambda: psutil.Process(process.pid).children(recursive=True), "a child")
         time.sleep(1)
         children = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.kill()
         process.communicate()
-    gone, alive = psutil.wait_procs(children, timeout=30)
-    assert gone
-    assert not alive
+    wait_for_end(children)
 
 
 def test_a_run_whose_process_dies_is_told_and_the_others_go_on(toy, capsys):
@@ -93,7 +82,7 @@ def test_a_run_whose_process_dies_is_told_and_the_others_go_on(toy, capsys):
     words = "strategy=fedavg, 'strategy.server=deadly:Server'"
     toy.write_text(TOY.replace("Local: [strategy=local]", f"Odd: [{words}]\n  Local: [strategy=local]"))
     process = start(toy.parent, "toy.yaml", "--jobs", "1", "--only", "few", "seed=0")
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, err
     assert "few, Odd, seed 0: died: its process ended by signal SIGKILL" in toy.with_suffix(".md").read_text()
     told = rows(toy.with_suffix(".csv"))
