@@ -67,7 +67,8 @@ MOVED = {
 
 def successor(name: str) -> str:
     """The present name of a module; the same name where it did not move."""
-    new = MOVED.get(name.removeprefix(f"{PACKAGE}."))
+    package, _, below = name.partition(".")
+    new = MOVED.get(below) if package == PACKAGE else None
     return f"{PACKAGE}.{new}" if new else name
 
 

@@ -185,9 +185,10 @@ def test_the_links_at_the_top_lead_into_the_package():
         assert (ROOT / name).resolve() == (PACKAGE / name).resolve()
 
 
+@pytest.mark.filterwarnings("error:fedgraph_flwr:FutureWarning")
 def test_a_stored_configuration_of_before_the_move_still_loads(tmp_path):
     from fedgraph_flwr.config import compose
-    from fedgraph_flwr.config.lookup import locate
+    from fedgraph_flwr.config.lookup import locate, named_code
     from fedgraph_flwr.strategies.fedomd import FedOMD
 
     assert locate("strategies.fedomd:FedOMD") is FedOMD
@@ -197,3 +198,12 @@ def test_a_stored_configuration_of_before_the_move_still_loads(tmp_path):
         " params: {pooled: true}}\n"
     )
     assert compose([], old).strategy.pooled
+    old.write_text(
+        "strategy: {server: 'fedgraph_flwr.strategies.fedavg:FedAvg', client: 'fedgraph_flwr.clients.hostile:Hostile'}\n"
+        "evaluation: {metrics: ['fedgraph_flwr.evaluation.many:Segments', 'mine.measures:gain']}\n"
+    )
+    assert named_code(compose([], old)) == {
+        "strategy.client": "fedgraph_flwr.clients.malicious:Hostile",
+        "evaluation.metrics (Segments)": "fedgraph_flwr.evaluation.batched_metrics:Segments",
+        "evaluation.metrics (gain)": "mine.measures:gain",
+    }

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedgraph_flwr.config.schema import RunConfig, typed
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.moved import successor
 
 
 @dataclasses.dataclass
@@ -20,11 +21,12 @@ class NoParams:
 
 def full_name(target: str) -> str:
     """``module:name`` as it is now: see `locate`."""
+    module, colon, name = target.partition(":")
     try:
-        ours = target.startswith(("strategies.", "clients.")) and find_spec(f"fedgraph_flwr.{target.partition(':')[0]}")
+        ours = module.startswith(("strategies.", "clients.")) and find_spec(f"fedgraph_flwr.{module}")
     except ModuleNotFoundError:  # of what it stands below
         ours = False
-    return f"fedgraph_flwr.{target}" if ours else target
+    return successor(f"fedgraph_flwr.{module}" if ours else module) + colon + name
 
 
 def locate(target: str) -> Any:
