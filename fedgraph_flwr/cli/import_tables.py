@@ -1,12 +1,14 @@
 """The commands that bring a user's own graph: ``import``, and what it says on the terminal."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedgraph_flwr.cli.table_options import add_table_arguments, formats_of, layout_of
 from fedgraph_flwr.config import SplitConfig, one_of
 from fedgraph_flwr.data.columns import (
     FLOOR,
@@ -19,7 +21,6 @@ from fedgraph_flwr.data.importing import (
     client_graph,
     from_saved,
     from_tables,
-    read_table,
     save_dataset,
 )
 from fedgraph_flwr.data.importing_typed import (
@@ -29,12 +30,13 @@ from fedgraph_flwr.data.importing_typed import (
     named_files,
     typed_client,
 )
-from fedgraph_flwr.data.schema import KINDS, NODE, SCALES, SCALINGS, Schema, agreed_schema
+from fedgraph_flwr.data.schema import KINDS, NODE, SCALES, SCALINGS, Schema, agreed_schema, fitted_schema
 from fedgraph_flwr.data.statistics import describe
+from fedgraph_flwr.data.tables import TableLayout, read_table
 from fedgraph_flwr.errors import FedGraphError
 
 _EPILOG = """\
-tables: .csv, .csv.gz or .parquet with a header; ids and labels of any type, an empty label is unknown.
+tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header; ids and labels of any type, an empty label is unknown.
 examples:
   fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
   fedgraph-flwr import --data graph.pt --name mine
@@ -79,23 +81,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="typed edges, from nodes of type A to those of type B; reverse types are added later",
     )
     given.add_argument("--target", default="", metavar="TYPE", help="typed nodes: the type that has labels")
-    given.add_argument("--id-column", default="id", metavar="NAME", help="nodes' ids; default: id")
-    given.add_argument("--label-column", default="label", metavar="NAME", help="labels; default: label")
     given.add_argument(
         "--feature-columns", default="", metavar="NAMES", help="names or patterns (x_*), by commas; default: all others"
     )
-    given.add_argument("--split-column", default="", metavar="NAME", help="column that says train, val or test")
-    given.add_argument(
-        "--client-column", default="", metavar="NAME", help="column that says whose the node is (partition=planted)"
-    )
-    given.add_argument("--source-column", default="source", metavar="NAME", help="where edges start; default: source")
-    given.add_argument("--target-column", default="target", metavar="NAME", help="where edges end; default: target")
+    given.add_argument("--client-column", metavar="NAME", help="column that says whose the node is (partition=planted)")
     given.add_argument(
         "--classes", default="", metavar="A,B,C", help="the labels in the order of their numbers; default: sorted"
     )
     given.add_argument(
         "--undirected", action="store_true", help="each row of the edge table stands for both directions"
     )
+    add_table_arguments(parser.add_argument_group("columns and formats of the tables; stored in the schema"))
     treated = parser.add_argument_group("columns: what is not said is found in the table, or stands in the schema")
     treated.add_argument(
         "--schema",
@@ -174,7 +170,7 @@ def main(args: argparse.Namespace) -> int:
     graph = _read(args, classes, treatment)
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
-        _write_sums(args, agreed)
+        _write_sums(args, agreed, graph.schema)
     if args.schema and not known and agreed and not args.statistics:
         agreed.save(args.schema)
         print(f"wrote the schema {args.schema}: other parties import with --schema {args.schema.name}")
@@ -228,6 +224,7 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
             pairs[option][name] = value
     if args.min_count < 1:
         raise FedGraphError(f"--min-count must be >= 1, got {args.min_count}")
+    formats = formats_of(args)
     return Treatment(
         kinds=pairs["kind"],
         scales=pairs["scale"],
@@ -236,12 +233,15 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
         schema=schema,
         where=str(args.schema or ""),
         floor=args.min_count,
+        decimals=formats["decimals"],
+        thousands=formats["thousands"],
+        date_formats=formats["date_formats"],
         say=print,
     )
 
 
-def _write_sums(args: argparse.Namespace, agreed: Schema) -> None:
-    """Write what this party tells of its tables."""
+def _write_sums(args: argparse.Namespace, agreed: Schema, values: Mapping[str, Any]) -> None:
+    """Write what this party tells of its tables, read by its own layout and formats."""
     import pandas as pd
 
     from fedgraph_flwr.data.federated_statistics import party_sums, write_sums
@@ -250,11 +250,16 @@ def _write_sums(args: argparse.Namespace, agreed: Schema) -> None:
         raise FedGraphError(
             "--statistics is for tables; the columns of --data have no names that parties could agree upon"
         )
+    own = fitted_schema(values, "the import") or agreed
     files = {NODE: args.nodes} if args.nodes else named_files(args.node_table, "--node-table")
     tables: dict[str, tuple[pd.DataFrame, str]] = {
-        kind: (read_table(path), str(path)) for kind, path in files.items() if path is not None
+        kind: (read_table(path, own.tables), str(path)) for kind, path in files.items() if path is not None
     }
-    write_sums(args.statistics, party_sums(agreed, tables, args.min_count))
+    nodes = {
+        kind: {name: replace(column, format=own.nodes[kind][name].format) for name, column in columns.items()}
+        for kind, columns in agreed.nodes.items()
+    }
+    write_sums(args.statistics, party_sums(replace(agreed, nodes=nodes), tables, args.min_count))
     print(
         f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`"
     )
@@ -279,17 +284,11 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
         raise FedGraphError(
             "--undirected is for nodes of one type; every typed edge gets a reverse of its own type later"
         )
+    layout = _layout(args, treatment)
     if args.data and not args.target:
         return from_saved(args.data, classes=classes, undirected=args.undirected, treatment=treatment)
-    columns = Columns(
-        id=args.id_column,
-        label=args.label_column,
-        features=[word.strip() for word in args.feature_columns.split(",") if word.strip()],
-        split=args.split_column,
-        client=args.client_column,
-        source=args.source_column,
-        target=args.target_column,
-    )
+    features = [word.strip() for word in args.feature_columns.split(",") if word.strip()]
+    columns = Columns.of(layout, features)
     if args.nodes:
         return from_tables(
             args.nodes, args.edges, columns, classes=classes, undirected=args.undirected, treatment=treatment
@@ -299,6 +298,19 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
         return from_saved_typed(args.data, args.target, classes=classes, treatment=treatment)
     nodes, edges = named_files(args.node_table, "--node-table"), named_files(args.edge_table, "--edge-table")
     return from_typed_tables(nodes, edge_types(edges), args.target, columns, classes=classes, treatment=treatment)
+
+
+def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
+    """The layout of the options over the schema's; what differs is printed."""
+    given = layout_of(args)
+    if treatment.schema is None:
+        return given
+    stored = treatment.schema.tables.to_dict()
+    for key, value in given.to_dict().items():
+        if key in stored and stored[key] != value:
+            option = key if key in ("separator", "encoding") else f"{key}-column"
+            print(f"--{option} {value!r} goes before {stored[key]!r} of {treatment.where}")
+    return given.over(treatment.schema.tables)
 
 
 def _ratio(text: str) -> SplitConfig:

@@ -1,13 +1,16 @@
 """The command ``predict``: a finished run's network on new tables and graphs, or on those it was trained on."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.cli.table_options import add_table_arguments, formats_of, layout_of
 from fedgraph_flwr.errors import FedGraphError
 
 _EPILOG = """\
 the table: id, p_<class> for each class, class. Tables become features by the schema of the run, a client's by its own statistics.
+Edges may name nodes of the client's stored graph, or of that of --graph FILE: new nodes are then predicted in it.
 examples:
   fedgraph-flwr predict runs/mine --nodes new_customers.csv --edges new_payments.csv --out predictions.csv
   fedgraph-flwr predict runs/mine --client 0                      # its own nodes, by its own model where it has one
@@ -25,14 +28,16 @@ def register(commands: Any) -> None:
     )
     add_model_arguments(parser)
     given = parser.add_argument_group("of what; default: the client's own graph")
-    given.add_argument("--nodes", type=Path, help="node table: .csv, .csv.gz or .parquet")
+    given.add_argument("--nodes", type=Path, help="node table: .csv, .tsv, .txt (or with .gz) or .parquet")
     given.add_argument("--edges", type=Path, help="edge table")
     given.add_argument(
-        "--graph", type=Path, help="a dataset's or client's file, or a PyG object that torch.save wrote (.pt)"
+        "--graph",
+        type=Path,
+        help="a dataset's or client's file, or a PyG object that torch.save wrote (.pt); with tables: the stored graph whose"
+        " nodes --edges may name",
     )
     given.add_argument("--schema", type=Path, metavar="FILE", help="of the tables, where the run's folder has none")
-    for name, default in (("id", "id"), ("label", "label"), ("split", ""), ("source", "source"), ("target", "target")):
-        given.add_argument(f"--{name}-column", default=default, metavar="NAME", help=f"default: {default or 'none'}")
+    add_table_arguments(given)
     given.add_argument(
         "--undirected", action="store_true", help="each row stands for both directions; default: as in training"
     )
@@ -78,9 +83,11 @@ def chosen(args: argparse.Namespace) -> Any:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``predict``."""
-    predictor = chosen(args)
-    graph, ids = _graph(args, predictor)
+    predictor = _with_meaning(chosen(args), args)
+    graph, ids, rows = _graph(args, predictor)
     found = predictor.predict(graph, ids)
+    if rows is not None:
+        found = found.at(rows)
     if args.threshold is not None:
         if not (0 <= args.threshold <= 1 and len(found.classes) == 2):
             raise FedGraphError(f"--threshold {args.threshold:g} must be a probability, 0 to 1, of two classes")
@@ -100,35 +107,52 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any]:
-    """The graph to predict, and its nodes' ids where tables tell them."""
+def _with_meaning(predictor: Any, args: argparse.Namespace) -> Any:
+    """The predictor with what the options state of its input: --schema, --undirected, or the schema of --graph FILE."""
     from dataclasses import replace
 
-    from fedgraph_flwr.data.importing import Columns
-    from fedgraph_flwr.data.prediction_input import graph_file, tables
     from fedgraph_flwr.data.schema import Schema
 
-    if (args.graph and (args.nodes or args.edges)) or bool(args.nodes) != bool(args.edges):
-        raise FedGraphError("say what to predict: both --nodes FILE and --edges FILE, or --graph FILE")
     meaning = predictor.meaning
     if args.schema:
         schema = Schema.load(args.schema)
-        meaning = replace(meaning, schema=schema, classes=schema.classes, where=str(args.schema))
-        predictor = replace(predictor, meaning=meaning)
+        if len(schema.classes) != len(meaning.classes):
+            raise FedGraphError(
+                f"{args.schema} names {len(schema.classes)} classes, but {meaning.where} has {len(meaning.classes)}"
+            )
+        undirected = meaning.undirected or schema.undirected
+        meaning = replace(meaning, schema=schema, classes=schema.classes, where=str(args.schema), undirected=undirected)
+    elif args.graph and meaning.schema is None:
+        meaning = meaning.as_imported(args.graph)
     meaning = replace(meaning, undirected=meaning.undirected or args.undirected)
-    if args.graph:
-        return graph_file(args.graph, meaning), None
+    return replace(predictor, meaning=meaning)
+
+
+def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
+    """The graph to predict, its nodes' ids where tables name them, and the places of those to predict; None: all."""
+    from dataclasses import replace
+
+    from fedgraph_flwr.data.importing import Columns
+    from fedgraph_flwr.data.prediction_input import graph_file, new_nodes
+    from fedgraph_flwr.data.tables import TableLayout
+
+    if bool(args.nodes) != bool(args.edges):
+        raise FedGraphError("say what to predict: both --nodes FILE and --edges FILE, or --graph FILE")
+    meaning = predictor.meaning
+    stored = graph_file(args.graph, meaning) if args.graph else None
+    if not args.nodes and stored is not None:
+        return stored, None, None
     if args.nodes:
-        columns = Columns(
-            id=args.id_column,
-            label=args.label_column,
-            split=args.split_column,
-            source=args.source_column,
-            target=args.target_column,
-        )
-        return tables(args.nodes, args.edges, columns, meaning)
+        layout = layout_of(args).over(meaning.schema.tables if meaning.schema else TableLayout())
+        treatment = replace(meaning.treatment(), **formats_of(args), say=lambda text: print(text, file=sys.stderr))
+        where = str(args.graph) if args.graph else f"client {predictor.client}'s stored graph"
+        stored = stored if args.graph else predictor.own
+        found = new_nodes(args.nodes, args.edges, Columns.of(layout), meaning, stored, where, treatment)
+        if found.note:
+            print(found.note, file=sys.stderr)
+        return found.graph, found.ids, found.rows
     if predictor.own is None:
         raise FedGraphError(
             "say what to predict: --nodes FILE and --edges FILE, --graph FILE, or --client I for its own nodes"
         )
-    return predictor.own, None
+    return predictor.own, None, None

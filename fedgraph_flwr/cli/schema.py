@@ -38,6 +38,10 @@ def register(commands: Any) -> None:
 def _show(args: argparse.Namespace) -> int:
     schema = read(args.file)
     print(f"scaling {schema.scaling}\nclasses {', '.join(schema.classes)}")
+    if tables := schema.tables.to_dict():
+        print(f"tables {in_words(tables)}")
+    if schema.undirected:
+        print("undirected")
     for kind, columns in schema.nodes.items():
         used = {name: column for name, column in columns.items() if column.kind != "ignored"}
         for place, (name, column) in enumerate(used.items(), 1):
@@ -61,10 +65,11 @@ def read(path: Path) -> Schema:
 
 
 def _merge(args: argparse.Namespace) -> int:
+    from fedgraph_flwr.data.columns import log_warning
     from fedgraph_flwr.data.federated_statistics import merge, read_sums
 
     told = [(str(path), read_sums(path)) for path in args.parties]
-    merged = merge(told)
+    merged = merge(told, print, log_warning)
     if args.schema.exists() and not args.overwrite and Schema.load(args.schema) not in [t["schema"] for _, t in told]:
         raise FedGraphError(
             f"{args.schema} is another schema than the parties': choose another name, or add --overwrite"

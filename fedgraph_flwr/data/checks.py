@@ -38,6 +38,7 @@ def check_file(graph: Any, where: str) -> Any:
         else:
             _check_typed(graph)
         _check_labels(graph)
+        _tensor(graph.ids, "ids", torch.uint8, (graph.y.size(0) if graph.ids.numel() else 0, None))
         if isinstance(graph, ClientGraph):
             _check_cuts(graph)
     except FedGraphError as error:

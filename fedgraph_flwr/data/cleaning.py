@@ -109,4 +109,5 @@ def subgraph(graph: Graph, keep: Tensor) -> Graph:
         val_mask=graph.val_mask[keep],
         test_mask=graph.test_mask[keep],
         group=graph.group[keep] if len(graph.group) else graph.group,
+        ids=graph.ids[keep] if len(graph.ids) else graph.ids,
     )

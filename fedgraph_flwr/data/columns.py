@@ -19,17 +19,27 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.schema import Column, Schema
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.data.value_formats import (
+    ANY,
+    FORMATS,
+    NumberFormat,
+    date_format,
+    date_like,
+    looks_like,
+    number_like,
+    read_dates,
+    readings,
+)
+from fedgraph_flwr.errors import FedGraphError, plain, unknown
 
 TRUE = {"1", "true", "t", "yes", "y"}
 FALSE = {"0", "false", "f", "no", "n"}
 NOTHING = {"", "nan", "na", "n/a", "null", "none"}
-"""Words for a missing number, date or flag, beside an empty cell."""
+"""Words for a missing number, date or flag, in addition to an empty cell."""
 
 SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 """Words of a split, and which mask they mean."""
 
-DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 MAX_CATEGORIES = 50
 FLOOR = 5
 """Rows below which a category is "other", and a statistic is not told."""
@@ -42,6 +52,15 @@ def _silent(text: str) -> None:
     pass
 
 
+def log_warning(text: str) -> None:
+    """Log a line at level WARNING."""
+    from logging import WARNING
+
+    from flwr.common.logger import log
+
+    log(WARNING, "%s", text)
+
+
 @dataclass(frozen=True)
 class Treatment:
     """What the user says of the columns, and what the parties have agreed upon.
@@ -52,7 +71,10 @@ class Treatment:
         schema: to obey.
         where: the file of the schema, for errors.
         floor: rows below which a category is "other".
-        say: is told what is found, dropped and filled, a sentence each.
+        decimals: the decimal sign of numbers, by column; "" stands for all columns. Likewise ``thousands``.
+        date_formats: of dates, by column; several are separated by ``|``.
+        say: receives what is found, dropped and filled, one line each.
+        warn: receives what changes or loses data, one line each; default: the log.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +84,11 @@ class Treatment:
     schema: Schema | None = None
     where: str = ""
     floor: int = FLOOR
+    decimals: Mapping[str, str] = field(default_factory=dict)
+    thousands: Mapping[str, str] = field(default_factory=dict)
+    date_formats: Mapping[str, str] = field(default_factory=dict)
     say: Callable[[str], None] = _silent
+    warn: Callable[[str], None] = log_warning
 
     def settled_scaling(self, default: str = "local") -> str:
         """The word that holds.
@@ -98,14 +124,28 @@ class Treatment:
         """
         known = {name for names in tables.values() for name in names}
         known |= {f"{kind}.{name}" for kind, names in tables.items() for name in names}
-        for option, words in self.options.items():
+        formats = {"decimal": self.decimals, "thousands": self.thousands, "date-format": self.date_formats}
+        for option, words in (self.options | formats).items():
             for name in words:
-                if name not in known:
+                if name and name not in known:
                     raise unknown("column", name, known, f"--{option}")
 
     def word(self, words: Mapping[str, str], kind: str, name: str) -> str:
         """What the user says of a column of a node type, "" for nothing."""
         return words.get(f"{kind}.{name}", words.get(name, ""))
+
+    def number_formats(self, kind: str, name: str) -> list[NumberFormat] | None:
+        """The formats that the user's options leave for a column; None where there is no option."""
+        decimal, thousands = (
+            next((words[key] for key in (f"{kind}.{name}", name, "") if key in words), None)
+            for words in (self.decimals, self.thousands)
+        )
+        if decimal is None and thousands is None:
+            return None
+        if decimal is not None and decimal == thousands:
+            raise FedGraphError(f"--decimal and --thousands of column '{name}' are both '{decimal}': they must differ")
+        fits = [form for form in FORMATS if decimal in (None, form.decimal) and form.decimal != thousands]
+        return [form for form in fits if not form.thousands or thousands in (None, form.thousands)]
 
 
 AS_FOUND = Treatment()
@@ -144,9 +184,14 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
     scaling = treatment.settled_scaling()
     agreed = columns(kind, table, names, where, treatment)
     used = {name: column for name, column in agreed.items() if column.kind != "ignored"}
+    if treatment.schema:
+        decimals = _decimals_of(kind, table, [n for n in used if used[n].kind == "number"], treatment)
+        for name, column in used.items():
+            used[name] = as_written(kind, column, table[name], name, where, treatment, decimals)
     fitted, blocks, filled = dict(agreed), [np.zeros((len(table), 0))], []
     for name, column in used.items():
         read = values(table[name], column, name, where)
+        _report_others(name, column, read, where, treatment)
         if scaling == "federated" and "fill" not in column.statistics:
             raise FedGraphError(
                 f"{treatment.where} says scaling federated, but has no statistics of column '{name}': make it by"
@@ -159,6 +204,8 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
             filled.append(f"{name} {lacking} of {len(read)}{mark}")
     if used:
         treatment.say(f"{where}: {_listing(used)}")
+    if formats := [f"{name} as {column.format}" for name, column in used.items() if column.format and _unusual(column)]:
+        treatment.say(f"{where}: formats: {', '.join(formats)}")
     if filled:
         treatment.say(f"missing values, filled: {'; '.join(filled)}")
     x = torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32))
@@ -174,7 +221,8 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
         FedGraphError: one of the schema's lacks, or the user's word is not the schema's.
     """
     if treatment.schema is None:
-        found = {name: _found(kind, table[name], name, where, treatment) for name in names}
+        decimals = _decimals_of(kind, table, names, treatment)
+        found = {name: _found(kind, table[name], name, where, treatment, decimals) for name in names}
         dropped = [f"{name} ({why})" for name, (_, why) in found.items() if why]
         agreed = {name: column for name, (column, _) in found.items()}
     else:
@@ -201,16 +249,30 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
     return agreed
 
 
-def _found(kind: str, column: Any, name: str, where: str, treatment: Treatment) -> tuple[Column, str]:
-    """A column as its values show it, where the user does not say, and why it is ignored, "" where it is not."""
+def _found(
+    kind: str, column: Any, name: str, where: str, treatment: Treatment, decimals: set[str]
+) -> tuple[Column, str]:
+    """A column as its values and the user's options show it, and why it is ignored, "" where it is not."""
     said, scale = (treatment.word(w, kind, name) for w in (treatment.kinds, treatment.scales))
-    found, told = _kind(column, name, where) if said in ("", "date") else (said, "")
+    form = treatment.word(treatment.date_formats, kind, name)
+    if form and said not in ("", "date"):
+        raise FedGraphError(f"--date-format {name}={form}, but --kind {name}={said}: leave one of them out")
+    said = "date" if form else said
+    accepted = treatment.number_formats(kind, name)
+    detected = said in ("", "date", "number") and not (form or (said == "number" and column.dtype.kind in "biuf"))
+    found, told = (said, form)
+    if detected:
+        found, told = _kind(column, name, where, accepted, decimals, treatment, said)
     if said == "date" and found != "date":
-        raise FedGraphError(f"{where}: column '{name}' holds no dates such as 2026-01-31 or 31.01.2026")
+        raise FedGraphError(
+            f"{where}: column '{name}' holds no dates such as 2026-01-31 or 31.01.2026: pass --date-format {name}=FORMAT, such"
+            " as %d %b %Y"
+        )
     if found == "ignored":
-        return Column("ignored"), told or "as you said"
+        return Column("ignored"), told or "by --kind"
     unit = treatment.word(treatment.units, kind, name)
-    spec = Column(found, unit=unit, scale=scale or "standard", format=told if found == "date" else "")
+    found, told = ("number", "") if said == "number" and found != "number" else (found, told)
+    spec = Column(found, unit=unit, scale=scale or "standard", format=told if found in ("date", "number") else "")
     if found == "category":
         spec = replace(spec, categories=frequent(counts(values(column, spec, name, where)), treatment.floor))
         if not spec.categories:
@@ -218,53 +280,205 @@ def _found(kind: str, column: Any, name: str, where: str, treatment: Treatment) 
     return replace(spec, missing=bool(absent(values(column, spec, name, where)).any())), ""
 
 
-def _kind(column: Any, name: str, where: str) -> tuple[str, str]:
-    """The kind of a column, and its format (a date) or why it is ignored.
+def _known(column: Any) -> list[str]:
+    """The distinct values of a column as text, without those that stand for nothing."""
+    return [str(word) for word in np.unique(as_words(column)) if word.strip().lower() not in NOTHING]
+
+
+def _decimals_of(kind: str, table: Any, names: Sequence[str], treatment: Treatment) -> set[str]:
+    """The decimal signs of the columns that can be read in one way only: they decide where another column can be read in two."""
+    found = set()
+    for name in names:
+        if table[name].dtype.kind in "biufM" or treatment.word(treatment.kinds, kind, name) not in ("", "number"):
+            continue
+        words = _known(table[name])
+        if not words or number_like(words[:20]).sum() < len(words[:20]):  # a cheap look at what is no number anyway
+            continue
+        forms = readings(words, treatment.number_formats(kind, name) or FORMATS)
+        if len(forms) == 1 and (forms[0].thousands in (",", ".") or any(forms[0].decimal in word for word in words)):
+            found.add(forms[0].decimal)
+    return found
+
+
+def _number_format(
+    words: Sequence[str], name: str, where: str, accepted: Sequence[NumberFormat] | None, decimals: set[str]
+) -> NumberFormat | None:
+    """The format by which all words are numbers; None where some word is not.
 
     Raises:
-        FedGraphError: most of its values are numbers, but not all; or days and months cannot be told apart.
+        FedGraphError: they can be read in two ways, and neither the options nor the other columns decide.
     """
-    import pandas as pd
+    forms = readings(words, FORMATS if accepted is None else accepted)
+    if len(forms) > 1 and len(fitting := [form for form in forms if form.decimal in decimals]) == 1:
+        forms = fitting
+    if len(forms) > 1:
+        which = next(i for i in range(len(words)) if len({float(form.read([words[i]])[0]) for form in forms}) > 1)
+        told = " or ".join(f"{form.read([words[which]])[0]:.15g} (--decimal {name}={form.decimal})" for form in forms)
+        raise FedGraphError(
+            f"{where}: column '{name}' has '{words[which]}', which can mean {told}: pass one of these options"
+        )
+    return forms[0] if forms else None
 
+
+def _kind(
+    column: Any,
+    name: str,
+    where: str,
+    accepted: Sequence[NumberFormat] | None,
+    decimals: set[str],
+    treatment: Treatment,
+    said: str = "",
+) -> tuple[str, str]:
+    """The kind of a column, and its format (a date or number) or why it is ignored.
+
+    Raises:
+        FedGraphError: most of its values are numbers or dates, but not all; or they can be read in two ways.
+    """
     if not len(column):
         return "number", ""
     if column.dtype.kind == "M":
-        return "date", DATES[0]
+        return "date", "ISO8601"
     if column.dtype.kind in "biuf":
         known = set(column.dropna().unique())
         kind = "flag" if column.dtype.kind == "b" or known == {0, 1} else "number"
         return (kind, "") if known else ("ignored", "empty")
-    distinct = [word for word in np.unique(as_words(column)) if word.lower() not in NOTHING]
+    distinct = _known(column)
     low = {word.lower() for word in distinct}
     if not distinct:
         return "ignored", "empty"
-    if low <= TRUE | FALSE and (len(low) == 2 or not low <= {"0", "1"}):
-        return "flag", ""
-    if "train" in low and low <= SPLITS.keys():
-        return "ignored", f"looks like a split; --split-column {name} takes it for one"
-    number = ~np.isnan(pd.to_numeric(pd.Series(distinct), errors="coerce").to_numpy(dtype=np.float64))
-    if number.all():
-        return "number", ""
+    if said != "number":
+        if low <= TRUE | FALSE and (len(low) == 2 or not low <= {"0", "1"}):
+            return "flag", ""
+        if "train" in low and low <= SPLITS.keys():
+            return "ignored", f"looks like a split; --split-column {name} takes it for one"
+    if (form := _number_format(distinct, name, where, accepted, decimals)) is not None:
+        return "number", str(form)
+    number, date = number_like(distinct), date_like(distinct)
     if number.mean() > 0.5:
-        wrong = distinct[int((~number).argmax())]
-        row = int((as_words(column) == wrong).argmax())
+        raise FedGraphError(_unlike(column, distinct, number, name, where, accepted))
+    if date.all():
+        return "date", date_format(distinct, name, where)
+    if date.mean() > 0.5:
+        wrong, right = distinct[int((~date).argmax())], distinct[int(date.argmax())]
         raise FedGraphError(
-            f"{where}: features must be finite numbers, column '{name}' has '{wrong}' in row {row + 1}: mend it, or say"
-            f" --kind {name}=category, or --kind {name}=ignored"
+            f"{where}: column '{name}' has '{plain(wrong, 40)}' in row {_row(column, wrong)}, and dates such as '{right}':"
+            f" correct the value, or pass --date-format {name}=FORMAT (several separated by |), or --kind {name}=ignored"
         )
-    fitting = [
-        f for f in DATES if not bool(pd.to_datetime(pd.Series(distinct), format=f, errors="coerce").isna().any())
-    ]
-    if len(fitting) > 1:
-        raise FedGraphError(
-            f"{where}: column '{name}' has dates such as '{distinct[0]}', of which day and month cannot be told apart: write"
-            f" them as 2026-01-31, or say --kind {name}=ignored"
-        )
-    if fitting:
-        return "date", fitting[0]
     if len(distinct) > max(20, 0.5 * len(column)):
+        if what := looks_like(distinct):
+            fix = "remove units from its values" if what == "numbers" else f"pass --date-format {name}=FORMAT"
+            treatment.warn(
+                f"{where}: column '{name}' is ignored, but its {len(distinct)} different values look like {what}, such as"
+                f" '{plain(distinct[0], 40)}': {fix}, or pass --kind {name}=ignored"
+            )
         return "ignored", f"{len(distinct)} different words in {len(column)} rows"
     return "category", ""
+
+
+def _row(column: Any, word: str) -> int:
+    """The first row with a value, from 1."""
+    return int((as_words(column) == word).argmax()) + 1
+
+
+def _unlike(
+    column: Any,
+    distinct: Sequence[str],
+    number: np.ndarray,
+    name: str,
+    where: str,
+    accepted: Sequence[NumberFormat] | None,
+) -> str:
+    """The error message for a column most of whose values are numbers, but not all, or not in one format."""
+    remedy = f"correct the value, or pass --kind {name}=category or --kind {name}=ignored"
+    if number.all():
+        forms = [max(FORMATS, key=lambda form: int((~np.isnan(form.read(distinct))).sum()))]
+        if accepted is not None:
+            forms = list(accepted)
+        wrong = next(word for word in distinct if all(np.isnan(form.read([word])[0]) for form in forms))
+        why = "as its --decimal and --thousands say" if accepted is not None else f"like '{str(forms[0]) or '1234.5'}'"
+        return (
+            f"{where}: column '{name}' has '{wrong}' in row {_row(column, wrong)}, which is not a number {why}: pass --decimal"
+            f" {name}=SIGN or --thousands {name}=SIGN, or {remedy}"
+        )
+    wrong = distinct[int((~number).argmax())]
+    value = f"'{plain(wrong, 40)}' in row {_row(column, wrong)}"
+    return f"{where}: features must be finite numbers, column '{name}' has {value}: {remedy}"
+
+
+def as_written(
+    kind: str, column: Column, series: Any, name: str, where: str, treatment: Treatment, decimals: set[str]
+) -> Column:
+    """A column of the schema with the format by which this table writes it.
+
+    The user's options go first, then the schema's format; a table that it does not fit is read by what is detected, as is one
+    whose other columns have another decimal sign.
+
+    Raises:
+        FedGraphError: the options do not fit the column, or the table can be read in two ways.
+    """
+    accepted, form = treatment.number_formats(kind, name), treatment.word(treatment.date_formats, kind, name)
+    if form and column.kind != "date":
+        raise FedGraphError(f"--date-format {name}={form}, but {treatment.where} says {column.kind}: leave it out")
+    if series.dtype.kind in "biufM" or column.kind not in ("number", "date"):
+        return column
+    words = _known(series)
+    if column.kind == "date":
+        if not form and words and read_dates(_series(words), column.format).isna().any():
+            form = date_format(words, name, where)
+    elif words:
+        stored = NumberFormat.parse(column.format)
+        doubtful = column.format == ANY or (decimals and stored.decimal not in decimals and len(readings(words)) > 1)
+        if accepted is not None or doubtful or np.isnan(stored.read(words)).any():
+            found = _number_format(words, name, where, accepted, decimals)
+            if found is None and accepted is not None:
+                raise FedGraphError(_unlike(series, words, np.ones(len(words), bool), name, where, accepted))
+            if found is not None:
+                return replace(column, format=str(found))
+    return replace(column, format=form) if form else column
+
+
+def _series(words: Any) -> Any:
+    import pandas as pd
+
+    return pd.Series(words)
+
+
+def _unusual(column: Column) -> bool:
+    """Whether a format is worth a line: no plain number, and no single ISO date."""
+    return column.format != "ISO8601"
+
+
+MAX_NAMED = 5
+"""Values that a line about rows that become "other" names."""
+
+
+def named_counts(count: Mapping[str, int]) -> str:
+    """The most frequent of some values with their rows, truncated and sanitized."""
+    often = sorted(count, key=lambda word: (-count[word], word))
+    more = f" and {len(often) - MAX_NAMED} more" if len(often) > MAX_NAMED else ""
+    return ", ".join(f"'{plain(word, 30)}' {count[word]}" for word in often[:MAX_NAMED]) + more
+
+
+def _report_others(name: str, column: Column, read: np.ndarray, where: str, treatment: Treatment) -> None:
+    """Count and name the values of a category that become "other": a warning where the schema does not list them."""
+    if column.kind != "category":
+        return
+    unlisted = {word: count for word, count in counts(read).items() if word not in column.categories}
+    if not unlisted:
+        return
+    rows, total = sum(unlisted.values()), int((read != "").sum())
+    if treatment.schema is None:
+        treatment.say(
+            f"{where}: {rows} of {total} rows have a rare value of '{name}' (fewer than {treatment.floor} rows) and become"
+            f" 'other': {named_counts(unlisted)}"
+        )
+    else:
+        treatment.warn(
+            f"{where}: {rows} of {total} rows have a value of '{name}' that {treatment.where or 'the schema'} does not list and"
+            f" become 'other': {named_counts(unlisted)}; it lists"
+            f" {', '.join(plain(word, 30) for word in column.categories[:MAX_NAMED])}"
+            + (f" and {len(column.categories) - MAX_NAMED} more" if len(column.categories) > MAX_NAMED else "")
+        )
 
 
 def counts(read: np.ndarray) -> dict[str, int]:
@@ -305,12 +519,14 @@ def values(column: Any, spec: Column, name: str, where: str) -> np.ndarray:
     if spec.kind == "category":
         return np.char.strip(as_words(column))
     if spec.kind == "date":
-        read = pd.to_datetime(column, format=spec.format or DATES[0], errors="coerce", utc=True)
+        read = read_dates(_series(as_words(column)) if column.dtype.kind in "iuf" else column, spec.format)
         days = (read - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
         known = days.to_numpy(dtype=np.float64, na_value=np.nan)
     elif spec.kind == "flag":
         low = np.char.lower(as_words(column))
         known = np.where(np.isin(low, list(TRUE)), 1.0, np.where(np.isin(low, list(FALSE)), 0.0, np.nan))
+    elif spec.format and column.dtype.kind not in "biuf":
+        known = NumberFormat.parse(spec.format).read(as_words(column))
     else:
         known = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     doubtful = np.flatnonzero(~(np.abs(known) <= np.finfo(np.float32).max))
@@ -318,8 +534,12 @@ def values(column: Any, spec: Column, name: str, where: str) -> np.ndarray:
     wrong = doubtful[~np.isin(told, list(NOTHING))]
     if wrong.size:
         kind = {"number": "finite numbers", "date": "dates", "flag": "yes or no"}[spec.kind]
+        value = plain(column.iloc[wrong[0]], 40)
+        fix = f": pass --date-format {name}=FORMAT" if spec.kind == "date" else ""
+        if spec.kind == "number" and number_like([value]).any():
+            fix = f": pass --decimal {name}=SIGN or --thousands {name}=SIGN"
         raise FedGraphError(
-            f"{where}: features must be {kind}, column '{name}' has '{column.iloc[wrong[0]]}' in row {wrong[0] + 1}"
+            f"{where}: features must be {kind}, column '{name}' has '{value}' in row {wrong[0] + 1}{fix}"
         )
     return known
 

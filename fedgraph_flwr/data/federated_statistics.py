@@ -12,17 +12,28 @@ each column, the names of its classes and columns, and no bin, category or colum
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.data.columns import absent, center_and_spread, counts, frequent, moved, natural, values
+from fedgraph_flwr.data.columns import (
+    absent,
+    center_and_spread,
+    counts,
+    frequent,
+    moved,
+    named_counts,
+    natural,
+    values,
+)
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.data.schema import Column, Schema
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.data.tables import TableLayout
+from fedgraph_flwr.data.value_formats import ANY
+from fedgraph_flwr.errors import FedGraphError, plain
 
 FORMAT = 1
 ERROR = 0.001
@@ -120,7 +131,15 @@ def write_sums(path: Path, told: Mapping[str, Any]) -> None:
     write_bytes(path, json.dumps(told, indent=1).encode())
 
 
-def merge(parties: Sequence[tuple[str, Mapping[str, Any]]]) -> Schema:
+def _silent(text: str) -> None:
+    pass
+
+
+def merge(
+    parties: Sequence[tuple[str, Mapping[str, Any]]],
+    say: Callable[[str], None] = _silent,
+    warn: Callable[[str], None] = _silent,
+) -> Schema:
     """The schema of several parties, with statistics over all of them.
 
     Columns stand in the order of the first party; classes are in the first party's order too if all name the same, else in
@@ -128,22 +147,49 @@ def merge(parties: Sequence[tuple[str, Mapping[str, Any]]]) -> Schema:
 
     Args:
         parties: name of each file, and what `read_sums` gives.
+        say: receives what is merged otherwise than by all parties alike.
+        warn: receives values that look as if parties wrote them differently.
 
     Raises:
-        FedGraphError: parties disagree about a column, or together have too few rows of it.
+        FedGraphError: parties disagree about a column or about ``undirected``, or together have too few rows of it.
     """
     (first, _), *_ = parties
     schemas = {name: told["schema"] for name, told in parties}
     kinds = sorted({kind for schema in schemas.values() for kind in schema.nodes})
-    nodes = {kind: _merged_table(kind, parties) for kind in kinds}
+    nodes = {kind: _merged_table(kind, parties, say, warn) for kind in kinds}
     classes = schemas[first].classes
     if any(set(schema.classes) != set(classes) for schema in schemas.values()):
         classes = tuple(sorted({word for schema in schemas.values() for word in schema.classes}, key=natural))
     edges = tuple(sorted({edge for schema in schemas.values() for edge in schema.edges}))
-    return Schema(classes=classes, nodes=nodes, edges=edges, scaling="federated")
+    tables, undirected = _merged_layout(schemas, say), {schema.undirected for schema in schemas.values()}
+    if len(undirected) > 1:
+        both, one = (next(name for name, s in schemas.items() if s.undirected == told) for told in (True, False))
+        raise FedGraphError(f"{both} was written with --undirected and {one} without: use the same in both")
+    return Schema(classes, nodes, edges, "federated", tables, undirected.pop())
 
 
-def _merged_table(kind: str, parties: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Column]:
+def _merged_layout(schemas: Mapping[str, Schema], say: Callable[[str], None]) -> TableLayout:
+    """What all parties' layouts have in common."""
+    layouts = {name: schema.tables.to_dict() for name, schema in schemas.items()}
+    common = {}
+    for key in dict.fromkeys(key for layout in layouts.values() for key in layout):
+        values = {name: layout.get(key, "") for name, layout in layouts.items()}
+        if len(set(values.values())) == 1:
+            common[key] = next(iter(values.values()))
+        else:
+            told = ", ".join(
+                f"'{value}' in {name}" if value else f"the default in {name}" for name, value in values.items()
+            )
+            say(f"{key} of the tables is {told}: each party passes its own again")
+    return TableLayout(**common)
+
+
+def _merged_table(
+    kind: str,
+    parties: Sequence[tuple[str, Mapping[str, Any]]],
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> dict[str, Column]:
     having = [(name, told) for name, told in parties if kind in told["schema"].nodes and told["sums"].get(kind)]
     if not having:
         return {}
@@ -165,16 +211,51 @@ def _merged_table(kind: str, parties: Sequence[tuple[str, Mapping[str, Any]]]) -
                         f"column '{column}' has {what} {mine} in {first} and {its} in {name}: {remedy} in both"
                     )
             if columns[column].format != theirs[column].format:
-                raise FedGraphError(
-                    f"column '{column}' writes its dates otherwise in {name} than in {first}: write them alike"
-                )
+                say(f"formats of column '{column}' differ between {first} and {name}: each party's is detected")
+                columns[column] = replace(columns[column], format=ANY if columns[column].kind == "number" else "")
     floor = max(int(told["floor"]) for _, told in having)
     merged = {}
     for name, column in columns.items():
         sums = [told["sums"][kind][name] for _, told in having]
         marked = any(told["schema"].nodes[kind][name].missing for _, told in having)
         merged[name] = _merged(name, replace(column, missing=marked), sums, floor)
+        if column.kind == "category":
+            words = {party: told["sums"][kind][name].get("words", {}) for party, told in having}
+            _report_words(name, merged[name], words, sum(s["count"] for s in sums), say, warn)
     return merged
+
+
+def _report_words(
+    name: str,
+    column: Column,
+    words: Mapping[str, Mapping[str, int]],
+    rows: int,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Count the rows of a category that become "other", and name the values that only one party has."""
+    total: Counter[str] = Counter()
+    for told in words.values():
+        total.update(told)
+    if lost := rows - sum(total[word] for word in column.categories):
+        cut = {word: count for word, count in total.items() if word not in column.categories}
+        named = f": {named_counts(cut)}" if cut else "; their values have too few rows to leave a party"
+        say(f"column '{name}': {lost} of {rows} rows become 'other'{named}")
+    for party, told in words.items():
+        others = {word for other, theirs in words.items() if other != party for word in theirs}
+        alone = {word: count for word, count in told.items() if word not in others}
+        if alone and others:
+            text = f"column '{name}': only {party} has {named_counts(alone)}"
+            if len(alone) == len(told):
+                warn(
+                    f"{text}, and no value of the other parties ({named_counts({w: total[w] for w in others})}): write them alike"
+                )
+            else:
+                say(text)
+    spelled: dict[str, str] = {}
+    for word in total:
+        if (other := spelled.setdefault(word.casefold(), word)) != word:
+            warn(f"column '{name}': '{plain(other, 30)}' and '{plain(word, 30)}' are two values: write them alike")
 
 
 def _merged(name: str, column: Column, sums: Sequence[Mapping[str, Any]], floor: int) -> Column:

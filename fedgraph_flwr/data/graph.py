@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, Self
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -35,7 +36,41 @@ def _no_ids() -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
 
 
-_OPTIONAL = ("name", "group", "schema", "part")
+def _no_words() -> Tensor:
+    return torch.zeros(0, 0, dtype=torch.uint8)
+
+
+def pack_words(words: Any) -> Tensor:
+    """Texts as UTF-8, uint8 [N, width], padded with zeros, so that rows can be selected as those of any tensor."""
+    encoded = np.char.encode(np.asarray(words, dtype=str), "utf-8")
+    width = max(encoded.dtype.itemsize, 1)
+    return torch.from_numpy(np.ascontiguousarray(encoded).view(np.uint8).reshape(len(encoded), width).copy())
+
+
+def unpack_words(packed: Tensor) -> np.ndarray:
+    """What `pack_words` packed, text [N]."""
+    rows = np.ascontiguousarray(packed.numpy())
+    return np.char.decode(rows.view(f"S{rows.shape[1]}").reshape(len(rows)), "utf-8", "replace")
+
+
+def check_dtypes(tensors: Any, where: str) -> None:
+    """Check a PyG ``Data`` (or one type of a ``HeteroData``) for values that a conversion would silently change.
+
+    Raises:
+        FedGraphError: an ``edge_index`` or ``y`` that is not of integers, or a complex ``x``.
+    """
+    for key in ("edge_index", "y"):
+        tensor = getattr(tensors, key, None)
+        if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+            raise FedGraphError(f"{where}: {key} must hold integers, got {tensor.dtype}: convert it with .long()")
+    x = getattr(tensors, "x", None)
+    if isinstance(x, Tensor) and x.is_complex():
+        raise FedGraphError(
+            f"{where}: x must hold real numbers, got {x.dtype}: pass real and imaginary part as features of their own"
+        )
+
+
+_OPTIONAL = ("name", "group", "schema", "part", "ids")
 
 
 @dataclass
@@ -51,6 +86,8 @@ class Graph:
         name: the dataset's name.
         group: the client each node was planted in or listed under by its source, int64 [N]; empty where there is none.
         schema: what an imported graph's features and classes mean (`schema.stored`); empty for others.
+        ids: the nodes' own ids in the tables that they come from (`pack_words`), uint8 [N, width]; empty for others. They stay in
+            the party's file: nothing is computed from them, and no message holds them.
     """
 
     x: Tensor
@@ -63,6 +100,7 @@ class Graph:
     name: str = ""
     group: Tensor = field(default_factory=_no_ids)
     schema: dict[str, Any] = field(default_factory=dict)
+    ids: Tensor = field(default_factory=_no_words)
 
     @property
     def num_nodes(self) -> int:
@@ -77,6 +115,7 @@ class Graph:
     @classmethod
     def from_pyg(cls, data: Any, num_classes: int, name: str = "") -> "Graph":
         """From a PyG ``Data``; masks that are missing become all False, 2-D masks keep their first column."""
+        check_dtypes(data, name or "the Data")
         n = int(data.num_nodes)
 
         def mask(key: str) -> Tensor:
@@ -125,7 +164,19 @@ class Graph:
         kind = values.pop("kind", None)
         if kind != cls.__name__:
             raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")
+        check_client_fields(kind, values, str(path))
         return cls(**{**tensors, **values})
+
+
+def check_client_fields(kind: str, values: Any, where: str) -> None:
+    """Check that the values of a client's file say whose it is.
+
+    Raises:
+        FedGraphError: one is missing.
+    """
+    for key in ("client", "num_clients"):
+        if kind.endswith("ClientGraph") and key not in values:
+            raise FedGraphError(f"{where} has no field '{key}': write it again with `import --client` or `partition`")
 
 
 @dataclass

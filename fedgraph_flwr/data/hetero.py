@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
-from fedgraph_flwr.data.graph import ClientGraph, Graph, Source, read_tensors, write_tensors
+from fedgraph_flwr.data.graph import (
+    ClientGraph,
+    Graph,
+    Source,
+    check_client_fields,
+    check_dtypes,
+    read_tensors,
+    write_tensors,
+)
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 
 EdgeType = tuple[str, str, str]
@@ -39,6 +47,7 @@ class HeteroGraph:
         name: the dataset's name.
         schema: what an imported graph's features and classes mean (`schema.stored`); empty for others.
         by_name: whether edge types of one name have weights in common, whatever types they join.
+        ids: as of `Graph`, of the nodes of the target type, uint8 [N_target, width].
     """
 
     counts: dict[str, int]
@@ -53,6 +62,7 @@ class HeteroGraph:
     name: str = ""
     schema: dict[str, Any] = field(default_factory=dict)
     by_name: bool = False
+    ids: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.uint8))
 
     def __post_init__(self) -> None:
         if self.target not in self.counts:
@@ -131,6 +141,10 @@ class HeteroGraph:
     @classmethod
     def from_pyg(cls, data: Any, target: str, num_classes: int, name: str = "") -> "HeteroGraph":
         """From a PyG ``HeteroData``; masks that are missing become all False."""
+        for kind in (*data.node_types, *data.edge_types):
+            check_dtypes(
+                data[kind], f"'{':'.join(kind) if isinstance(kind, tuple) else kind}' of {name or 'the HeteroData'}"
+            )
         n = int(data[target].num_nodes)
 
         def mask(key: str) -> Tensor:
@@ -169,7 +183,7 @@ class HeteroGraph:
 
     def save(self, path: Path | str | BinaryIO) -> None:
         """Write one file atomically: tensors by the place of their type, names and counts as JSON in its header."""
-        tensors = {key: getattr(self, key) for key in ("y", "train_mask", "val_mask", "test_mask")}
+        tensors = {key: getattr(self, key) for key in ("y", "train_mask", "val_mask", "test_mask", "ids")}
         tensors |= {f"x.{i}": self.x[a] for i, a in enumerate(self.counts) if a in self.x}
         tensors |= {f"edges.{i}": index for i, index in enumerate(self.edges.values())}
         values = {"node_types": list(self.counts.items()), "edge_types": list(self.edges)}
@@ -195,6 +209,7 @@ class HeteroGraph:
         kind = values.pop("kind", None)
         if kind != cls.__name__:
             raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")
+        check_client_fields(kind, values, str(path))
         given: dict[str, Any] = {**tensors, **values}
         counts: dict[str, int] = dict(given.pop("node_types"))
         types: list[EdgeType] = [(a, relation, b) for a, relation, b in given.pop("edge_types")]

@@ -5,15 +5,15 @@
 
 Typed nodes and edges: `importing_typed`.
 
-The pieces of `from_tables` (`read_table`, `Ids`, `feature_columns`, `label_codes`, `split_masks`, `edge_ends`) each treat one
-table, so that typed graphs can be put together from several. Rows are counted from 1, after the header.
+The pieces of `from_tables` (`Ids`, `feature_columns`, `label_codes`, `split_masks`, `edge_ends`, `once`) each treat one table, so
+that typed graphs can be put together from several. Rows are counted from 1, after the header.
 """
 
 import copy
 import fnmatch
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,12 @@ from fedgraph_flwr.data.columns import (
     natural,
     warn_unscaled,
 )
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.schema import NODE, Column, Schema, stored
 from fedgraph_flwr.data.split import split_graph
+from fedgraph_flwr.data.tables import TableLayout, read_table
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -49,6 +50,7 @@ class Columns:
 
     Attributes:
         features: names or patterns such as ``x_*``; empty: every other column of the node table.
+        separator: of a CSV; likewise ``encoding``; "" for what is detected.
     """
 
     id: str = "id"
@@ -58,11 +60,43 @@ class Columns:
     client: str = ""
     source: str = "source"
     target: str = "target"
+    separator: str = ""
+    encoding: str = ""
+
+    @classmethod
+    def of(cls, layout: TableLayout, features: Sequence[str] = ()) -> "Columns":
+        """The columns that a layout names, the others by their defaults."""
+        return cls(features=features, **layout.to_dict())
+
+    @property
+    def layout(self) -> TableLayout:
+        """What differs from the defaults, as a schema stores it."""
+        values = {f.name: getattr(self, f.name) for f in fields(TableLayout)}
+        return TableLayout(**{name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)})
 
     @property
     def others(self) -> list[str]:
         """The columns of a node table that are no features."""
         return [name for name in (self.id, self.label, self.split, self.client) if name]
+
+
+_DEFAULTS = Columns()
+
+
+def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
+    """Check that no column with another meaning is a feature of the schema.
+
+    Raises:
+        FedGraphError: one is.
+    """
+    agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else {}
+    for role in ("id", "label", "split", "client"):
+        name = getattr(columns, role)
+        if name in agreed and agreed[name].kind != "ignored":
+            raise FedGraphError(
+                f"--{role}-column {name}, but {treatment.where} lists '{name}' as a feature ({agreed[name].kind}): choose another"
+                " column, or edit the schema"
+            )
 
 
 def agreed_classes(given: Sequence[str], treatment: Treatment) -> Sequence[str]:
@@ -109,8 +143,9 @@ def from_tables(
         FedGraphError: a file or column that lacks, ids twice or missing, edges to unknown ids, values that are not of their
             column's kind, labels outside ``classes``; the sentence names the first row.
     """
-    table, links = read_table(nodes), read_table(edges)
+    table, links = (read_table(path, columns.layout, treatment.say) for path in (nodes, edges))
     where = str(nodes)
+    check_roles(columns, NODE, treatment)
     say_dropped(links, columns, str(edges), treatment)
     ids = Ids(table, columns.id, where)
     names = agreed_classes(classes, treatment)
@@ -118,14 +153,17 @@ def from_tables(
     if columns.label:
         y, names = label_codes(table, columns.label, where, names)
     masks = split_masks(table, columns.split, where)
-    edge_index = edge_ends(links, columns, str(edges), ids, ids)
-    edge_index = to_undirected(edge_index, len(table)) if undirected else edge_index.unique(dim=1)
+    undirected = undirected or bool(treatment.schema and treatment.schema.undirected)
+    edge_index = once(edge_ends(links, columns, str(edges), ids, ids), len(table), undirected, str(edges), treatment)
     usable = feature_columns(table, columns.features, columns.others, where)
     treatment.check_names({NODE: usable})
     made = features(NODE, table, usable, where, treatment)
     if not made.x.size(1):
         raise FedGraphError(f"{where} has no feature column: {', '.join(usable) or 'there are no other columns'}")
-    agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling())
+    tables = treatment.schema.tables if treatment.schema else columns.layout
+    agreed = Schema(
+        tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling(), tables=tables, undirected=undirected
+    )
     graph = Graph(
         x=made.x,
         edge_index=edge_index,
@@ -135,27 +173,22 @@ def from_tables(
         test_mask=masks[2] & (y >= 0),
         num_classes=len(names),
         group=group_codes(table, columns.client, where),
-        schema=stored(agreed, {NODE: made.fitted}, undirected),
+        schema=stored(agreed, {NODE: made.fitted}, undirected, columns.layout),
+        ids=pack_words(ids.index.to_numpy()),
     )
     return check(graph, where, labelled=bool(columns.label))
 
 
-def read_table(path: Path | str) -> Any:
-    """A pandas table of a ``.csv``, ``.csv.gz`` or ``.parquet`` file; empty cells of a CSV are missing, nothing else is."""
-    import pandas as pd
-
-    path = Path(path)
-    if not path.is_file():
-        raise FedGraphError(f"no such table: {path}")
-    try:
-        if path.suffix == ".parquet":
-            return pd.read_parquet(path)
-        if path.name.endswith((".csv", ".csv.gz")):
-            return pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[""], skipinitialspace=True)
-    except Exception as error:  # pandas and pyarrow raise many kinds
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FedGraphError(f"{path} cannot be read as a table ({reason})") from error
-    raise FedGraphError(f"{path} has no known ending; tables are .csv, .csv.gz or .parquet")
+def once(edges: Tensor, num_nodes: int, undirected: bool, where: str, treatment: Treatment) -> Tensor:
+    """The rows [2, E] of an edge table, each edge once, and in both directions where ``undirected``; says how many repeat."""
+    single = edges.sort(dim=0).values if undirected else edges
+    distinct = single.unique(dim=1)
+    if repeated := edges.size(1) - distinct.size(1):
+        both = ", in either direction" if undirected else ""
+        treatment.say(
+            f"{where}: {repeated} of {edges.size(1)} rows repeat an edge of another row{both}; each edge counts once"
+        )
+    return to_undirected(edges, num_nodes) if undirected else distinct
 
 
 def _column(table: Any, name: str, where: str, what: str) -> Any:
@@ -173,11 +206,25 @@ class Ids:
         Raises:
             FedGraphError: an id that is missing or stands twice.
         """
-        import pandas as pd
-
         words = as_words(_column(table, column, where, "id"))
         if (words == "").any():
             raise FedGraphError(f"{where}: row {int((words == '').argmax()) + 1} has no id in column '{column}'")
+        self._keep(words, where)
+
+    @classmethod
+    def of(cls, words: np.ndarray, where: str) -> "Ids":
+        """From the ids themselves [N].
+
+        Raises:
+            FedGraphError: an id stands twice.
+        """
+        found = cls.__new__(cls)
+        found._keep(words, where)
+        return found
+
+    def _keep(self, words: np.ndarray, where: str) -> None:
+        import pandas as pd
+
         self.index = pd.Index(words)
         if not self.index.is_unique:
             second = int(self.index.duplicated().argmax())
@@ -349,15 +396,18 @@ def from_data(
     for key in ("x", "edge_index", "y"):
         if not isinstance(getattr(data, key, None), Tensor):
             raise FedGraphError(f"{where}: the Data has no tensor '{key}'; x, edge_index and y are needed")
+    if not data.num_nodes:
+        raise FedGraphError(f"{where} has no nodes")
     if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
         raise FedGraphError(f"{where}: y must be one integer a node, got {data.y.dtype} {list(data.y.shape)}")
+    check_dtypes(data, where)
     if dropped := sorted(
         set(data.keys()) - {"x", "edge_index", "y", "train_mask", "val_mask", "test_mask", "num_nodes"}
     ):
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")
     check_masks(data, data.num_nodes, where)
     made = saved_features(NODE, data.x, where, treatment)
-    names = agreed_classes(classes, treatment) or [str(label) for label in range(int(data.y.max()) + 1)]
+    names = agreed_classes(classes, treatment) or numbered_classes(data.y, where)
     data = copy.copy(data)
     data.x = made.x
     graph = Graph.from_pyg(data, num_classes=len(names))
@@ -367,6 +417,25 @@ def from_data(
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
     check(graph, where)
     return replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes)) if undirected else graph
+
+
+MAX_CLASSES = 10_000
+"""Classes that labels may number without names."""
+
+
+def numbered_classes(y: Tensor, where: str) -> list[str]:
+    """The classes 0..C-1 of labels [N], C one more than the largest.
+
+    Raises:
+        FedGraphError: a label so large that it can hardly be the number of a class.
+    """
+    largest = int(y.max())
+    if largest >= max(MAX_CLASSES, y.numel()):
+        raise FedGraphError(
+            f"{where}: y has the label {largest} at node {int(y.argmax())}; labels number classes from 0, below {MAX_CLASSES}:"
+            " renumber them, or name the classes with --classes"
+        )
+    return [str(label) for label in range(largest + 1)]
 
 
 def check_masks(data: Any, num_nodes: int, where: str) -> None:

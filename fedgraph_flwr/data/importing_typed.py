@@ -15,23 +15,27 @@ from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.columns import AS_FOUND, Features, Treatment, feature_names, features
+from fedgraph_flwr.data.graph import check_dtypes, pack_words
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph, check
 from fedgraph_flwr.data.importing import (
     Columns,
     Ids,
     agreed_classes,
     check_masks,
+    check_roles,
     edge_ends,
     feature_columns,
     label_codes,
+    numbered_classes,
+    once,
     read_saved,
-    read_table,
     saved_features,
     say_dropped,
     split_masks,
 )
 from fedgraph_flwr.data.schema import Schema, stored
 from fedgraph_flwr.data.split import split_targets
+from fedgraph_flwr.data.tables import TableLayout, read_table
 from fedgraph_flwr.data.typed import without_reverse
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -62,7 +66,10 @@ def from_typed_tables(
     """
     if nodes.get(target) is None:
         raise unknown("target node type", target, [kind for kind, path in nodes.items() if path], "--target")
-    tables = {kind: read_table(path) for kind, path in nodes.items() if path is not None}
+    layout = columns.layout
+    tables = {kind: read_table(path, layout, treatment.say) for kind, path in nodes.items() if path is not None}
+    for kind in tables:
+        check_roles(columns, kind, treatment)
     ids = {kind: Ids(table, columns.id, str(nodes[kind])) for kind, table in tables.items()}
     usable = {kind: feature_columns(t, (), columns.others, str(nodes[kind])) for kind, t in tables.items()}
     treatment.check_names(usable)
@@ -84,9 +91,10 @@ def from_typed_tables(
         if path is None:
             found[a, relation, b] = torch.zeros(2, 0, dtype=torch.int64)
         elif a in ids and b in ids:
-            links = read_table(path)
+            links = read_table(path, layout, treatment.say)
             say_dropped(links, columns, str(path), treatment)
-            found[a, relation, b] = edge_ends(links, columns, str(path), ids[a], ids[b]).unique(dim=1)
+            ends = edge_ends(links, columns, str(path), ids[a], ids[b])
+            found[a, relation, b] = once(ends, 0, False, str(path), treatment)
         else:
             raise FedGraphError(f"{path} has edges of '{relation}', but {b if a in ids else a} has no table of nodes")
     where = str(nodes[target])
@@ -102,11 +110,19 @@ def from_typed_tables(
         test_mask=test,
         num_classes=len(names),
         x={kind: told.x for kind, told in made.items() if told.x.size(1)},
+        ids=pack_words(ids[target].index.to_numpy()),
     )
-    return check(_with_schema(graph, names, made, treatment.settled_scaling()), where)
+    return check(_with_schema(graph, names, made, treatment, treatment.settled_scaling(), layout), where)
 
 
-def _with_schema(graph: HeteroGraph, classes: Sequence[str], made: Mapping[str, Features], scaling: str) -> HeteroGraph:
+def _with_schema(
+    graph: HeteroGraph,
+    classes: Sequence[str],
+    made: Mapping[str, Features],
+    treatment: Treatment,
+    scaling: str,
+    layout: TableLayout,
+) -> HeteroGraph:
     """The graph with its types in order, without reverse edge types, and with the schema of its features."""
     graph = in_order(without_reverse(graph))
     agreed = Schema(
@@ -114,9 +130,10 @@ def _with_schema(graph: HeteroGraph, classes: Sequence[str], made: Mapping[str, 
         nodes={kind: made[kind].agreed if kind in made else {} for kind in graph.counts},
         edges=tuple(":".join(edge) for edge in graph.edges),
         scaling=scaling,
+        tables=treatment.schema.tables if treatment.schema else layout,
     )
     fitted = {kind: made[kind].fitted if kind in made else {} for kind in graph.counts}
-    return replace(graph, schema=stored(agreed, fitted))
+    return replace(graph, schema=stored(agreed, fitted, tables=layout))
 
 
 def from_saved_typed(
@@ -147,6 +164,11 @@ def from_hetero_data(
     y = getattr(data[target], "y", None)
     if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != data[target].num_nodes:
         raise FedGraphError(f"{where}: '{target}' must have one integer label y a node")
+    if not data[target].num_nodes:
+        raise FedGraphError(f"{where} has no nodes of type '{target}'")
+    for kind in (*data.node_types, *data.edge_types):
+        name = ":".join(kind) if isinstance(kind, tuple) else kind
+        check_dtypes(data[kind], f"{where}, '{name}'")
     check_masks(data[target], data[target].num_nodes, where)
     made = {
         kind: saved_features(kind, data[kind].x, where, treatment)
@@ -156,12 +178,12 @@ def from_hetero_data(
     data = copy.copy(data)
     for kind, told in made.items():
         data[kind].x = told.x
-    names = agreed_classes(classes, treatment) or [str(label) for label in range(int(y.max()) + 1)]
+    names = agreed_classes(classes, treatment) or numbered_classes(y, where)
     graph = check(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
     graph = graph.without_reverse()
     for key in ("train_mask", "val_mask", "test_mask"):
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
-    return _with_schema(graph, names, made, treatment.settled_scaling("none"))
+    return _with_schema(graph, names, made, treatment, treatment.settled_scaling("none"), TableLayout())
 
 
 def in_order(graph: HeteroGraph) -> HeteroGraph:

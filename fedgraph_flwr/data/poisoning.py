@@ -71,7 +71,7 @@ class Trigger:
             torch.cat([graph.x, self.x.repeat(k, 1)]),
             torch.cat([graph.edge_index, inside, ends, ends.flip(0)], 1),
         )
-        return replace(graph, x=x, edge_index=edges, **longer)
+        return replace(graph, x=x, edge_index=edges, ids=graph.ids[:0], **longer)
 
     def planted(self, graph: ClientGraph, target: int, rate: float, seed: int) -> ClientGraph:
         """The graph with the trigger at a share ``rate`` of its training nodes of other classes, labelled ``target``."""

@@ -10,11 +10,21 @@ from torch import Tensor
 
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import to_undirected
-from fedgraph_flwr.data.columns import Treatment, as_words
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.columns import Treatment, as_words, features
+from fedgraph_flwr.data.graph import Graph, check_dtypes, pack_words, read_header, unpack_words
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
-from fedgraph_flwr.data.importing import Columns, from_tables, read_saved, read_table, saved_features
-from fedgraph_flwr.data.schema import NODE, Column, Schema
+from fedgraph_flwr.data.importing import (
+    Columns,
+    Ids,
+    edge_ends,
+    feature_columns,
+    from_tables,
+    once,
+    read_saved,
+    saved_features,
+)
+from fedgraph_flwr.data.schema import NODE, Column, Schema, fitted_schema
+from fedgraph_flwr.data.tables import read_table
 from fedgraph_flwr.errors import FedGraphError
 
 SAVED = (".pt", ".pth")
@@ -38,6 +48,15 @@ class InputSpec:
     schema: Schema | None = None
     undirected: bool = False
     where: str = "the run"
+
+    def as_imported(self, path: Path) -> "InputSpec":
+        """With the classes and the schema of an imported graph's file, where it has as many classes."""
+        if path.suffix in SAVED:
+            return self
+        schema = fitted_schema(read_header(path)[1].get("schema", {}), str(path))
+        if schema is None or len(schema.classes) != len(self.classes):
+            return self
+        return replace(self, schema=schema, classes=schema.classes, where=str(path))
 
     def columns(self, kind: str) -> dict[str, Column]:
         """The columns of a node type that become features; empty where the features have no names."""
@@ -63,24 +82,145 @@ class InputSpec:
         return Treatment(schema=self.schema, where=self.where)
 
 
-def tables(nodes: Path, edges: Path, columns: Columns, meaning: InputSpec) -> tuple[Graph, np.ndarray]:
-    """The graph of a node table and an edge table, and the ids of its nodes [N]; the column of labels may lack.
+@dataclass(frozen=True)
+class NewNodes:
+    """The nodes of a table in the graph that they are predicted in.
+
+    Attributes:
+        graph: of the table alone, or of the stored graph and the table.
+        ids: of the graph's nodes [N].
+        rows: the places of the table's rows in the graph [K].
+        note: how they were joined to the stored graph; "" where they were not.
+    """
+
+    graph: Graph
+    ids: np.ndarray
+    rows: np.ndarray
+    note: str = ""
+
+
+def tables(
+    nodes: Path, edges: Path, columns: Columns, meaning: InputSpec, treatment: Treatment | None = None
+) -> tuple[Graph, np.ndarray]:
+    """The graph of a node table and an edge table, and the ids of its nodes [N]; the column of labels may be missing.
+
+    Args:
+        nodes: one row a node.
+        edges: one row an edge.
+        columns: which columns mean what.
+        meaning: of the features.
+        treatment: default: the meaning's.
 
     Raises:
         FedGraphError: as `from_tables`, or `InputSpec.treatment`.
     """
-    treatment = meaning.treatment()
-    table = read_table(nodes)
-    labelled = columns.label in table.columns
+    table = read_table(nodes, columns.layout)
     graph = from_tables(
         nodes,
         edges,
-        columns if labelled else replace(columns, label=""),
+        _present(columns, table),
         classes=meaning.classes,
         undirected=meaning.undirected,
-        treatment=treatment,
+        treatment=treatment or meaning.treatment(),
     )
     return graph, as_words(table[columns.id])
+
+
+def _present(columns: Columns, table: Any) -> Columns:
+    """The columns without those of labels, split and client that a table does not have: nothing is predicted by them."""
+    return replace(
+        columns, **{role: "" for role in ("label", "split", "client") if getattr(columns, role) not in table.columns}
+    )
+
+
+def new_nodes(
+    nodes: Path,
+    edges: Path,
+    columns: Columns,
+    meaning: InputSpec,
+    stored: Any = None,
+    where: str = "",
+    treatment: Treatment | None = None,
+) -> NewNodes:
+    """The nodes of a table, in the stored graph where edges name nodes of it.
+
+    The stored nodes keep their features, labels and edges; a row with the id of a stored node replaces its features.
+
+    Args:
+        nodes: one row a node.
+        edges: one row an edge, between nodes of the table and of the stored graph.
+        columns: which columns mean what.
+        meaning: of the features.
+        stored: the party's graph, with the ids that it was imported with; None: there is none.
+        where: names the stored graph in errors.
+        treatment: default: the meaning's.
+
+    Raises:
+        FedGraphError: an edge names a node of neither, or as `tables`.
+    """
+    table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
+    own = Ids(table, columns.id, str(nodes))
+    outside = [
+        word
+        for end in (columns.source, columns.target)
+        if end in links.columns
+        for word in np.unique(as_words(links[end]))
+        if word not in own.index
+    ]
+    if not outside:
+        graph, ids = tables(nodes, edges, columns, meaning, treatment)
+        return NewNodes(graph, ids, np.arange(len(ids)))
+    if not isinstance(stored, Graph) or not len(stored.ids):
+        missing = (
+            "pass --client I or --graph FILE for the graph that it belongs to"
+            if stored is None
+            else f"{where} does not hold its nodes' ids: import it again"
+        )
+        raise FedGraphError(f"{edges} names '{outside[0]}', no id of {nodes}: {missing}")
+    return _joined(table, links, own, columns, meaning, stored, (str(nodes), str(edges), where), treatment)
+
+
+def _joined(
+    table: Any,
+    links: Any,
+    own: Ids,
+    columns: Columns,
+    meaning: InputSpec,
+    stored: Graph,
+    where: tuple[str, str, str],
+    treatment: Treatment | None,
+) -> NewNodes:
+    treatment = treatment or meaning.treatment()
+    names = feature_columns(table, (), _present(columns, table).others, where[0])
+    treatment.check_names({NODE: names})
+    x = features(NODE, table, names, where[0], treatment).x
+    if x.size(1) != stored.num_features:
+        raise FedGraphError(f"{where[0]} has {x.size(1)} features, {where[2]} has {stored.num_features}")
+    old = Ids.of(unpack_words(stored.ids), where[2])
+    rows = old.index.get_indexer(own.index)
+    fresh = rows < 0
+    n, k = stored.num_nodes, int(fresh.sum())
+    rows[fresh] = n + np.arange(k)
+    union = Ids.of(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
+    ends = once(edge_ends(links, columns, where[1], union, union), n + k, meaning.undirected, where[1], treatment)
+    longer = torch.cat([stored.x, torch.zeros(k, x.size(1))])
+    longer[torch.from_numpy(rows)] = x
+    none = torch.zeros(k, dtype=torch.bool)
+    graph = Graph(
+        x=longer,
+        edge_index=torch.cat([stored.edge_index, ends], dim=1).unique(dim=1),
+        y=torch.cat([stored.y, torch.full((k,), -1)]),
+        train_mask=torch.cat([stored.train_mask, none]),
+        val_mask=torch.cat([stored.val_mask, none]),
+        test_mask=torch.cat([stored.test_mask, none]),
+        num_classes=stored.num_classes,
+        name=stored.name,
+        schema=stored.schema,
+        ids=pack_words(union.index.to_numpy()),
+    )
+    known = f", {len(rows) - k} of which replace stored ones" if k < len(rows) else ""
+    note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
+    return NewNodes(graph, union.index.to_numpy(), rows, note)
 
 
 def graph_file(path: Path, meaning: InputSpec) -> Graph | HeteroGraph:
@@ -109,6 +249,7 @@ def from_pyg(data: Any, meaning: InputSpec, where: str = "the graph") -> Graph |
             raise FedGraphError(
                 f"{where} has no tensor '{key}': expected a PyG Data with x and edge_index, or a graph of ours"
             )
+    check_dtypes(data, where)
     data = data.clone()
     if not isinstance(getattr(data, "y", None), Tensor):
         data.y = torch.full((data.num_nodes,), -1)

@@ -9,8 +9,11 @@
         opened: {kind: date}
         name: {kind: ignored}
     edges: ['node:edge:node']
+    tables: {id: customer, source: payer, target: payee, label: status, separator: ';'}
+    undirected: true
 
-The columns stand in the order of their features. What a column's values become is said in `columns`.
+The last two are written where they differ from the defaults. The columns stand in the order of their features.
+What a column's values become is said in `columns`.
 """
 
 import hashlib
@@ -21,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.config import one_of
+from fedgraph_flwr.data.tables import TableLayout
+from fedgraph_flwr.data.value_formats import NumberFormat
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 KINDS = ("number", "category", "date", "flag", "ignored")
@@ -43,7 +48,8 @@ class Column:
         scale: of numbers and dates, one of `SCALES`.
         missing: whether a feature of its own marks the missing values.
         categories: of a category, in the order of their features; any other word is "other".
-        format: of a date, as pandas reads it.
+        format: of dates, as pandas reads them, several separated by ``|``; of numbers, an example such as ``1.234,5``. "" is
+            the plain number, and of dates what is detected.
         width: features; more than 1 only for numbers without names (a saved graph's ``x``).
         statistics: ``fill`` (for missing values), ``center`` and ``spread``, as far as they are agreed upon.
     """
@@ -60,6 +66,8 @@ class Column:
     def __post_init__(self) -> None:
         one_of(self.kind, KINDS, "kind of a column")
         one_of(self.scale, SCALES, "scale of a column")
+        if self.kind == "number":
+            NumberFormat.parse(self.format)
 
     def to_dict(self) -> dict[str, Any]:
         """What differs from a plain number, and the kind."""
@@ -110,12 +118,16 @@ class Schema:
         nodes: columns by node type and name, those of a type in the order of its features.
         edges: edge types, as ``SOURCE:RELATION:TARGET``.
         scaling: none; local: by each party's own statistics where the schema holds none; federated: by those it holds.
+        tables: names of the columns that are no features, and how files are written. Each party may have its own.
+        undirected: whether each row of an edge table stands for both directions.
     """
 
     classes: tuple[str, ...]
     nodes: Types
     edges: tuple[str, ...] = (EDGE,)
     scaling: str = "local"
+    tables: TableLayout = field(default_factory=TableLayout)
+    undirected: bool = False
 
     def __post_init__(self) -> None:
         one_of(self.scaling, SCALINGS, "scaling")
@@ -125,7 +137,13 @@ class Schema:
     def to_dict(self) -> dict[str, Any]:
         """As JSON and YAML hold it."""
         nodes = {kind: {name: c.to_dict() for name, c in columns.items()} for kind, columns in self.nodes.items()}
-        return {"scaling": self.scaling, "classes": list(self.classes), "nodes": nodes, "edges": list(self.edges)}
+        values = {"scaling": self.scaling, "classes": list(self.classes), "nodes": nodes, "edges": list(self.edges)}
+        return values | self._optional()
+
+    def _optional(self) -> dict[str, Any]:
+        """The keys that are written only where they differ from their default."""
+        tables = self.tables.to_dict()
+        return ({"tables": tables} if tables else {}) | ({"undirected": True} if self.undirected else {})
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "Schema":
@@ -148,6 +166,8 @@ class Schema:
             },
             edges=tuple(map(str, values.get("edges", ()))),
             scaling=str(values.get("scaling", "local")),
+            tables=TableLayout.from_dict(values.get("tables", {}), where),
+            undirected=str(values.get("undirected", False)).lower() == "true",
         )
 
     def save(self, path: Path) -> None:
@@ -166,6 +186,7 @@ class Schema:
             lines.append(f"  {flow(kind)}:{'' if columns else ' {}'}")
             lines += [f"    {flow(name)}: {flow(column.to_dict())}" for name, column in columns.items()]
         lines.append(f"edges: {flow(list(self.edges))}")
+        lines += [f"{key}: {flow(value)}" for key, value in self._optional().items()]
         write_bytes(path, ("\n".join(lines) + "\n").encode())
 
     @classmethod
@@ -210,7 +231,12 @@ class Schema:
 
 
 def _used(columns: Mapping[str, Column]) -> dict[str, Column]:
-    return {name: replace(column, unit="") for name, column in columns.items() if column.kind != "ignored"}
+    """The columns that become features, without what does not change them."""
+    return {
+        name: replace(column, unit="", format="" if column.kind == "number" else column.format)
+        for name, column in columns.items()
+        if column.kind != "ignored"
+    }
 
 
 def _columns_differ(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> str:
@@ -237,13 +263,16 @@ def in_words(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
-def stored(agreed: Schema, fitted: Types, undirected: bool = False) -> dict[str, Any]:
+def stored(
+    agreed: Schema, fitted: Types, undirected: bool = False, tables: TableLayout | None = None
+) -> dict[str, Any]:
     """What a graph keeps as its ``schema``.
 
-    That is what is agreed upon, the columns with this party's own statistics, and whether each row of its edges stood for both
-    directions.
+    That is what is agreed upon, the same with this party's own statistics and layout of ``tables``, and whether each row of its
+    edges stood for both directions.
     """
-    return {"agreed": agreed.to_dict(), "fitted": replace(agreed, nodes=fitted).to_dict(), "undirected": undirected}
+    own = replace(agreed, nodes=fitted, tables=tables or agreed.tables)
+    return {"agreed": agreed.to_dict(), "fitted": own.to_dict(), "undirected": undirected}
 
 
 def agreed_schema(values: Mapping[str, Any], where: str) -> Schema | None:

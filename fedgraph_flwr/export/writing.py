@@ -100,6 +100,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     }
     if columns:
         told = {"undirected": meaning.undirected, "classes": list(meaning.classes)}
+        told |= {"tables": meaning.schema.tables.to_dict() if meaning.schema else {}}
         told |= {"columns": {name: column.to_dict() for name, column in columns.items()}}
         write_bytes(folder / "preprocessing.json", json.dumps(told, indent=1).encode())
         write_bytes(folder / "preprocess.py", (MODULES / "preprocess.py").read_bytes())

@@ -148,6 +148,7 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
             num_classes=graph.num_classes,
             name=graph.name,
             schema=graph.schema,
+            ids=graph.ids[nodes] if len(graph.ids) else graph.ids,
             node_id=nodes,
             cut_out=torch.stack(leaving[i][:2]),
             cut_in=torch.stack(arriving[i][:2]),

@@ -138,6 +138,7 @@ def _induced(graph: HeteroGraph, edges: list[torch.Tensor], client: int, num_cli
         x={kind: x[ids[kind]] for kind, x in graph.x.items() if kind in ids},
         name=graph.name,
         schema=graph.schema,
+        ids=graph.ids[mine] if len(graph.ids) else graph.ids,
         node_id=ids,
         client=client,
         num_clients=num_clients,
@@ -189,6 +190,7 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
 
     return replace(
         first,
+        ids=torch.zeros(0, 0, dtype=torch.uint8),
         counts={kind: held.numel() for kind, held in ids.items()},
         edges=edges,
         x={kind: torch.cat([part.x[kind] for part in parts])[place[kind]] for kind in first.x},

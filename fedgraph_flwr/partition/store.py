@@ -29,7 +29,16 @@ from fedgraph_flwr.config import DatasetConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.checks import check_file
-from fedgraph_flwr.data.graph import FORMAT_VERSION, ClientGraph, Piece, Source, read_digest, read_header, write_bytes
+from fedgraph_flwr.data.graph import (
+    FORMAT_VERSION,
+    ClientGraph,
+    Piece,
+    Source,
+    check_client_fields,
+    read_digest,
+    read_header,
+    write_bytes,
+)
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.schema import check_same
@@ -212,6 +221,7 @@ def check(folder: Path) -> None:
     check_same((str(path), values.get("schema", {})) for path, (_, values) in zip(paths, headers, strict=True))
     for index, (path, (shapes, values)) in enumerate(zip(paths, headers, strict=True)):
         _client_kind(path, values.get("kind"))
+        check_client_fields(str(values.get("kind")), values, str(path))
         if values["client"] != index or values["num_clients"] != len(paths):
             raise FedGraphError(
                 f"{path} is of client {values['client']} of {values['num_clients']}, expected {index} of {len(paths)}:"

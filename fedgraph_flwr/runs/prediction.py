@@ -28,7 +28,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
-from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, write_bytes
+from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, unpack_words, write_bytes
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.prediction_input import InputSpec, from_pyg
 from fedgraph_flwr.data.schema import Schema, fitted_schema
@@ -58,6 +58,10 @@ class Predictions:
     logits: Tensor
     classes: tuple[str, ...]
     threshold: float | None = None
+
+    def at(self, rows: np.ndarray) -> "Predictions":
+        """Those of the nodes at these places [K], in their order."""
+        return replace(self, ids=self.ids[rows], logits=self.logits[torch.as_tensor(rows)])
 
     @cached_property
     def probabilities(self) -> np.ndarray:
@@ -143,7 +147,7 @@ class Predictor:
 
         Args:
             graph: ours (`data.new` makes one of tables), or a PyG ``Data`` or ``HeteroData``.
-            ids: of its nodes [N]; default: its ``node_id``, else 0..N-1.
+            ids: of its nodes [N]; default: those of its tables, its ``node_id``, or 0..N-1.
 
         Raises:
             FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
@@ -411,7 +415,9 @@ def _as_client(graph: Any, client: Any) -> Any:
 
 
 def names_of(graph: Any, ids: Sequence[Any] | np.ndarray | None) -> np.ndarray:
-    """The ids of a graph's nodes [N]: those given, else its ``node_id``, else 0..N-1."""
+    """The ids of a graph's nodes [N]: those given, else those of its tables, its ``node_id``, or 0..N-1."""
+    if ids is None and len(graph.ids):
+        return np.asarray(unpack_words(graph.ids), dtype=object)
     if ids is None:
         held = getattr(graph, "node_id", None)
         held = held.get(graph.target) if isinstance(held, dict) else held

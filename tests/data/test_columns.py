@@ -114,7 +114,9 @@ def test_the_users_word_wins():
 
 
 def test_doubtful_columns_are_asked_about():
-    with pytest.raises(FedGraphError, match=r"column 'age' has 'three' in row 3: mend it, or say --kind age=category"):
+    with pytest.raises(
+        FedGraphError, match=r"column 'age' has 'three' in row 3: correct the value, or pass --kind age=category"
+    ):
         made({"age": ["1", "2", "three", "4"]})
     with pytest.raises(FedGraphError, match="day and month cannot be told apart"):
         made({"when": ["01/02/2024", "03/04/2024"]})

@@ -15,8 +15,9 @@ from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.data.importing import Columns, read_table
+from fedgraph_flwr.data.importing import Columns
 from fedgraph_flwr.data.prediction_input import tables
+from fedgraph_flwr.data.tables import read_table
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics

@@ -1,0 +1,192 @@
+"""Formats of numbers and dates in text columns: detected where only one reading fits, and stored in the schema.
+
+number   '' (1234.5), or an example: '1,234.5', '1.234,5', '1 234,5', "1'234.5", '1234,5'
+date     formats as pandas reads them, several separated by '|': 'ISO8601|%d.%m.%Y'
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedgraph_flwr.errors import FedGraphError
+
+_SAME = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f", " "), "\u2019": "'", "−": "-"})
+"""Characters that are read as one: kinds of spaces, apostrophes and minus signs."""
+
+NAMED = {"none": "", "space": " ", "apostrophe": "'"}
+"""Names for thousands separators that are awkward to type in a shell."""
+
+
+ANY = "any"
+"""The format of a column of numbers that parties write differently: each table's is detected."""
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How numbers are written.
+
+    Attributes:
+        decimal: ``.`` or ``,``.
+        thousands: ``,``, ``.``, a space, an apostrophe, or "" for none.
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+
+    def __str__(self) -> str:
+        return "" if self == PLAIN else f"1{self.thousands}234{self.decimal}5"
+
+    @classmethod
+    def parse(cls, text: str) -> "NumberFormat":
+        """The format that an example such as ``1.234,5`` shows; "" and `ANY` are the plain one.
+
+        Raises:
+            FedGraphError: another text.
+        """
+        if text in ("", ANY):
+            return PLAIN
+        for known in FORMATS:
+            if text.translate(_SAME) == str(known):
+                return known
+        raise FedGraphError(f"number format '{text}' unknown; one of: {', '.join(filter(None, map(str, FORMATS)))}")
+
+    def read(self, words: Any) -> np.ndarray:
+        """Texts [N] as float64 [N]; NaN where a text is not such a number."""
+        import pandas as pd
+
+        if self == PLAIN:
+            return pd.to_numeric(pd.Series(words), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        pattern = re.compile(_pattern(self))
+        tidy = [str(word).translate(_SAME).strip() for word in words]
+        found = [word.replace(self.thousands, "").replace(self.decimal, ".") for word in tidy]
+        return np.array(
+            [float(text) if pattern.fullmatch(word) else np.nan for word, text in zip(tidy, found, strict=True)]
+        )
+
+
+PLAIN = NumberFormat()
+FORMATS = [NumberFormat(d, t) for t in ("", ",", ".", " ", "'") for d in ".," if d != t]
+
+
+def _pattern(form: NumberFormat) -> str:
+    decimal, sign = re.escape(form.decimal), r"[+-]?"
+    plain = rf"(?:\d+(?:{decimal}\d*)?|{decimal}\d+)(?:[eE][+-]?\d+)?"
+    if not form.thousands:
+        return sign + plain
+    grouped = rf"[1-9]\d{{0,2}}(?:{re.escape(form.thousands)}\d{{3}})+(?:{decimal}\d*)?"
+    return rf"{sign}(?:{grouped}|{plain})"
+
+
+_FEW = 100
+"""Texts that a format is tried on before the others are read by it."""
+
+
+def readings(words: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -> list[NumberFormat]:
+    """The formats by which all texts are numbers, one for each distinct reading of them."""
+    found: list[tuple[NumberFormat, np.ndarray]] = []
+    for form in accepted:
+        if np.isnan(form.read(words[:_FEW])).any() or (form.thousands and not _groups(words, form)):
+            continue
+        read = form.read(words)
+        if np.isnan(read).any():
+            continue
+        if not any(np.array_equal(read, other) for _, other in found):
+            found.append((form, read))
+    return [form for form, _ in found]
+
+
+def _groups(words: Sequence[str], form: NumberFormat) -> bool:
+    """Whether the separator of thousands occurs; a dot is none where a longer number goes without it."""
+    tidy = [word.translate(_SAME).strip() for word in words]
+    long = form.thousands == "." and any(re.match(r"[+-]?\d{4,}", word) for word in tidy)
+    return not long and any(form.thousands in word for word in tidy)
+
+
+def number_like(words: Sequence[str]) -> np.ndarray:
+    """Which texts are numbers in some format, bool [N]."""
+    found = np.array([bool(re.match(r"\s*[+−-]?[\d.,]|inf", word)) for word in words], dtype=bool)
+    places = np.flatnonzero(found)
+    tried = [words[place] for place in places.tolist()]
+    found[places] = np.logical_or.reduce([~np.isnan(form.read(tried)) for form in FORMATS])
+    return found
+
+
+_MEASURE = re.compile(r"(?:[€$£¥]|[A-Z]{3} )?\s*[+-]?\d[\d., ']*\s?(?:%|[€$£¥]|[A-Za-z]{1,4})?")
+_DATE = re.compile(r"\d{1,4}[-./ ][A-Za-z]{0,9}\d{0,2}\.?[-./ ,]+\d{1,4}(?:[ T,].*)?|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}")
+
+
+def looks_like(words: Sequence[str]) -> str:
+    """``numbers`` or ``dates`` where most texts look so, with units or in formats that are not read; else ""."""
+    for what, pattern in (("dates", _DATE), ("numbers", _MEASURE)):
+        if sum(bool(pattern.fullmatch(word.translate(_SAME).strip())) for word in words) > 0.5 * len(words):
+            return what
+    return ""
+
+
+DATES: tuple[tuple[str, ...], ...] = (
+    ("ISO8601",),
+    ("%d.%m.%Y",),
+    ("%d.%m.%Y %H:%M",),
+    ("%d.%m.%Y %H:%M:%S",),
+    ("%d/%m/%Y", "%m/%d/%Y"),
+    ("%Y/%m/%d",),
+    ("%d-%m-%Y", "%m-%d-%Y"),
+)
+"""Formats of dates that are detected; those of one group are the two readings of the same texts."""
+
+
+def read_dates(column: Any, formats: str) -> Any:
+    """A pandas column as UTC times, each by the first of the formats that fits; NaT where none does."""
+    import pandas as pd
+
+    read = None
+    for form in (formats or "ISO8601").split("|"):
+        try:
+            found = pd.to_datetime(column, format=form, errors="coerce", utc=True)
+        except ValueError as error:
+            raise FedGraphError(f"date format '{form}': {error}; expected one such as %d.%m.%Y") from error
+        read = found if read is None else read.fillna(found)
+    return read
+
+
+def date_like(words: Sequence[str]) -> np.ndarray:
+    """Which texts are dates in some format, bool [N]."""
+    import pandas as pd
+
+    found = np.array([bool(re.match(r"\s*\d{1,4}[-./]\d", word)) for word in words], dtype=bool)
+    if found.any():
+        tried = pd.Series([word for word, near in zip(words, found, strict=True) if near])
+        found[found] = read_dates(tried, "|".join(form for group in DATES for form in group)).notna().to_numpy()
+    return found
+
+
+def date_format(words: Sequence[str], name: str, where: str) -> str:
+    """The formats by which all texts are dates, separated by ``|``; "" where some text is no date.
+
+    Raises:
+        FedGraphError: day and month cannot be told apart, or come in both orders.
+    """
+    import pandas as pd
+
+    if not date_like(words).all():
+        return ""
+    texts, chosen, left = pd.Series(words), [], np.ones(len(words), dtype=bool)
+    for group in DATES:
+        fits = {form: read_dates(texts, form).notna().to_numpy() & left for form in group}
+        covered = np.logical_or.reduce(list(fits.values()))
+        if not covered.any():
+            continue
+        full = [form for form in group if (fits[form] == covered).all()]
+        example = words[int(covered.argmax())]
+        if len(full) != 1:
+            why = "of which day and month cannot be told apart" if full else "some day first and some month first"
+            raise FedGraphError(
+                f"{where}: column '{name}' has dates such as '{example}', {why}: pass --date-format {name}={group[0]} or"
+                f" --date-format {name}={group[1]}, or --kind {name}=ignored"
+            )
+        chosen.append(full[0])
+        left &= ~covered
+    return "|".join(chosen)
