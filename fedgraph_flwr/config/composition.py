@@ -96,7 +96,7 @@ def compose(
     """
     given = _named(choices(_parse(overrides) | _values(keys or {}), {}))
     if base and str(base).startswith("{"):
-        return _build(_upon(_from_json(str(base)), "config", given))
+        return _build(_upon(_from_json(str(base)), "config", given))  # of a server: its files are not here
     said = config_file.read(Path(base)) if base else ConfigFile()
     places = {key: place for key, place in said.places.items() if key not in given}
     given = _named(laid_over(said.words, given))
@@ -104,9 +104,25 @@ def compose(
         resolved = load(said.base)
         for key in ("out", "resume"):  # of the run that is repeated
             resolved.pop(key, None)
-        return _build(_upon(resolved, str(said.base), given), places)
+        return _fitting(_build(_upon(resolved, str(said.base), given), places), given)
+    asked = dict(given)
     given = laid_over(_parse(defaults), given)
-    return _build([*_layers(given), ("override", OmegaConf.create(_nest(given)))], places)
+    return _fitting(_build([*_layers(given), ("override", OmegaConf.create(_nest(given)))], places), asked)
+
+
+def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    """The configuration, when a number of clients that the user gives is that of the client files.
+
+    Raises:
+        FedGraphError: it is another.
+    """
+    found = len(list(Path(cfg.graph).expanduser().glob("client_*.safetensors"))) if cfg.graph else 0
+    if found and "num_clients" in given and cfg.num_clients != found:
+        raise FedGraphError(
+            f"num_clients={cfg.num_clients}, but graph={cfg.graph} holds {found} client files: leave num_clients out, or pass"
+            f" num_clients={found}"
+        )
+    return cfg
 
 
 def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tuple[str, DictConfig]]:

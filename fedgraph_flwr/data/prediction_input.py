@@ -218,7 +218,7 @@ def _joined(
         schema=stored.schema,
         ids=pack_words(union.index.to_numpy()),
     )
-    known = f", {len(rows) - k} of which replace stored ones" if k < len(rows) else ""
+    known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
     note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
     return NewNodes(graph, union.index.to_numpy(), rows, note)
 
