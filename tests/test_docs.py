@@ -219,7 +219,7 @@ def test_every_method_has_a_page_with_its_equations_and_every_key_a_row(site):
         assert "when-it-helps-and-when-not" in page.ids, (
             f"conf/strategy/{name}.yaml says not when it helps (# Helps: ... Not ...)"
         )
-        assert {"the-method", "what-leaves-a-client", "with-protections-and-others", "our-results"} <= page.ids, name
+        assert {"the-method", "what-leaves-a-client", "compatible-protections", "our-results"} <= page.ids, name
         text = (folder / f"methods/{name}.html").read_text()
         keys = [key.name for key in own_keys_of("strategy", group_path("strategy", name))]
         assert not [key for key in keys if f"<code>{key}</code>" not in text], name

@@ -1,4 +1,4 @@
-"""A page for each method of ``conf/strategy``: from its YAML, its docstrings, what its classes declare, and stored results."""
+"""Generate a page per method of ``conf/strategy`` from its YAML, docstrings, class declarations and stored results."""
 
 import importlib
 import inspect
@@ -25,7 +25,7 @@ def _yaml(name: str) -> Path:
 
 
 class Method:
-    """What is known of one method."""
+    """Facts about one method."""
 
     def __init__(self, name: str, about: str, keys: dict[str, Any]):
         self.name, self.about, self.keys = name, about, keys
@@ -38,11 +38,11 @@ class Method:
 
     @property
     def title(self) -> str:
-        """What the paper calls it."""
+        """Name in the paper."""
         return self.about.rstrip(".")
 
     def text(self, side: type) -> str:
-        """The docstring of the module of a side's class; empty where the module is another method's, or the base of all."""
+        """Return the module docstring of a side's class; empty if the module belongs to another method or is the base."""
         stem = side.__module__.rpartition(".")[2]
         if stem == "base" or (stem != self.name and group_path("strategy", stem)):
             return ""
@@ -55,17 +55,17 @@ class Method:
 
     @property
     def sends(self) -> str:
-        """What leaves a client where no docstring of its own says it."""
+        """Text on what leaves a client, if the method's docstrings have none."""
         if self.keys.get("pooled"):
-            return "There is one client, which holds everything."
+            return "There is only one client, which holds all data."
         if self.keys.get("shared") == []:
-            return "The number of training nodes, losses and scores; no parameter."
+            return "The number of training nodes, losses and scores. No parameters."
         private = ", ".join(f"`{prefix}`" for prefix in self.keys.get("private", []))
-        return f"What [fedavg](fedavg.md) sends{f', less the parameters called {private}' if private else ''}."
+        return f"What [fedavg](fedavg.md) sends{f', without the parameters named {private}' if private else ''}."
 
     @property
     def helps(self) -> str:
-        """When it helps and when not, by its YAML or a docstring's line that begins so."""
+        """When it helps and when not, from its YAML or from a docstring line that starts with ``Helps:``."""
         parts = [
             self.comment["helps"],
             *(" ".join(markdown(self.text(side))[1]["helps"]) for side in (self.server, self.client)),
@@ -76,7 +76,7 @@ class Method:
 
     @property
     def comment(self) -> dict[str, str]:
-        """The comment that opens its YAML, less the first line: what it says, and its part ``Helps:``."""
+        """Comment at the top of its YAML without the first line: body and part ``Helps:``."""
         lines = []
         for line in _yaml(self.name).read_text().splitlines()[1:]:
             if not line.startswith("#"):
@@ -88,18 +88,18 @@ class Method:
 
 @lru_cache(maxsize=1)
 def methods() -> dict[str, Method]:
-    """All there are, by name."""
+    """Return all methods by name."""
     return {name: Method(name, told["about"], told["keys"]) for name, told in described("strategy").items()}
 
 
 def groups() -> dict[str, list[str]]:
-    """Title of each purpose → the methods that declare it."""
+    """Return the methods per purpose, by its title."""
     found = {title: [name for name, of in methods().items() if of.purpose == key] for key, title in PURPOSES.items()}
     return {title: names for title, names in found.items() if names}
 
 
 def table() -> str:
-    """The index: one table per purpose."""
+    """Return the index: one table per purpose."""
     said = []
     for title, names in groups().items():
         rows = [
@@ -114,19 +114,19 @@ def table() -> str:
 
 
 def files(of: Method) -> str:
-    """Where a method stands."""
+    """Return the paths of a method's files."""
     return ", ".join(
         f"`{path}`" for path in dict.fromkeys([*map(source, (of.server, of.client)), f"conf/strategy/{of.name}.yaml"])
     )
 
 
 def source(side: type) -> str:
-    """A class's file, as a checkout has it."""
+    """Return a class's file, relative to the package."""
     return side.__module__.removeprefix("fedgraph_flwr.").replace(".", "/") + ".py"
 
 
 def page(of: Method) -> str:
-    """A method's page."""
+    """Return a method's page."""
     texts = [markdown(text) for text in dict.fromkeys(map(of.text, (of.server, of.client))) if text]
     comment = of.comment
     said = [
@@ -147,30 +147,30 @@ def page(of: Method) -> str:
     for one, word in ((of.server, "server"), (of.client, "client")):
         stem = one.__module__.rpartition(".")[2]
         if not of.text(one) and stem in methods() and stem != of.name:
-            said.append(f"Its {word} side is that of [{stem}]({stem}.md).")
+            said.append(f"The {word} side is that of [{stem}]({stem}.md).")
     leaves = [part for _, parts in texts for part in parts["leaves"]]
     said += ["## What leaves a client", *(leaves or [of.sends])]
     said += stored.travels(of.name)
     cost = [part for _, parts in texts for part in parts["cost"]]
     curve = stored.budget(of.name)
     if cost or curve:
-        said += ["## What it costs", *cost, *curve]
-    said += ["## With protections and others", declared(of)]
+        said += ["## Cost", *cost, *curve]
+    said += ["## Compatible protections", declared(of)]
     own = own_keys_of("strategy", _yaml(of.name))
     if own:
-        said += ["## Its keys", keys_table(own)]
+        said += ["## Keys", keys_table(own)]
     said += ["## Our results", *stored.results(of.name)]
     said += ["## Files", files(of).replace(", ", "  \n")]
     return linked("\n\n".join(said), of.name) + "\n"
 
 
 def capital(text: str) -> str:
-    """A sentence that begins one."""
+    """Capitalise the first letter."""
     return text[:1].upper() + text[1:]
 
 
 def linked(text: str, name: str) -> str:
-    """Names of other methods' modules, and what FedAvg sends, as links."""
+    """Turn names of other methods' modules, and the phrase on FedAvg, into links."""
     text = (
         re.sub(r"what FedAvg('s client)? sends", "what [FedAvg](fedavg.md) sends", text) if name != "fedavg" else text
     )
@@ -181,11 +181,11 @@ def linked(text: str, name: str) -> str:
     )
 
 
-NO_BOUND = re.compile(r" <= (2147483647|9\.22337e\+18)$")  # of the type, and of nothing else
+NO_BOUND = re.compile(r" <= (2147483647|9\.22337e\+18)$")  # bound of the type only
 
 
 def keys_table(keys: list[Any]) -> str:
-    """Keys with default, what is accepted, and meaning."""
+    """Return a table of keys with default, accepted values and meaning."""
     rows = ["| key | default | accepted | meaning |", "|---|---|---|---|"]
     for key in keys:
         accepted = key.accepted.replace("|", r"\|") or key.kind
@@ -197,7 +197,7 @@ def keys_table(keys: list[Any]) -> str:
 
 
 def shown(value: object) -> str:
-    """A default as it is written in YAML."""
+    """Return a default in YAML notation."""
     words = {None: "null", True: "true", False: "false", "": "_empty_"}
     if isinstance(value, list | dict):
         return f"`{value}`".replace("'", "")
@@ -205,23 +205,25 @@ def shown(value: object) -> str:
 
 
 def declared(of: Method) -> str:
-    """What its classes and its YAML declare."""
+    """Return a table of facts that its classes and its YAML declare."""
     server, network = of.server, of.keys.get("model")
     private = of.keys.get("shared", [""]) != [""] or of.keys.get("private")
     whole = "shared and private parameters together" if private else "the shared model"
-    needs = prose(server.beyond_sums) if server.beyond_sums else "the server needs more of single clients than sums"
+    needs = (
+        prose(server.beyond_sums) if server.beyond_sums else "the server needs single clients' values, not only sums"
+    )
     facts = {
-        "network": f"its own, `model={network}`, unless another is named" if network else "any (`model=`)",
-        "scored by": "a model of each client, and the shared one beside it" if of.keys.get("personal") else whole,
-        "robust rules (`strategy.aggregator`)": "take its mean's place"
+        "model": f"`model={network}` by default" if network else "any (`model=`)",
+        "scored by": "personal models, and the shared model as `global_...`" if of.keys.get("personal") else whole,
+        "robust rules (`strategy.aggregator`)": "supported"
         if server.averages
-        else "refused: the server does not average models, or more than that",
-        "secure aggregation (`privacy.secagg`)": f"refused: {needs}"
+        else "rejected: the server does not only average models",
+        "secure aggregation (`privacy.secagg`)": f"rejected: {needs}"
         if server.beyond_sums or not server.sums
-        else "works",
-        "differential privacy (`privacy.dp`)": "works"
+        else "supported",
+        "differential privacy (`privacy.dp`)": "supported"
         if server.plain_average
-        else "refused: the server does more than average",
+        else "rejected: the server does more than average",
     }
     rows = [f"| {name} | {value} |" for name, value in facts.items()]
     for limit in declaration(of.name).limits:
@@ -229,5 +231,5 @@ def declared(of: Method) -> str:
             " ".join(f"`{word}`" for word in said) for said in (limit.words, limit.equals, limit.also)
         )
         exact = f"within {limit.within:g}" if limit.within else "bit for bit"
-        rows.append(f"| at {words} | it is {other}, {exact}{f' (both with {both})' if both else ''} |")
+        rows.append(f"| with {words} | equals {other}, {exact}{f' (both with {both})' if both else ''} |")
     return "\n".join(["| | |", "|---|---|", *rows])

@@ -1,6 +1,6 @@
-"""What mkdocs asks of us: pages made from the tree beside those written by hand, links out of `docs/`, pictures within a page.
+"""Hooks of mkdocs: generate pages from the tree, resolve links out of `docs/`, inline pictures.
 
-Nothing here names a method, a key or a table: pages come from ``conf/strategy``, the schema and ``simulations/results``.
+No method, key or table is named here: pages come from ``conf/strategy``, the schema and ``simulations/results``.
 """
 
 import posixpath
@@ -28,13 +28,13 @@ LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
 
 def result_tables() -> dict[str, str]:
-    """The stored tables, by the place of their page: their headings."""
+    """Return the headings of the stored tables by path of their page."""
     paths = sorted(RESULTS.glob("*.md"), key=lambda path: ("_" in path.stem, path.stem))
     return {f"results/{path.name}": stored.heading(path) for path in paths}
 
 
 def on_config(config: Any) -> Any:
-    """Fill the navigation where it says ``methods``, ``results`` and ``others``, which are the pages that it does not name."""
+    """Replace ``methods``, ``results`` and ``others`` (unlisted pages) in the navigation."""
     named = set(re.findall(r"[\w/-]+\.md", str(config.nav))) | set(CARRIED.values())
     filled: dict[str, list[Any]] = {
         "methods": [{title: [{n: f"methods/{n}.md"} for n in names]} for title, names in methods.groups().items()],
@@ -55,7 +55,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are made, and the files that pages link to outside `docs/`."""
+    """Add generated pages, and files outside `docs/` that pages link to."""
     made = {f"methods/{name}.md": methods.page(of) for name, of in methods.methods().items()}
     made |= {place: result_page(RESULTS / Path(place).name) for place in result_tables()}
     made |= {place: (ROOT / name).read_text() for name, place in CARRIED.items()}
@@ -73,7 +73,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def pointed(page: str, target: str) -> str:
-    """What a page's link points to, as a path in the checkout; nothing where it is an address or stays on the page."""
+    """Return a link's target as a path in the checkout; empty for addresses and links within the page."""
     if re.match(r"[a-z]+:|#", target):
         return ""
     folder = "" if page in CARRIED.values() else posixpath.join("docs", posixpath.dirname(page))
@@ -81,18 +81,18 @@ def pointed(page: str, target: str) -> str:
 
 
 def result_page(path: Path) -> str:
-    """A stored table, with its plot and its rows."""
+    """Return the page of a stored table, with its plot and its rows."""
     head, _, rest = path.read_text().partition("\n")
     stem, beside = path.stem, []
     if path.with_suffix(".png").is_file():
         beside.append(f"![{head.lstrip('# ')}]({stem}.png)")
     if path.with_suffix(".csv").is_file():
-        beside.append(f"[All runs as CSV]({stem}.csv), a row a run with its words.")
+        beside.append(f"[All runs as CSV]({stem}.csv), one row per run with its overrides.")
     return "\n\n".join([head, *beside, rest])
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Fill what a page asks for, draw its pictures into it, and turn links out of `docs/`."""
+    """Insert generated parts and pictures, and resolve links out of `docs/`."""
     asked = {
         "methods": methods.table,
         "keys": keys,
@@ -128,12 +128,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Put pictures into the page, where they take its colours; Markdown is not to read them."""
+    """Inline pictures after Markdown, so that they use the page's colours."""
     return re.sub(r'(?<=data-picture=")([^"]+)(">)(?=</div>)', lambda m: m[1] + m[2] + (ROOT / m[1]).read_text(), html)
 
 
 def keys() -> str:
-    """Every key of the schema, group by group."""
+    """Return tables of all keys of the schema by group."""
     said = []
     for group in sections():
         title = "The run" if group == "run" else f"`{group}`"
@@ -142,12 +142,12 @@ def keys() -> str:
 
 
 def results_list() -> str:
-    """All stored tables."""
+    """Return a list of links to all stored tables."""
     return "\n".join(f"- [{heading}]({place})" for place, heading in result_tables().items())
 
 
 def hostile() -> str:
-    """The rules against those who lie, in short: mean accuracy, and how often a backdoor opens."""
+    """Return a table of robust rules: mean accuracy, and success rate of backdoors."""
     values, success = defaultdict(list), defaultdict(list)
     rows = stored.tables()["robust"]
     for row in rows:

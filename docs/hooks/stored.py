@@ -1,4 +1,4 @@
-"""The stored results as the pages show them: what travelled, curves, and a method's place in the tables."""
+"""Stored results for the pages: bytes per exchange, curves, and a method's rows of the tables."""
 
 import csv
 import math
@@ -10,12 +10,12 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parents[2] / "simulations" / "results"
 BASELINES = ("local", "fedavg", "central")
-ROWS = 12  # of a table on a method's page
+ROWS = 12  # maximum rows of a table on a method's page
 
 
 @lru_cache(maxsize=4)
 def by_method(name: str) -> dict[str, list[dict[str, str]]]:
-    """The rows of a stored CSV, by their column ``method``."""
+    """Return the rows of a stored CSV by their column ``method``."""
     found = defaultdict(list)
     path = RESULTS / name
     if path.is_file():
@@ -26,7 +26,7 @@ def by_method(name: str) -> dict[str, list[dict[str, str]]]:
 
 
 def size(number: float) -> str:
-    """Bytes, in a unit that one reads."""
+    """Format a number of bytes with a unit."""
     for unit in ("B", "kB", "MB"):
         if number < 1000:
             return f"{number:.3g} {unit}" if number >= 100 or unit == "B" else f"{number:.2g} {unit}"
@@ -35,7 +35,7 @@ def size(number: float) -> str:
 
 
 def travels(method: str) -> list[str]:
-    """What went over the wire in a short run, by phase."""
+    """Return a table of bytes per exchange in a short run."""
     rows = by_method("travels.csv").get(method)
     if not rows:
         return []
@@ -44,31 +44,32 @@ def travels(method: str) -> list[str]:
         lines.append(f"| `{row['phase']}` | {row['when']} | {size(float(row['down']))} | {size(float(row['up']))} |")
     parameters = int(rows[0]["parameters"])
     shared = f", which shares {parameters:,} parameters ({size(4 * parameters)})" if parameters else ""
-    note = f"Bytes of one exchange, a mean over clients, in a run of `{rows[0]['words']}`{shared}."
-    made = "Made by `python -m benchmarks.travels`."
+    note = f"Bytes of one exchange, mean over clients, in a run of `{rows[0]['words']}`{shared}."
+    made = "Command: `python -m benchmarks.travels`."
     return ["\n".join(lines), f'<p class="note" markdown>{note} {made}</p>']
 
 
 def budget(method: str) -> list[str]:
-    """A method's curve on unlike CSBM clients, beside FedAvg's and Local's, and its bytes a round."""
+    """Return a method's curve on CSBM clients with those of FedAvg and Local, and its bytes per round."""
     curves = by_method("budget.csv")
     if method not in curves:
         return []
     each = {name: int(rows[-1]["bytes"]) / int(rows[-1]["round"]) for name, rows in curves.items()}
-    told = f"On ten CSBM clients of unlike homophily ([budget](../results/budget.md)) it sends {size(each[method])} a round"
+    told = "On ten CSBM clients with different homophily ([budget](../results/budget.md)), "
+    told += f"it sends {size(each[method])} per round"
     ratio = f"{each[method] / each['fedavg']:.2g}"
-    told += "." if method == "fedavg" else ", as FedAvg does." if ratio == "1" else f", {ratio} times FedAvg's."
+    told += "." if method == "fedavg" else ", like FedAvg." if ratio == "1" else f", {ratio} times FedAvg's."
     names = dict.fromkeys(name for name in ("local", "fedavg", method) if name in curves)
     points = {
         name: [(int(row["round"]), float(row["validation"])) for row in curves[name] if row["seed"] == "0"]
         for name in names
     }
-    note = "Validation accuracy in % by round; one seed, the values of the YAML."
+    note = "Validation accuracy in % by round, for one seed and the defaults of the YAML."
     return [told, f'{plot(points, method)}\n<p class="note">{note}</p>']
 
 
 def plot(points: dict[str, list[tuple[int, float]]], own: str) -> str:
-    """Shares by round as a picture that follows the page's colours; names stand at the ends of their lines."""
+    """Draw shares by round as an SVG in the page's colours, with names at the ends of the lines."""
     left, right, top, bottom = 44, 550, 10, 190
     rounds = max(x for line in points.values() for x, _ in line)
     low = int(10 * min(0.5, *(y for line in points.values() for _, y in line))) / 10
@@ -99,7 +100,7 @@ def plot(points: dict[str, list[tuple[int, float]]], own: str) -> str:
 
 @lru_cache(maxsize=1)
 def tables() -> dict[str, list[dict[str, str]]]:
-    """The rows of every stored table that tells the words of its runs, with the strategy that they name (``of``)."""
+    """Return the rows of every stored table with overrides, and the strategy that these name (``of``)."""
     found = {}
     for path in sorted(RESULTS.glob("*.csv")):
         with path.open(newline="") as file:
@@ -114,7 +115,7 @@ def tables() -> dict[str, list[dict[str, str]]]:
 
 
 def results(method: str) -> list[str]:
-    """Where a method stands in the stored tables, beside what they have of the baselines; a search of values is named alone."""
+    """Return a method's rows of the stored tables with the baselines; tables of tuning runs are only linked."""
     stems = [stem for stem, rows in tables().items() if any(row["of"] == method for row in rows)]
     whole = sorted(
         (s for s in stems if not re.search(r"tried|tuned|profiles|chosen|steps", s)),
@@ -126,11 +127,11 @@ def results(method: str) -> list[str]:
         rest.append("[budget](../results/budget.md)")
     if rest:
         said.append(f"{'Also in' if said else 'In'} {', '.join(rest)}.")
-    return said or ["No stored table has it yet."]
+    return said or ["No stored table contains it yet."]
 
 
 def beside(method: str, stem: str) -> str:
-    """A method's columns of a table, with the first one of each baseline."""
+    """Return a method's columns of a table, with the first column of each baseline."""
     rows = tables()[stem]
     firsts = [next((row["method"] for row in rows if row["of"] == name), None) for name in BASELINES if name != method]
     own = list(dict.fromkeys(row["method"] for row in rows if row["of"] == method))
@@ -139,7 +140,7 @@ def beside(method: str, stem: str) -> str:
     values = defaultdict(list)
     for row in rows:
         values[row["setting"], row["method"]].append(100 * float(row["value"]))
-    lines = [f"**[{heading(RESULTS / f'{stem}.md')}](../results/{stem}.md)**, test figures in %", ""]
+    lines = [f"**[{heading(RESULTS / f'{stem}.md')}](../results/{stem}.md)**, test scores in %", ""]
     heads = [f"**{cell(column)}**" if column in own else cell(column) for column in columns]
     lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
     for setting in settings[:ROWS]:
@@ -150,7 +151,7 @@ def beside(method: str, stem: str) -> str:
 
 
 def mean(found: list[float]) -> str:
-    """Mean and standard deviation over seeds; nothing where there are none, and no mean where a run failed."""
+    """Format mean and standard deviation over seeds; empty without values, ``failed`` if a run failed."""
     if any(map(math.isnan, found)):
         return "failed"
     if len(found) < 2:
@@ -159,10 +160,10 @@ def mean(found: list[float]) -> str:
 
 
 def cell(text: str) -> str:
-    """A word of a CSV in a Markdown table."""
+    """Escape a CSV value for a Markdown table."""
     return text.replace("|", r"\|") or "—"
 
 
 def heading(path: Path) -> str:
-    """The first line of a page."""
+    """Return the title of a page."""
     return path.read_text().partition("\n")[0].lstrip("# ") if path.is_file() else path.stem
