@@ -18,16 +18,14 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Compose the configuration and run it on whatever engine owns the grid."""
     from fedgraph_flwr.config import from_run_config
-    from fedgraph_flwr.errors import FedGraphError
     from fedgraph_flwr.fleet import flower_patches
     from fedgraph_flwr.fleet.packing import PackingGrid
     from fedgraph_flwr.runs.prepare import with_folder
     from fedgraph_flwr.runs.serving import serve
 
     cfg = with_folder(from_run_config(context.run_config))
-    if type(grid).__name__ == "HttpGrid" and not flower_patches.plain():  # a fleet's, not a simulation's
-        if reason := flower_patches.refusal():
-            raise FedGraphError(reason)
+    fleet = type(grid).__name__ == "HttpGrid"  # and not a simulation
+    if fleet and not flower_patches.unmodified(lambda text: log(WARNING, text)):
         flower_patches.quicken_pulls(cfg.strategy.timeout)
         grid = PackingGrid(grid)
     summary = serve(grid, cfg, _log_round)

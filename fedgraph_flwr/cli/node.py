@@ -67,7 +67,7 @@ def register(commands: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``node``."""
-    plain = args.plain or flower_patches.plain()
+    plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
     if not plain and sys.platform != "linux":
         say("a fork is safe on Linux alone: Flower as it is (--plain)")
         plain = True
@@ -126,14 +126,9 @@ class Node:
         plain: whether Flower is left as it is.
         port: of loopback, for the runtime API.
         once: whether the SuperNode's end is the node's.
-
-    Raises:
-        FedGraphError: Flower is of another version than what is flower_patches of it.
     """
 
     def __init__(self, options: list[str], plain: bool, port: int, once: bool = False):
-        if not plain and (reason := flower_patches.refusal()):
-            raise FedGraphError(reason)
         self.options, self.plain, self.port, self.once = options, plain, port, once
         self.folder = Path(tempfile.mkdtemp(prefix="fedgraph-node-"))  # ours alone: mode 700
         self.lock, self.secret = self.folder / "task", self.folder / "secret"

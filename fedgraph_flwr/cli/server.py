@@ -41,15 +41,14 @@ def register(commands: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Handle ``server``."""
     places, _ = read_fleet(args.folder)
-    if not (args.plain or flower_patches.plain()) and (reason := flower_patches.refusal()):
-        raise FedGraphError(reason)
+    plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
     if places.guarded and not shutil.which("nginx"):
         raise FedGraphError(
             f"nginx stands before a SuperLink that listens on {places.listen}, and is not installed: apt-get install nginx"
         )
     processes: list[Process] = []
     try:
-        processes += start(args.folder, places, args.database or args.folder / "superlink.db", args.plain)
+        processes += start(args.folder, places, args.database or args.folder / "superlink.db", plain)
         connect(args.name, places.superlink, args.folder / "ca.crt")
         if not args.no_join:
             _join_all(args.folder, args.name)

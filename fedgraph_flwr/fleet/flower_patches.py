@@ -1,4 +1,4 @@
-"""All that is adjusted of Flower at run time, made for Flower 1.41.0 and for no other version.
+"""All that is adjusted of Flower at run time, made for Flower 1.41.0. Any other version runs unmodified, with a warning.
 
 Three processes of a fleet use it. `FEDGRAPH_PLAIN=1` in their environment (``--plain`` of `fedgraph-flwr node` and `server`)
 turns all of it off.
@@ -79,12 +79,24 @@ def plain() -> bool:
     return os.environ.get(PLAIN, "0") not in ("", "0")
 
 
-def refusal() -> str:
-    """Why Flower is not adjusted here: a sentence, empty where it is the version that this file is made for."""
+def other_version() -> str:
+    """A warning if the installed Flower is not the version that this file is made for, else nothing."""
     found = version("flwr")
     if found == MADE_FOR:
         return ""
-    return f"Flower {found} is installed, its adjustments are made for {MADE_FOR}: install that, or say --plain ({PLAIN}=1)"
+    return (
+        f"Flower {found} is installed and runs unmodified: the changes that make rounds of a fleet faster are for {MADE_FOR}. "
+        f"Install flwr=={MADE_FOR}; or set {PLAIN}=1 (--plain) to accept this and hide the warning"
+    )
+
+
+def unmodified(warn: Callable[[str], object]) -> bool:
+    """Whether Flower runs as it is: by the switch or, after a warning, because it is another version."""
+    if plain():
+        return True
+    if text := other_version():
+        warn(text)
+    return bool(text)
 
 
 def quicken_pulls(longest: float | None = None) -> None:
@@ -413,7 +425,7 @@ def main() -> None:
     parser.add_argument("--runtime", help="executor: HOST:PORT of the SuperNode's runtime API")
     parser.add_argument("--secret", type=Path, help="executor: the file of the runtime API's secret")
     args = parser.parse_args(own)
-    if reason := refusal():
+    if reason := other_version():
         sys.exit(f"error: {reason}")
     if args.what == "supernode":
         sys.argv = ["flower-supernode", *rest]

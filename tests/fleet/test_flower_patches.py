@@ -1,6 +1,8 @@
 """What is flower_patches of Flower: for one version, by one switch, and without this project's modules."""
 
+import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,21 +17,73 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode.nodestate import NodeStateFactory
 
-from fedgraph_flwr.cli.node import Node
+from fedgraph_flwr.cli import main, node, server
 from fedgraph_flwr.engine.grid import run_identity
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import flower_patches
 
+OTHER = r"Flower 1\.99\.0 is installed and runs unmodified: .* for 1\.41\.0\. Install flwr==1\.41\.0; or set FEDGRAPH_PLAIN=1"
 
-def test_another_version_is_refused_with_a_sentence_and_the_switch_is_named(monkeypatch):
-    assert flower_patches.refusal() == ""  # the version that pyproject.toml pins
-    monkeypatch.setattr(flower_patches, "version", lambda name: "1.42.0")
-    told = (
-        r"Flower 1\.42\.0 is installed, its adjustments are made for 1\.41\.0: .*, or say --plain \(FEDGRAPH_PLAIN=1\)"
-    )
-    with pytest.raises(FedGraphError, match=told):
-        Node([], plain=False, port=1)
-    Node([], plain=True, port=1).end()
+
+@pytest.fixture
+def other_version(monkeypatch):
+    """Another version of Flower than the one that is changed."""
+    assert flower_patches.other_version() == ""  # the installed one
+    monkeypatch.setattr(flower_patches, "version", lambda name: "1.99.0")
+
+
+def test_another_version_runs_unmodified_with_a_warning(other_version, monkeypatch):
+    warnings = []
+    assert flower_patches.unmodified(warnings.append)
+    assert re.match(OTHER, *warnings)
+    monkeypatch.setenv(flower_patches.PLAIN, "1")
+    assert flower_patches.unmodified(warnings.append)
+    assert len(warnings) == 1
+
+
+def test_a_node_beside_another_version_is_flowers_own(other_version, monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(node, "supernode_options", lambda args: [])
+    monkeypatch.setattr(node.Node, "run", lambda self: started.append(self.plain))
+    words = ["node", "--server", "127.0.0.1:1", "--key", "key", "--graph", "graph"]
+    assert main(words) == 1  # a SuperNode that ends by itself is an error
+    assert re.search(f"warning: {OTHER}", capsys.readouterr().out)
+    assert main([*words, "--plain"]) == 1
+    assert "warning" not in capsys.readouterr().out
+    assert started == [True, True]
+
+
+def test_a_server_beside_another_version_is_flowers_own(other_version, monkeypatch, capsys):
+    started = []
+
+    def start(folder, places, database, plain):
+        started.append(plain)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "read_fleet", lambda folder: (SimpleNamespace(guarded=False), None))
+    monkeypatch.setattr(server, "start", start)
+    assert main(["server", "keys"]) == 0
+    assert re.search(f"warning: {OTHER}", capsys.readouterr().out)
+    assert started == [True]
+
+
+def test_a_server_app_beside_another_version_keeps_flowers_grid(other_version, monkeypatch, caplog, tmp_path):
+    from flwr.app import Context
+
+    from fedgraph_flwr import server_app
+    from fedgraph_flwr.runs import serving
+
+    class HttpGrid:
+        """As a fleet's is called."""
+
+    grids = []
+    summary = {"metrics": {}, "bytes_up": 1, "bytes_down": 2, "rounds": 1, "total_seconds": 3.0, "failures": {}}
+    monkeypatch.setattr(serving, "serve", lambda grid, cfg, on_round: grids.append(grid) or summary)
+    monkeypatch.setattr(flower_patches, "quicken_pulls", lambda longest: pytest.fail("Flower was changed"))
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    config = {"overrides": f"out={tmp_path}", "config": "", "num-clients": 2}
+    server_app.main(HttpGrid(), Context(1, 0, {}, RecordDict(), config))
+    assert type(grids[0]) is HttpGrid
+    assert re.search(OTHER, caplog.text)
 
 
 @pytest.mark.parametrize(("value", "off"), [("1", True), ("yes", True), ("0", False), ("", False)])
