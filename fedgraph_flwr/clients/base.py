@@ -411,7 +411,20 @@ class GraphClient(NumPyClient):
     @cached_property
     def scored(self) -> metrics.Scored:
         """The nodes that models are scored on."""
-        return metrics.Scored(self.y, self.masks, self.graph.part, self.train_nodes)
+        return metrics.Scored(self.y, self.scored_masks, self.graph.part, self.train_nodes)
+
+    @cached_property
+    def scored_masks(self) -> dict[str, Tensor]:
+        """`masks` without nodes of classes that have fewer in a split than the policy lets stand behind a statistic.
+
+        A model that always says one class would count them, and a loss can hold the counts of all.
+        """
+        found = {}
+        for split, mask in self.masks.items():
+            known = mask & (self.y >= 0)
+            small = self.y[known].bincount(minlength=self.graph.num_classes) < self.policy.min_nodes
+            found[split] = mask & ~(known & small[self.y.clamp(min=0)]) if self.policy.min_nodes else mask
+        return found
 
     @property
     def least(self) -> int:
@@ -432,7 +445,7 @@ class GraphClient(NumPyClient):
 
     def confusion(self, logits: Tensor) -> list[float]:
         """Confusion matrix of the test nodes, row after row; -n for a count below n, the policy's ``min_nodes``."""
-        test = self.masks["test"] & (self.y >= 0)
+        test = self.scored_masks["test"] & (self.y >= 0)
         guess, y = logits[test].argmax(1).cpu(), self.y[test].cpu()
         counts = metrics.confusion(guess, y, self.graph.num_classes).ravel()
         least = self.policy.min_nodes if self.policy.min_nodes > 1 else 0

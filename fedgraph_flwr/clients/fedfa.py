@@ -95,6 +95,8 @@ class FedFAClient(GraphClient):
             running = self.running[key][layer]
             own = p.eps + (statistic.var(0) if groups > 1 else (statistic[0] - running).square())
             drawn.append(statistic + draw * ((1 + sharing(self.spread[key][layer], p.eps)) * own).sqrt())
+            if n < self.least:  # as received: of so few nodes the mean is not sent
+                continue
             with torch.no_grad():
                 running.mul_(p.momentum).add_(statistic.mean(0), alpha=1 - p.momentum)
         return drawn[1][member] * centred / std[member] + drawn[0][member]

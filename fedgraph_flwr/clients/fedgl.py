@@ -5,7 +5,8 @@
 
 a is ``label_weight``, b ``graph_weight``; both 0 are FedAvg. Symmetry of P̂ is ours (the program transposes it). What the
 server found is in `fedgraph_flwr.strategies.fedgl`. Leaves the client: what FedAvg sends; once the global ids of its nodes; in
-one round of ``every``, softmax and hidden features of every node of the trained model.
+one round of ``every``, softmax and hidden features of every node of the trained model. On a fleet, zeros for nodes that hear
+fewer nodes than the policy's ``min_nodes``, itself included, and no row of the pseudo graph that mixes fewer.
 """
 
 from dataclasses import replace
@@ -87,12 +88,31 @@ class FedGLClient(GraphClient):
             self.inputs = self.plain
         else:
             entries = sp.csr_matrix((self.memory["weight"].cpu().numpy(), (row, col)), shape=(n, n))
+            entries = self.mixing_enough(entries)
             both = (entries + entries.T) / 2
             degree = np.asarray(both.sum(axis=1)).ravel()
             scale = sp.diags(np.power(degree, -0.5, out=np.zeros(n), where=degree > 0))
             mixed = self.model.adjacency(self.graph.edge_index, n) + b * (scale @ both @ scale)
             self.inputs = replace(self.plain, adj=SparseMatrix(mixed, self.dtype).to(self.device), propagated=None)
         self.batch = self.batch._replace(inputs=self.inputs)
+
+    def mixing_enough(self, entries: sp.csr_matrix) -> sp.csr_matrix:
+        """The pseudo graph without nodes whose rows mix too few: 1 / Σ w² nodes of weights w that sum to 1.
+
+        A self-loop of a server's choice would show a node's own features.
+        """
+        if not self.policy.min_nodes:
+            return entries
+        entries = entries.tocsr()
+        while True:
+            both = ((entries + entries.T) / 2).tocsr()
+            total, squares = (np.asarray(part.sum(axis=1)).ravel() for part in (both, both.multiply(both)))
+            few = (squares > 0) & (total**2 < self.policy.min_nodes * squares * (1 - 1e-9))
+            if not few.any():
+                return entries
+            keep = sp.diags((~few).astype(entries.dtype))
+            entries = (keep @ entries @ keep).tocsr()
+            entries.eliminate_zeros()
 
     def task_loss(self, logits: Tensor) -> Tensor:
         """L."""
@@ -114,6 +134,10 @@ class FedGLClient(GraphClient):
         self.model.eval()
         h = self.model.encode(self.inputs)
         z, order = self.model.classify(h, self.inputs).softmax(1), self.order.to(self.device)
+        if self.policy.min_nodes:
+            heard = np.diff(self.model.adjacency(self.graph.edge_index, self.graph.num_nodes).tocsr().indptr)
+            alone = torch.from_numpy(heard < self.policy.min_nodes).to(self.device)[:, None]
+            h, z = h.masked_fill(alone, 0), z.masked_fill(alone, 0)
         return {NODES: {"z": to_numpy(z[order]), "h": to_numpy(h[order])}}, {}
 
     def load(self, tree: Tree) -> None:

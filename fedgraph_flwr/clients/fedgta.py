@@ -11,13 +11,15 @@ not given here for that reason) and by the authors' program, which ``labels=prog
 adds Y^0 once more at training nodes; M is of softmax(Y^k), H of softmax(Y^k / 20), both with the true labels at training nodes;
 d̃ is without the loop. (Its α is the neighbours' share, 1/2 too.) The program takes the true labels of nodes in neither the
 validation nor the test set; here no label but those of training nodes is read. Training is FedAvg's. The products are sparse,
-in float64: k E C of them. Leaves the client: what FedAvg sends, M [1 or 2, K, C], and H. Of a client with one node, M is that
-node's propagated label.
+in float64: k E C of them. Leaves the client: what FedAvg sends, M [1 or 2, K, C], and H.
+On a fleet the labels of classes with fewer training nodes than the policy's ``min_nodes`` are read as unknown, and a client with
+fewer nodes sends zeros. Elsewhere, of a client with one node, M is that node's propagated label.
 """
 
 from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +28,7 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
+from fedgraph_flwr.methods.labels import large_enough
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
@@ -72,26 +75,37 @@ class FedGTAClient(GraphClient):
         return torch.from_numpy(adj.sum(axis=1)).view(-1).to(self.device)
 
     def send(self) -> Answer:
-        """M and H at the trained model."""
+        """M and H at the trained model; zeros of a graph that is too small."""
+        if self.graph.num_nodes < self.least:
+            shape = self.params.kinds, self.params.orders, self.graph.num_classes
+            return {SMOOTHED: {"moments": np.zeros(shape)}}, {CONFIDENCE: 0.0}
         for_moments, for_confidence = self.smoothed()
         told = moments(for_moments, self.params.orders, self.params.kinds == 2)
         if (largest := told.abs().max()) > LARGE:  # the server reads a direction alone
             told = told / largest
         return {SMOOTHED: {"moments": to_numpy(told)}}, {CONFIDENCE: confidence(for_confidence, self.degree)}
 
+    @cached_property
+    def labelled(self) -> tuple[Tensor, Tensor]:
+        """The training nodes whose labels are read, and the one-hot labels [n, C]."""
+        count = self.batch.y.bincount(minlength=self.graph.num_classes).cpu().numpy()
+        known = torch.from_numpy(large_enough(count, self.least)).to(self.device)[self.batch.y]
+        return self.train_nodes[known], F.one_hot(self.batch.y[known], self.graph.num_classes).double()
+
     def smoothed(self) -> tuple[Tensor, Tensor]:
         """Y^k as M and as H read it, [N, C] each."""
         first = self.predict().double().softmax(1)
-        first[self.train_nodes] = F.one_hot(self.batch.y, self.graph.num_classes).double()
+        labelled, first_labels = self.labelled
+        first[labelled] = first_labels
         alpha, program = self.params.alpha, self.params.labels == "program"
         y = first
         for _ in range(self.params.steps):
             y = alpha * first + (1 - alpha) * (self.smoother @ y)
             if program:
-                y[self.train_nodes] += first[self.train_nodes]
+                y[labelled] += first_labels
         if not program:
             return y, y
         pair = y.softmax(1), (y / TEMPERATURE).softmax(1)
         for labels in pair:
-            labels[self.train_nodes] = first[self.train_nodes]
+            labels[labelled] = first_labels
         return pair

@@ -41,6 +41,7 @@ class FedLITClient(GraphClient):
     predicts_with: ClassVar[tuple[str, ...]] = (CENTROIDS,)
     model: FedLIT
     centres: Tensor | None = None
+    behind: Tensor
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -91,7 +92,9 @@ class FedLITClient(GraphClient):
         z = self.embedded()
         pairs, centroids = self.pairs[0], self.centroids(z)
         types = assigned(z, pairs, centroids)
+        self.behind = torch.zeros(self.model.types, dtype=torch.int64, device=self.device)
         for _ in range(self.params.em_steps):
+            self.behind = self.ends(types).sum(2).min(0).values
             centroids = means(z, pairs, types, centroids)
             types = assigned(z, pairs, centroids)
         self.memory[CENTROIDS] = centroids
@@ -99,16 +102,25 @@ class FedLITClient(GraphClient):
         self.types = types
         return super().train()
 
+    def ends(self, types: Tensor) -> Tensor:
+        """Which nodes the first and the second ends of each type's links are, bool [2, k, N]."""
+        found = torch.zeros(2, self.model.types, self.graph.num_nodes, dtype=torch.bool, device=self.device)
+        for touched, end in zip(found, self.pairs[0], strict=True):
+            touched[types, end] = True
+        return found
+
     def send(self) -> Answer:
-        """Centroids, and how many training nodes each type has."""
-        k, n = self.model.types, self.graph.num_nodes
+        """Centroids, and how many training nodes each type has.
+
+        A centroid is a mean over first ends beside one over second ends: there must be enough nodes behind both, in the step
+        that made it. The first centroids are single links.
+        """
         z = self.embedded()
         centroids = self.centroids(z)
         types = self.types if self.num_train else assigned(z, self.pairs[0], centroids)
-        touched = torch.zeros(k, n, dtype=torch.bool, device=self.device)
-        for end in self.pairs[0]:
-            touched[types, end] = True
-        hidden = touched.sum(1) < self.least
+        touched = self.ends(types).any(0)
+        behind = self.behind if self.num_train else torch.zeros_like(touched.sum(1))
+        hidden = torch.minimum(touched.sum(1), behind) < self.least
         count = torch.where(hidden, 0, touched[:, self.train_nodes].sum(1))
         known = torch.zeros_like(centroids) if self.centres is None else self.centres
         centroids = torch.where(hidden[:, None], known, centroids)

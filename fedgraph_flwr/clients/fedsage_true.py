@@ -53,7 +53,16 @@ class FedSageTrueClient(FedGradClient):
 
     @phase
     def features(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """Hand out X of own nodes [b, F], by the client that asked."""
+        """Hand out X of own nodes [b, F], by the client that asked.
+
+        Raises:
+            FedGraphError: the policy wants more nodes than one behind what is sent, or a node has no edge to that client.
+        """
+        if self.policy.min_nodes > 1:
+            raise FedGraphError(
+                f"client {self.graph.client} is asked for features of single nodes, its node's policy wants at least"
+                f" {self.policy.min_nodes} behind what it sends (min_nodes): expected min_nodes: 1 there"
+            )
         return {"features": {k: self.features_of(ids, k) for k, ids in groups.get("wanted", {}).items()}}, {}
 
     def features_of(self, ids: np.ndarray, asked_by: str) -> np.ndarray:
@@ -63,6 +72,11 @@ class FedSageTrueClient(FedGradClient):
         )
         if not torch.equal(self.graph.node_id[places], torch.from_numpy(ids).long()):
             raise FedGraphError(f"client {asked_by} wants nodes of client {self.graph.client} that are not its own")
+        graph, who = self.graph, int(asked_by)
+        ends = graph.cut_out[0][graph.cut_out_owner == who], graph.cut_in[0][graph.cut_in_owner == who]
+        # In a simulation of parts that share nodes, edges name the owner of a node and others that hold it ask too.
+        if not (self.policy.trusting or torch.isin(places, torch.cat(ends)).all()):
+            raise FedGraphError(f"client {asked_by} wants nodes of client {graph.client} that have no edge to it")
         return to_numpy(self.graph.x[places])
 
     @phase

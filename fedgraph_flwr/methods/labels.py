@@ -4,8 +4,8 @@
 
 with n_i the training nodes of client i, s_ic the share of them in class c, and C' the number of classes with s_c > 0: the weights
 of `numerics.losses` over all training nodes at once. Leaves a client, once: its shares [C], as a term of a secure sum where sums
-are secure; of a class with fewer nodes than its owner's policy lets stand behind a statistic it tells 0. A class that nobody
-tells counts as the rarest that is told.
+are secure; of a class with fewer nodes than its owner's policy lets stand behind a statistic it sends 0 (`large_enough`). A class
+that no client sends counts as the rarest that is sent.
 """
 
 import numpy as np
@@ -25,10 +25,25 @@ def schema(num_classes: int) -> ReplySchema:
     return ReplySchema({LABELS: {"share": ArrayField((num_classes,), "float64", low=0, high=1)}})
 
 
+def large_enough(count: NDArray[np.int64], floor: int) -> NDArray[np.bool_]:
+    """Classes whose count [C] may leave a client, whose total is known: the rest of it is 0, or at least ``floor``.
+
+    Classes below ``floor`` stay. If they have fewer nodes together, the next smallest class stays too, since what is missing
+    from the total would show them.
+    """
+    shown = count >= floor
+    for label in np.argsort(count, kind="stable"):
+        hidden = count[~shown].sum()
+        if not 0 < hidden < floor:
+            break
+        shown[label] = False
+    return shown
+
+
 def shares(y: NDArray[np.int64], num_classes: int, floor: int) -> NDArray[np.float64]:
-    """Of the training labels ``y`` [n] the share in each class [C]; 0 for a class of fewer than ``floor``."""
+    """Of the training labels ``y`` [n] the share in each class [C]; 0 where it is not `large_enough`."""
     count = np.bincount(y, minlength=num_classes)
-    return np.where(count >= floor, count, 0) / max(y.size, 1)
+    return np.where(large_enough(count, floor), count, 0) / max(y.size, 1)
 
 
 def weights(share: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from fedgraph_flwr.clients.base import GraphClient, phase
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.labels import shares, weights
+from fedgraph_flwr.methods.labels import large_enough, shares, weights
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import METHODS, small_runs
@@ -44,8 +44,9 @@ def test_weights_follow_from_shares():
 
 def test_a_rare_class_is_not_told_and_counts_as_the_rarest():
     y = np.repeat([0, 1, 2], [70, 26, 4])
-    assert shares(y, 3, 5).tolist() == [0.7, 0.26, 0]
-    assert weights(shares(y, 3, 5)).tolist() == [1 / 1.4, 1 / 0.52, 1 / 0.52]
+    assert shares(y, 3, 2).tolist() == [0.7, 0.26, 0.04]
+    assert shares(y, 3, 5).tolist() == [0.7, 0, 0], "the rest to 1 would be the third class"
+    assert weights(shares(y, 3, 5)).tolist() == [1 / 0.7] * 3
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -141,7 +142,9 @@ def test_a_partys_policy_holds_for_it(run, tmp_path):
     assert (count >= 4).any()
     told = Node(cfg, graph=graph, policy=str(tmp_path / "policy.yaml")).ask("labels")
     share = from_record(told.array_records["labels"])["share"]
-    np.testing.assert_allclose(share, np.where(count < 4, 0, count / count.sum()))
+    shown = large_enough(count, 4)
+    assert not shown[count < 4].any()
+    np.testing.assert_allclose(share, np.where(shown, count / count.sum(), 0))
 
 
 def test_shares_are_terms_of_a_secure_sum_where_sums_are_secure(go, monkeypatch):
