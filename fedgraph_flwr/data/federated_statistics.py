@@ -169,7 +169,7 @@ def merge(
 
 
 def _merged_layout(schemas: Mapping[str, Schema], say: Callable[[str], None]) -> TableLayout:
-    """What all parties' layouts have in common."""
+    """What all parties' layouts have in common; names of columns that differ are the first party's."""
     layouts = {name: schema.tables.to_dict() for name, schema in schemas.items()}
     common = {}
     for key in dict.fromkeys(key for layout in layouts.values() for key in layout):
@@ -180,7 +180,10 @@ def _merged_layout(schemas: Mapping[str, Schema], say: Callable[[str], None]) ->
             told = ", ".join(
                 f"'{value}' in {name}" if value else f"the default in {name}" for name, value in values.items()
             )
-            say(f"{key} of the tables is {told}: each party passes its own again")
+            if key not in ("separator", "encoding"):
+                common[key] = next(iter(values.values()))
+            keeps = f"the schema keeps '{common[key]}', so" if common.get(key) else "the schema keeps the default, so"
+            say(f"{key} of the tables is {told}: {keeps} the others pass their own again")
     return TableLayout(**common)
 
 

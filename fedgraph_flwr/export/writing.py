@@ -9,7 +9,9 @@ export.json          what this program needs to load it back: module, arguments,
 MODEL_CARD.md        data in numbers, method, privacy spent, scores, limits
 """
 
+import ast
 import importlib
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +24,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import is_own
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import Graph, write_bytes
 from fedgraph_flwr.data.prediction_input import InputSpec, from_pyg
 from fedgraph_flwr.data.schema import NODE, Schema
 from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.errors import plain as plain_text
 from fedgraph_flwr.export.card import model_card, scores
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.runs.checks import client_class
@@ -35,6 +40,7 @@ MODULES = Path(__file__).parent / "plain"
 NAMES = ("stack", "decoupled", "acm", "fedspa")
 """Of the modules there."""
 
+PACKAGE = __name__.partition(".")[0]
 INDEX = "export.json"
 WEIGHTS = "weights.safetensors"
 
@@ -47,7 +53,7 @@ CLASSES = {classes}
 ARGUMENTS = {arguments}
 
 
-def load(folder: Path = FOLDER) -> Net:
+def load(folder: Path = FOLDER) -> torch.nn.Module:
     """The trained network, ready to predict: ``load()(x, edge_index)`` gives logits [N, C], in the order of `CLASSES`."""
     raw = (folder / "{file}").read_bytes()
     size = int.from_bytes(raw[:8], "little")
@@ -58,7 +64,7 @@ def load(folder: Path = FOLDER) -> Net:
         if name != "__metadata__":
             start, end = (8 + size + place for place in told["data_offsets"])
             weights[name] = torch.frombuffer(bytearray(raw[start:end]), dtype=kinds[told["dtype"]]).reshape(told["shape"])
-    net = Net(**ARGUMENTS).to(torch.{dtype})
+    net = {net}(**ARGUMENTS).to(torch.{dtype})
     net.load_state_dict(weights)
     return net.eval()
 '''
@@ -82,7 +88,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()}
     _check(plain, weights, predictor)
     dtype = predictor.cfg.dtype
-    source = (MODULES / f"{plain.module}.py").read_text()
+    source = _source(plain)
     write_bytes(folder / "model.py", _module(source, plain, meaning, dtype).encode())
     write_bytes(folder / WEIGHTS, save(weights))
     index = {
@@ -119,8 +125,37 @@ def _module(source: str, plain: Plain, meaning: InputSpec, dtype: str) -> str:
     needed = ["import json", "from pathlib import Path"] + ([] if "\nimport torch\n" in source else ["import torch"])
     told = f"{text}\n\nWritten by `fedgraph-flwr export`; needs torch and torch_geometric alone.\n"
     imports = "\n".join(needed)
-    loader = _LOADER.format(classes=list(meaning.classes), arguments=plain.arguments, file=WEIGHTS, dtype=dtype)
+    net = plain.module.partition(":")[2] or "Net"
+    loader = _LOADER.format(
+        classes=list(meaning.classes), arguments=plain.arguments, file=WEIGHTS, dtype=dtype, net=net
+    )
+    if is_own(plain.module):  # `from __future__` and a docstring stay first
+        return f"{source}\n\n{imports}\nimport torch\n{loader}"
     return f'{told}"""\n\n{imports}\n{rest}{loader}'
+
+
+def _source(plain: Plain) -> str:
+    """The text of a module, ours or the user's.
+
+    Raises:
+        FedGraphError: the user's has no file, or imports this package.
+    """
+    if not is_own(plain.module):
+        return (MODULES / f"{plain.module}.py").read_text()
+    path = inspect.getsourcefile(locate(plain.module))
+    text = Path(path).read_text() if path else ""
+    names = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    if not text or PACKAGE in names:
+        raise FedGraphError(
+            f"plain() names {plain.module}, whose file {path} imports {PACKAGE}: put the class into a file that imports torch"
+            " and PyG only"
+        )
+    return text
 
 
 def _check(plain: Plain, weights: dict[str, Tensor], predictor: Predictor) -> None:
@@ -145,9 +180,13 @@ def _check(plain: Plain, weights: dict[str, Tensor], predictor: Predictor) -> No
 
 def run_plain(plain: Plain, weights: dict[str, Tensor], graph: Graph, dtype: str) -> Tensor:
     """Logits [N, C] of an exported network, computed by this package's own copy of its module."""
-    if plain.module not in NAMES:
+    if is_own(plain.module):
+        kind = locate(plain.module)
+    elif plain.module in NAMES:
+        kind = importlib.import_module(f"fedgraph_flwr.export.plain.{plain.module}").Net
+    else:
         raise FedGraphError(f"{INDEX} names the module '{plain.module}', expected one of: {', '.join(NAMES)}")
-    net = importlib.import_module(f"fedgraph_flwr.export.plain.{plain.module}").Net(**plain.arguments)
+    net = kind(**plain.arguments)
     net.to(getattr(torch, dtype)).load_state_dict(weights)
     net.eval()
     known = {"y": graph.y, "known": graph.train_mask} if plain.labels else {}
@@ -196,6 +235,11 @@ def load_export(folder: Path) -> Exported:
     """
     try:
         told = json.loads((folder / INDEX).read_bytes())
+        if is_own(str(told["module"])):  # whose code is not run because a folder names it
+            raise FedGraphError(
+                f"{folder} holds the custom model {plain_text(told['module'], 60)}: predict with its model.py (load) and"
+                " preprocess.py (read), or with the run's folder"
+            )
         weights = load_file(folder / WEIGHTS)
         schema = Schema.from_dict(told["schema"], str(folder)) if told["schema"] else None
         meaning = InputSpec(tuple(told["classes"]), told["num_features"], schema, told["undirected"], str(folder))

@@ -122,7 +122,14 @@ class Model(nn.Module):
         Raises:
             FedGraphError: there is none.
         """
-        raise FedGraphError(f"a {type(self).__name__} cannot be exported: it is not made of layers that plain PyG has")
+        why = "it is not made of layers that plain PyG has"
+        if not type(self).__module__.startswith("fedgraph_flwr."):
+            why = (
+                "define plain() on it, returning Plain('module:Class', arguments, weights) of fedgraph_flwr.models.plain, where"
+                " the class is a torch module with forward(x, edge_index) in a file that imports torch and PyG only"
+                " (docs/extend.md, Export a custom model)"
+            )
+        raise FedGraphError(f"a {type(self).__name__} cannot be exported: {why}")
 
     def names(self, prefix: str) -> list[str]:
         """The names of the tensors that a prefix, or the word ``head``, stands for, in the model's order."""

@@ -8,10 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Plain:
-    """A network as ``Net(**arguments)`` of a file of `fedgraph_flwr.export.plain`.
+    """A network as ``Net(**arguments)`` of a file of `fedgraph_flwr.export.plain`, or as a custom ``module:Class``.
 
     Attributes:
-        module: the file's name.
+        module: the file's name, or ``module:Class`` of a file that imports torch and PyG only; the export contains a copy of it.
         arguments: as JSON holds them.
         weights: of that module, by name.
         labels: whether it also reads the labels of nodes for which they are known.

@@ -8,6 +8,7 @@ import pytest
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.data.columns import Treatment, feature_names, features
+from fedgraph_flwr.data.federated_statistics import merge, party_sums
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import Column, Schema
 from fedgraph_flwr.data.tables import TableLayout, read_table
@@ -303,3 +304,74 @@ def test_old_schema_files_are_read_and_new_keys_are_checked(tmp_path):
     path.write_text("nodes: {}\ntables: x\n")
     with pytest.raises(FedGraphError, match="tables must be a mapping"):
         Schema.load(path)
+
+
+def test_the_exported_preprocessing_reads_the_same_values():
+    table = pd.DataFrame(
+        {
+            "a": ["2.317,50", "12", None, "-0,5"],
+            "b": ["2\u202f317", "12 000", "7", ""],
+            "c": ["1'234.5", "2", "3", "4"],
+            "d": ["1970-01-02", "03.01.1970", "04/01/1970", "31/01/1970"],
+            "e": ["x", "y", "x", "y"],
+        }
+    )
+    found = features("node", table, list(table), "t.csv", Treatment(floor=1))
+    told = {name: column.to_dict() for name, column in found.fitted.items()}
+    np.testing.assert_allclose(preprocess.features(table, told), found.x, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match=r"column 'a' has '2317.5', expected a number"):
+        preprocess.features(table.assign(a="2317.5"), told)
+    with pytest.warns(UserWarning, match=r"2 rows have a value of 'e' that training did not: \['z'\]"):
+        preprocess.features(table.assign(e=["x", "z", "z", "y"]), told)
+
+
+def sums(name, column, words, **schema):
+    """What a party tells of one column."""
+    party = Schema(("a", "b"), {"node": {"v": column}}, **schema)
+    return name, party_sums(party, {"node": (pd.DataFrame({"v": words}), name)}, 5) | {"schema": party}
+
+
+def test_a_merge_names_the_values_that_only_one_party_has():
+    category = Column("category")
+    said, warned = [], []
+    parties = [
+        sums("a.json", category, ["DE"] * 20 + ["FR"] * 10 + ["IT"] * 2),
+        sums("b.json", category, ["DE"] * 5 + ["de"] * 6 + ["FR"] * 5),
+        sums("c.json", category, ["Germany"] * 9 + ["France"] * 8),
+    ]
+    merged = merge(parties, said.append, warned.append)
+    assert set(merged.nodes["node"]["v"].categories) == {"DE", "de", "FR", "Germany", "France"}
+    assert said == [
+        "column 'v': 2 of 65 rows become 'other'; their values have too few rows to leave a party",
+        "column 'v': only b.json has 'de' 6",
+    ]
+    assert warned == [
+        "column 'v': only c.json has 'Germany' 9, 'France' 8, and no value of the other parties ('DE' 25, 'FR' 15, 'de' 6):"
+        " write them alike",
+        "column 'v': 'DE' and 'de' are two values: write them alike",
+    ]
+    many = [f"w{i:02}" for i in range(60) for _ in range(5 + (i < 50))]
+    merge([sums("a.json", category, many)], (said := []).append, warned.append)
+    assert said == ["column 'v': 50 of 350 rows become 'other': 'w50' 5, 'w51' 5, 'w52' 5, 'w53' 5, 'w54' 5 and 5 more"]
+
+
+def test_a_merge_keeps_what_parties_have_in_common():
+    one, other = TableLayout(id="k", separator=";", split="part"), TableLayout(id="n", split="part")
+    values = [str(i) for i in range(9)]
+    said = []
+    parties = [
+        sums("a.json", Column(format="1,234.5"), values, tables=one, undirected=True),
+        sums("b.json", Column(), values, tables=other, undirected=True),
+    ]
+    merged = merge(parties, said.append)
+    assert merged.tables == TableLayout(id="k", split="part")
+    assert (merged.undirected, merged.nodes["node"]["v"].format) == (True, "any")
+    assert (
+        "id of the tables is 'k' in a.json, 'n' in b.json: the schema keeps 'k', so the others pass their own again"
+        in said
+    )
+    assert "formats of column 'v' differ between a.json and b.json: each party's is detected" in said
+    with pytest.raises(
+        FedGraphError, match=r"a\.json was written with --undirected and b\.json without: use the same in both"
+    ):
+        merge([parties[0], sums("b.json", Column(), values)])

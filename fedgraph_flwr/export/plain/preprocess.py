@@ -110,7 +110,7 @@ def values(column: pd.Series, told: dict[str, Any], name: str) -> np.ndarray:
     kind = told["kind"]
     if kind == "category":
         read = np.char.strip(words(column))
-        other = sorted(set(read) - {"", *told["categories"]})
+        other = sorted(set(map(str, read)) - {"", *told["categories"]})
         if other:
             rows = int(np.isin(read, other).sum())
             warnings.warn(f"{rows} rows have a value of '{name}' that training did not: {other[:5]}", stacklevel=2)
