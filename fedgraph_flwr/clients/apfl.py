@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.personal import PersonalClient, copied
-from fedgraph_flwr.config import at_least
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.config import number
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.wire.trees import flatten
 
@@ -27,13 +26,8 @@ from fedgraph_flwr.wire.trees import flatten
 class Params:
     """Keys of APFL."""
 
-    alpha: float = 0.5  # α_i at first
-    adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        at_least(self.alpha, 0, "strategy.alpha")
-        if self.alpha > 1:
-            raise FedGraphError(f"strategy.alpha must lie in [0, 1], got {self.alpha}")
+    alpha: float = number(0.5, high=1)  # (ours) share of the own model at first
+    adaptive: bool = True  # the share moves once a round; false: it stays
 
 
 class APFLClient(PersonalClient):

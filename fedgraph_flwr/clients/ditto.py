@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.personal import PersonalClient, copied
-from fedgraph_flwr.config import at_least
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.wire.trees import flatten
 
@@ -24,10 +23,7 @@ from fedgraph_flwr.wire.trees import flatten
 class Params:
     """Keys of Ditto."""
 
-    lam: float = 0.1  # λ
-
-    def __post_init__(self) -> None:
-        at_least(self.lam, 0, "strategy.lam")
+    lam: float = 0.1  # (ours) λ; the paper chooses it on validation data. 0: the client's own model is Local's
 
 
 class DittoClient(PersonalClient):

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Batch
 from fedgraph_flwr.clients.personal import PersonalClient, assign, copied
-from fedgraph_flwr.config import RunConfig, at_least
+from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model, check_prefixes
 
 LOSSES = 10  # over which learning must have come to rest
@@ -31,18 +30,13 @@ LOSSES = 10  # over which learning must have come to rest
 class Params:
     """Keys of FedALA."""
 
-    mixed: list[str] = field(default_factory=lambda: ["head"])  # the last p layers, by prefix
-    sample: float = 0.8  # s
-    eta: float = 1.0  # η
+    # the last p layers by prefix; the paper's p = 1. [] is FedAvg
+    mixed: list[str] = field(default_factory=lambda: ["head"])
+    sample: float = number(0.8, high=1, without_low=True)  # s, the paper's 80 %
+    eta: float = 1.0  # η, the paper's
+    # of the standard deviation of ten losses, at which first learning rests (the authors' program)
     threshold: float = 0.1
-    passes: int = 100
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sample <= 1:
-            raise FedGraphError(f"strategy.sample must lie in (0, 1], got {self.sample}")
-        at_least(self.eta, 0, "strategy.eta")
-        at_least(self.threshold, 0, "strategy.threshold")
-        at_least(self.passes, 1, "strategy.passes")
+    passes: int = number(100, low=1)  # (ours) of first learning, at most
 
 
 class FedALAClient(PersonalClient):

@@ -12,17 +12,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedgraph_flwr.clients.personal import PersonalClient, copied
-from fedgraph_flwr.config import at_least
 
 
 @dataclass
 class Params:
     """Keys of fine-tuning."""
 
-    steps: int = 3  # E
-
-    def __post_init__(self) -> None:
-        at_least(self.steps, 0, "strategy.steps")
+    steps: int = 3  # (ours) E, as many as a round trains; 0 is FedAvg
 
 
 class FineTunedClient(PersonalClient):

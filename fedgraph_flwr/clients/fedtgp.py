@@ -8,15 +8,19 @@ class the mean embedding of its training nodes, which of one node is that node's
 not of how many nodes.
 """
 
+from typing import ClassVar
+
 import numpy as np
 
 from fedgraph_flwr.clients.base import Answer
 from fedgraph_flwr.clients.fedproto import FedProtoClient
-from fedgraph_flwr.methods.prototypes import PROTOTYPES
+from fedgraph_flwr.methods.prototypes import PROTOTYPES, FedTGPParams
 
 
 class FedTGPClient(FedProtoClient):
     """FedProto's client, who keeps its numbers of nodes to itself."""
+
+    Params: ClassVar[type] = FedTGPParams
 
     def send(self) -> Answer:
         """The client's prototypes; a count of 1 says that there is one."""

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.requirements import hidden_features
-from fedgraph_flwr.config import RunConfig, at_least, number, one_of
+from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency
@@ -48,23 +48,18 @@ from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 class Params:
     """Keys of FGSSL."""
 
-    contrast: float = 3.0  # λ_C
-    denominator: str = "shared"  # shared | own, of a positive in L_C
-    structure_weight: float = 0.1  # λ_D
-    structure: str = "neighbours"  # neighbours | edges, L_D
+    contrast: float = 3.0  # λ_C (OpenFGL: 0)
+    # of a positive in L_C: all pairs, as the authors' code | own, itself and the negatives
+    denominator: str = choice("shared", ("shared", "own"))
+    structure_weight: float = 0.1  # λ_D, OpenFGL's; the authors' program computes the term and leaves it out
+    # L_D over neighbours' likeness | edges, OpenFGL's, over channels
+    structure: str = choice("neighbours", ("neighbours", "edges"))
     temperature: float = number(0.1, low=1e-3)  # τ
-    weak_edges: float = number(0.3, low=0, high=1)  # share of edges that the weak view drops
-    weak_columns: float = number(0.3, low=0, high=1)  # share of feature columns that it zeroes
-    strong_edges: float = number(0.8, low=0, high=1)  # of the strong view
-    strong_columns: float = number(0.5, low=0, high=1)
-    anchors: int = 2048  # training nodes in L_C at most
-
-    def __post_init__(self) -> None:
-        for key in ("contrast", "structure_weight"):
-            at_least(getattr(self, key), 0, f"strategy.{key}")
-        at_least(self.anchors, 1, "strategy.anchors")
-        one_of(self.denominator, ("shared", "own"), "strategy.denominator")
-        one_of(self.structure, ("neighbours", "edges"), "strategy.structure")
+    weak_edges: float = number(0.3, high=1)  # share of edges that the weak view, the teacher's, drops
+    weak_columns: float = number(0.3, high=1)  # share of feature columns that it zeroes
+    strong_edges: float = number(0.8, high=1)  # of the strong view
+    strong_columns: float = number(0.5, high=1)  # of the strong view
+    anchors: int = number(2048, low=1)  # (ours) training nodes that are contrasted in a step, at most
 
     @property
     def teaches(self) -> bool:

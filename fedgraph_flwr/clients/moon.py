@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import RunConfig, at_least
+from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
@@ -30,13 +30,8 @@ PREVIOUS = "previous"
 class Params:
     """Keys of MOON."""
 
-    mu: float = 1.0  # μ
-    temperature: float = 0.5  # τ
-
-    def __post_init__(self) -> None:
-        at_least(self.mu, 0, "strategy.mu")
-        if not self.temperature > 0:
-            raise FedGraphError(f"strategy.temperature must be > 0, got {self.temperature}")
+    mu: float = 1.0  # μ, of the paper's grid 0.1, 1, 5, 10; 0 is FedAvg
+    temperature: float = number(0.5, without_low=True)  # τ of Section 4.1
 
 
 def contrast(z: Tensor, to: Tensor, away: Tensor, temperature: float) -> Tensor:

@@ -9,6 +9,7 @@ program sees dataclasses.
 A name is looked up in the folders of `conf_dirs`, the user's own first; ``module:name`` is the user's code itself.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -24,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import config_file
 from fedgraph_flwr.config.config_file import CHOICES, ConfigFile, choices, flat, laid_over, load
+from fedgraph_flwr.config.lookup import own_defaults, own_keys
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, is_own
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -81,6 +83,7 @@ def compose(
     base: Path | str | None = None,
     defaults: Sequence[str] = (),
     keys: Mapping[str, Any] | None = None,
+    foreign: bool = False,
 ) -> RunConfig:
     """Compose a configuration.
 
@@ -90,13 +93,17 @@ def compose(
             from instead of the group files: a run's ``config.yaml``, or JSON.
         defaults: words below both, unless there is a resolved configuration.
         keys: values by key, over the overrides: nested, dotted, or both.
+        foreign: whether another machine sent all this: then no class that it names is imported for its defaults.
 
     Raises:
         FedGraphError: an unknown key or name, a wrong type or an impossible value.
     """
     given = _named(choices(_parse(overrides) | _values(keys or {}), {}))
     if base and str(base).startswith("{"):
-        return _build(_upon(_from_json(str(base)), "config", given))  # of a server: its files are not here
+        chosen = not foreign and _chooses(given)
+        return _build(
+            _upon(_from_json(str(base)), "config", given), chosen=chosen
+        )  # of a server: its files are not here
     said = config_file.read(Path(base)) if base else ConfigFile()
     places = {key: place for key, place in said.places.items() if key not in given}
     given = _named(laid_over(said.words, given))
@@ -104,10 +111,12 @@ def compose(
         resolved = load(said.base)
         for key in ("out", "resume"):  # of the run that is repeated
             resolved.pop(key, None)
-        return _fitting(_build(_upon(resolved, str(said.base), given), places), given)
+        chosen = _chooses(given)
+        return _fitting(_build(_upon(resolved, str(said.base), given), places, chosen), given)
     asked = dict(given)
     given = laid_over(_parse(defaults), given)
-    return _fitting(_build([*_layers(given), ("override", OmegaConf.create(_nest(given)))], places), asked)
+    layers = [*_layers(given), ("override", OmegaConf.create(_nest(given)))]
+    return _fitting(_build(layers, places, not foreign), asked)
 
 
 def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
@@ -123,6 +132,11 @@ def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
             f" num_clients={found}"
         )
     return cfg
+
+
+def _chooses(given: Mapping[str, Any]) -> bool:
+    """Whether words choose another method than a resolved configuration has, which holds all keys of its own."""
+    return bool({"strategy", "strategy.server", "strategy.client"} & given.keys())
 
 
 def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
@@ -184,7 +198,7 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
     except ValueError as error:
         raise FedGraphError(f"overrides cannot be read as words ({error})") from error
     clients = [f"num_clients={run_config['num-clients']}"] if "num-clients" in run_config else []
-    return compose([*plain, *words], base or None, clients)
+    return compose([*plain, *words], base or None, clients, foreign=foreign)
 
 
 def to_yaml(cfg: RunConfig, without: Collection[str] = ()) -> str:
@@ -257,6 +271,8 @@ def _from_json(text: str) -> DictConfig:
 def described(group: str) -> dict[str, dict[str, Any]]:
     """What may be chosen of a group, by name: ``about``, the first line of its file, and ``keys``, what the file says.
 
+    Of a method, ``keys`` also hold the defaults of its ``Params``.
+
     Raises:
         FedGraphError: no such group.
     """
@@ -269,6 +285,9 @@ def described(group: str) -> dict[str, dict[str, Any]]:
         said = {
             key: value for key, value in _container(group_file(group, name)).items() if key not in ("name", "declares")
         }
+        if group == "strategy":
+            with contextlib.suppress(FedGraphError):  # a user's own, whose package is not on the path
+                said = own_defaults(said["server"], said["client"]) | said
         found[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": said}
     return found
 
@@ -442,8 +461,16 @@ _SECTIONS = {
 """The keys of each section of a configuration."""
 
 
-def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | None = None) -> RunConfig:
-    """The configuration of layers, later ones over earlier ones; ``places`` says where the user's words stand."""
+def _build(
+    layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | None = None, chosen: bool = False
+) -> RunConfig:
+    """The configuration of layers, later ones over earlier ones.
+
+    Args:
+        layers: with where each is from.
+        places: file and line of the user's words.
+        chosen: whether a method is chosen here, so that the defaults of its ``Params`` are filled in.
+    """
     places, doubtful = places or {}, set()
     merged: dict[str, Any] = {}
     nodes: list[tuple[str, dict[str, Any]]] = []
@@ -480,6 +507,9 @@ def _build(layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | Non
     except OmegaConfBaseException as error:
         raise _explained(error, nodes, places) from error
     _check_places(cfg, doubtful, places)
+    if chosen:
+        defaults = own_defaults(cfg.strategy.server, cfg.strategy.client)
+        cfg.strategy.params = defaults | cfg.strategy.params
     return cfg
 
 
@@ -527,8 +557,6 @@ def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str])
     """Check a method's keys that no YAML of it names, where they stand in a file: its line is known only here."""
     written_down = {key for key in doubtful if f"strategy.{key}" in places}
     if written_down:
-        from fedgraph_flwr.config.lookup import own_keys  # the method's classes take a second to import
-
         for key in sorted(written_down - (accepted := own_keys(cfg))):
             shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"}
             raise unknown(f"strategy {cfg.strategy.name}: key", key, accepted | shared, places[f"strategy.{key}"])

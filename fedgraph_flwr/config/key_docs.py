@@ -1,4 +1,4 @@
-"""What each key means, read from where it is written: the comments of the schema's fields, and of the YAML of a name."""
+"""What each key means, read from where it is written: the comments of a dataclass's fields, and of the YAML of a name."""
 
 import ast
 import dataclasses
@@ -14,7 +14,8 @@ from typing import Any, get_type_hints
 
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.config_file import load
-from fedgraph_flwr.config.schema import _KINDS, LARGEST_INT, Range, RunConfig
+from fedgraph_flwr.config.lookup import default_of, params_of
+from fedgraph_flwr.config.schema import _KINDS, LARGEST_INT, Range, RunConfig, StrategyConfig
 from fedgraph_flwr.errors import unknown
 
 
@@ -62,26 +63,38 @@ def asked_for(asked: str) -> tuple[list[str], Path | None]:
 
 def keys_of(group: str) -> list[Key]:
     """The keys of a group of `sections`, in their order; ``params``, which hold a name's own keys, aside."""
-    cls = sections()[group]
+    aside = {"params", *(sections() if group == "run" else ())}
+    return [
+        key
+        for name, key in _declared(sections()[group], "" if group == "run" else f"{group}.").items()
+        if name not in aside
+    ]
+
+
+def _declared(cls: type, prefix: str) -> dict[str, Key]:
+    """The keys that the fields of a dataclass declare, by field."""
     hints, comments = get_type_hints(cls), _comments(cls)
-    keys = []
+    keys = {}
     for f in dataclasses.fields(cls):
-        if f.name == "params" or (group == "run" and f.name in sections()):
-            continue
-        factory = f.default_factory
-        default = f.default if factory is dataclasses.MISSING else factory()
-        name = f.name if group == "run" else f"{group}.{f.name}"
         hint = hints[f.name]
         kind = _KINDS.get(hint, "a list of words" if hint == list[str] else "a number or null")
-        keys.append(Key(name, kind, _accepted(f, hint), default, comments.get(f.name, "")))
+        keys[f.name] = Key(prefix + f.name, kind, _accepted(f, hint), default_of(f), comments.get(f.name, ""))
     return keys
 
 
 def own_keys_of(group: str, path: Path) -> list[Key]:
-    """The keys that the YAML of a name sets, such as a method's own, with its comments."""
-    known = {key.name: key for key in keys_of(group)}
-    keys = []
-    for name, value in load(path).items():
+    """The keys that the YAML of a name sets, with its comments, then those that a method declares in its ``Params``.
+
+    Raises:
+        FedGraphError: the classes of a method cannot be imported.
+    """
+    body, keys = load(path), []
+    declared: dict[str, Key] = {}
+    if group == "strategy":
+        for params in params_of(*(body.get(side) or getattr(StrategyConfig, side) for side in ("server", "client"))):
+            declared |= {key.name: key for key in _declared(params, f"{group}.").values()}
+    known = {key.name: key for key in keys_of(group)} | declared
+    for name, value in body.items():
         full = f"{group}.{name!s}"
         if name in ("name", "server", "client", "declares", "partition", "model"):
             continue
@@ -90,7 +103,7 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
         meaning = comment[1].strip() if comment else schema.meaning if schema else ""
         kind = _KINDS.get(type(value), "a value")
         keys.append(Key(full, schema.kind if schema else kind, schema.accepted if schema else "", value, meaning))
-    return keys
+    return keys + [key for full, key in declared.items() if full not in {key.name for key in keys}]
 
 
 def _accepted(f: "dataclasses.Field[Any]", hint: Any) -> str:
@@ -109,17 +122,25 @@ def _accepted(f: "dataclasses.Field[Any]", hint: Any) -> str:
 
 @lru_cache(maxsize=32)
 def _comments(cls: type) -> dict[str, str]:
-    """By field: the comments above it, behind it and within it."""
+    """By field: the comments above it, behind it and within it; of what a base class declares, those there."""
+    told: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        told |= _comments_in(base) if is_dataclass(base) else {}
+    return told
+
+
+def _comments_in(cls: type) -> dict[str, str]:
     source = inspect.cleandoc("\n" + inspect.getsource(cls))
     found: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             found[token.start[0]] = token.string.lstrip("# ")
     (tree,) = ast.parse(source).body
-    told, last = {}, 0
+    told: dict[str, str] = {}
+    last = 0
     for node in tree.body:  # type: ignore[attr-defined]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             lines = [found[line] for line in range(last + 1, (node.end_lineno or 0) + 1) if line in found]
-            told[node.target.id] = " ".join(lines)
+            told |= {node.target.id: " ".join(lines)} if lines else {}
         last = node.end_lineno
     return told

@@ -80,7 +80,32 @@ def _filled(schema: Any, values: str, chosen: str) -> Any:
     return typed(schema, json.loads(values), chosen)
 
 
+def params_of(server: str, client: str) -> list[type]:
+    """The ``Params`` dataclasses of a method's two classes, the server's first.
+
+    Raises:
+        FedGraphError: there is no such class.
+    """
+    sides = (getattr(locate(side), "Params", NoParams) for side in (server, client))
+    return list(dict.fromkeys(sides))
+
+
 def own_keys(cfg: RunConfig) -> set[str]:
     """The method's own keys, of both sides."""
-    sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
-    return {f.name for side in sides for f in dataclasses.fields(side.Params)}
+    return {
+        f.name for params in params_of(cfg.strategy.server, cfg.strategy.client) for f in dataclasses.fields(params)
+    }
+
+
+def default_of(f: "dataclasses.Field[Any]") -> Any:
+    """A field's value where nothing is said."""
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+
+
+def own_defaults(server: str, client: str) -> dict[str, Any]:
+    """The method's own keys with their defaults, which nothing but its ``Params`` holds.
+
+    Raises:
+        FedGraphError: there is no such class.
+    """
+    return {f.name: default_of(f) for params in params_of(server, client) for f in dataclasses.fields(params)}

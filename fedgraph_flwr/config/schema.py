@@ -3,6 +3,9 @@
 Every key has a type, a range and a default here; a method declares its own in ``Params``, a network in the signature of
 its class, and `typed` fills either from what a user wrote. A number that says nothing else is finite and at least 0; `number`
 and `choice` say it otherwise, and `check` asks every field, so that a new key is checked without another line.
+
+Dataclasses and OmegaConf, not pydantic: OmegaConf reads, merges and converts the YAML anyway, and pydantic's errors know no
+file and line, so it would add a dependency and a second conversion and remove only `Range` and `check`.
 """
 
 import dataclasses
@@ -84,20 +87,23 @@ ANY = Range(-math.inf)
 
 
 def number(
-    default: float | None,
+    default: float | Sequence[float] | None,
     low: float = 0,
     high: float = math.inf,
     *,
     without_low: bool = False,
     without_high: bool = False,
 ) -> Any:
-    """A field that accepts numbers of a `Range`."""
-    return field(default=default, metadata={"range": Range(low, high, without_low, without_high)})
+    """A field that accepts numbers of a `Range`, or a list of them where its default is one."""
+    metadata = {"range": Range(low, high, without_low, without_high)}
+    if isinstance(default, Sequence):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def choice(default: str, accepted: Sequence[str], own: bool = False) -> Any:
-    """A field that accepts these words; with ``own`` also code of the user's, ``module:name``."""
-    return field(default=default, metadata={"choices": tuple(accepted), "own": own})
+def choice(default: str | int, accepted: Sequence[str | int], own: bool = False) -> Any:
+    """A field that accepts these words or whole numbers; with ``own`` also code of the user's, ``module:name``."""
+    return field(default=default, metadata={"choices": tuple(map(str, accepted)), "own": own})
 
 
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -121,7 +127,7 @@ def check(section: Any, group: str) -> None:
     for f in dataclasses.fields(section):
         value, key = getattr(section, f.name), f"{group}.{f.name}" if group else f.name
         if "choices" in f.metadata and not (f.metadata["own"] and is_own(value)):
-            one_of(value, f.metadata["choices"] + (("module:name",) if f.metadata["own"] else ()), key)
+            one_of(str(value), f.metadata["choices"] + (("module:name",) if f.metadata["own"] else ()), key)
         for item in value if isinstance(value, list | tuple) else [value]:
             if isinstance(item, int | float) and not isinstance(item, bool):
                 f.metadata.get("range", Range()).check(item, key)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.config import choice
 
 COEFFICIENTS = "coefficients"
 """Group of arrays that a client sends: β [T, B] by name, one row for each type that it holds."""
@@ -31,15 +31,11 @@ TELL = "tell_coefficients"
 class Params:
     """Keys of FedHGN."""
 
-    align: float = 0.5  # λ of the local objective; 0: no pools travel
-    first_pool: str = "initial"
-    batch_size: int = 0
-    fanout: int = 0
-
-    def __post_init__(self) -> None:
-        one_of(self.first_pool, ("initial", "empty", "zeros"), "strategy.first_pool")
-        for key in ("align", "batch_size", "fanout"):
-            at_least(getattr(self, key), 0, f"strategy.{key}")
+    align: float = 0.5  # λ of the local objective, section 5.1; 0: no pools travel
+    # round 1 aligns with: initial coefficients | empty: nothing | zeros, as in the authors' program
+    first_pool: str = choice("initial", ("initial", "empty", "zeros"))
+    batch_size: int = 0  # training nodes a step; 0: all
+    fanout: int = 0  # sampled in-edges of each type into a node in training; 0: all
 
 
 def alignment(own: Tensor, pool: Tensor) -> Tensor:

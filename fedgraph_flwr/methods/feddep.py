@@ -1,14 +1,13 @@
 """FedDEP: its keys, the names of what travels, and the prototypes of a client's embeddings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.config import at_least, number
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.config import number
 
 ENCODER = "encoder"
 """Group, down, once: the model whose hidden features are generated."""
@@ -24,32 +23,17 @@ PROTOTYPES = "prototypes"
 class Params:
     """Keys of FedDEP."""
 
-    encoder_rounds: int = 20  # of FedAvg before neighbours are generated
+    encoder_rounds: int = 20  # R of FedAvg before neighbours are generated
     neighbours: int = 5  # P, most neighbours that a node is given; 0 is FedAvg
-    prototypes: int = 10  # K of a client
-    min_nodes: int = 1  # of a cluster of embeddings, or it is not told
-    hidden_share: float = number(0.5, low=0, high=1)  # of the nodes outside the training and test sets
-    generator_steps: int = 50
-    generator_lr: float = number(1e-3, low=0, without_low=True)
-    widths: list[int] = field(default_factory=lambda: [256])  # of the generator's hidden layers
-    count_weight: float = 1.0
-    embedding_weight: float = 1.0
-    task_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        for key in (
-            "encoder_rounds",
-            "neighbours",
-            "generator_steps",
-            "count_weight",
-            "embedding_weight",
-            "task_weight",
-        ):
-            at_least(getattr(self, key), 0, f"strategy.{key}")
-        for key in ("prototypes", "min_nodes"):
-            at_least(getattr(self, key), 1, f"strategy.{key}")
-        if not all(width > 0 for width in self.widths):
-            raise FedGraphError(f"strategy.widths must be > 0, got {list(self.widths)}")
+    prototypes: int = number(10, low=1)  # K of a client
+    min_nodes: int = number(1, low=1)  # of a cluster of embeddings, or it is not told
+    hidden_share: float = number(0.5, high=1)  # of the nodes outside the training and test sets, hidden to learn from
+    generator_steps: int = 50  # of the generator's training
+    generator_lr: float = number(1e-3, without_low=True)  # step size of the generator
+    widths: list[int] = number((256,), low=1)  # of the generator's hidden layers
+    count_weight: float = 1.0  # a, of the number of missing neighbours
+    embedding_weight: float = 1.0  # b, of their embeddings
+    task_weight: float = 1.0  # c, of the labels
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import numpy as np
 import scipy.sparse as sp
 from torch import Tensor
 
-from fedgraph_flwr.config import at_least
+from fedgraph_flwr.config import number
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.errors import FedGraphError
 
 SUMS, ROWS, DEGREES = "sums", "rows", "degrees"
 """Groups, up by receiver and down by sender: partial sums [b, F]; rows of Â X [b, F] and degrees [b] of their nodes."""
@@ -22,13 +21,10 @@ SUMS, ROWS, DEGREES = "sums", "rows", "degrees"
 class Params:
     """Keys of FedGCN."""
 
-    hops: int = 2  # 0, 1 or 2: how far a client knows sums of features beyond its nodes
-    min_nodes: int = 1  # sums over fewer are left out; on a fleet a node's policy asks for more
-
-    def __post_init__(self) -> None:
-        if self.hops not in (0, 1, 2):
-            raise FedGraphError(f"strategy.hops must be 0, 1 or 2, got {self.hops}")
-        at_least(self.min_nodes, 1, "strategy.min_nodes")
+    hops: int = number(2, high=2)  # 0 (FedAvg) | 1 | 2, with which a GCN of two layers computes Central's logits
+    # (ours) sums over fewer are left out: 1 is exact, but a sum of one node is its features; on a fleet a node's
+    # policy asks for more
+    min_nodes: int = number(1, low=1)
 
 
 @dataclass(frozen=True)

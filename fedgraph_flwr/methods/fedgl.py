@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedgraph_flwr.config import at_least, number
+from fedgraph_flwr.config import number
 from fedgraph_flwr.models.structure_learner import top_k
 
 IDS = "ids"
@@ -23,16 +23,10 @@ class Params:
     """Keys of FedGL."""
 
     label_weight: float = 0.1  # of the pseudo labels' cross-entropy
-    graph_weight: float = 0.1  # of the pseudo graph beside the client's own
-    threshold: float = number(0.5, low=0, high=1)  # a prediction below it counts as 0
-    neighbours: int = 20  # of a node in the pseudo graph
-    every: int = 1  # rounds between two discoveries
-
-    def __post_init__(self) -> None:
-        for key in ("label_weight", "graph_weight"):
-            at_least(getattr(self, key), 0, f"strategy.{key}")
-        for key in ("neighbours", "every"):
-            at_least(getattr(self, key), 1, f"strategy.{key}")
+    graph_weight: float = 0.1  # (ours) of the pseudo graph beside the client's own; OpenFGL leaves it out (0)
+    threshold: float = number(0.5, high=1)  # a prediction below it counts as 0
+    neighbours: int = number(20, low=1)  # (ours) of a node in the pseudo graph; 100 in OpenFGL
+    every: int = number(1, low=1)  # rounds between two discoveries
 
     @property
     def discovers(self) -> bool:

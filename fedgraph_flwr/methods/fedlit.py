@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import at_least
 from fedgraph_flwr.methods.similarity import unit_rows
 
 LINKS = "links"
@@ -22,9 +21,6 @@ class Params:
     """Keys of FedLIT."""
 
     em_steps: int = 1  # of clustering a round
-
-    def __post_init__(self) -> None:
-        at_least(self.em_steps, 0, "strategy.em_steps")
 
 
 def assigned(z: Tensor, pairs: Tensor, centroids: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedgraph_flwr.config import RunConfig, TrainConfig, at_least
+from fedgraph_flwr.config import RunConfig, TrainConfig
 from fedgraph_flwr.errors import FedGraphError
 
 WORK = "work"
@@ -16,10 +16,7 @@ STEPS = "steps"
 class Params:
     """Keys of FedNova."""
 
-    mu: float = 0.0  # μ of the proximal variant; 0: none
-
-    def __post_init__(self) -> None:
-        at_least(self.mu, 0, "strategy.mu")
+    mu: float = 0.0  # μ of the proximal variant; 0: none, as in most of the paper's runs
 
     def check(self, cfg: RunConfig) -> None:
         """The steps must be ones whose a_i is known.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fedgraph_flwr.config import at_least
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -22,15 +21,12 @@ COMMUNITIES, SIZE, DENSITY = 5, 100, 0.1
 class Params:
     """Keys of FED-PUB."""
 
-    tau: float = 3.0  # τ; 0 mixes all alike
-    masks: bool = True  # false: the weights as they are
-    lam1: float = 1e-3  # λ1, of the masks' L1 norm
-    lam2: float = 1e-3  # λ2, of the distance from the received model
-    threshold: float = 1e-3  # entries of a mask below it count as 0 where nothing is trained
-
-    def __post_init__(self) -> None:
-        for key in ("tau", "lam1", "lam2", "threshold"):
-            at_least(getattr(self, key), 0, f"strategy.{key}")
+    tau: float = 3.0  # τ, of its script for disjoint subgraphs (10 otherwise); 0 mixes all alike
+    masks: bool = True  # false (ours): the weights as they are
+    # λ1, of the masks' L1 norm; lam1=0 and lam2=0 is what the program computes, see clients/fedpub.py
+    lam1: float = 1e-3
+    lam2: float = 1e-3  # λ2, of the squared distance from the received model
+    threshold: float = 1e-3  # entries of a mask below it count as 0 where nothing is trained; λ1 in the program
 
 
 def random_graph(seed: int, num_features: int, num_classes: int) -> Graph:

@@ -3,14 +3,13 @@
 A row is one predicted neighbour.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import at_least, number, one_of
+from fedgraph_flwr.config import choice, number
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import FedGraphError
 
 PROPOSED = "proposed"
 """Group. Up: ``rows`` [R, F], predicted neighbours of training nodes; down: those of each client by its index."""
@@ -26,35 +25,21 @@ APART = "apart"
 class Params:
     """Keys of FedSage+."""
 
-    neighbours: int = 5  # P, most neighbours that a node is given; 0 mends nothing
-    generator_rounds: int = 10  # exchanges with the peers, a step each
-    hidden_share: float = number(0.5, low=0, high=1)  # of the nodes outside the training and test sets
-    latent: int = 128  # width of z
-    widths: list[int] = field(default_factory=lambda: [256])  # of the feature head's hidden layers
-    generator_dropout: float = number(0.5, low=0, high=1, without_high=True)
-    generator_lr: float = number(1e-3, low=0, without_low=True)
-    generator_weight_decay: float = 1e-4
-    count_weight: float = 1.0  # a
-    feature_weight: float = 1.0  # b
-    task_weight: float = 1.0  # c
-    source: str = "original"  # original | impaired: the graph that is generated from
-    rounding: str = "nearest"  # nearest | floor
-
-    def __post_init__(self) -> None:
-        for key in (
-            "neighbours",
-            "generator_rounds",
-            "generator_weight_decay",
-            "count_weight",
-            "feature_weight",
-            "task_weight",
-        ):
-            at_least(getattr(self, key), 0, f"strategy.{key}")
-        at_least(self.latent, 1, "strategy.latent")
-        if not all(width > 0 for width in self.widths):
-            raise FedGraphError(f"strategy.widths must be > 0, got {list(self.widths)}")
-        one_of(self.source, ("original", "impaired"), "strategy.source")
-        one_of(self.rounding, ("nearest", "floor"), "strategy.rounding")
+    neighbours: int = 5  # P, most neighbours that a node is given; 0 is FedAvg
+    generator_rounds: int = 10  # OpenFGL's (20 in the authors' program): exchanges with the peers, a step each
+    hidden_share: float = number(0.5, high=1)  # of the nodes outside the training and test sets, hidden to learn from
+    latent: int = number(128, low=1)  # width of the encoder's output
+    widths: list[int] = number((256,), low=1)  # (ours) of the feature head; the program has [256,2048]
+    generator_dropout: float = number(0.5, high=1, without_high=True)  # of the generator
+    generator_lr: float = number(1e-3, without_low=True)  # step size of the generator
+    generator_weight_decay: float = 1e-4  # of the generator
+    count_weight: float = 1.0  # a, of the number of missing neighbours
+    feature_weight: float = 1.0  # b, of their features
+    task_weight: float = 1.0  # c, of the labels
+    # the graph that is generated from: original (FedStruct's) | impaired
+    source: str = choice("original", ("original", "impaired"))
+    # how counts become numbers: nearest (FedStruct's) | floor
+    rounding: str = choice("nearest", ("nearest", "floor"))
 
 
 def drawn_neighbours(edge_index: Tensor, num_nodes: int, count: int, each: int) -> Tensor:

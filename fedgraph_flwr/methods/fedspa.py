@@ -2,27 +2,25 @@
 
 from dataclasses import dataclass
 
-from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.config import choice, number
 
 
 @dataclass
 class Params:
     """Keys of FedSPA."""
 
-    prior: bool = True  # θ_φ by Eq. (8)-(10)
-    posterior: bool = True  # θ_hom, θ_het by Eq. (11)-(12)
-    rest: str = "prior"  # parameters outside θ_φ, θ_hom and θ_het: prior | uniform | nodes
-    laplacian: str = "sym"  # L of Eq. (7): sym | comb
-    fisher: str = "batch"  # Eq. (14): batch | per_node
-    fisher_exchange: str = "arrays"  # whether clients send I_i (arrays) or a masked share and Δ_i (scalar)
-    folds: int = 1  # K
-
-    def __post_init__(self) -> None:
-        one_of(self.rest, ("prior", "uniform", "nodes"), "strategy.rest")
-        one_of(self.laplacian, ("sym", "comb"), "strategy.laplacian")
-        one_of(self.fisher, ("batch", "per_node"), "strategy.fisher")
-        one_of(self.fisher_exchange, ("arrays", "scalar"), "strategy.fisher_exchange")
-        at_least(self.folds, 1, "strategy.folds")
+    prior: bool = True  # Eq. (8)-(10) on the harmonizer; false: `weighting`
+    posterior: bool = True  # Eq. (11)-(12) on the two channels; false: `weighting`
+    # all other parameters: prior (the authors' code) | uniform | nodes; the paper is silent
+    rest: str = choice("prior", ("prior", "uniform", "nodes"))
+    # Eq. (7): sym, bounded by 2 (ours) | comb, D - A (Appendix A and the authors' code)
+    laplacian: str = choice("sym", ("sym", "comb"))
+    # Eq. (14): batch, one backward pass (the authors' code) | per_node, as printed
+    fisher: str = choice("batch", ("batch", "per_node"))
+    # arrays: diagonals go to the server | scalar: their masked sum, then one number a channel (ours)
+    fisher_exchange: str = choice("arrays", ("arrays", "scalar"))
+    # (ours) > 1: each step hides the labels it trains on from the edge types, see clients/fedspa.py
+    folds: int = number(1, low=1)
 
     @property
     def masked(self) -> bool:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedgraph_flwr.config import at_least, number
+from fedgraph_flwr.config import number
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import adjacency, random_walk_adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.walks import return_probabilities
@@ -25,25 +24,17 @@ RELIABILITY = "reliability"
 class Params:
     """Keys of FedTAD."""
 
-    epochs: int = 5  # of distillation a round; 0 is FedAvg
+    epochs: int = 5  # of distillation after each average; 0 is FedAvg
     generator_steps: int = 1  # of an epoch
     student_steps: int = 5  # of an epoch
-    nodes: int = 100  # generated in a step, or as many as classes
-    neighbours: int = 5  # of a generated node, itself among them
-    noise: int = 32  # width of a generated node's noise
-    walks: int = 5  # p
+    nodes: int = number(100, low=1)  # generated in an epoch; as many as classes where those are more
+    neighbours: int = number(5, low=2)  # of a generated node, itself among them
+    noise: int = number(32, low=1)  # width of a generated node's noise
+    walks: int = 5  # longest random walk of the topology embedding
     lam1: float = 1.0  # λ1, of the disagreement that the generator seeks
     lam2: float = 1.0  # λ2, of the diversity of what it generates
-    lr: float = number(1e-3, low=0, without_low=True)  # of generator and student
+    lr: float = number(1e-3, without_low=True)  # of generator and student
     weight_decay: float = 0.0  # of both
-
-    def __post_init__(self) -> None:
-        for key in ("epochs", "generator_steps", "student_steps", "walks", "lam1", "lam2", "weight_decay"):
-            at_least(getattr(self, key), 0, f"strategy.{key}")
-        for key in ("nodes", "noise"):
-            at_least(getattr(self, key), 1, f"strategy.{key}")
-        if self.neighbours < 2:
-            raise FedGraphError(f"strategy.neighbours must be >= 2, a node itself among them, got {self.neighbours}")
 
 
 def reliability(graph: Graph, walks: int, least: int = 0) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from fedgraph_flwr.config import at_least, number, one_of
+from fedgraph_flwr.config import choice, number
 from fedgraph_flwr.methods.similarity import cosines
 
 TOLD = "prototypes"
@@ -27,22 +27,14 @@ class Params:
     view_weight: float = 1.0  # of the second view's cross-entropy
     prototype_weight: float = 1.0  # of the alignment of both views' prototypes
     structure_weight: float = 1.0  # of the augmentor's loss
-    refresh: int = 10  # f, rounds between searches for near nodes
-    near: int = 3  # k of them
-    temperature: float = number(0.5, low=1e-3)  # of the alignment
-    likeness: str = "cosine"  # cosine | mixed: prototypes of other classes by plain products, as the program
-    inference: str = "prototypes"  # prototypes | classifier
-    votes: int = 30  # prototypes that vote
-    vote_temperature: float = number(0.1, low=1e-3)
-    min_nodes: int = 1  # classes with less confidence in sum are not told
-
-    def __post_init__(self) -> None:
-        for key in ("view_weight", "prototype_weight", "structure_weight", "near"):
-            at_least(getattr(self, key), 0, f"strategy.{key}")
-        for key in ("refresh", "votes", "min_nodes"):
-            at_least(getattr(self, key), 1, f"strategy.{key}")
-        one_of(self.likeness, ("cosine", "mixed"), "strategy.likeness")
-        one_of(self.inference, ("prototypes", "classifier"), "strategy.inference")
+    refresh: int = number(10, low=1)  # f (10 to 50), rounds between searches for near nodes
+    near: int = 3  # k of them (1 on arXiv)
+    temperature: float = number(0.5, low=1e-3)  # τ of the alignment
+    likeness: str = choice("cosine", ("cosine", "mixed"))  # cosine | mixed, the program's
+    inference: str = choice("prototypes", ("prototypes", "classifier"))  # prototypes | classifier, OpenFGL's
+    votes: int = number(30, low=1)  # prototypes that vote (20 to 100)
+    vote_temperature: float = number(0.1, low=1e-3)  # τ' of the vote
+    min_nodes: int = number(1, low=1)  # (ours) classes with less confidence in sum are not told
 
     @property
     def augments(self) -> bool:

@@ -9,7 +9,7 @@ Leaves the client: what FedAvg sends.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedgraph_flwr.config import at_least, below
+from fedgraph_flwr.config import number
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import Arrays, Reply
 
@@ -18,13 +18,8 @@ from fedgraph_flwr.wire.messages import Arrays, Reply
 class Params:
     """Keys of FedAvgM."""
 
-    beta: float = 0.9  # β
-    server_lr: float = 0.1  # η
-
-    def __post_init__(self) -> None:
-        at_least(self.beta, 0, "strategy.beta")
-        below(self.beta, 1, "strategy.beta")
-        at_least(self.server_lr, 0, "strategy.server_lr")
+    beta: float = number(0.9, high=1, without_high=True)  # β of Section 4.3; 0 with server_lr 1 is FedAvg
+    server_lr: float = 0.1  # (ours) η: with η / (1 − β) = 1 a steady step is FedAvg's
 
 
 class FedAvgM(GraphStrategy):

@@ -17,8 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.config import at_least, below
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.config import number
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import Arrays, Reply
 
@@ -27,31 +26,18 @@ from fedgraph_flwr.wire.messages import Arrays, Reply
 class Params:
     """Keys of the three, and all of FedAdagrad."""
 
-    beta1: float = 0.0  # β1
-    tau: float = 1e-3  # τ
-    server_lr: float = 0.03  # η
-
-    def __post_init__(self) -> None:
-        at_least(self.beta1, 0, "strategy.beta1")
-        below(self.beta1, 1, "strategy.beta1")
-        at_least(self.server_lr, 0, "strategy.server_lr")
-        at_least(self.tau, 0, "strategy.tau")
-        if not self.tau:
-            raise FedGraphError("strategy.tau must be > 0, got 0: a parameter that never moved would be divided by 0")
+    beta1: float = number(0.0, high=1, without_high=True)  # β1 of Algorithm 2
+    tau: float = number(1e-3, without_low=True)  # τ; a parameter that never moved would be divided by 0 without it
+    server_lr: float = 0.03  # (ours) η; the paper tunes it for every task
 
 
 @dataclass
 class DecayParams(Params):
     """Keys of FedAdam and FedYogi."""
 
-    beta1: float = 0.9
-    beta2: float = 0.99  # β2
-    server_lr: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.beta2, 0, "strategy.beta2")
-        below(self.beta2, 1, "strategy.beta2")
+    beta1: float = number(0.9, high=1, without_high=True)  # β1 of Algorithm 2
+    beta2: float = number(0.99, high=1, without_high=True)  # β2 of Algorithm 2
+    server_lr: float = 0.01  # (ours) η; the paper tunes it for every task
 
 
 class FedOpt(GraphStrategy):

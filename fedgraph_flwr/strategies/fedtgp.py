@@ -10,7 +10,6 @@ smallest distance for the maximum of Eq. (9). Of a single class, δ is 0 (ours).
 Leaves a client: see `fedgraph_flwr.clients.fedtgp`.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -18,9 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgraph_flwr.config import at_least
-from fedgraph_flwr.methods import prototypes
-from fedgraph_flwr.methods.prototypes import PROTOTYPES, distances
+from fedgraph_flwr.methods.prototypes import PROTOTYPES, FedTGPParams, distances
 from fedgraph_flwr.numerics.optim import SGD
 from fedgraph_flwr.strategies.fedproto import FedProto
 from fedgraph_flwr.wire.messages import derive_seed
@@ -28,24 +25,6 @@ from fedgraph_flwr.wire.trees import as_arrays
 
 GENERATOR = "generator"
 """Where `memory` keeps P̊ and θ_F."""
-
-
-@dataclass
-class Params(prototypes.Params):
-    """Keys of FedTGP."""
-
-    lam: float = 0.1  # λ
-    threshold: float = 100.0  # τ
-    server_epochs: int = 100  # S
-    server_lr: float = 0.01
-    server_batch: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.threshold, 0, "strategy.threshold")
-        at_least(self.server_epochs, 0, "strategy.server_epochs")
-        at_least(self.server_lr, 0, "strategy.server_lr")
-        at_least(self.server_batch, 1, "strategy.server_batch")
 
 
 class Generator(nn.Module):
@@ -64,7 +43,7 @@ class Generator(nn.Module):
 class FedTGP(FedProto):
     """FedProto whose prototypes are trained apart from each other."""
 
-    Params: ClassVar[type] = Params
+    Params: ClassVar[type] = FedTGPParams
 
     def setup(self) -> None:
         """P̊ ~ N(0, 1) and θ_F, from a stream of the server's own."""

@@ -55,7 +55,13 @@ def test_the_command_prints_groups_names_and_all(capsys):
         in capsys.readouterr().out
     )
     assert main(["keys", "strategy=fedprox"]) == 0
-    assert "strategy.mu = 0.01  (a number)\n      (ours) middle of the grid" in capsys.readouterr().out
+    assert "strategy.mu = 0.01  (a number, 0 <= value)\n      (ours) middle of the grid" in capsys.readouterr().out
+    assert main(["keys", "strategy=fedomd"]) == 0
+    shown = capsys.readouterr().out
+    assert "strategy.weighting = nodes  (train | nodes | uniform)" in shown
+    assert "strategy.alpha = 0.0005  (a number, 0 <= value)\n      α of Eq. (12)" in shown
+    assert "strategy.cmd_range = pooled  (unit | pooled)\n      (ours) b - a of Eq. (11)" in shown
+    assert "strategy.min_nodes = 1  (a whole number, 1 <= value <= 2147483647)" in shown
     assert main(["keys", "trains"]) == 2
     assert "did you mean 'train'?" in capsys.readouterr().err
     assert main(["keys", "strategy=nobody"]) == 2

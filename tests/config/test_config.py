@@ -171,7 +171,7 @@ WRONG_KEYS = {
     "strategy.shared=[layer0]": "strategy.shared: 'layer0' matches no parameter of model=gcn",
     "strategy.private=[haed]": "strategy.private: 'haed' matches no parameter of model=gcn",
     "strategy=fedavgm strategy.server_lr=nan": "strategy.server_lr must be >= 0, got nan",
-    "strategy=fedstruct strategy.prune=-1": "strategy.prune must be >= 0 (0 keeps every entry), got -1",
+    "strategy=fedstruct strategy.prune=-1": "strategy.prune must be >= 0, got -1",
     "strategy=fedomd model=gcn": "strategy=fedomd needs model=fedomd, got gcn",
     "strategy=fedhero model=gcn": "strategy=fedhero needs model=fedhero, got gcn",
     "strategy=fedstruct model=gcn": "strategy=fedstruct needs model=fedstruct, got gcn",

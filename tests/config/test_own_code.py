@@ -202,7 +202,11 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
     assert compose(["strategy=gentle", "strategy.server=own_methods:HalfStep"]).strategy.name == "gentle"
     assert compose(["strategy.client=own_methods:Patient"]).strategy.name == "Patient"
     assert compose(["strategy=fedprox", "strategy.client=own_methods:Patient"]).strategy.name == "Patient"
-    assert compose(["strategy=fedprox", "strategy.client=own_methods:Patient"]).strategy.params == {"mu": 0.01}
+    assert compose(["strategy=fedprox", "strategy.client=own_methods:Patient"]).strategy.params == {}, "it has no keys"
+    assert compose(["strategy=fedprox", "strategy.server=own_methods:HalfStep"]).strategy.params.keys() == {
+        "step",
+        "mu",
+    }
     with pytest.raises(FedGraphError, match="strategy 'gentle' unknown"):
         compose(["strategy=gentle"])
 
@@ -313,6 +317,7 @@ def test_what_a_server_may_name_is_the_nodes_to_say(own, run, tmp_path, monkeypa
     cfg = compose([f"graph={graph}", "num_clients=3", "rounds=2", "model.hidden=8", "strategy=own_methods:HalfStep"])
     cfg = compose(["strategy.client=own_methods:Patient", "model=own_methods:Net"], to_json(cfg))
     cfg = compose(["evaluation.metrics=[own_methods:kappa]"], to_json(cfg))
+    monkeypatch.delitem(sys.modules, "own_methods")  # where the configuration is composed, its keys are looked up
 
     def asked(policy):
         (tmp_path / "policy.yaml").write_text(json.dumps(policy))

@@ -1,0 +1,121 @@
+"""A method's keys: declared once, in ``Params``, with type, range and meaning; read from there by all that show them."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+
+from fedgraph_flwr.config import StrategyConfig, compose, described, group_names, number, to_json, to_yaml
+from fedgraph_flwr.config.composition import from_run_config, group_file, group_path
+from fedgraph_flwr.config.key_docs import own_keys_of
+from fedgraph_flwr.config.lookup import default_of, own_defaults, params_of
+from fedgraph_flwr.config.schema import Range, check, choice
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.checks import check_method
+
+METHODS = group_names("strategy")
+
+
+def sides(name):
+    body = group_file("strategy", name)
+    return params_of(body["server"], body["client"])
+
+
+def written_twice(body, defaults):
+    """Keys of a YAML file that only repeat a default."""
+    return [key for key, value in body.items() if key in defaults and defaults[key] == value]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_default_is_written_twice(name):
+    common = {f.name: default_of(f) for f in dataclasses.fields(StrategyConfig)}
+    own = [{f.name: default_of(f) for f in dataclasses.fields(params)} for params in sides(name)]
+    body = {
+        key: value for key, value in group_file("strategy", name).items() if key not in ("name", "server", "client")
+    }
+    for defaults in (common, *own):
+        assert written_twice(body, defaults) == [], f"conf/strategy/{name}.yaml repeats defaults"
+
+
+def test_a_default_that_is_written_twice_is_found():
+    assert written_twice({"mu": 0.01, "lam": 2.0}, {"mu": 0.01, "lam": 1.0}) == ["mu"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_both_sides_have_one_class_of_keys_or_share_none(name):
+    if len(both := sides(name)) == 2:
+        server, client = ({f.name for f in dataclasses.fields(side)} for side in both)
+        assert not server & client
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_own_key_has_a_meaning_and_refuses_what_it_does_not_accept(name):
+    keys = own_keys_of("strategy", group_path("strategy", name))
+    assert [key.name for key in keys if not key.meaning] == []
+    for params in sides(name):
+        for f in dataclasses.fields(params):
+            held = f.metadata.get("range", Range())
+            if "choices" in f.metadata:
+                wrong = "nonsense" if f.type is str else 3
+            elif f.type in (int, float) and math.isfinite(held.low):
+                wrong = held.low if held.without_low else held.low - 1
+            else:
+                continue
+            with pytest.raises(FedGraphError, match=rf"strategy\.{f.name} .*{wrong}"):
+                check_method(compose([f"strategy={name}", f"strategy.{f.name}={wrong}"]))
+            if math.isfinite(held.high) and "choices" not in f.metadata:
+                above = held.high if held.without_high else held.high + 1
+                with pytest.raises(FedGraphError, match=rf"strategy\.{f.name} must lie in"):
+                    check_method(compose([f"strategy={name}", f"strategy.{f.name}={above}"]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_resolved_configuration_holds_every_own_key(name):
+    body = group_file("strategy", name)
+    expected = own_defaults(body["server"], body["client"])
+    assert compose([f"strategy={name}"]).strategy.params == expected
+    assert expected.items() <= described("strategy")[name]["keys"].items()
+
+
+def test_a_key_that_is_given_goes_over_the_default_and_another_method_starts_from_its_own(tmp_path):
+    cfg = compose(["strategy=fedtgp", "strategy.lam=3"])
+    assert (cfg.strategy.params["lam"], cfg.strategy.params["threshold"]) == (3, 100.0)
+    other = compose(["strategy=fedprox", "strategy.mu=4"])
+    (tmp_path / "config.yaml").write_text(to_yaml(other))
+    for base in (to_json(other), tmp_path / "config.yaml"):
+        assert compose([], base).strategy.params == {"mu": 4}
+        assert compose(["strategy=fedtgp"], base).strategy.params == compose(["strategy=fedtgp"]).strategy.params
+        server = "strategy.server=fedgraph_flwr.strategies.fedavgm:FedAvgM"
+        assert compose([server], base).strategy.params == {"mu": 4, "beta": 0.9, "server_lr": 0.1}
+    assert [params.__name__ for params in sides("fedtgp")] == ["FedTGPParams"]
+    assert sides("fedtgp")[0]().lam == 0.1
+
+
+def test_what_another_machine_sends_imports_no_class():
+    """A node reads the configuration before its policy says which code may run."""
+    program = (
+        "import sys; from fedgraph_flwr.config import from_run_config;"
+        "cfg = from_run_config({'overrides': 'strategy=fedprox strategy.client=nowhere:Client'}, foreign=True);"
+        "assert cfg.strategy.params == {}, cfg.strategy.params;"
+        "assert not [name for name in sys.modules if name.startswith(('fedgraph_flwr.clients.', 'fedgraph_flwr.strategies.'))]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(FedGraphError, match="nowhere"):
+        from_run_config({"overrides": "strategy=fedprox strategy.client=nowhere:Client"})
+
+
+def test_a_field_of_a_list_and_one_of_whole_numbers():
+    @dataclasses.dataclass
+    class Keys:
+        widths: list[int] = number((256,), low=1)
+        size: int = choice(0, (0, 4, 5))
+
+    assert Keys().widths == [256]
+    assert Keys().widths is not Keys().widths
+    check(Keys([1, 2], 4), "strategy")
+    with pytest.raises(FedGraphError, match=r"strategy\.widths must be >= 1, got 0"):
+        check(Keys([4, 0]), "strategy")
+    with pytest.raises(FedGraphError, match=r"strategy\.size '3' unknown; one of: 0, 4, 5"):
+        check(Keys([4], 3), "strategy")
