@@ -199,11 +199,11 @@ def test_a_stored_configuration_of_before_the_move_still_loads(tmp_path):
     )
     assert compose([], old).strategy.pooled
     old.write_text(
-        "strategy: {server: 'fedgraph_flwr.strategies.fedavg:FedAvg', client: 'fedgraph_flwr.clients.hostile:Hostile'}\n"
+        "strategy: {server: 'fedgraph_flwr.strategies.fedavg:FedAvg', client: 'fedgraph_flwr.clients.hostile:MaliciousClient'}\n"
         "evaluation: {metrics: ['fedgraph_flwr.evaluation.many:Segments', 'mine.measures:gain']}\n"
     )
     assert named_code(compose([], old)) == {
-        "strategy.client": "fedgraph_flwr.clients.malicious:Hostile",
+        "strategy.client": "fedgraph_flwr.clients.malicious:MaliciousClient",
         "evaluation.metrics (Segments)": "fedgraph_flwr.evaluation.batched_metrics:Segments",
         "evaluation.metrics (gain)": "mine.measures:gain",
     }
