@@ -1,7 +1,10 @@
 """The one exception a user is meant to see: a sentence, and the exit code that goes with it."""
 
 import difflib
+import sys
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 KEY_ALIASES = {
     **dict.fromkeys(("learning_rate", "lr", "eta"), "train.lr"),
@@ -102,6 +105,34 @@ def first_line(error: BaseException) -> str:
     """What an error of somebody else's says, as one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+LIBRARIES = {"flwr", "greenlet", "networkx", "numpy", "pandas", "ray", "scipy", "sklearn", "torch", "torch_geometric"}
+"""Packages in whose code an exception is raised for what their caller did."""
+
+
+def located(error: BaseException, public: bool = False) -> str:
+    """An exception as one line with its type, its message, and the file and line of the code that it is about.
+
+    That is the innermost frame of the user's own code, else of this package, else of all.
+
+    Args:
+        error: the exception, as caught.
+        public: leave out the message, which may quote data, and the file's folder.
+    """
+    frames = [
+        (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    ours = __name__.partition(".")[0]
+    own = [frame for frame in frames if frame[0] not in {ours, *LIBRARIES, *sys.stdlib_module_names}]
+    found = own or [frame for frame in frames if frame[0] == ours] or frames
+    what = type(error).__name__ if public or not str(error) else f"{type(error).__name__}: {plain(error, 500)}"
+    if not found:
+        return what
+    _, code, line = found[-1]
+    file = Path(code.co_filename).name if public else code.co_filename
+    return f"{what} ({file}, line {line}, in {code.co_name})"
 
 
 def plain(text: object, most: int = 300) -> str:

@@ -27,7 +27,7 @@ from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate, method_params
-from fedgraph_flwr.errors import FedGraphError, plain, unknown
+from fedgraph_flwr.errors import FedGraphError, located, plain, unknown
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
@@ -39,7 +39,6 @@ from fedgraph_flwr.wire.messages import (
     METRICS,
     MODEL,
     TRAIN,
-    Arrays,
     derive_seed,
     from_record,
     groups_of,
@@ -64,20 +63,30 @@ _ledgers: dict[tuple[int, int], Ledger] = {}  # of nodes that an engine keeps in
 
 
 def respond(message: Message, context: Context) -> Message:
-    """Answer one message; wrong input becomes an error reply whose reason is a sentence for the user.
+    """Reply to one message; an exception becomes an error reply, whose reason is an error message for the user.
 
-    A fleet's node also tells it where it was started, and only there with the paths it was given.
+    The reason of an exception in a method's code has its file and line. A party's own node writes the message of such an
+    exception, its traceback and all folders to its own log only.
     """
     try:
         return Message(_answer(message, context), reply_to=message)
     except FedGraphError as error:
-        told = str(error)
-        if not context.node_config.get("live"):
-            log(ERROR, told)
-        for key in _PATHS:
-            if path := context.node_config.get(key):
-                told = told.replace(str(path), f"<{key}>")
-        return Message(Error(FAILED, told), reply_to=message)
+        reason, trace = str(error), None
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason, trace = located(error), error
+        if not _simulated(context):
+            reason = (
+                f"the request cannot be answered: {located(error, public=True)}; it may lack arrays or numbers, or have them of"
+                " other types or shapes; the node's log has the message and the traceback"
+            )
+    if not context.node_config.get("live"):
+        log(ERROR, reason, exc_info=trace)
+    for key in _PATHS:
+        if path := context.node_config.get(key):
+            reason = reason.replace(str(path), f"<{key}>")
+    return Message(Error(FAILED, reason), reply_to=message)
 
 
 def forget(run_id: int) -> None:
@@ -126,7 +135,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
     reseed(seed, client.device)
     client.server_round = server_round
-    groups, metrics = _answered(client, groups, config, context)
+    groups, metrics = client.answer(phase, groups, config)
     if phase not in ("describe", "evaluate") or (phase == "evaluate" and client.saved_models.state):
         version += 1
         _keep(client, version, context)
@@ -137,29 +146,6 @@ def _answer(message: Message, context: Context) -> RecordDict:
     reply = pack(groups)
     reply[METRICS] = numbers_record({"client": client.graph.client, **metrics})
     return reply
-
-
-def _answered(
-    client: GraphClient, groups: dict[str, Arrays], config: Mapping[str, Any], context: Context
-) -> tuple[dict[str, Arrays], dict[str, Any]]:
-    """The client's answer; on a party's own node a request that it cannot read is an error, of which the server learns the kind.
-
-    Raises:
-        FedGraphError: one sentence.
-    """
-    phase = config["phase"]
-    try:
-        return client.answer(phase, groups, dict(config))
-    except FedGraphError:
-        raise
-    except Exception as error:
-        if _simulated(context):
-            raise
-        log(ERROR, "phase '%s' of round %s failed: %r", plain(phase, 60), config["round"], error)
-        raise FedGraphError(
-            f"phase '{plain(phase, 60)}' cannot be answered ({type(error).__name__}): the request lacks arrays or numbers that"
-            " it needs, or has them of other types or shapes; the node's log says more"
-        ) from error
 
 
 def _starts(client: GraphClient, context: Context, config: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from fedgraph_flwr.config.schema import RunConfig, typed
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, located
 from fedgraph_flwr.moved import successor
 
 
@@ -40,9 +40,10 @@ def locate(target: str) -> Any:
     module, _, name = full_name(target).partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:
+        what = error if isinstance(error, ImportError | AttributeError) else located(error)
         raise FedGraphError(
-            f"'{target}' cannot be imported ({error}); expected module:name, installed or on PYTHONPATH"
+            f"'{target}' cannot be imported ({what}); expected module:name, installed or on PYTHONPATH"
         ) from error
 
 

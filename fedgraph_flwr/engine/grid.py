@@ -13,6 +13,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import located
 
 _run_ids = itertools.count(1)
 _CRASHED = 0
@@ -88,7 +89,7 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:
-        return Message(Error(_CRASHED, f"{type(error).__name__}: {error}"), reply_to=message)
+        return Message(Error(_CRASHED, located(error)), reply_to=message)
 
 
 def answer_all(answers: Sequence[Callable[[], Message]], stack: int) -> list[Message]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.clients.base import OBJECTIVE, GraphClient
 from fedgraph_flwr.clients.seam import handled_by
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, located
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.batched_metrics import Segments
 from fedgraph_flwr.numerics.losses import shared_grad
@@ -590,7 +590,7 @@ class Stack:
             return torch.func.vmap(of_one)(named, self.dense, self.given, self.leaves)
         except AttributeError as error:
             raise FedGraphError(
-                f"`stacks` of a client's class must name all that its objective reads: {error}"
+                f"`stacks` of a client's class must name all that its objective reads: {located(error)}"
             ) from error
 
 
