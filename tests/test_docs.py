@@ -140,7 +140,12 @@ def test_the_blocks_of_a_page_run_in_their_order(page, tmp_path, monkeypatch, ca
 
 AFTERWARDS = {  # what a page's commands tell, or the files that they leave
     "docs/start.md": ["fedavg on csbm", "report.html", "sweeps"],
-    "docs/own-data.md": ["fedprox on parts, seed 1", "test_average_precision at best_val", "again.csv"],
+    "docs/own-data.md": [
+        "fedprox on parts, seed 1",
+        "test_average_precision at best_val",
+        "again.csv",
+        "new_again.csv",
+    ],
     "docs/python.md": ["p_keeps", "local-and-fedavg.png", "MODEL_CARD.md"],
     "docs/extend.md": [
         "near_mean on csbm",
