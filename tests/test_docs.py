@@ -117,6 +117,7 @@ def path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
 def test_the_blocks_of_a_page_run_in_their_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
@@ -201,6 +202,7 @@ def site(tmp_path_factory):
     return {path.relative_to(folder).as_posix(): Links(path) for path in folder.rglob("*.html")}, folder
 
 
+@pytest.mark.slow
 def test_no_link_of_the_site_is_broken_and_nothing_comes_from_elsewhere(site):
     pages, folder = site
     for place, page in pages.items():
@@ -217,6 +219,7 @@ def test_no_link_of_the_site_is_broken_and_nothing_comes_from_elsewhere(site):
         assert not re.search(r"@import|url\([\"']?(https?:)?//", style.read_text()), style.name
 
 
+@pytest.mark.slow
 def test_every_method_has_a_page_with_its_equations_and_every_key_a_row(site):
     pages, folder = site
     for name in group_names("strategy"):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from tests.support import PATIENCE
@@ -10,6 +11,7 @@ from tests.support import PATIENCE
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

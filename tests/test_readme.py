@@ -1,12 +1,15 @@
 """What the README and the pages beside it say is so: commands, methods, keys, figures."""
 
 import csv
+import os
 import re
 import shlex
 import statistics
 import subprocess
+import tomllib
 from pathlib import Path
 
+import hypothesis
 import pytest
 import yaml
 
@@ -50,9 +53,27 @@ def test_all_keys_of_the_summary_are_named():
     assert not [key for key in documented if f"`{key}`" not in page]
 
 
-def test_the_test_command_is_what_ci_calls():
-    assert "pytest -n 3" in TEXT
-    assert 'bin/pytest" -n 3' in (ROOT / ".ci" / "run").read_text()
+QUICK = "pytest -n 3"
+SLOW = 'pytest -n 3 -m "slow and not faults"'
+
+
+def test_the_test_commands_are_what_ci_calls():
+    """The README's, then the slow ones of CONTRIBUTING.md, with the same examples drawn each time."""
+    assert f"`{SLOW}`" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"{QUICK}`" in TEXT
+    script = (ROOT / ".ci" / "run").read_text()
+    called = [line.partition("   #")[0] for line in script.splitlines() if "bin/pytest" in line]
+    assert [line.replace('"$work/venv/bin/pytest"', "pytest") for line in called] == [QUICK, SLOW]
+    assert "export CI=true" in script.partition("bin/pytest")[0]
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    steps = [step["run"] for step in jobs["test"]["steps"] if "run" in step]
+    assert [run for run in steps if run.startswith("pytest")] == [QUICK, SLOW]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert "-m 'not slow and not faults'" in settings["addopts"]
+
+
+def test_hypothesis_draws_the_same_examples_in_ci():
+    assert hypothesis.settings.default.derandomize == (os.environ.get("CI") == "true")
 
 
 def test_the_worked_example_of_contributing_is_the_code():
@@ -132,6 +153,7 @@ def test_what_graph_baselines_cost_is_as_it_was_measured():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_stored_row_is_a_run_that_its_table_asks_for(path):
     """A row under a table's names with other words would stand beside figures of another run."""

@@ -18,6 +18,7 @@ FOLDER = Path(budget.__file__).parent
 TABLES = sorted(FOLDER.glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_composes(path):
     table = load(path)
@@ -34,6 +35,7 @@ def test_every_table_composes(path):
 STORED = [path for path in TABLES if (FOLDER / "results" / f"{path.stem}.csv").is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_every_stored_table_is_what_its_rows_say(path, monkeypatch):
     """`fedgraph-flwr sweep simulations/*.yaml --table-only` writes them anew."""

@@ -177,6 +177,7 @@ def test_reports_stand_side_by_side(clients, tmp_path):
     assert "<h1>FedAvg and FedProx on" in page
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_result(clients, tmp_path):
     words = [*clients, "rounds=400", "checkpoint_every=5", "train.local_steps=1"]
     command = [sys.executable, "-m", "fedgraph_flwr", "run", *words, "--quiet", "--no-report"]

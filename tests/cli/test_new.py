@@ -22,6 +22,7 @@ def ran(folder, *words, path=()):
     )
 
 
+@pytest.mark.slow
 def test_a_new_method_runs_and_its_test_passes(tmp_path, capsys):
     assert main(["new", "method", "near_mean", "--dir", str(tmp_path)]) == 0
     folder = tmp_path / "near_mean"

@@ -49,6 +49,7 @@ def test_every_strategy_composes_and_knows_its_keys(strategy):
     check_method(compose([f"strategy={strategy}"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", group_names("protocol"))
 @pytest.mark.parametrize("strategy", group_names("strategy"))
 def test_any_method_under_any_protocol(protocol, strategy):

@@ -287,6 +287,7 @@ def installed(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_an_installed_package_brings_its_methods_on_both_engines(tmp_path):
     path = f"{installed(tmp_path / 'site')}{os.pathsep}{ROOT}"
     words = [

@@ -44,6 +44,7 @@ def offline(monkeypatch, tmp_path):
     return tmp_path / "root"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "folder", "masks", "homophily"),
     [

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parents[2] / "docs" / "own-data.md"
 
 
+@pytest.mark.slow
 def test_the_three_banks_go_all_the_way(tmp_path):
     """The script of `examples/banks`, shortened, in a process of its own."""
     script = DOCS.parents[1] / "examples" / "banks" / "banks.py"

@@ -50,9 +50,9 @@ def assert_close(added, inline):
     "words",
     [
         ["strategy=fedavg", "strategy.fraction=0.6", "strategy.weighting=nodes"],
-        ["strategy=scaffold", "strategy.max_share=0.2"],
-        ["strategy=fedomd"],
-        ["strategy=fedper", "evaluation.clients=cohort"],
+        pytest.param(["strategy=scaffold", "strategy.max_share=0.2"], marks=pytest.mark.slow),
+        pytest.param(["strategy=fedomd"], marks=pytest.mark.slow),
+        pytest.param(["strategy=fedper", "evaluation.clients=cohort"], marks=pytest.mark.slow),
     ],
     ids=lambda words: words[0].partition("=")[2],
 )

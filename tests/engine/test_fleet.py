@@ -46,6 +46,7 @@ def _rounds(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
+@pytest.mark.slow
 def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path):
     found, expected = fleet.run(tmp_path / "found", "rounds=3"), inline("rounds=3")
     assert_same_arrays(found.arrays, expected.arrays)

@@ -22,6 +22,7 @@ from tests.support import PATIENCE, Finished, assert_same_arrays, wait_for, wait
 pytestmark = pytest.mark.fleet
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["strategy=fedavg"], ["strategy=local", "evaluation.trained=true"]])
 def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path, words, monkeypatch):
     monkeypatch.setenv("PATH", os.defpath)  # no environment is active
@@ -38,6 +39,7 @@ def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path,
     assert (tmp_path / "flower" / "checkpoint.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_wrong_input_on_the_server_comes_back_as_its_sentence(run, tmp_path):
     inline = run("rounds=1")
     cfg = with_folder(

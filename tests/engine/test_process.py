@@ -27,6 +27,7 @@ print(kept, faults(8), ctypes.CDLL(None).mallopt(-3, 1 << 30))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
 @pytest.mark.parametrize("own", [{}, {"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}])
 def test_memory_that_a_tensor_left_is_the_next_ones(own):

@@ -30,6 +30,8 @@ WORDS = ["num_clients=5", "dataset.nodes_per_client=[30,50]", "rounds=3", "model
 WIDE = ["strategy=local", "dataset.features=2000", "model.hidden=64", "rounds=5"]
 """Private state of more than a megabyte a client, which is not copied after every exchange."""
 
+SLOW = pytest.mark.slow
+
 Go = Callable[..., tuple[Finished, Finished]]
 
 
@@ -78,12 +80,12 @@ def assert_same(ray: Finished, inline: Finished) -> None:
     [
         ["strategy=fedavg", "strategy.fraction=0.6"],
         ["strategy=fedomd", "strategy.exchange=two_phase"],
-        ["strategy=fedspa"],
-        ["strategy=local", "evaluation.trained=true"],
-        ["strategy=fedstruct_private", "partition=planted"],
+        pytest.param(["strategy=fedspa"], marks=SLOW),
+        pytest.param(["strategy=local", "evaluation.trained=true"], marks=SLOW),
+        pytest.param(["strategy=fedstruct_private", "partition=planted"], marks=SLOW),
         ["strategy=fedstruct", "dataset.cut_degree=3", "ray.live_clients=1"],  # rows fill, so that they are dense
         ["strategy=central"],
-        ["strategy=local", "ray.live_clients=1"],
+        pytest.param(["strategy=local", "ray.live_clients=1"], marks=SLOW),
         ["strategy=fedspa", "ray.live_clients=2", "ray.actors=1"],
         ["strategy=fedomd", "privacy.secagg=true", "ray.live_clients=2"],  # masks are new each time, the sum is not
     ],
@@ -116,6 +118,7 @@ def test_a_killed_actor_loses_nothing(both, words, caplog):
     assert caplog.text.count("died, it is made anew") == 2
 
 
+@pytest.mark.slow
 def test_large_private_state_is_copied_only_now_and_then(both, monkeypatch):
     kept = []
     receive = RayGrid._receive
@@ -127,6 +130,7 @@ def test_large_private_state_is_copied_only_now_and_then(both, monkeypatch):
     assert largest == engine.KEEP_EVERY - 1  # after which a copy is taken
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_on_another_engine(both, tmp_path):
     whole = both("strategy=local", "rounds=6", "checkpoint_every=2")[1]
     words = [*WORDS, "strategy=local", "rounds=6", f"resume={tmp_path / 'ray'}"]
@@ -154,6 +158,7 @@ def test_a_client_that_raises_fails_alone(both):
     assert len(ray.summary["failures"]) == 1
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, tmp_path):
     cfg = with_folder(
         compose([*WORDS, "strategy.client=tests.engine.misbehaving:Dying", f"out={tmp_path}", "engine=ray"])
@@ -198,7 +203,9 @@ def command(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]
     return subprocess.Popen(line, cwd=ROOT, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "stop", [pytest.param(signal.SIGTERM, marks=SLOW), pytest.param(signal.SIGINT, marks=pytest.mark.faults)]
+)
 def test_a_run_that_is_told_to_stop_ends_with_all_that_it_started(data, tmp_path, stop):
     process = command(tmp_path, "strategy=local", "rounds=4000", "checkpoint_every=5")
     wait_for((tmp_path / "checkpoint.safetensors").is_file, "a checkpoint")
@@ -223,6 +230,7 @@ def test_a_killed_run_leaves_no_clients_behind(data, tmp_path):
     wait_for_end(large)
 
 
+@pytest.mark.slow
 def test_a_cluster_of_two_machines_gives_the_same_parameters(data, tmp_path, monkeypatch):
     """Whose data folder is another than the server's, and stays empty: an actor is sent the files of its own clients."""
     from ray.cluster_utils import Cluster
@@ -303,6 +311,7 @@ def test_a_full_disk_loses_no_checkpoint(both, tmp_path):
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [True, False])
 def test_a_client_that_cannot_file_its_state_leaves_the_former_checkpoint(both, tmp_path, many):
     """The server's own disk has room: a checkpoint that lacks one client's state would be none."""

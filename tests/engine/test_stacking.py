@@ -394,6 +394,7 @@ def test_streams_of_the_process_are_left_alone(run):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_actors_stack_their_clients(run, tmp_path):
     alone = run(*WORDS, sizes=SIZES)
     words = [*WORDS, f"strategy.client={__name__}:Gregarious", "stack=2", "num_clients=4", "model.hidden=8"]

@@ -83,6 +83,7 @@ def test_a_shared_network_that_was_not_what_was_scored_says_so(go, tmp_path, cap
     assert not caplog.text
 
 
+@pytest.mark.slow
 def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
     """All in one other process, since PyG takes long to import."""
     told, ours = [], {}

@@ -82,6 +82,7 @@ def test_same_seed_same_result_and_another_seed_another(method, go, first):
     assert [r["train"] for r in other.rounds] != [r["train"] for r in first(method).rounds]
 
 
+@pytest.mark.slow
 @forms
 def test_order_of_replies_does_not_matter(form, go, first, monkeypatch):
     pull, rng, moved = InlineGrid.pull_messages, random.Random(0), []
@@ -98,6 +99,7 @@ def test_order_of_replies_does_not_matter(form, go, first, monkeypatch):
     assert any(moved) or first(*form).cfg.strategy.pooled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_attacked(method, go, first):
     """`attack=link_inference` changes nothing of the run; graphs with typed nodes are refused before it."""
@@ -115,6 +117,7 @@ def test_every_method_can_be_attacked(method, go, first):
     assert (told["auc"] == 0.5) == hidden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_meets_flipped_edges(method, go, first):
     if is_typed([f"strategy={method}"]):
@@ -253,6 +256,7 @@ def test_a_method_says_what_leaves_a_client(method):
         assert any("eaves" in text for text in texts), target
 
 
+@pytest.mark.slow
 def test_every_method_gives_the_same_on_ray(first, tmp_path):
     """One Ray instance for all of them, so one test."""
     different = []
@@ -283,6 +287,7 @@ def test_cpu_and_gpu_agree(method, go):
     assert len(resumed.rounds) == 3  # the state on disk is the CPU's, and goes back to the GPU
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", SHARING)
 def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, monkeypatch):
     """Client 1 answers one request of a phase as though it were asked to describe itself."""

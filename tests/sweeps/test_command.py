@@ -41,6 +41,7 @@ def test_processes_side_by_side_give_the_same_values(toy):
     assert {(r["method"], r["seed"]): r["value"] for r in rows(toy.parent / "other" / "toy.csv")} == alone_
 
 
+@pytest.mark.slow
 def test_interrupted_it_ends_its_children_keeps_what_there_is_and_goes_on(toy):
     toy.write_text(TOY.replace("many: [train.local_steps=2]", "many: [rounds=100000]"))
     path = toy.with_suffix(".csv")
@@ -76,6 +77,7 @@ def test_children_do_not_outlive_a_sweep_that_is_killed(toy):
     wait_for_end(children)
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_dies_is_told_and_the_others_go_on(toy, capsys):
     """A class of one's own, named in the words, ends its process without a word."""
     (toy.parent / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")

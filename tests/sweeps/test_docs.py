@@ -4,12 +4,15 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from fedgraph_flwr import cli
 from tests.sweeps.conftest import sweep
 
 DOCS = Path(__file__).parents[2] / "docs" / "sweeps.md"
 
 
+@pytest.mark.slow
 def test_the_commands_run_in_their_order(place, ran, capsys):
     blocks = "\n".join(re.findall(r"```bash\n(.*?)```", DOCS.read_text(), re.DOTALL))
     for name, content in re.findall(r"cat > (\S+) <<END\n(.*?)\nEND", blocks, re.DOTALL):
