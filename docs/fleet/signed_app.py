@@ -1,12 +1,12 @@
-"""Sign an app, and serve it to a SuperLink whose nodes accept signed apps alone (``--trusted-entities``).
+"""Sign an app, and serve it to a SuperLink whose nodes accept only signed apps (``--trusted-entities``).
 
-    python docs/fleet/signed_app.py build signed --app .         the bundle that nodes would run, as signed/app.fab
-    python docs/fleet/signed_app.py sign signed --key auditor    whoever has read it signs it; may be repeated with other keys
-    python docs/fleet/signed_app.py serve signed                 hands out bundle and signatures, on 127.0.0.1:9093
+    python docs/fleet/signed_app.py build signed --app .         build the bundle that nodes run, signed/app.fab
+    python docs/fleet/signed_app.py sign signed --key auditor    sign it after reading it; repeat with other keys if needed
+    python docs/fleet/signed_app.py serve signed                 serve bundle and signatures on 127.0.0.1:9093
 
-A SuperLink takes signatures from Flower Hub alone; with ``FLWR_SUPERGRID_API_URL=http://127.0.0.1:9093`` in its environment it
-asks this server in the Hub's place. It need not be trusted: nodes check what it says. Keys are Ed25519, as ``ssh-keygen -t
-ed25519 -f auditor`` makes them without a passphrase; ``sign`` prints the line that nodes put into their file of trusted entities.
+A SuperLink requests signatures only from Flower Hub. With ``FLWR_SUPERGRID_API_URL=http://127.0.0.1:9093`` in its environment, it
+requests them from this server instead. The server need not be trusted, because nodes check the signatures. Keys are Ed25519
+without a passphrase (``ssh-keygen -t ed25519 -f auditor``). ``sign`` prints the line for the nodes' file of trusted entities.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--app", type=Path, default=Path(), help="build: the app's folder")
     parser.add_argument("--key", type=Path, help="sign: a private key; its file's name is the trusted entity's")
-    parser.add_argument("--listen", default="127.0.0.1:9093", help="serve: where the SuperLink asks")
+    parser.add_argument("--listen", default="127.0.0.1:9093", help="serve: address for the SuperLink")
     args = parser.parse_args()
     if args.what == "build":
         args.folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def sign(folder: Path, path: Path) -> None:
-    """Add a signature of the bundle as it is now."""
+    """Add a signature of the current bundle."""
     key = load_ssh_private_key(path.read_bytes(), None)
     if not isinstance(key, Ed25519PrivateKey):
         raise SystemExit(f"{path} is no Ed25519 key: make one with ssh-keygen -t ed25519 -f {path}")
@@ -61,14 +61,14 @@ def sign(folder: Path, path: Path) -> None:
 
 
 def serve(folder: Path, listen: str) -> None:
-    """Answer as Flower Hub does, for one app, until interrupted."""
+    """Serve one app like Flower Hub, until interrupted."""
     host, _, port = listen.rpartition(":")
 
     class Hub(BaseHTTPRequestHandler):
-        """One bundle, whatever app is asked for; a SuperLink refuses one of another name."""
+        """Serves one bundle for every request; a SuperLink rejects another app's name."""
 
         def do_POST(self) -> None:
-            """Where the bundle is, and who signed it."""
+            """Send the bundle's address and its signatures."""
             told = {
                 "fab_url": f"http://{listen}/{BUNDLE}",
                 "verifications": json.loads((folder / SIGNATURES).read_text()),
@@ -76,7 +76,7 @@ def serve(folder: Path, listen: str) -> None:
             self._answer(json.dumps(told).encode() if self.path == "/hub/fetch-fab" else None)
 
         def do_GET(self) -> None:
-            """The bundle."""
+            """Send the bundle."""
             self._answer((folder / BUNDLE).read_bytes() if self.path == f"/{BUNDLE}" else None)
 
         def _answer(self, body: bytes | None) -> None:

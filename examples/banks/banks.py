@@ -1,9 +1,9 @@
-"""Three banks, from tables to predictions: tables, imports by one schema, three methods, comparison, new customers, export.
+"""Train on three banks: create tables, import with one schema, compare three methods, predict new customers, export.
 
     python examples/banks/banks.py work            # in this process
     python examples/banks/banks.py work --fleet    # on a SuperLink and three SuperNodes, each with its own bank's file
 
-Each command is printed as it would be typed.
+Each command is printed before it runs.
 """
 
 import argparse
@@ -29,15 +29,15 @@ NAME = "banks"
 
 
 def go(*words: object) -> None:
-    """One command of ours."""
-    told = [str(word) for word in words]
-    print(f"\n$ fedgraph-flwr {shlex.join(told)}", flush=True)
-    if code := cli.main(told):
+    """Print and run one command."""
+    args = [str(word) for word in words]
+    print(f"\n$ fedgraph-flwr {shlex.join(args)}", flush=True)
+    if code := cli.main(args):
         sys.exit(code)
 
 
 def tables(folder: Path, customers: int) -> None:
-    """The tables of three banks, and those of new customers of bank a, whose labels nobody knows yet."""
+    """Write the tables of three banks, and those of new customers of bank a without labels."""
     folder.mkdir(parents=True, exist_ok=True)
     for letter in make_tables.OWN_TRADE:
         people, payments = make_tables.bank(letter, customers, seed=0)
@@ -50,7 +50,7 @@ def tables(folder: Path, customers: int) -> None:
 
 
 def imports() -> None:
-    """Each bank tells sums of its columns, one merges them into the schema, each imports its own tables by it."""
+    """Write sums of each bank's columns, merge them into the schema, and import each bank's tables with it."""
     for letter in make_tables.OWN_TRADE:
         words = ["import", "--nodes", f"tables/{letter}_customers.csv", "--edges", f"tables/{letter}_payments.csv"]
         words += ["--split-column", "part", "--classes", "ok,fraud", "--scale", "income=log", "--scale", "balance=log"]
@@ -64,7 +64,7 @@ def imports() -> None:
 
 
 def train(methods: list[str], rounds: int, *where: str) -> str:
-    """The methods one after the other; returns the one of the best validation figure."""
+    """Train each method, and return the one with the best validation score."""
     rows = {}
     for method in methods:
         words = [f"strategy={method}", f"rounds={rounds}", "train.loss=weighted", "evaluation.metric=average_precision"]
@@ -77,19 +77,20 @@ def train(methods: list[str], rounds: int, *where: str) -> str:
 
 
 def look_at(predictions: str) -> None:
-    """What the predictions say, and what came out since."""
+    """Compare the predictions with the true labels."""
     found = pd.read_csv(predictions).merge(pd.read_csv("tables/new_truth.csv"), on="id")
     print(f"\n{found.sort_values('p_fraud', ascending=False).head(5).round(3).to_string(index=False)}")
     named, real = found["class"] == "fraud", found["label"] == "fraud"
     print(
-        f"\n{len(found)} new customers: {named.sum()} called fraud, {(named & real).sum()} of the {real.sum()} who are",
+        f"\n{len(found)} new customers: {named.sum()} predicted as fraud, "
+        f"{(named & real).sum()} of the {real.sum()} fraudulent ones",
         flush=True,
     )
 
 
 @contextlib.contextmanager
 def fleet(folder: Path) -> Iterator[None]:
-    """A fleet's server and three nodes, all on loopback; each node has one bank's file and a state folder."""
+    """Run a fleet's server and three nodes on loopback; each node has one bank's file and a state folder."""
     address, running = f"127.0.0.1:{free_port()}", list[subprocess.Popen[bytes]]()
     os.environ |= {"FLWR_HOME": str(folder / "flwr-home"), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
@@ -114,22 +115,22 @@ def fleet(folder: Path) -> Iterator[None]:
 
 
 def wait_for_line(path: Path, text: str, process: subprocess.Popen[bytes], seconds: float = 240.0) -> None:
-    """Until a process says something."""
+    """Wait until a process prints a text."""
     deadline = time.monotonic() + seconds
     while text not in path.read_text():
         if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"{path} does not say '{text}'")
+            sys.exit(f"{path} does not contain '{text}'")
         time.sleep(0.2)
 
 
 def main() -> None:
-    """From tables to predictions."""
+    """Run all steps from tables to predictions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--customers", type=int, default=600, help="of each bank; default: 600")
-    parser.add_argument("--rounds", type=int, default=40, help="default: 40")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help=f"default: {' '.join(METHODS)}")
-    parser.add_argument("--fleet", action="store_true", help="on a SuperLink and three SuperNodes")
+    parser.add_argument("--customers", type=int, default=600, help="customers per bank (default: 600)")
+    parser.add_argument("--rounds", type=int, default=40, help="number of rounds (default: 40)")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help=f"methods (default: {' '.join(METHODS)})")
+    parser.add_argument("--fleet", action="store_true", help="run on a SuperLink and three SuperNodes")
     args = parser.parse_args()
     folder = args.folder.absolute()
     tables(folder / "tables", args.customers)
@@ -139,7 +140,7 @@ def main() -> None:
     if args.fleet:
         with fleet(folder):
             best = train(args.methods, args.rounds, f"engine={NAME}", "num_clients=3")
-        # The server and the other banks are gone: bank a has its own model of the last run.
+        # The server and the other banks have stopped. Bank a has its model of the last run.
         go("predict", "--node", "state_0", *new, "--out", "predictions.csv")
         look_at("predictions.csv")
         go("export", "--node", "state_0", "--out", "exported")

@@ -1,9 +1,9 @@
-"""Three banks' customers and payments, each with 5 % fraud: tables as they come, mixed, incomplete, and not quite alike.
+"""Write tables of three banks' customers and payments with 5 % fraud, mixed types, gaps and different columns.
 
     python examples/banks/make_tables.py banks            # banks/a_customers.csv, banks/a_payments.csv, ...
 
-Bank c has its columns in another order and one more; every bank has a trade of its own. Fraudsters have opened their account
-late, earn little for their balance, and pay each other. The same words give the same files.
+Bank c has another column order and an extra column. Each bank has a trade that the others do not have. Fraudsters opened their
+account late, earn little for their balance, and pay each other. Equal arguments give equal files.
 """
 
 import argparse
@@ -19,7 +19,7 @@ ORDER = {"c": ["label", "part", "name", "trade", "balance", "id", "opened", "inc
 
 
 def bank(letter: str, customers: int, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """One bank's customers, one a row, and the payments among them."""
+    """Return one bank's customers, one per row, and the payments between them."""
     rng = np.random.default_rng([seed, ord(letter)])
     n = customers
     fraud = np.zeros(n, dtype=bool)
@@ -66,7 +66,7 @@ def main() -> None:
     """Write the six tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--customers", type=int, default=600, help="of each bank; default: 600")
+    parser.add_argument("--customers", type=int, default=600, help="customers per bank (default: 600)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,6 @@ def test_the_three_banks_go_all_the_way(tmp_path):
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(DOCS.parents[1])}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"60 new customers: \d+ called fraud", done.stdout)
+    assert re.search(r"60 new customers: \d+ predicted as fraud", done.stdout)
     difference = float(re.search(r"the exported network differs by at most (\S+)", done.stdout).group(1))
     assert difference < 1e-6
