@@ -31,11 +31,11 @@ def check(cfg: RunConfig, sends_models: bool) -> None:
         function(lie.kind, "adversary.kind")
     if cfg.engine not in ("inline", "ray"):
         raise FedGraphError(
-            f"adversary.kind={lie.kind} is a study in simulation: use engine=inline or ray, not {cfg.engine}"
+            f"adversary.kind={lie.kind} works only in simulations: use engine=inline or ray, not {cfg.engine}"
         )
     if rules.pooled or (lie.kind != "label_flip" and not (sends_models and rules.shared)):
         raise FedGraphError(
-            f"adversary.kind={lie.kind} is told to a server that clients send their models to, which those of {rules.name}"
+            f"adversary.kind={lie.kind} needs clients that send their models, which those of {rules.name}"
             " do not; use another method"
         )
     if lie.backdoor:
@@ -43,8 +43,8 @@ def check(cfg: RunConfig, sends_models: bool) -> None:
         shared = model.shared(rules.shared, rules.private)
         if kept := [name for name, _ in model.named_parameters() if name not in shared]:
             raise FedGraphError(
-                f"adversary.kind={lie.kind} is measured on the model that all share, and clients of {rules.name} keep {kept[0]}"
-                " to themselves"
+                f"adversary.kind={lie.kind} is measured on the shared model, but clients of {rules.name} keep {kept[0]}"
+                " private"
             )
 
 
@@ -58,16 +58,16 @@ def check_clients(cfg: RunConfig) -> None:
 
     lie = cfg.adversary
     if odd := [client for client in lie.clients if client >= cfg.num_clients]:
-        raise FedGraphError(f"adversary.clients names {odd[0]}, and clients are 0 to {cfg.num_clients - 1}")
+        raise FedGraphError(f"adversary.clients contains {odd[0]}, expected clients from 0 to {cfg.num_clients - 1}")
     if not lie.backdoor:
         return
     graph = partition.load_client(cfg, 0)
     if not isinstance(graph, ClientGraph):
         raise FedGraphError(
-            f"adversary.kind={lie.kind} marks nodes of one type; those of '{cfg.dataset.name}' are typed"
+            f"adversary.kind={lie.kind} supports only homogeneous graphs; '{cfg.dataset.name}' is heterogeneous"
         )
     if lie.target >= graph.num_classes:
-        raise FedGraphError(f"adversary.target={lie.target}, and classes are 0 to {graph.num_classes - 1}")
+        raise FedGraphError(f"adversary.target={lie.target}, expected a class from 0 to {graph.num_classes - 1}")
 
 
 def success(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:

@@ -40,12 +40,12 @@ def check(cfg: RunConfig) -> None:
 
     if cfg.engine not in SIMULATIONS:
         known = ", ".join(SIMULATIONS)
-        raise FedGraphError(f"attack={cfg.attack.name} studies a simulation: use engine={known}, not {cfg.engine}")
+        raise FedGraphError(f"attack={cfg.attack.name} works only in simulations: use engine={known}, not {cfg.engine}")
     if is_own(cfg.attack.name):
         function(cfg.attack.name, "attack")
     elif not isinstance(partition.load_client(cfg, 0), ClientGraph):
         raise FedGraphError(
-            f"attack={cfg.attack.name} ranks pairs of nodes of one type; those of '{cfg.dataset.name}' are typed"
+            f"attack={cfg.attack.name} supports only homogeneous graphs; '{cfg.dataset.name}' is heterogeneous"
         )
 
 

@@ -315,7 +315,7 @@ def _own(target: str, logits: np.ndarray, y: np.ndarray) -> float:
         return float(function(target, "evaluation.metrics")(logits, y))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise FedGraphError(
-            f"evaluation.metrics: {target} fails ({first_line(error)}); it is given logits, labels"
+            f"evaluation.metrics: {target} failed ({first_line(error)}); it is called with logits, labels"
         ) from error
 
 

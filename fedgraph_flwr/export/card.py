@@ -54,7 +54,7 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
     """
     cfg = predictor.cfg
     whose = "the shared network" if predictor.client is None else f"client {predictor.client}'s network"
-    secagg = "; answers by secure aggregation" if cfg.privacy.secagg else ""
+    secagg = "; updates by secure aggregation" if cfg.privacy.secagg else ""
     private = "No differential privacy"
     if "privacy" in found:
         private = accounting.told(found["privacy"], cfg.privacy.scores)
@@ -76,7 +76,7 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
         "",
         "Needs torch and torch_geometric" + (", and pandas for tables." if tables else "."),
         *(
-            ["", "Labels that are known may be given as `y` and `known`; edges between such nodes are typed."]
+            ["", "You can pass known labels as `y` and `known`. Edges between these nodes are then typed."]
             if plain.labels
             else []
         ),
@@ -101,9 +101,9 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
         "",
         "## Limits",
         "",
-        "- Scores are those of nodes of the graphs that it was trained on; other graphs may differ.",
-        "- A node's prediction depends on its neighbours: an edge that is missing changes it.",
-        "- Features must be made as in training (`preprocessing.json`), edges be given in the same direction.",
+        "- Scores are for nodes of the training graphs. Scores on other graphs may differ.",
+        "- A node's prediction depends on its neighbours. A missing edge changes it.",
+        "- Features must be computed as in training (`preprocessing.json`), and edges must have the same direction.",
         *_limits(predictor, found),
     ]
     return "\n".join(lines) + "\n"
@@ -118,7 +118,7 @@ def _data(predictor: Predictor) -> list[str]:
         elif not cfg.on_fleet or cfg.graph:
             found = [describe(partition.load_client(cfg, index)) for index in range(partition.num_clients(cfg))]
     if not found:
-        return [f"{cfg.num_clients} clients; their graphs are not where this card was written."]
+        return [f"{cfg.num_clients} clients. Their graphs were not available when this card was written."]
     names = predictor.meaning.classes
     lines = [
         f"| client | nodes | edges | features | training nodes | {' | '.join(names)} |",
@@ -142,7 +142,7 @@ def _scores(found: dict[str, Any]) -> list[str]:
     clients = found.get("clients", {})
     shown = [key for key in _SHOWN if key in clients]
     if not shown:
-        return ["None are known where this card was written."]
+        return ["Not available when this card was written."]
     lines = [f"| client | {' | '.join(key.removeprefix('test-').replace('_', ' ') for key in shown)} |"]
     lines.append("|" + "---|" * (1 + len(shown)))
     for index in range(len(clients[shown[0]])):
@@ -156,14 +156,12 @@ def _limits(predictor: Predictor, found: dict[str, Any]) -> list[str]:
     told = []
     schema = predictor.meaning.schema
     if predictor.client is not None:
-        told.append(f"- It is client {predictor.client}'s: others' nodes may be unlike its own.")
+        told.append(f"- This is the model of client {predictor.client}. Nodes of other clients may differ.")
     if schema and schema.scaling == "local":
-        told.append("- Each party scaled its features by its own statistics.")
+        told.append("- Each party scaled its features with its own statistics.")
     metrics = found.get("metrics", {})
     if (majority := metrics.get("test_majority")) is not None and metrics.get("test_accuracy", 0) <= majority:
-        told.append(
-            f"- Always saying the most frequent class is right at least as often ({majority:.3f}): look at the other scores."
-        )
+        told.append(f"- The majority baseline is at least as accurate ({majority:.3f}). Compare the other scores.")
     return told
 
 

@@ -82,7 +82,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         FedGraphError: a network or method that cannot be exported, or a folder with something else in it.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
-        raise FedGraphError(f"--out {folder} holds something else: choose a new folder")
+        raise FedGraphError(f"--out {folder} contains other files: pass a new folder")
     plain = predictor.plain()
     meaning, columns = predictor.meaning, predictor.meaning.columns(NODE)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()}
@@ -123,7 +123,7 @@ def _module(source: str, plain: Plain, meaning: InputSpec, dtype: str) -> str:
     """The text of ``model.py``: a module of `plain`, and what loads these weights into it."""
     text, _, rest = source.partition('"""\n\n')
     needed = ["import json", "from pathlib import Path"] + ([] if "\nimport torch\n" in source else ["import torch"])
-    told = f"{text}\n\nWritten by `fedgraph-flwr export`; needs torch and torch_geometric alone.\n"
+    told = f"{text}\n\nWritten by `fedgraph-flwr export`; needs only torch and torch_geometric.\n"
     imports = "\n".join(needed)
     net = plain.module.partition(":")[2] or "Net"
     loader = _LOADER.format(
@@ -169,11 +169,11 @@ def _check(plain: Plain, weights: dict[str, Tensor], predictor: Predictor) -> No
     if not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
         if client_class(predictor.cfg).predict is not GraphClient.predict:
             raise FedGraphError(
-                f"strategy={predictor.cfg.strategy.name} cannot be exported: it predicts by more than its network,"
-                f" whose logits alone differ on a trial graph by up to {float((ours - theirs).abs().max()):.2g}"
+                f"strategy={predictor.cfg.strategy.name} cannot be exported: it predicts with more than its model,"
+                f" whose logits differ on a test graph by up to {float((ours - theirs).abs().max()):.2g}"
             )
         raise FedGraphError(
-            f"model={predictor.cfg.model.name} cannot be exported: on a trial graph what it says of itself gives other logits,"
+            f"model={predictor.cfg.model.name} cannot be exported: on a test graph its description gives other logits,"
             f" by up to {float((ours - theirs).abs().max()):.2g}"
         )
 
@@ -246,4 +246,4 @@ def load_export(folder: Path) -> Exported:
         plain = Plain(told["module"], told["arguments"], weights, told["labels"])
         return Exported(plain, told["dtype"], meaning, told["client"], told["round"], told["threshold"])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise FedGraphError(f"{folder} holds no exported network ({first_line(error)})") from error
+        raise FedGraphError(f"{folder} contains no exported model ({first_line(error)})") from error

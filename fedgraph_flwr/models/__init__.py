@@ -52,7 +52,7 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int) -> Model:
     """
     kind = network(cfg)
     if isinstance(num_features, list) != kind.heterogeneous:
-        kinds = ("one type of nodes", "typed nodes and edges")
+        kinds = ("one node type", "typed nodes and edges")
         raise FedGraphError(
             f"model={cfg.name} is for graphs with {kinds[kind.heterogeneous]}, this one has {kinds[not kind.heterogeneous]}"
         )
@@ -76,7 +76,7 @@ def _own_keywords(kind: Any, name: str, params: str) -> dict[str, Any]:
     values = json.loads(params)
     accepted = _accepted(kind)
     if missing := [key for key in COMMON if key not in accepted]:
-        raise FedGraphError(f"model={name} does not take {', '.join(missing)} by keyword, as every network must")
+        raise FedGraphError(f"model={name} must accept {', '.join(missing)} as keyword arguments")
     for key in values:
         if key not in accepted:
             raise unknown(f"model {name}: key", key, accepted)
@@ -108,7 +108,9 @@ def probe(cfg: ModelConfig) -> Model:
         try:
             return build(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
         except (MemoryError, RuntimeError) as error:
-            raise FedGraphError(f"model={cfg.name} cannot be made as it is configured ({first_line(error)})") from error
+            raise FedGraphError(
+                f"model={cfg.name} cannot be created with this configuration ({first_line(error)})"
+            ) from error
 
 
 def check_prefixes(prefixes: Iterable[str], key: str, cfg: RunConfig, model: Model) -> None:
@@ -127,7 +129,7 @@ def check_prefixes(prefixes: Iterable[str], key: str, cfg: RunConfig, model: Mod
         if not model.names(prefix):
             starts = sorted({f"{name.partition('.')[0]}." for name in model.state_dict()})
             raise FedGraphError(
-                f"{key}: '{prefix}' matches no parameter of model={cfg.model.name}, whose names begin with {', '.join(starts)}"
+                f"{key}: '{prefix}' matches no parameter of model={cfg.model.name}, whose names start with {', '.join(starts)}"
             )
 
 
@@ -141,7 +143,7 @@ def network(cfg: ModelConfig) -> Any:
         raise unknown("model", cfg.name, [*MODELS, "module:Class"])
     found = locate(MODELS.get(cfg.name, cfg.name))
     if not (isinstance(found, type) and issubclass(found, Model)):
-        raise FedGraphError(f"model={cfg.name} is no network, expected a subclass of fedgraph_flwr.models.Model")
+        raise FedGraphError(f"model={cfg.name} is not a subclass of fedgraph_flwr.models.Model")
     return found
 
 

@@ -122,7 +122,7 @@ class Model(nn.Module):
         Raises:
             FedGraphError: there is none.
         """
-        why = "it is not made of layers that plain PyG has"
+        why = "plain PyG does not have its layers"
         if not type(self).__module__.startswith("fedgraph_flwr."):
             why = (
                 "define plain() on it, returning Plain('module:Class', arguments, weights) of fedgraph_flwr.models.plain, where"

@@ -287,9 +287,7 @@ class FedSPANet(Stack):
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
         """Profile ``plain`` on dense features; the others are refused."""
         if self.profile is not PlainLayer:
-            raise FedGraphError(
-                "a FedSPANet is exported with model.profile=plain alone, whose layers are short to write down"
-            )
+            raise FedGraphError("a FedSPANet can be exported only with model.profile=plain")
         weights: dict[str, Tensor] = {}
         made = [*self.layers, self.head]
         for index, layer in enumerate(made):

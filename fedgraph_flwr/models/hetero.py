@@ -284,7 +284,7 @@ class HeteroModel(Model):
             ("type_embedding", type_embedding, TYPE_EMBEDDINGS),
         ):
             if value not in accepted:
-                raise FedGraphError(f"model.{key} '{value}' unknown; one of: {', '.join(accepted)}")
+                raise FedGraphError(f"model.{key} '{value}' unknown; expected one of: {', '.join(accepted)}")
         if bases < 0:
             raise FedGraphError(f"model.bases must be >= 0 (0: a free weight for each type), got {bases}")
         self.kinds: dict[str, str] = {}

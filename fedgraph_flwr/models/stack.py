@@ -74,7 +74,7 @@ class Stack(Model):
         one_of(norm, ("none", *NORMS), "model.norm")
         if widths and (len(widths) < layers - 1 or min(widths) < 1):
             raise FedGraphError(
-                f"model.widths must be at least {layers - 1} numbers >= 1, one a layer, got {list(widths)}"
+                f"model.widths must be at least {layers - 1} numbers >= 1, one per layer, got {list(widths)}"
             )
         self.norm, self.widths = norm, (list(widths) or [hidden] * (layers - 1))[: layers - 1]
         self.stacks = self.stacks and norm != "batch"  # whose statistics would count rows that are no nodes
@@ -117,7 +117,7 @@ class Stack(Model):
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """As the base, of a graph that can be normalised."""
         if graph.num_nodes < 2 and any(isinstance(norm, nn.BatchNorm1d) for norm in self.norms):
-            raise FedGraphError(f"model.norm=batch needs at least 2 nodes a client, got {graph.num_nodes}")
+            raise FedGraphError(f"model.norm=batch needs at least 2 nodes per client, got {graph.num_nodes}")
         return super().prepare(graph, device, dtype)
 
     def hidden(self, inputs: Any, layers: Sequence[Any] | None = None) -> list[Tensor]:

@@ -61,7 +61,7 @@ class PartialSum:
         for arrays in groups.values():
             for name, array in arrays.items():
                 if array.size and not np.abs(array).max() < MOST:
-                    raise FedGraphError(f"'{name}' has values of 2^32 and more, which ray.aggregate=true does not add")
+                    raise FedGraphError(f"'{name}' has values of 2^32 or more, which ray.aggregate=true cannot add")
         terms = {
             g: {name: _split(share * array.astype(np.float64)) for name, array in a.items()} for g, a in groups.items()
         }

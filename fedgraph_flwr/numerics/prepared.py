@@ -89,7 +89,7 @@ def _unpack(tensors: dict[str, Tensor], values: dict[str, Any], graph: Graph) ->
     kind = str(values["kind"])
     cls = locate(kind) if kind.startswith(("fedgraph_flwr.models.", f"{Inputs.__module__}:")) else None
     if not (isinstance(cls, type) and issubclass(cls, Inputs)):
-        raise FedGraphError(f"{kind} is no kind of inputs")
+        raise FedGraphError(f"{kind} is not a kind of inputs")
 
     def field(name: str, what: str, *sizes: int) -> Any:
         parts = {key.partition("/")[2]: tensor for key, tensor in tensors.items() if key.partition("/")[0] == name}

@@ -58,7 +58,7 @@ class _BlockProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(matrix: StackedMatrix, dense: Tensor) -> Tensor:
-        raise RuntimeError("the blocks of several clients have no product outside of vmap")
+        raise RuntimeError("blocks of several clients can only be multiplied inside vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -30,7 +30,7 @@ def return_probabilities(adjacency: sp.csr_matrix, steps: int, block: int = BLOC
     if (seconds := n * adjacency.nnz * steps / PRODUCTS) > LONG:
         log(
             WARNING,
-            "walks of %d steps from %d nodes over %d edges take some %d minutes, once",
+            "walks of %d steps from %d nodes over %d edges take about %d minutes, once",
             steps,
             n,
             adjacency.nnz,

@@ -61,7 +61,7 @@ def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
         )
     if cfg.merge == "random_merge" and not own and cfg.name not in FREE:
         raise FedGraphError(
-            f"partition.merge=random_merge lets the groups decide the number of clients, but those of {cfg.name} follow"
+            f"partition.merge=random_merge takes the number of clients from the groups, but the groups of {cfg.name} follow"
             f" num_clients: use it with {' or '.join(FREE)}"
         )
     seed %= 2**31  # what METIS, scikit-learn and NumPy all accept
@@ -78,10 +78,12 @@ def _checked(groups: Any, num_nodes: int, name: str) -> list[np.ndarray]:
     try:
         found = [np.unique(np.asarray(group)) for group in groups]
     except (TypeError, ValueError) as error:
-        raise FedGraphError(f"partition={name} gave no list of arrays of node ids ({first_line(error)})") from error
+        raise FedGraphError(
+            f"partition={name} did not return a list of arrays of node ids ({first_line(error)})"
+        ) from error
     kept = [group for group in found if group.size]
     if not kept or any(g.dtype.kind not in "iu" or g[0] < 0 or g[-1] >= num_nodes for g in kept):
-        raise FedGraphError(f"partition={name} must give lists of node ids, whole numbers from 0 to {num_nodes - 1}")
+        raise FedGraphError(f"partition={name} must return lists of node ids, integers from 0 to {num_nodes - 1}")
     return [group.astype(np.int64) for group in kept]
 
 

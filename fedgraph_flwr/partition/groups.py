@@ -68,7 +68,7 @@ def dirichlet(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -
         if np.bincount(label, minlength=num_clients).min() >= max(cfg.min_size, 1):
             return _by_label(label)
     raise FedGraphError(
-        f"partition=dirichlet finds no shares that give each of {num_clients} clients {cfg.min_size} of the {len(y)} nodes of"
+        f"partition=dirichlet found no shares that give each of {num_clients} clients {cfg.min_size} of the {len(y)} nodes of"
         f" '{graph.name}': raise partition.alpha={cfg.alpha:g}, or lower num_clients or partition.min_size"
     )
 
@@ -92,7 +92,7 @@ def overlapping(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int)
         raise FedGraphError(f"partition.overlap must lie in (0, 1] for partition=overlapping, got {share}")
     if per_part < 1 or num_clients % per_part:
         raise FedGraphError(
-            f"num_clients={num_clients} is no multiple of partition.clients_per_part={per_part}: change one of them"
+            f"num_clients={num_clients} is not a multiple of partition.clients_per_part={per_part}: change one of them"
         )
     parts = _by_label(_metis(graph, num_clients // per_part, seed))
     rng = np.random.default_rng(seed)
@@ -107,8 +107,7 @@ def planted(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> 
     """The groups that the graph's source plants or lists (``graph.group``), in the order of their numbers."""
     if not graph.group.numel():
         raise FedGraphError(
-            f"partition=planted needs a dataset whose source says which client a node is from (csbm, say);"
-            f" '{graph.name}' does not"
+            f"partition=planted needs a dataset that assigns nodes to clients, such as csbm; '{graph.name}' does not"
         )
     return _by_label(graph.group.numpy())
 

@@ -80,7 +80,7 @@ def _dealt(graph: HeteroGraph, name: str, num_clients: int, rng: np.random.Gener
         if all(part is not None and _usable(part) for part in parts):
             return parts
     raise FedGraphError(
-        f"partition={name}: in {ATTEMPTS} draws some of the {num_clients} clients of '{graph.name}' always lacked training, "
+        f"partition={name}: in {ATTEMPTS} draws some of the {num_clients} clients of '{graph.name}' always had no training, "
         "validation or test nodes: lower num_clients"
     )
 

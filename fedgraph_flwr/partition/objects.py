@@ -66,7 +66,7 @@ def clients(
     typed = _typed(graphs[0])
     for index, data in enumerate(graphs):
         if _typed(data) != typed:
-            raise FedGraphError(f"graphs[{index}] and graphs[0] must be of one kind, Data or HeteroData")
+            raise FedGraphError(f"graphs[{index}] and graphs[0] must both be Data or both HeteroData")
     if typed and not target:
         target = _target(graphs[0], "graphs[0]")
     say_unread(graphs)
@@ -79,7 +79,7 @@ def clients(
 def say_unread(graphs: Sequence[Any]) -> None:
     """Warn of what edges carry, which no network here reads."""
     if unread := {"edge_weight", "edge_attr"} & {key for data in graphs for key in data.keys()}:  # noqa: SIM118
-        log(WARNING, "%s is not read: each edge counts as one", " and ".join(sorted(unread)))
+        log(WARNING, "%s is ignored: every edge has weight 1", " and ".join(sorted(unread)))
 
 
 def any_split(graphs: Sequence[Any], target: str = "") -> bool:
@@ -91,7 +91,7 @@ def any_split(graphs: Sequence[Any], target: str = "") -> bool:
     if not isinstance(graphs, list | tuple) or not graphs:
         got = "an empty one" if isinstance(graphs, list | tuple) else f"a {type(graphs).__name__}"
         raise FedGraphError(
-            f"graphs must be a list of PyG Data or HeteroData, one a client, got {got}: fedgraph_flwr.datasets.partition cuts"
+            f"graphs must be a list of PyG Data or HeteroData, one per client, got {got}: fedgraph_flwr.datasets.partition cuts"
             " one graph into many"
         )
     return not all(_unmarked(data, target) for data in graphs)
@@ -116,8 +116,8 @@ def _client(
         graph = replace(graph, train_mask=none, val_mask=none, test_mask=none)
     elif unmarked := _unmarked(data, target):
         raise FedGraphError(
-            f"{where} marks no node in {' and none in '.join(unmarked)}, of which split.kind=public takes at least one:"
-            " mark some there, or say split.kind=ratio"
+            f"{where} marks no node in {' and none in '.join(unmarked)}, but split.kind=public needs at least one:"
+            " mark some, or pass split.kind=ratio"
         )
     if isinstance(graph, HeteroGraph):
         graph = split_targets(graph, cfg.split, cfg.seed) if cfg.split.kind == "public" else graph
@@ -139,7 +139,7 @@ def _ids(data: Any, nodes: int, where: str) -> Tensor | None:
     fits = isinstance(ids, Tensor) and ids.shape == (nodes,) and not ids.is_floating_point() and ids.dtype != torch.bool
     if not fits or (nodes and not 0 <= int(ids.min()) <= int(ids.max()) < MOST_IDS) or ids.unique().numel() < nodes:
         raise FedGraphError(
-            f"{where}: node_id must be {nodes} different whole numbers from 0 to {MOST_IDS - 1}, one a node"
+            f"{where}: node_id must be {nodes} distinct integers from 0 to {MOST_IDS - 1}, one per node"
         )
     return ids.to(torch.int64)
 
@@ -166,7 +166,7 @@ def _target(data: Any, where: str) -> str:
     labelled = [kind for kind in data.node_types if "y" in data[kind]]
     if len(labelled) != 1:
         raise FedGraphError(
-            f"{where}: say target=TYPE, the node type whose labels y are learnt, one of: {', '.join(data.node_types)}"
+            f"{where}: pass target=TYPE, the node type whose labels y are learnt, one of: {', '.join(data.node_types)}"
         )
     return str(labelled[0])
 

@@ -107,8 +107,8 @@ def _given(cfg: RunConfig) -> Path:
     check(folder)
     if cfg.dataset.edge_flip:
         raise FedGraphError(
-            f"dataset.edge_flip={cfg.dataset.edge_flip} does not reach the client files of graph={folder}, which are"
-            " made: give it to `fedgraph-flwr partition`"
+            f"dataset.edge_flip={cfg.dataset.edge_flip} does not apply to the client files of graph={folder}, which are"
+            " made: pass it to `fedgraph-flwr partition`"
         )
     return folder
 
@@ -211,11 +211,11 @@ def check(folder: Path) -> None:
     paths = _single(folder)
     if not paths:
         raise FedGraphError(
-            f"graph={folder} holds no client files; make them with `fedgraph-flwr partition --out {folder}`"
+            f"graph={folder} contains no client files; create them with `fedgraph-flwr partition --out {folder}`"
         )
     for index, path in enumerate(paths):
         if path.name != f"client_{index:04d}.safetensors":
-            raise FedGraphError(f"graph={folder} lacks client_{index:04d}.safetensors, but has {path.name}")
+            raise FedGraphError(f"graph={folder} has no client_{index:04d}.safetensors, but has {path.name}")
     first: dict[str, Any] = {}
     headers = [read_header(path) for path in paths]
     check_same((str(path), values.get("schema", {})) for path, (_, values) in zip(paths, headers, strict=True))
@@ -224,8 +224,8 @@ def check(folder: Path) -> None:
         check_client_fields(str(values.get("kind")), values, str(path))
         if values["client"] != index or values["num_clients"] != len(paths):
             raise FedGraphError(
-                f"{path} is of client {values['client']} of {values['num_clients']}, expected {index} of {len(paths)}:"
-                " is the folder from one partition?"
+                f"{path} belongs to client {values['client']} of {values['num_clients']}, expected {index} of {len(paths)}:"
+                " use the files of one partition"
             )
         found = {"kind": values["kind"], "features": shapes.get("x", ())[1:], "classes": values.get("num_classes")}
         first = first or found
@@ -375,7 +375,7 @@ def meaning(cfg: RunConfig) -> dict[str, Any]:
 def _client_kind(path: Source, kind: str | None) -> None:
     accepted = [name for name in MODULES if name.endswith("ClientGraph")]
     if kind not in accepted:
-        raise FedGraphError(f"{path} holds a {kind}, expected a client's graph ({', '.join(accepted)})")
+        raise FedGraphError(f"{path} contains a {kind}, expected a client's graph ({', '.join(accepted)})")
 
 
 @functools.lru_cache(maxsize=4096)

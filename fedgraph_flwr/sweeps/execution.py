@@ -1,4 +1,4 @@
-"""A sweep from what it asks for to its table: runs what is missing, row by row, and writes what there is."""
+"""Execute a sweep: run the missing cells, append their rows, write table and plot."""
 
 import contextlib
 import dataclasses
@@ -22,12 +22,12 @@ from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import MADE, markdown
 
 Told = Callable[[Cell, Row, int, float | None], None]
-"""Called with each run that ended: its cell and row, how many are still to be made, and how long those take, if that is known."""
+"""Callback for each finished run: its cell and row, the number of remaining runs, and their estimated seconds, if known."""
 
 
 @dataclass(frozen=True)
 class How:
-    """How runs are made: processes side by side (0: in this one), which of them, and where their folders stay."""
+    """Options of execution: parallel processes (0: in this process), filter, and folder that keeps the run folders."""
 
     jobs: int
     only: str = ""
@@ -35,7 +35,7 @@ class How:
 
 
 def default_jobs(configs: Sequence[RunConfig]) -> int:
-    """Runs side by side that use each core once: one, where a run's engine takes all cores itself."""
+    """Return the number of parallel runs that uses each core once; one if a run's engine uses all cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if any(cfg.engine != "inline" for cfg in configs):
         return 1
@@ -43,7 +43,7 @@ def default_jobs(configs: Sequence[RunConfig]) -> int:
 
 
 def execute(book: ResultsIndex, how: How, told: Told) -> None:
-    """Run what is missing; each row is on disk as soon as its run has ended. The caller is `alone` with the file."""
+    """Run the missing cells and append each row when its run ends. The caller holds the lock of the file (`alone`)."""
     path = book.sweep.results
     waiting = deque(book.missing(how.only))
     seen = {cell.identity for cell in waiting}
@@ -63,7 +63,7 @@ def execute(book: ResultsIndex, how: How, told: Told) -> None:
 
 
 def probe(cells: Sequence[Cell], configs: Sequence[RunConfig]) -> float | None:
-    """Seconds that cells take one after another, by two rounds of the first that trains; None where these fail."""
+    """Estimate the seconds of running cells sequentially, from two rounds of the first that trains; None if these fail."""
     running = [cell for cell in cells if cell.method not in COUNTED]
     if not running:
         return None
@@ -74,10 +74,10 @@ def probe(cells: Sequence[Cell], configs: Sequence[RunConfig]) -> float | None:
 
 
 def present(book: ResultsIndex) -> SweepSummary:
-    """Write table and plot of what there is; returns what it adds up to.
+    """Write table and plot of the stored rows, and return their summary.
 
     Raises:
-        FedGraphError: a file of another's lies where the table is to go.
+        FedGraphError: the table's path is a file of another origin.
     """
     tally, path = SweepSummary(book.sweep, book.found), book.sweep.results.with_suffix(".md")
     check_free(book.sweep)
@@ -92,11 +92,11 @@ def present(book: ResultsIndex) -> SweepSummary:
 
 
 def check_free(sweep: Sweep) -> None:
-    """Refuse to write a table over what somebody else wrote.
+    """Refuse to overwrite a file of another origin with a table.
 
     Raises:
         FedGraphError: there is such a file.
     """
     path = sweep.results.with_suffix(".md")
     if path.is_file() and MADE not in path.read_text(errors="replace"):
-        raise FedGraphError(f"{path} is no table of a sweep: move it, rename the sweep's file, or give another --out")
+        raise FedGraphError(f"{path} is not a sweep's table: move it, rename the sweep's file, or pass another --out")

@@ -1,7 +1,7 @@
-"""A sweep from the words of a command line: ``strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4 choose=train.lr``.
+"""Parse a sweep from the command line: ``strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4 choose=train.lr``.
 
-Methods are the columns (with the values of ``strategy.`` keys, which go to the methods that know them), other keys with several
-values the rows; what is chosen on validation nodes or searched for stands behind a cell.
+Methods are columns, with the values of the ``strategy.`` keys that they define. Other keys with several values are rows. Values
+tuned on validation nodes are shown in their cell.
 """
 
 import hashlib
@@ -17,33 +17,33 @@ from fedgraph_flwr.sweeps.spec import Sweep, knows, seeds_of
 from fedgraph_flwr.sweeps.values import expand
 
 FOLDER = Path("sweeps")
-"""Of the results where there is no file to lay them beside."""
+"""Default folder of the results of a sweep without a file."""
 
 
 def parse_sweep(
     words: Sequence[str], out: Path | None = None, trials: int = 0, against: str = "", baselines: bool = True
 ) -> Sweep:
-    """What words ask for.
+    """Parse overrides with several values.
 
     Args:
-        words: ``key=value,value``; ``choose=key,key`` names keys of which the best value on validation nodes is shown.
+        words: ``key=value,value``; ``choose=key,key`` names keys that are tuned on validation nodes.
         out: folder of the results; default: `FOLDER`.
-        trials: of a search over the keys whose value is a distribution.
-        against: the column that differences are taken to.
-        baselines: whether Majority and Local stand beside.
+        trials: number of trials of a search over the keys with a distribution.
+        against: reference column of differences.
+        baselines: whether to add Majority and Local.
 
     Raises:
-        FedGraphError: a word that is none, or that does not go with another.
+        FedGraphError: an invalid override, or an invalid combination.
     """
     given = _given(words)
     choose, seeds = given.pop("choose", []), given.pop("seed", ["0"])
     searched = {key: values[0] for key, values in given.items() if is_distribution(values[0])}
     for key in choose:
         if len(given.get(key, [])) < 2:
-            raise FedGraphError(f"choose={key} needs several values to choose from, such as {key}=A,B")
+            raise FedGraphError(f"choose={key} needs several values of the key: pass {key}=A,B")
     if bool(searched) != bool(trials):
         example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
-        raise FedGraphError(f"a number of trials and a key with a distribution go together: {example}")
+        raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
     free = {key: values for key, values in given.items() if key not in (*choose, *searched)}
     methods = _methods(free)
     fixed = {key: values for key, values in free.items() if not key.startswith("strategy.") and key != "strategy"}
@@ -72,22 +72,22 @@ def parse_sweep(
 
 
 def _given(words: Sequence[str]) -> dict[str, list[str]]:
-    """The values of each key."""
+    """Return the values of each key."""
     given: dict[str, list[str]] = {}
     for word in words:
         key, sign, value = word.partition("=")
         if not sign or not key:
-            raise FedGraphError(f"'{word}' is not of the form key=value, and no YAML file")
+            raise FedGraphError(f"'{word}' is neither key=value nor a YAML file")
         if key in given:
-            raise FedGraphError(f"'{word}': {key} is there twice; several values stand in one word, {key}=A,B")
+            raise FedGraphError(f"'{word}': {key} is given twice; pass several values as {key}=A,B")
         given[key] = expand(value)
         if len(set(given[key])) < len(given[key]):
-            raise FedGraphError(f"'{word}' has a value twice")
+            raise FedGraphError(f"'{word}' contains a value twice")
     return given
 
 
 def _methods(given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The columns: strategies, each with the ``strategy.`` keys that it knows."""
+    """Return the columns: strategies, each with the ``strategy.`` keys that it defines."""
     strategies = [f"strategy={name}" for name in given.get("strategy", [])]
     above = [f"{key}={given[key][0]}" for key in ("config", "protocol") if key in given]
     own = [key for key in given if key.startswith("strategy.")]
@@ -102,12 +102,12 @@ def _methods(given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
             columns[f"{name}, {label}" if label else name] = [*strategy, *single, *more]
     for key in own:
         if not any(word.startswith(f"{key}=") for how in columns.values() for word in how):
-            raise unknown("key", key, ["strategy.KEY of one of the methods"], "which none of the methods has")
+            raise unknown("key", key, ["strategy.KEY of one of the methods"], "which no method defines")
     return columns
 
 
 def _named(values: Mapping[str, Sequence[str]], whole: bool = False) -> dict[str, list[str]]:
-    """The words of every combination, by a name: the value alone where there is one key, unless it is to be ``whole``."""
+    """Return the overrides of every combination by name: only the value if there is one key, unless ``whole``."""
     rows = (
         [f"{key}={value}" for key, value in zip(values, row, strict=True)]
         for row in itertools.product(*values.values())
@@ -120,7 +120,7 @@ def _label(row: Iterable[str]) -> str:
 
 
 def _axis(varied: Mapping[str, Sequence[str]]) -> str | bool:
-    """The key whose values are numbers, if there is only one; then there is a line to draw."""
+    """Return the key of the x axis, if exactly one key varies and its values are numbers."""
     if len(varied) == 1:
         key, values = next(iter(varied.items()))
         try:
@@ -136,7 +136,7 @@ def _number(text: str) -> bool:
 
 
 def _data(common: Sequence[str], varied: Mapping[str, Sequence[str]]) -> str:
-    """The name of what all runs learn from; empty where they learn from several."""
+    """Return the name of the dataset of all runs; empty if there are several."""
     if "dataset" in varied or "graph" in varied:
         return ""
     given = dict(word.partition("=")[::2] for word in common)

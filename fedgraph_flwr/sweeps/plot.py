@@ -1,4 +1,4 @@
-"""The plot of a sweep: lines over the settings where they are numbers, else a point a seed beside the means."""
+"""Plot of a sweep: lines over numeric settings, else one point per seed with the means."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ from fedgraph_flwr.sweeps.summary import SweepSummary
 
 
 def draw(tally: SweepSummary) -> Figure:
-    """The plot that the sweep's ``figure`` asks for."""
+    """Draw the plot that the sweep's ``figure`` selects."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     (_lines if isinstance(tally.sweep.figure, str) else _points)(tally, axes)
@@ -21,7 +21,7 @@ def draw(tally: SweepSummary) -> Figure:
 
 
 def _lines(tally: SweepSummary, axes: Any) -> None:
-    """Mean and standard deviation against the settings, and the paper's points where known."""
+    """Draw mean and standard deviation over the settings, with the paper's points if known."""
     sweep = tally.sweep
     x = [float(setting) for setting in sweep.settings]
     for index, method in enumerate(sweep.methods):
@@ -39,11 +39,11 @@ def _lines(tally: SweepSummary, axes: Any) -> None:
     if len(steps) > 2 and steps[-1] >= 100 * steps[0]:
         axes.set_xscale("symlog", linthresh=steps[0])
     axes.set_xlabel(sweep.figure)
-    axes.set_ylabel("test figure, %")
+    axes.set_ylabel("test score, %")
 
 
 def _points(tally: SweepSummary, axes: Any) -> None:
-    """Each seed's figure, and the mean with its 95 % interval, side by side for the columns of a setting."""
+    """Draw each seed's score and the mean with its 95 % interval, for each column of a setting."""
     sweep, width = tally.sweep, 0.8 / len(tally.sweep.methods)
     for index, method in enumerate(sweep.methods):
         for place, setting in enumerate(sweep.settings):
@@ -55,7 +55,7 @@ def _points(tally: SweepSummary, axes: Any) -> None:
         axes.plot([], [], "o", color=f"C{index}", label=method)
     axes.set_xlim(-0.5, len(sweep.settings) - 0.5)
     axes.set_xticks(range(len(sweep.settings)), list(sweep.settings), fontsize=7)
-    axes.set_ylabel("test figure, %; 95 % interval")
+    axes.set_ylabel("test score, %; 95 % interval")
 
 
 def _ended(tally: SweepSummary, setting: str, method: str) -> list[float]:

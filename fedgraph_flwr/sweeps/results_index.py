@@ -1,4 +1,4 @@
-"""Which runs of a sweep are at hand, which are missing, and how long those take."""
+"""Index of a sweep's rows: available runs, missing runs, and their estimated duration."""
 
 import functools
 import hashlib
@@ -13,13 +13,13 @@ from fedgraph_flwr.sweeps.spec import Cell, Sweep
 
 
 class ResultsIndex:
-    """The rows of one sweep, those at hand and those that are added.
+    """Available and added rows of one sweep.
 
-    A row serves every cell that is the same run: under another name, in another table of the folder, its words in another order;
-    not where its data have changed since, and a failure only in the table that it was made for.
+    A row serves every cell that is the same run: under another name, in another table of the folder, or with its overrides in
+    another order. It does not serve a cell whose data changed since. A failure serves only the table that it was made for.
 
     Attributes:
-        found: rows of cells, by what they are.
+        found: rows by the identity of their cells.
     """
 
     def __init__(self, sweep: Sweep, retry: bool = False):
@@ -33,12 +33,12 @@ class ResultsIndex:
                 self._known.setdefault(identity(str(row["method"]), str(row["words"])), []).append(row)
 
     def missing(self, only: str = "") -> list[Cell]:
-        """The runs that are asked for and not at hand, each once; of cells whose label contains ``only``."""
+        """Return missing runs without repetition, for cells whose label contains ``only``."""
         while True:
             cells = [cell for cell in self.sweep.cells(self.found) if cell.identity not in self.found]
             at_hand = {cell.identity: row for cell in cells if (row := self._at_hand(cell))}
             self.found |= at_hand
-            if not (at_hand and self.sweep.search):  # what a search asks for next follows from what it found
+            if not (at_hand and self.sweep.search):  # the next trials of a search follow from its results
                 wanted = [cell for cell in cells if cell.identity not in at_hand and only in cell.label]
                 return list({cell.identity: cell for cell in reversed(wanted)}.values())[::-1]
 
@@ -52,23 +52,23 @@ class ResultsIndex:
         return None
 
     def add(self, cell: Cell, row: Row) -> list[Row]:
-        """Take up the row of a run; as it stands in the CSV, under every name that the run has."""
+        """Add the row of a run, and return its CSV rows under every name of the run."""
         self.found[cell.identity] = {**row, "data": data_of(cell.words)}
         return [row for row in self.rows() if identity(row["method"], row["words"]) == cell.identity]
 
     def rows(self) -> Iterator[Row]:
-        """The rows of the cells, as these are called now."""
+        """Return the rows of the cells under their current names."""
         for cell in self.sweep.cells(self.found):
             if cell.identity in self.found:
                 yield {**self.found[cell.identity], **cell.row}
 
     def kept(self) -> list[Row]:
-        """What the CSV is to hold: the rows of the cells, then those that served others, which may be asked for again."""
+        """Return the rows to store: those of the cells, then unused ones, which may be needed again."""
         other = [row for row in self._own if identity(row["method"], row["words"]) not in self.found and lasting(row)]
         return [*self.rows(), *other]
 
     def seconds(self, cells: Sequence[Cell]) -> float | None:
-        """How long cells take one after another, by runs at hand that are like them; None where there are none."""
+        """Estimate the seconds of running cells sequentially, from similar available runs; None if there are none."""
         known = [
             (row, took)
             for rows in (*self._known.values(), [*self.found.values()])
@@ -86,7 +86,7 @@ class ResultsIndex:
 
 
 def _took(row: Row) -> float:
-    """Seconds of a run; rows of before they were noted have those of its rounds. 0: unknown."""
+    """Return the seconds of a run; for old rows, those of its rounds. 0: unknown."""
     if failure(row) or row["method"] in COUNTED:
         return 0.0
     took = number(row, "seconds")
@@ -98,12 +98,12 @@ def _took(row: Row) -> float:
 
 
 def composed(sweep: Sweep, cells: Sequence[Cell]) -> list[RunConfig]:
-    """The configurations of cells, each once for all its seeds and the trials of a search.
+    """Return the configurations of cells, one for all seeds and trials of a search.
 
     Raises:
-        FedGraphError: one cannot be composed; with the file and line of the word, where there is a file.
+        FedGraphError: one cannot be composed; the message has file and line, if there is a file.
     """
-    searched = {key for key, *_ in sweep.search.keys} if sweep.search else set()  # trials differ in values alone
+    searched = {key for key, *_ in sweep.search.keys} if sweep.search else set()  # trials differ only in values
     alike = {frozenset(w for w in cell.words[:-1] if w.partition("=")[0] not in searched): cell for cell in cells}
     return [_compose(sweep, cell.words[:-1]) for cell in alike.values()]
 
@@ -112,7 +112,7 @@ def _compose(sweep: Sweep, words: tuple[str, ...]) -> RunConfig:
     for word in words:
         if word.startswith(("out=", "resume=")):
             where = f"{sweep.places[word]}: " if word in sweep.places else ""
-            raise FedGraphError(f"{where}{word}, but the runs of a sweep have folders of their own (see --keep)")
+            raise FedGraphError(f"{where}{word}, but each run of a sweep has its own folder (see --keep)")
     try:
         return configuration(words)
     except FedGraphError as error:
@@ -130,7 +130,7 @@ def _composes(words: tuple[str, ...]) -> bool:
 
 
 def data_of(words: Sequence[str]) -> str:
-    """A digest of the files of a user's own that a run reads, graphs and ``config=``; empty where there are none."""
+    """Return a digest of the user's files that a run reads (graphs, ``config=``); empty without any."""
     keys = ("graph", "dataset", "dataset.name", "dataset.path", "config")
     return _digest(tuple(word for word in words if word.partition("=")[0] in keys))
 

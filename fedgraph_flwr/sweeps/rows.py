@@ -1,4 +1,4 @@
-"""The results of a sweep: a CSV with a row a run, which one process writes at a time, row by row."""
+"""Results of a sweep: a CSV file with one row per run, written by one process at a time."""
 
 import contextlib
 import csv
@@ -18,10 +18,10 @@ FIELDS += ["seconds_per_round", "bytes_up", "bytes_down", "words", "commit", "su
 MAJORITY = "Majority"
 HOMOPHILY = "Homophily"
 COUNTED = (MAJORITY, HOMOPHILY)
-"""Columns that run nothing."""
+"""Columns that are computed without a run."""
 
 FAILED, REFUSED, DIED = "failed: ", "refused: ", "died: "
-"""How the headline of a run without a figure begins: it could not go on; it did not begin; its process ended."""
+"""Prefixes of the headline of a run without a score: it failed; it did not start; its process ended."""
 
 Row = Mapping[str, Any]
 Identity = tuple[str, frozenset[tuple[str, str]]]
@@ -29,52 +29,52 @@ Found = Mapping[Identity, Row]
 
 
 def identity(method: str, words: str) -> Identity:
-    """The same for rows of the same run; of a key that is there twice, the last word holds."""
+    """Return an identity that rows of the same run share; the last override of a key counts."""
     pairs = [word.partition("=")[::2] for word in words.split()]
     return method if method in COUNTED else "", frozenset(dict(pairs).items())
 
 
 def number(row: Row, key: str) -> float:
-    """A figure of a row; NaN where it has none."""
+    """Return a number of a row; NaN if it has none."""
     return float(row.get(key) or math.nan)
 
 
 def failure(row: Row) -> str:
-    """The sentence of a run that gave no figure; empty where it gave one."""
+    """Return the error message of a run without a score; empty if it has one."""
     headline = str(row.get("headline") or "")
     return headline if headline.startswith((FAILED, REFUSED, DIED)) else ""
 
 
 def lasting(row: Row) -> bool:
-    """Whether another try would end alike: a run that was refused, or whose process died, is made again."""
+    """Whether a repetition would fail again; not for runs that were rejected or whose process died."""
     return not failure(row).startswith((REFUSED, DIED))
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The whole rows of a file of results; none where there is no such file.
+    """Read the complete rows of a file of results; empty if the file does not exist.
 
     Raises:
-        FedGraphError: it is another's.
+        FedGraphError: the file is not a sweep's.
     """
     if not path.is_file():
         return []
     if not ours(path):
         raise FedGraphError(
-            f"{path} holds no results of a sweep: move it, rename the sweep's file, or give another --out"
+            f"{path} does not contain results of a sweep: move it, rename the sweep's file, or pass another --out"
         )
     with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if row.get("words")]
 
 
 def ours(path: Path) -> bool:
-    """Whether a CSV begins as those of sweeps do; its rows are not looked at."""
+    """Whether a CSV file has a sweep's header; its rows are not read."""
     with path.open(newline="", errors="replace") as file:
         head = file.readline(10_000).strip().split(",")
     return {"setting", "method", "seed", "value", "words"} <= set(head)
 
 
 def beside(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of other sweeps in the same folder."""
+    """Return the rows of other sweeps in the same folder."""
     for other in sorted(path.parent.glob("*.csv")):
         if other != path and ours(other):
             yield from read(other)
@@ -90,7 +90,7 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows behind the others; they are on disk then, whatever becomes of this process."""
+    """Append rows and flush them to disk."""
     try:
         with path.open("a", newline="") as file:
             csv.DictWriter(file, FIELDS, lineterminator="\n", extrasaction="ignore").writerows(rows)
@@ -100,16 +100,16 @@ def append(path: Path, rows: Sequence[Row]) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Be the only sweep that writes this file.
+    """Hold the lock of a file of results.
 
     Raises:
-        FedGraphError: another one does.
+        FedGraphError: another sweep holds it.
     """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(owned(path.parent, f".{path.stem}.sweep.lock"))
         except InUse as error:
             raise FedGraphError(
-                f"{path} is being written by another sweep: wait for it, or give another --out"
+                f"{path} is being written by another sweep: wait for it, or pass another --out"
             ) from error
         yield

@@ -1,4 +1,4 @@
-"""One run of a sweep, in this process: from its words to its row."""
+"""Run one cell of a sweep in this process, from its overrides to its row."""
 
 import math
 import re
@@ -15,17 +15,17 @@ from fedgraph_flwr.sweeps.spec import Cell
 
 
 def run_cell(cell: Cell, keep: Path | None = None) -> dict[str, Any]:
-    """The row of a cell; one that gives no figure says why.
+    """Run a cell and return its row, with the reason if it has no score.
 
     Args:
-        cell: what is to be run.
-        keep: folder in which the run's own stays; without one it goes, checkpoints are not written.
+        cell: the cell to run.
+        keep: folder that keeps the run folder; without one it is deleted, and no checkpoints are written.
     """
     began = time.perf_counter()
     try:
         told = (majority if cell.method == MAJORITY else homophily)(cell.words) if cell.method in COUNTED else None
         figures = {"value": told} if told is not None else _train(cell, keep)
-    except RunFailed as error:  # such as training that diverges: a result too, and no reason to lose the others
+    except RunFailed as error:  # such as diverging training: also a result
         figures = {"value": math.nan, "headline": f"{FAILED}{error}"}
     except FedGraphError as error:
         figures = {"value": math.nan, "headline": f"{REFUSED}{error}"}
@@ -45,7 +45,7 @@ def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
         summary = run(configuration(["checkpoint_every=0", *group, *cell.words, f"out={out}"]))
     key, choice = summary["headline"].split(" at ")
     if choice not in summary["metrics"]:
-        raise FedGraphError(f"the run told no {key}, so there is nothing to compare")
+        raise FedGraphError(f"the run reported no {key}, so it cannot be compared")
     at = {name: summary["metrics"][name][key] for name in ("last", "last5")}
     same = {name: summary[name] for name in FIELDS if name in summary and name != "seed"}
     if failed := summary["failures"]:
@@ -60,12 +60,12 @@ def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
 
 
 def _name(cell: Cell) -> str:
-    """Of a run's folder."""
+    """Return the name of a cell's run folder."""
     return re.sub(r"[^\w.=-]+", "-", f"{cell.setting}-{cell.method}-{cell.seed}")
 
 
 def homophily(words: Sequence[str]) -> float:
-    """Mean over clients of the mean share of a node's in-neighbours that are of its class."""
+    """Return node homophily: the mean share of in-neighbours of the same class, averaged over nodes, then clients."""
     from fedgraph_flwr.data.statistics import node_homophily
 
     _, graphs = _clients(words)
@@ -92,7 +92,7 @@ def majority(words: Sequence[str]) -> float:
 
 
 def _clients(words: Sequence[str]) -> tuple[Any, list[Any]]:
-    """The configuration and the clients' graphs."""
+    """Return the configuration and the clients' graphs."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.config import configuration
 

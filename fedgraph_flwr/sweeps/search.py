@@ -1,9 +1,9 @@
-"""A search on validation scores by Optuna, of each row and column of a table: twenty trials, say, each over all seeds.
+"""Search on validation scores with Optuna, separately for each row and column of a table; each trial covers all seeds.
 
     search: {trials: 20, train.lr: "loguniform(1e-4, 1e-1)", train.local_steps: "int(1, 8)", model.hidden: "choice(16, 64)"}
 
-The rows of the CSV are all that it keeps: what trial k tries follows from the trials before it, the first ten being random, so
-that a search that was killed goes on as if it had not been.
+The CSV rows are the only state: trial k follows from the trials before it, and the first ten are random. An interrupted search
+therefore resumes with the same trials.
 """
 
 import functools
@@ -18,27 +18,27 @@ from fedgraph_flwr.sweeps.values import expand
 
 KINDS = ("uniform", "loguniform", "int", "choice")
 RANDOM = 10
-"""Trials before the first that learns from others; all at once, where there are cores."""
+"""Number of random trials before the first that depends on others; they can run in parallel."""
 
 History = tuple[tuple[tuple[tuple[str, str], ...], float], ...]
 
 
 @dataclass(frozen=True)
 class Search:
-    """``trials`` of keys, each with its distribution: a kind of `KINDS` and its arguments."""
+    """Number of trials, and keys with their distributions: a kind of `KINDS` and its arguments."""
 
     trials_each: int
     keys: tuple[tuple[str, str, tuple[str, ...]], ...]
 
     @classmethod
     def read(cls, told: Any, where: str) -> "Search":
-        """From the section ``search`` of a file, or from words.
+        """Read the section ``search`` of a file, or overrides.
 
         Raises:
-            FedGraphError: a number of trials or a distribution that is none.
+            FedGraphError: an invalid number of trials or an invalid distribution.
         """
         if not isinstance(told, Mapping):
-            raise FedGraphError(f"{where}: search must hold trials and keys with their distributions, got {told!r}")
+            raise FedGraphError(f"{where}: search must contain trials and keys with their distributions, got {told!r}")
         trials = told.get("trials", 20)
         if type(trials) is not int or trials < 1:
             raise FedGraphError(f"{where}: a search must have at least 1 trial, got {trials!r}")
@@ -50,14 +50,14 @@ class Search:
         return cls(trials, keys)
 
     def of(self, known: Callable[[str], bool]) -> "Search":
-        """The search over the keys that are known."""
+        """Return the search restricted to the defined keys."""
         return Search(self.trials_each, tuple(key for key in self.keys if known(key[0])))
 
     def trials(self, validation: Callable[[list[str]], float | None]) -> dict[str, list[str]]:
-        """The words of every trial that can be told yet, by name.
+        """Return the overrides of every trial that is already determined, by name.
 
         Args:
-            validation: mean validation figure of a trial with these words; NaN: it failed, None: it has not been run.
+            validation: mean validation score of a trial with these overrides; NaN: it failed, None: not run.
         """
         if not self.keys:
             return {}
@@ -75,7 +75,7 @@ class Search:
 
 
 def is_distribution(value: str) -> bool:
-    """Whether a value of a word is one to search for."""
+    """Whether a value is a distribution."""
     return bool(re.fullmatch(rf"({'|'.join(KINDS)})\(.*\)", value))
 
 
@@ -90,7 +90,7 @@ def _distribution(key: str, text: str, where: str) -> tuple[str, tuple[str, ...]
         low = high = 0
     if not low < high < math.inf or (kind == "loguniform" and low <= 0):
         raise FedGraphError(
-            f"{where}: {key}={text} is no distribution: expected loguniform(low,high) with low > 0, uniform(low,high),"
+            f"{where}: {key}={text} is not a distribution: expected loguniform(low,high) with low > 0, uniform(low,high),"
             " int(low,high) or choice(a,b,...)"
         )
     return kind, values
@@ -100,7 +100,7 @@ def _distribution(key: str, text: str, where: str) -> tuple[str, tuple[str, ...]
 def suggest(
     keys: Sequence[tuple[str, str, tuple[str, ...]]], history: History, trial: int
 ) -> tuple[tuple[str, str], ...]:
-    """What trial number ``trial`` tries after others: key and value; at random where there are none.
+    """Return keys and values of trial number ``trial``, given the earlier ones; random without any.
 
     Raises:
         FedGraphError: Optuna is not installed.
@@ -134,7 +134,7 @@ def _space(distributions: Any, kind: str, values: tuple[str, ...]) -> Any:
 
 
 def _typed(space: Any, value: str) -> Any:
-    """A value as the distribution has it: rounded, it may lie outside by a digit."""
+    """Clip a rounded value to the range of its distribution."""
     if hasattr(space, "choices"):
         return value
     return min(max(type(space.low)(value), space.low), space.high)

@@ -1,22 +1,22 @@
-"""What a sweep asks for, as its YAML file says it.
+"""Specification of a sweep, read from a YAML file.
 
-title, source      what it shows, and where that comes from
-common             words (``key=value``) of every run; ``[a=1, b=2]``, ``a=1 b=2`` and ``{a: 1, b: 2}`` are the same
-settings           name → words: the rows of the table, or the points of a figure's x axis; default: one row
-methods            name → words: the columns, or a list of strategies. Two run nothing: ``Majority`` scores the most frequent
+title, source      title of the table, and its source
+common             overrides (``key=value``) of every run; ``[a=1, b=2]``, ``a=1 b=2`` and ``{a: 1, b: 2}`` are the same
+settings           name → overrides: the rows of the table, or the points of a plot's x axis; default: one row
+methods            name → overrides: the columns, or a list of strategies. Two need no run: ``Majority`` scores the most frequent
                    label, ``Homophily`` is the mean over clients of their graphs' node homophily
-baselines          whether Majority and Local stand beside where they are not named; default: true
-grid               choice → words. Every method is run with every choice, and a cell shows the one whose mean validation
-                   figure over the seeds is highest
+baselines          whether to add Majority and Local if they are not listed; default: true
+grid               choice → overrides. Every method runs with every choice, and a cell shows the one with the highest mean
+                   validation score over the seeds
 search             instead of a grid: ``trials`` and key → distribution, see `fedgraph_flwr.sweeps.search`
 seeds              list of seeds, or ``0..4``
-against            the column that differences are taken to; default: Local, else the first that runs
-paper              setting → method → the paper's figure, as it prints it
-beside             further rows: name → method → a figure that no run gives, such as a benchmark's
-notes              what a reader must know; printed under the table
-figure             the name of the x axis; settings are then numbers. false: no plot. Else points, by column
-out                folder of the results, from the file's own; default: that one
-extends            another file, whose keys hold where this one has none
+against            reference column of differences; default: Local, else the first that runs
+paper              setting → method → published score
+beside             additional rows: name → method → a score that no run produces, such as a benchmark's
+notes              text printed below the table
+figure             name of the x axis if settings are numbers. false: no plot. Default: points by column
+out                folder of the results, relative to the file's folder; default: the same folder
+extends            another file that provides missing keys
 """
 
 import functools
@@ -43,9 +43,9 @@ LOCAL, _LOCAL = "Local", "strategy=local"
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: its row, its column with the choice behind it (``FedAvg, lr 0.1``), its seed, its words.
+    """One run: its row, its column with its choice (``FedAvg, lr 0.1``), its seed, its overrides.
 
-    ``group`` is what trackers show its run below.
+    ``group`` is the group of its run in trackers.
     """
 
     setting: str
@@ -56,25 +56,25 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """What `--only` looks at."""
+        """Label that `--only` filters."""
         return f"{self.setting}/{self.method}/{self.seed}"
 
     @property
     def row(self) -> dict[str, Any]:
-        """What its row says of what was asked."""
+        """Columns of its row that describe the request."""
         return {"setting": self.setting, "method": self.method, "seed": self.seed, "words": " ".join(self.words)}
 
     @property
     def identity(self) -> Identity:
-        """The same for cells that are the same run, whatever they are called and the order of their words."""
+        """Identity of the run, independent of names and of the order of overrides."""
         return identity(self.method, " ".join(self.words))
 
 
 @dataclass
 class Sweep:
-    """What is asked for; see the module.
+    """Specification of a sweep; see the module.
 
-    ``over`` are words over all others, ``places`` has file and line of keys and words, ``made`` the command that makes the table.
+    ``over`` are overrides with the highest precedence, ``places`` has file and line of keys, ``made`` the command of the table.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         if self.grid and self.search:
-            raise FedGraphError(f"{self.name}: grid and search both choose on validation nodes: leave one out")
+            raise FedGraphError(f"{self.name}: grid and search both tune on validation nodes: remove one")
         if self.baselines:
             chosen = (_last("strategy", [*self.common, *how]) for how in self.methods.values())
             beside = {LOCAL: [_LOCAL]} if "local" not in chosen and LOCAL not in self.methods else {}
@@ -107,7 +107,7 @@ class Sweep:
             counted = _last("engine", [*self.common, *self.over]) in (
                 "",
                 *SIMULATIONS,
-            )  # a fleet's labels are its parties'
+            )  # a fleet's labels stay with its parties
             named = {MAJORITY: self.methods.get(MAJORITY, [])} if counted else {}
             self.methods = named | beside | self.methods
         if isinstance(self.against, str) and self.against and self.against not in self.methods:
@@ -117,7 +117,7 @@ class Sweep:
 
     @property
     def reference(self) -> str:
-        """The column that differences are taken to; empty: none."""
+        """Reference column of differences; empty: none."""
         if isinstance(self.against, bool):
             return ""
         running = [method for method in self.methods if method not in COUNTED]
@@ -126,14 +126,14 @@ class Sweep:
 
     @property
     def results(self) -> Path:
-        """The CSV; table and plot lie beside it."""
+        """Path of the CSV file; table and plot are next to it."""
         return self.folder / f"{self.name}.csv"
 
     def cells(self, found: Found) -> Iterator[Cell]:
-        """Every run. Seeds go outermost, so that a table fills evenly.
+        """Yield every run. Seeds are the outermost loop, so that a table fills evenly.
 
         Args:
-            found: rows at hand; of a search, which asks for more as it learns, those that it has learnt from.
+            found: available rows; the next trials of a search depend on them.
         """
         chosen = {
             (setting, method): self.choices(setting, method, found)
@@ -146,12 +146,12 @@ class Sweep:
                     yield Cell(setting, name, seed, tuple(words), str(self.results.with_suffix("").absolute()))
 
     def choices(self, setting: str, method: str, found: Found) -> dict[str, list[str]]:
-        """The words, but for ``over`` and the seed, of every choice of a row and column, by the name that a row has in the CSV.
+        """Return the overrides (without ``over`` and seed) of every choice of a row and column, by its name in the CSV.
 
-        A key of a method's or a network's own, such as ``strategy.mu``, is chosen for the columns that know it.
+        A key of one method or model, such as ``strategy.mu``, is tuned only for the columns that define it.
         """
         words = [*self.common, *self.settings[setting], *self.methods[method]]
-        if method in self._added:  # what another method was given
+        if method in self._added:  # overrides for another method
             words = [w for w in words if w == _LOCAL or not w.startswith(("strategy=", "strategy."))]
         every: dict[str, list[str]] = {}
         if method not in COUNTED and self.search:
@@ -162,24 +162,24 @@ class Sweep:
                 taken = [word for word in more if knows((*words, *self.over), word.partition("=")[0])]
                 if taken not in every.values():
                     every[choice] = taken
-        if len(every) == 1 and not next(iter(every.values())):  # nothing to choose
+        if len(every) == 1 and not next(iter(every.values())):  # no choice
             every = {}
         return {f"{method}, {name}": [*words, *more] for name, more in every.items()} or {method: words}
 
     def _validation(self, setting: str, method: str, words: Sequence[str], found: Found) -> float | None:
-        """Mean validation figure over the seeds; NaN where one failed, None where one has not been run."""
+        """Return the mean validation score over the seeds; NaN if one failed, None if one has not run."""
         cells = [Cell(setting, method, seed, (*words, *self.over, f"seed={seed}")) for seed in self.seeds]
         rows = [found[cell.identity] for cell in cells if cell.identity in found]
         return statistics.fmean(number(row, "validation") for row in rows) if len(rows) == len(cells) else None
 
 
 def _last(key: str, words: Sequence[str]) -> str:
-    """The value of the last word with this key; empty where there is none."""
+    """Return the value of the last override of this key; empty without one."""
     return next((w.partition("=")[2] for w in reversed(words) if w.partition("=")[0] == key), "")
 
 
 def knows(words: Sequence[str], key: str) -> bool:
-    """Whether the method, or the network, that words choose has a key; a key of neither group concerns every run."""
+    """Whether the selected method or model defines a key; keys of other groups apply to every run."""
     group, _, own = key.partition(".")
     common = {"strategy": StrategyConfig, "model": ModelConfig}.get(group)
     if not common or own in {f.name for f in fields(common)}:
@@ -205,11 +205,11 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
 
     Args:
         path: the file.
-        out: folder of the results, before what the file says.
-        words: added to those of every run; ``seed=`` says the seeds.
+        out: folder of the results, overrides the file.
+        words: additional overrides of every run; ``seed=`` sets the seeds.
 
     Raises:
-        FedGraphError: it is missing, no YAML, or has a key or a value that is not understood; with its line.
+        FedGraphError: the file is missing, invalid YAML, or has an invalid key or value; the message has its line.
     """
     body, places = _read(path, ())
     known = {f.name for f in fields(Sweep)} - {"name", "folder", "made", "over", "places", "_added"} | {"out"}
@@ -222,7 +222,7 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
         if key == "methods" and isinstance(found, list):
             found = {name: [f"strategy={name}"] for name in found}
         if not isinstance(found, dict):
-            raise FedGraphError(f"{places[key]}: {key} must hold names with their words, got {found!r}")
+            raise FedGraphError(f"{places[key]}: {key} must map names to overrides, got {found!r}")
         return {
             str(name): _words(value, places.get(f"{key}.{name}", places[key]), places) for name, value in found.items()
         }
@@ -233,7 +233,7 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
         key, _, value = word.partition("=")
         seeds = value if key == "seed" else seeds
         if key != "seed" and len(expand(value)) > 1:
-            raise FedGraphError(f"'{word}' has several values, which {path} is to name under settings, methods or grid")
+            raise FedGraphError(f"'{word}' has several values: define them in {path} under settings, methods or grid")
     told = {
         key: value
         for key, value in body.items()
@@ -259,16 +259,16 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
 
 
 def _shown(path: Path) -> str:
-    """A path as a person would type it here."""
+    """Return a path relative to the current folder, if it is below it."""
     here = Path.cwd()
     return str(path.resolve().relative_to(here)) if path.resolve().is_relative_to(here) else str(path)
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The keys of a file and of those that it extends, and where they and their words stand."""
+    """Return the keys of a file and of those that it extends, with their lines."""
     if not path.is_file():
         others = sorted(other.name for other in path.parent.glob("*.y*ml"))
-        raise FedGraphError(f"no such table: {path}{'; there are ' + ', '.join(others) if others else ''}")
+        raise FedGraphError(f"there is no table {path}{'; available: ' + ', '.join(others) if others else ''}")
     try:
         text = path.read_text()
         body, tree = yaml.safe_load(text), yaml.compose(text)
@@ -276,16 +276,16 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise FedGraphError(
-            f"{path}{line}: no valid YAML ({getattr(error, 'problem', None) or first_line(error)})"
+            f"{path}{line}: invalid YAML ({getattr(error, 'problem', None) or first_line(error)})"
         ) from error
     if not isinstance(body, dict):
-        raise FedGraphError(f"{path} must hold keys with their values, such as methods and seeds")
+        raise FedGraphError(f"{path} must contain keys with values, such as methods and seeds")
     places = {key: f"{path}, line {line}" for key, line in _lines(tree).items()}
     if not (other := body.pop("extends", None)):
         return body, places
     below = path.parent / str(other)
     if below.resolve() in (path.resolve(), *seen):
-        raise FedGraphError(f"{places['extends']}: extends: {other} leads back to itself")
+        raise FedGraphError(f"{places['extends']}: extends: {other} is circular")
     if not below.is_file():
         raise FedGraphError(f"{places['extends']}: extends: {other}, but there is no file {below}")
     lower, its_places = _read(below, (path.resolve(), *seen))
@@ -293,7 +293,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
 
 
 def _lines(tree: Any) -> dict[str, int]:
-    """The line of every dotted key, and of every word of a list."""
+    """Return the line of every dotted key, and of every entry of a list."""
     found: dict[str, int] = {}
 
     def walk(node: Any, prefix: str) -> None:
@@ -313,7 +313,7 @@ def _lines(tree: Any) -> dict[str, int]:
 
 
 def _words(value: Any, place: str, places: dict[str, str]) -> list[str]:
-    """The words of an entry, which may be a list, a line, or keys with their values."""
+    """Return the overrides of an entry: a list, a line, or keys with values."""
     if isinstance(value, str):
         value = shlex.split(value)
     if isinstance(value, Mapping):
@@ -335,12 +335,12 @@ def _flat(body: Mapping[Any, Any], above: str = "") -> Iterator[str]:
 
 
 def seeds_of(told: Any, place: str) -> list[int]:
-    """Seeds of a list, a number, or words such as ``0..4``."""
+    """Return the seeds of a list, a number, or a text such as ``0..4``."""
     every = expand(told) if isinstance(told, str) else told if isinstance(told, list) else [told]
     try:
         seeds = [int(str(seed)) for seed in every]
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise FedGraphError(f"{place}: seeds must be different whole numbers from 0, such as 0..4, got {told!r}")
+        raise FedGraphError(f"{place}: seeds must be distinct integers >= 0, such as 0..4, got {told!r}")
     return seeds

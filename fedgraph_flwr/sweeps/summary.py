@@ -1,4 +1,4 @@
-"""What the rows of a sweep add up to: a figure of every row and column by seed, what was chosen, and intervals."""
+"""Summary of a sweep's rows: scores of every row and column by seed, selected choices, and intervals."""
 
 import math
 import statistics
@@ -12,13 +12,13 @@ from fedgraph_flwr.sweeps.spec import Cell, Sweep
 
 @dataclass
 class SweepSummary:
-    """The figures of a sweep, in percent, by setting and by a row's method; NaN for a run that failed.
+    """Scores of a sweep in percent, by setting and by a row's method; NaN for a failed run.
 
     Attributes:
-        chosen: which choice each setting and column shows, by the name that its rows have.
+        chosen: selected choice of each setting and column, by the name of its rows.
         choices: names of all choices of a setting and column.
-        failures: runs without a figure, and why.
-        missed: runs with one, in which clients failed, and why the first did.
+        failures: runs without a score, with the reason.
+        missed: runs with a score in which clients failed, with the first reason.
     """
 
     sweep: Sweep
@@ -57,7 +57,7 @@ class SweepSummary:
                 self.chosen[setting, method] = self._best(setting, names)
 
     def _best(self, setting: str, names: Sequence[str]) -> str:
-        """The choice of the highest mean validation figure; only those that no seed failed with count."""
+        """Return the choice with the highest mean validation score, among those without a failed seed."""
         means = {
             name: statistics.mean(told.values())
             for name in names
@@ -67,20 +67,20 @@ class SweepSummary:
         return max(means, key=means.__getitem__) if means else names[0]
 
     def shown(self, setting: str, method: str) -> BySeed:
-        """The figures that a cell shows, by seed."""
+        """Return the scores of a cell by seed."""
         return self.values.get((setting, self.chosen[setting, method]), {})
 
     def reached(self, setting: str, method: str) -> BySeed:
-        """Of a backdoor, how often it opens, by seed."""
+        """Return the success rates of a backdoor by seed."""
         return self.success.get((setting, self.chosen[setting, method]), {})
 
     def mean(self, setting: str, method: str) -> Interval | None:
-        """The mean over the seeds that gave a figure; None where none did."""
+        """Return the mean over the seeds with a score; None without any."""
         known = ended(self.shown(setting, method))
         return interval(list(known.values())) if known else None
 
     def difference(self, setting: str, method: str) -> Interval | None:
-        """The mean difference to the sweep's reference over the seeds that both have; None where there is none."""
+        """Return the mean difference to the reference over common seeds; None without any."""
         reference = self.sweep.reference
         if method == reference or not reference:
             return None
@@ -88,5 +88,5 @@ class SweepSummary:
 
     @property
     def running(self) -> list[str]:
-        """The columns that run something."""
+        """Columns that need runs."""
         return [method for method in self.sweep.methods if method not in COUNTED]

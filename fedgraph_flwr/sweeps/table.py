@@ -1,4 +1,4 @@
-"""The Markdown of a sweep: ours beside the paper's, what was chosen, intervals, and what failed."""
+"""Markdown of a sweep: scores next to published ones, selected choices, intervals, failures."""
 
 import math
 import statistics
@@ -10,18 +10,18 @@ from fedgraph_flwr.sweeps.spec import Cell
 from fedgraph_flwr.sweeps.summary import BySeed, Interval, SweepSummary
 
 MADE = "Made by `"
-"""Before the command that makes a table; a file without it is somebody else's."""
+"""Text before the command of a table; a file without it has another origin."""
 
 
 def markdown(tally: SweepSummary) -> str:
-    """The whole file."""
+    """Return the complete Markdown."""
     sweep = tally.sweep
     lines = [f"# {sweep.title}", "", *([sweep.source, ""] if sweep.source else []), *main_table(tally)]
     lines += ["", _footer(tally)]
     if sweep.grid:
         lines += [
             "",
-            "Of these choices each cell above shows the best on validation nodes; mean validation / test figure:",
+            "Each cell above shows the best of these choices on validation nodes. Mean validation / test score:",
             "",
         ]
         lines += _grid(tally)
@@ -30,16 +30,16 @@ def markdown(tally: SweepSummary) -> str:
         lines += _trials(tally)
     lines += _intervals(tally)
     if tally.failures:
-        lines += ["", "Runs without a figure:", "", *failures(tally.failures)]
+        lines += ["", "Runs without a score:", "", *failures(tally.failures)]
     if tally.missed:
-        lines += ["", "Runs in which clients failed, and the first reason:", "", *failures(tally.missed)]
+        lines += ["", "Runs in which clients failed, with the first reason:", "", *failures(tally.missed)]
     if sweep.notes:
         lines += ["", sweep.notes.strip()]
     return "\n".join(lines) + "\n"
 
 
 def main_table(tally: SweepSummary) -> list[str]:
-    """Mean (standard deviation) of every row and column."""
+    """Return mean (standard deviation) of every row and column."""
     sweep = tally.sweep
     known = {method for cells in sweep.paper.values() for method in cells}
     columns = [
@@ -71,7 +71,7 @@ def _footer(tally: SweepSummary) -> str:
 
 
 def _grid(tally: SweepSummary) -> list[str]:
-    """A row for every setting and method, a column for every choice; the one taken is bold."""
+    """Return a row per setting and method and a column per choice; the selected one is bold."""
     lines = _head(tally.sweep.grid)
     for (setting, method), taken in tally.chosen.items():
         if method not in COUNTED:
@@ -97,7 +97,7 @@ def _bold(text: str, bold: bool) -> str:
 
 
 def _trials(tally: SweepSummary) -> list[str]:
-    """A row for every setting and method: what its search took."""
+    """Return a row per setting and method with the result of its search."""
     lines = _head(["trials", "taken", "validation / test"])
     for (setting, method), taken in tally.chosen.items():
         if method not in COUNTED:
@@ -110,7 +110,7 @@ def _trials(tally: SweepSummary) -> list[str]:
 
 
 def _intervals(tally: SweepSummary) -> list[str]:
-    """Of every mean, and of every difference to the reference."""
+    """Return the intervals of every mean and of every difference to the reference."""
     sweep, columns = tally.sweep, tally.running
     means = {(s, m): tally.mean(s, m) for s in sweep.settings for m in columns}
     gaps = {(s, m): tally.difference(s, m) for s in sweep.settings for m in columns}
@@ -119,7 +119,7 @@ def _intervals(tally: SweepSummary) -> list[str]:
         known = [found for found in told.values() if found and found.n > 1]
         if known:
             sizes = {found.n for found in known}
-            over = f"n = {next(iter(sizes))} seeds" if len(sizes) == 1 else "n seeds, which stand behind"
+            over = f"n = {next(iter(sizes))} seeds" if len(sizes) == 1 else "n seeds, listed per cell"
             lines += ["", f"95 % interval {what} (t, {over}):", ""]
             shown = [m for m in columns if told is means or m != sweep.reference]
             lines += _head(shown, _corner(tally))
@@ -129,7 +129,7 @@ def _intervals(tally: SweepSummary) -> list[str]:
 
 
 def _range(found: Interval | None, signed: bool, with_n: bool) -> str:
-    """``mean ± half``; nothing where one seed tells nothing of the others."""
+    """Format ``mean ± half``; empty for a single seed."""
     if not found or found.n < 2:
         return ""
     mean = f"{found.mean:+.2f}".replace("-", "−") if signed else f"{found.mean:.2f}"
@@ -137,7 +137,7 @@ def _range(found: Interval | None, signed: bool, with_n: bool) -> str:
 
 
 def failures(told: Iterable[tuple[Cell, str]]) -> list[str]:
-    """A line for every sentence, with the cells and seeds that it is of."""
+    """Return a line per error message with its cells and seeds."""
     grouped: dict[tuple[str, str, str], list[int]] = {}
     for cell, sentence in told:
         grouped.setdefault((cell.setting, cell.method, sentence), []).append(cell.seed)
@@ -148,7 +148,7 @@ def failures(told: Iterable[tuple[Cell, str]]) -> list[str]:
 
 
 def _cell(values: BySeed) -> str:
-    """Mean (standard deviation) of the runs that ended; how many failed, if any did."""
+    """Format mean (standard deviation) of the finished runs, with the number of failed ones."""
     ended = [value for value in values.values() if not math.isnan(value)]
     parts = [f"{statistics.mean(ended):.2f}"] if ended else []
     if len(ended) > 1:
@@ -159,7 +159,7 @@ def _cell(values: BySeed) -> str:
 
 
 def _corner(tally: SweepSummary) -> str:
-    """What the settings are, where they are numbers."""
+    """Return the name of numeric settings; empty otherwise."""
     return tally.sweep.figure if isinstance(tally.sweep.figure, str) else ""
 
 

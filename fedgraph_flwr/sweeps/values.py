@@ -1,4 +1,4 @@
-"""Several values in one word: ``train.lr=0.01,0.003 seed=0..4``."""
+"""Several values in one override: ``train.lr=0.01,0.003 seed=0..4``."""
 
 import re
 
@@ -6,16 +6,16 @@ from fedgraph_flwr.errors import FedGraphError
 
 _OPEN, _CLOSED = "([{", ")]}"
 MOST = 10_000
-"""Values of one word; more are a slip."""
+"""Maximum number of values per override; more are probably a mistake."""
 
 
 def expand(text: str) -> list[str]:
-    """The values that stand between commas, and every whole number of a range ``A..B``, its ends included.
+    """Split a text at commas, and expand ranges ``A..B`` with both ends.
 
-    A comma between brackets or quotes parts nothing: ``[a,b]`` is one value.
+    A comma in brackets or quotes does not separate: ``[a,b]`` is one value.
 
     Raises:
-        FedGraphError: brackets or quotes that are not closed, a value that is empty, a range that is none.
+        FedGraphError: unbalanced brackets or quotes, an empty value, an invalid range.
     """
     values, depth, quote, begin = [], 0, "", 0
     for place, letter in enumerate(text):
@@ -33,10 +33,10 @@ def expand(text: str) -> list[str]:
             values.append(text[begin:place].strip())
             begin = place + 1
     if depth or quote:
-        raise FedGraphError(f"'{text}': a bracket or a quote is not closed")
+        raise FedGraphError(f"'{text}': unbalanced bracket or quote")
     values.append(text[begin:].strip())
     if "" in values and len(values) > 1:
-        raise FedGraphError(f"'{text}' has an empty value between its commas")
+        raise FedGraphError(f"'{text}' contains an empty value between commas")
     return [one for value in values for one in _range(value)]
 
 
@@ -46,5 +46,5 @@ def _range(value: str) -> list[str]:
         return [value]
     first, last = int(ends[1]), int(ends[2])
     if not first <= last < first + MOST:
-        raise FedGraphError(f"'{value}' must be a range of whole numbers from low to high, at most {MOST}")
+        raise FedGraphError(f"'{value}' must be a range of at most {MOST} integers, from low to high")
     return [str(number) for number in range(first, last + 1)]

@@ -1,4 +1,4 @@
-"""Runs side by side, each in a process of its own that a dead run takes along, and that does not outlive this one."""
+"""Parallel runs in child processes, which end with this process; a crash affects only its run."""
 
 import contextlib
 import logging
@@ -18,17 +18,17 @@ from fedgraph_flwr.sweeps.spec import Cell
 
 _SPAWN = multiprocessing.get_context("spawn")
 _GRACE = 10.0
-"""Seconds that a run has to end what it has started."""
+"""Seconds until a stopped run is killed."""
 
 
 def rows(
     waiting: deque[Cell], processes: int, keep: Path | None = None
 ) -> Generator[tuple[Cell, dict[str, Any]], None, None]:
-    """Run what waits; cells with their rows as they end, between which the caller may let more wait.
+    """Run the waiting cells and yield each with its row; the caller may add cells between yields.
 
     Args:
-        waiting: what is to be run, first come first served.
-        processes: how many at a time; 0: one, in this process.
+        waiting: queue of cells to run.
+        processes: number of parallel processes; 0: run in this process.
         keep: see `fedgraph_flwr.sweeps.runs.run_cell`.
     """
     if not processes:
@@ -62,7 +62,7 @@ def rows(
 
 
 class _Worker:
-    """A process and what it is at."""
+    """A child process and its current cell."""
 
     def __init__(self, keep: Path | None):
         self.pipe, theirs = _SPAWN.Pipe()
@@ -73,13 +73,13 @@ class _Worker:
         theirs.close()
 
     def take(self, cell: Cell) -> None:
-        """Begin with a cell."""
+        """Start a cell."""
         self.cell = cell
-        with contextlib.suppress(OSError):  # it has died: `give` tells
+        with contextlib.suppress(OSError):  # it has died: `give` reports it
             self.pipe.send(cell)
 
     def give(self, cell: Cell) -> dict[str, Any]:
-        """The row of the cell that has ended, with its process perhaps."""
+        """Return the row of the finished cell, also if its process died."""
         try:
             row: dict[str, Any] = self.pipe.recv()
         except (EOFError, OSError):
@@ -87,14 +87,14 @@ class _Worker:
             code = self.process.exitcode or 0
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             if code == -signal.SIGKILL:
-                how += ", as of a system that runs out of memory (fewer --jobs)"
+                how += ", probably out of memory: pass fewer --jobs"
             row = {**cell.row, "value": math.nan, "headline": f"{DIED}its process ended by {how}"}
         return row
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let processes that start here use one thread in numerical libraries; Torch's follow ``threads=``."""
+    """Limit numerical libraries of new processes to one thread; torch's threads follow ``threads=``."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -107,8 +107,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, keep: Path | None) -> None:
-    """A worker's life: a cell in, a row out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the sweep's own process ends the others
+    """Main loop of a worker: receive a cell, send its row."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep's main process handles Ctrl-C
     signal.signal(signal.SIGTERM, _as_interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.getLogger("flwr").addFilter(_Once())
@@ -120,14 +120,14 @@ def _serve(pipe: Connection, keep: Path | None) -> None:
 
 
 class _Once(logging.Filter):
-    """Lets each sentence through once: a hundred runs warn of the same."""
+    """Log filter that passes each message once, because many runs log the same."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is new."""
+        """Whether the message is new."""
         text, before = record.getMessage(), len(self.seen)
         self.seen.add(text)
         return len(self.seen) > before

@@ -1,7 +1,7 @@
-"""Runs told to TensorBoard, MLflow or Weights & Biases while they last; the run's folder stays the source of truth.
+"""Report runs to TensorBoard, MLflow or Weights & Biases; the run folder stays the source of truth.
 
-A tracker is told in a thread of its own, so that a run waits for none, and one that fails is dropped with a warning. A run that
-is resumed goes on under the name it had.
+Each tracker runs in a separate thread, so that a run never waits for it. A tracker that fails is disabled with a warning. A
+resumed run continues under its name.
 """
 
 import math
@@ -26,42 +26,42 @@ TRACKERS = {
     "mlflow": ("mlflow", "fedgraph_flwr.tracking.mlflow:MLflow"),
     "wandb": ("wandb", "fedgraph_flwr.tracking.wandb:WandB"),
 }
-"""What ``tracking=`` names: the package that it needs, which is also the extra that brings it, and the class."""
+"""Tracker names → the required package, which is also the name of the extra, and the class."""
 
 PATIENCE = 60.0
-"""Seconds that the end of a run waits for a tracker."""
+"""Maximum seconds that the end of a run waits for a tracker."""
 
 
 class Tracker(ABC):
-    """One run at one tracker; every method is called in the same thread.
+    """One run in one tracker; all methods are called in the same thread.
 
     Args:
         cfg: the run's configuration.
-        name: of the run, the same when it is resumed.
+        name: name of the run, unchanged when it is resumed.
     """
 
     @abstractmethod
     def __init__(self, cfg: RunConfig, name: str):
-        """Open the run, or the one of that name."""
+        """Open the run, or the existing one of that name."""
 
     @abstractmethod
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Finite figures of a round."""
+        """Log the finite values of a round."""
 
     @abstractmethod
     def finish(self, values: Mapping[str, float], files: list[Path]) -> None:
-        """Final figures, and the files of the run's folder."""
+        """Log final values, and the files of the run folder."""
 
     @abstractmethod
     def close(self, failed: bool) -> None:
-        """The run is over."""
+        """Close the run."""
 
 
 def check(cfg: RunConfig) -> None:
-    """Refuse trackers that are not known or not installed, before anything is computed.
+    """Reject unknown trackers and missing packages before the run starts.
 
     Raises:
-        FedGraphError: one sentence.
+        FedGraphError: a tracker is unknown or not installed.
     """
     for name in cfg.tracking:
         if name not in TRACKERS:
@@ -71,24 +71,24 @@ def check(cfg: RunConfig) -> None:
 
 
 class Trackers:
-    """All trackers of a run."""
+    """Trackers of a run."""
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg
         self._told: dict[str, _Teller] = {}
 
     def begin(self, name: str) -> None:
-        """The run begins, or goes on."""
+        """Start or resume the run."""
         self._told = {key: _Teller(key, self.cfg, name) for key in self.cfg.tracking}
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """A round's record."""
+        """Log a round's record."""
         values = scalars(record, self.cfg.tracking_clients)
         for teller in self._told.values():
             teller.tell("scalars", values, record["round"])
 
     def finish(self, summary: Mapping[str, Any], folder: Path) -> None:
-        """The run has ended with a summary."""
+        """Log the summary of a finished run."""
         files = [folder / name for name in (CONFIG, ROUNDS, SUMMARY, MEANING, *MODELS)]
         at = summary.get("metrics", {}).get(self.cfg.evaluation.select, {})
         values = finite({f"final/{key}": value for key, value in {**at, **summary}.items()})
@@ -96,14 +96,14 @@ class Trackers:
             teller.tell("finish", values, [path for path in files if path.is_file()])
 
     def close(self, failed: bool) -> None:
-        """Nothing more comes; waits for what is still to be told, but not for ever."""
+        """Close the trackers, waiting for pending calls for a limited time."""
         for teller in self._told.values():
             teller.tell("close", failed)
             teller.end()
 
 
 class _Teller:
-    """A tracker in a thread of its own, until it fails."""
+    """A tracker in a separate thread, until it fails."""
 
     def __init__(self, tracker: str, cfg: RunConfig, name: str):
         self.name = tracker
@@ -112,17 +112,17 @@ class _Teller:
         self._thread.start()
 
     def tell(self, what: str, *about: Any) -> None:
-        """Call a method of the tracker, some time."""
+        """Queue a call of a tracker's method."""
         self._waiting.put((what, about))
 
     def end(self) -> None:
-        """Let it come to an end."""
+        """Stop after the pending calls."""
         self._waiting.put(None)
         self._thread.join(PATIENCE)
         if self._thread.is_alive():
             log(
                 WARNING,
-                "tracking=%s: no answer for %.0f s, so the run ends without it; its folder has all",
+                "tracking=%s did not respond for %.0f s; the run ends without it, and the run folder is complete",
                 self.name,
                 PATIENCE,
             )
@@ -132,18 +132,21 @@ class _Teller:
             tracker: Tracker = locate(TRACKERS[self.name][1])(cfg, name)
             while told := self._waiting.get():
                 getattr(tracker, told[0])(*told[1])
-        except (Exception, SystemExit) as error:  # whatever a tracker does, the run goes on
+        except (Exception, SystemExit) as error:  # a tracker must not affect the run
             reason = f"{type(error).__name__}: {first_line(error)}"
             log(
-                WARNING, "tracking=%s fails (%s) and is told no more of this run; its folder has all", self.name, reason
+                WARNING,
+                "tracking=%s failed (%s) and is disabled for this run; the run folder is complete",
+                self.name,
+                reason,
             )
 
 
 def scalars(record: Mapping[str, Any], by_client: bool = False) -> dict[str, float]:
-    """The figures of a round's record, by name; those that are not finite are left out.
+    """Return the finite values of a round's record by name.
 
     ``scores/`` means over clients, ``train/`` losses, ``bytes/`` and ``seconds/`` of the round and of each phase, ``clients/``
-    how many were asked and failed, ``privacy/`` ε and releases; with ``by_client`` also ``client/I/`` each client's scores.
+    numbers of selected and failed clients, ``privacy/`` ε and releases. ``by_client`` adds ``client/I/``, each client's scores.
     """
     phases = record["phases"]
     told = {f"scores/{key}": value for key, value in record.get("metrics", {}).items()}
@@ -162,12 +165,12 @@ def scalars(record: Mapping[str, Any], by_client: bool = False) -> dict[str, flo
 
 
 def label(cfg: RunConfig, name: str) -> str:
-    """What a run is called among others: what it is of, and enough of its name to tell it from its like."""
+    """Return the display name of a run: method, data, and a distinguishing part of its folder name."""
     return f"{cfg.strategy.name}-{cfg.data_name}-{cfg.seed}-{name[:8]}"
 
 
 def finite(told: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among values."""
+    """Return the finite numbers among values."""
     numbers = {
         key: value for key, value in told.items() if isinstance(value, int | float) and not isinstance(value, bool)
     }

@@ -1,4 +1,4 @@
-"""TensorBoard's event files: in ``tensorboard/`` of the run's folder; a sweep's in ``NAME-tensorboard/`` beside its results."""
+"""TensorBoard's event files: in ``tensorboard/`` of the run folder; for a sweep, in ``NAME-tensorboard/`` next to its results."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedgraph_flwr.tracking import Tracker, label
 
 
 class TensorBoard(Tracker):
-    """Scalars by round, the configuration as text, the final figures at the last round."""
+    """Logs scalars by round, the configuration as text, and the final values at the last round."""
 
     def __init__(self, cfg: RunConfig, name: str):
         group = cfg.tracking_group
@@ -20,15 +20,15 @@ class TensorBoard(Tracker):
         self.last = 0
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """As they are."""
+        """Log the scalars of a round."""
         self.last = step
         for key, value in values.items():
             self.writer.add_scalar(key, value, step)
 
     def finish(self, values: Mapping[str, float], files: list[Path]) -> None:
-        """Files stay where they are: beside these."""
+        """Log final values; the files are already next to the events."""
         self.scalars(values, self.last)
 
     def close(self, failed: bool) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self.writer.close()

@@ -12,7 +12,7 @@ from fedgraph_flwr.tracking import Tracker, label
 
 
 class WandB(Tracker):
-    """Runs of a sweep are a group."""
+    """Groups the runs of a sweep."""
 
     def __init__(self, cfg: RunConfig, name: str):
         self.run = wandb.init(
@@ -26,11 +26,11 @@ class WandB(Tracker):
         )
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """As they are."""
+        """Log the values of a round."""
         self.run.log(dict(values), step=step)
 
     def finish(self, values: Mapping[str, float], files: list[Path]) -> None:
-        """Figures into the run's summary, files into an artefact."""
+        """Write final values to the run's summary, and files to an artefact."""
         self.run.summary.update(dict(values))
         artefact = wandb.Artifact(f"run-{self.run.id}", type="run")
         for path in files:
@@ -38,5 +38,5 @@ class WandB(Tracker):
         self.run.log_artifact(artefact)
 
     def close(self, failed: bool) -> None:
-        """With its exit code."""
+        """Finish with the exit code."""
         self.run.finish(exit_code=int(failed))

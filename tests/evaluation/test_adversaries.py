@@ -156,13 +156,13 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
     ("words", "told"),
     [
         (["adversary.kind=bribe"], "adversary.kind 'bribe' unknown"),
-        (["adversary.kind=scaling", "adversary.clients=[3]"], "names 3, and clients are 0 to 2"),
+        (["adversary.kind=scaling", "adversary.clients=[3]"], "contains 3, expected clients from 0 to 2"),
         (["adversary.kind=scaling", "adversary.clients=[1,1]"], "different whole numbers"),
         (["adversary.kind=scaling", "strategy=fedgrad"], "which those of fedgrad do not"),
         (["adversary.kind=scaling", "strategy=local"], "which those of local do not"),
         (["adversary.kind=label_flip", "strategy=central"], "which those of central do not"),
         (["adversary.kind=backdoor_central", "strategy=fedhero"], "clients of fedhero keep"),
-        (["adversary.kind=backdoor_central", "adversary.target=3"], "classes are 0 to 2"),
+        (["adversary.kind=backdoor_central", "adversary.target=3"], "expected a class from 0 to 2"),
         (
             ["adversary.kind=backdoor_distributed", "adversary.clients=[0,1]", "adversary.trigger=1"],
             "cannot be dealt out",

@@ -124,13 +124,13 @@ class Doubled(GCN):
 
 def test_a_network_that_says_of_itself_what_it_does_not_compute_is_refused(go, tmp_path):
     finished = go("fedavg", "rounds=1", "model=tests.export.test_export:Doubled")
-    with pytest.raises(FedGraphError, match="on a trial graph what it says of itself gives other logits"):
+    with pytest.raises(FedGraphError, match="on a test graph its description gives other logits"):
         export(load_predictor(finished.out), tmp_path / "out")
 
 
 def test_a_method_that_predicts_by_more_than_its_network_is_refused_by_its_name(go, tmp_path):
     predictor = load_predictor(go("fggp", "rounds=2").out, 0)
-    with pytest.raises(FedGraphError, match="strategy=fggp cannot be exported: it predicts by more than its network"):
+    with pytest.raises(FedGraphError, match="strategy=fggp cannot be exported: it predicts with more than its model"):
         export(predictor, tmp_path / "out")
 
 
@@ -207,7 +207,7 @@ def test_the_card_tells_what_the_run_knows(bank):
 def test_a_folder_that_holds_something_else_stays_as_it_is(bank, tmp_path, capsys):
     (tmp_path / "note").write_text("mine")
     assert cli.main(["export", str(bank / "run"), "--out", str(tmp_path)]) == 2
-    assert "holds something else: choose a new folder" in capsys.readouterr().err
+    assert "contains other files: pass a new folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
 
 
@@ -215,4 +215,4 @@ def test_a_damaged_export_is_told(bank, capsys):
     (bank / "bad").mkdir()
     (bank / "bad/export.json").write_text('{"module": "os"}')
     assert cli.main(["predict", str(bank / "bad")]) == 2
-    assert "holds no exported network" in capsys.readouterr().err
+    assert "contains no exported model" in capsys.readouterr().err

@@ -104,7 +104,7 @@ def test_order_of_replies_does_not_matter(form, go, first, monkeypatch):
 def test_every_method_can_be_attacked(method, go, first):
     """`attack=link_inference` changes nothing of the run; graphs with typed nodes are refused before it."""
     if is_typed([f"strategy={method}"]):
-        with pytest.raises(FedGraphError, match="ranks pairs of nodes of one type"):
+        with pytest.raises(FedGraphError, match="supports only homogeneous graphs"):
             go(method, "attack=link_inference")
         return
     finished = go(method, "attack=link_inference")

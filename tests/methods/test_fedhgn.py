@@ -654,7 +654,7 @@ def test_ablations_average_coefficients_over_those_that_hold_the_type(run, typed
         (["model=simple_hgn", "model.heads=3"], r"model\.heads must divide model\.hidden=8, got 3"),
         (["strategy.first_pool=none"], "first_pool"),
         (["model=gcn"], "needs a model with bases"),
-        (["strategy=fedavg", "model=gcn"], "model=gcn is for graphs with one type of nodes"),
+        (["strategy=fedavg", "model=gcn"], "model=gcn is for graphs with one node type"),
     ],
 )
 def test_wrong_input_is_one_sentence(run, typed_files, words, message):

@@ -80,7 +80,7 @@ def test_a_federation_averages_running_statistics(run):
 
 
 def test_one_node_has_no_variance():
-    with pytest.raises(FedGraphError, match=r"model\.norm=batch needs at least 2 nodes a client, got 1"):
+    with pytest.raises(FedGraphError, match=r"model\.norm=batch needs at least 2 nodes per client, got 1"):
         network("gcn", "batch").prepare(client_graph(0, num_nodes=1))
     network("gcn", "layer").prepare(client_graph(0, num_nodes=1))
 
@@ -147,9 +147,9 @@ def test_it_survives_the_resolved_configuration(own):
         (["model=own_networks:Square", "model.width=wide"], r"model\.width .* must be a whole number, got 'wide'"),
         (["model=own_networks:Cube"], "'own_networks:Cube' cannot be imported"),
         (["model=no_such_module:Net"], "'no_such_module:Net' cannot be imported"),
-        (["model=own_networks:MODELS"], "is no network, expected a subclass of fedgraph_flwr.models.Model"),
-        (["model=own_networks:Linear"], "is no network, expected a subclass"),
-        (["model=own_networks:Short"], "does not take layers, dropout by keyword"),
+        (["model=own_networks:MODELS"], "is not a subclass of fedgraph_flwr.models.Model"),
+        (["model=own_networks:Linear"], "is not a subclass"),
+        (["model=own_networks:Short"], "must accept layers, dropout as keyword arguments"),
     ],
 )
 def test_it_is_checked_like_ours(own, words, says):

@@ -157,7 +157,7 @@ def test_clients_without_labelled_nodes_are_an_error():
     whole = graph(edges=3)
     touched = torch.cat([index[0] for (a, _, _), index in whole.edges.items() if a == "person"])
     whole.val_mask = ~torch.isin(torch.arange(PEOPLE), touched)
-    with pytest.raises(FedGraphError, match="always lacked training, validation or test nodes"):
+    with pytest.raises(FedGraphError, match="always had no training, validation or test nodes"):
         make(whole, config("num_clients=10"))
 
 

@@ -256,7 +256,7 @@ def test_the_number_of_clients_that_results_names_the_same_files(clients):
 
 
 def test_random_merge_needs_groups_that_do_not_follow_num_clients():
-    with pytest.raises(FedGraphError, match="those of metis follow num_clients: use it with louvain or planted"):
+    with pytest.raises(FedGraphError, match="the groups of metis follow num_clients: use it with louvain or planted"):
         client_files(config("partition.merge=random_merge"))
 
 
@@ -292,16 +292,16 @@ def resave(path: Path, **changes) -> None:
     ("damage", "sentence"),
     [
         (lambda p: p.write_bytes(p.read_bytes()[:-1]), "client_0001.safetensors cannot be read, it is truncated"),
-        (lambda p: p.unlink(), "lacks client_0001.safetensors, but has client_0002"),
+        (lambda p: p.unlink(), "has no client_0001.safetensors, but has client_0002"),
         (lambda p: p.write_bytes(p.read_bytes().replace(b'"format":"1"', b'"format":"9"')), "format version '9'"),
         (
             lambda p: resave(p, num_classes=7),
             "client_0001.safetensors has classes 7, but client_0000.safetensors has 2",
         ),
         (lambda p: resave(p, x=torch.ones(30, 9)), r"has features \(9,\), but client_0000.safetensors has \(4,\)"),
-        (lambda p: resave(p, client=2), "is of client 2 of 3, expected 1 of 3"),
-        (lambda p: [f.unlink() for f in p.parent.glob("client_*")], "holds no client files"),
-        (lambda p: client_graph_as_graph(p), "client_0001.safetensors holds a Graph"),
+        (lambda p: resave(p, client=2), "belongs to client 2 of 3, expected 1 of 3"),
+        (lambda p: [f.unlink() for f in p.parent.glob("client_*")], "contains no client files"),
+        (lambda p: client_graph_as_graph(p), "client_0001.safetensors contains a Graph"),
     ],
 )
 def test_wrong_folder_is_one_sentence(parts, damage, sentence):

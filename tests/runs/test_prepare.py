@@ -46,5 +46,5 @@ def test_every_engine_refuses_the_same_before_it_starts(engine, override, proble
 
 
 def test_an_attack_on_a_fleet_is_refused_by_its_launcher(tmp_path):
-    with pytest.raises(FedGraphError, match="attack=link_inference studies a simulation"):
+    with pytest.raises(FedGraphError, match="attack=link_inference works only in simulations"):
         run(compose(["engine=bank", "attack=link_inference", f"out={tmp_path / 'run'}"]))

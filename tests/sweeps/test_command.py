@@ -143,9 +143,9 @@ def test_default_jobs_use_each_core_once(monkeypatch):
     [
         (["--jobs", "-1", "strategy=fedavg"], "--jobs must be at least 0"),
         (["toy.yaml", "--search", "3"], "--search goes with words alone"),
-        (["nonsense"], "no such table: nonsense"),
+        (["nonsense"], "there is no table nonsense"),
         (["strategy=fedavg", "--against", "fedavgg"], "did you mean 'fedavg'"),
-        ([*SMALL, "seed=0..1", "out=x"], "out=x, but the runs of a sweep have folders of their own"),
+        ([*SMALL, "seed=0..1", "out=x"], "out=x, but each run of a sweep has its own folder"),
     ],
 )
 def test_wrong_input(toy, words, told, capsys):

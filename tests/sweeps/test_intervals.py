@@ -68,7 +68,7 @@ def test_a_failed_or_missing_seed_leaves_its_pair_out_and_n_says_so(place):
     assert (found.mean, found.n) == (pytest.approx(15), 2)
     assert found.half == pytest.approx(5 * math.tan(0.475 * math.pi))
     text = markdown(tally)
-    assert "95 % interval of the difference to Local, paired by seed (t, n seeds, which stand behind):" in text
+    assert "95 % interval of the difference to Local, paired by seed (t, n seeds, listed per cell):" in text
     assert "| toy | +15.00 ± 63.53 (n = 2) | +0.00 ± 0.00 (n = 4) |" in text
 
 

@@ -85,14 +85,14 @@ def test_what_is_chosen_stands_behind_a_cell():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["strategy"], "'strategy' is not of the form key=value"),
-        (["rounds=1", "rounds=2"], "rounds is there twice"),
-        (["train.lr=1,1"], "has a value twice"),
+        (["strategy"], "'strategy' is neither key=value nor a YAML file"),
+        (["rounds=1", "rounds=2"], "rounds is given twice"),
+        (["train.lr=1,1"], "contains a value twice"),
         (["choose=train.lr", "train.lr=1"], "choose=train.lr needs several values"),
-        (["train.lr=loguniform(1e-4,1e-1)"], "a number of trials and a key with a distribution go together"),
-        (["strategy.mu=1"], "which none of the methods has"),
+        (["train.lr=loguniform(1e-4,1e-1)"], "a search needs a number of trials and a key with a distribution"),
+        (["strategy.mu=1"], "which no method defines"),
         (["strategy=fedavgg"], "did you mean 'fedavg'"),
-        (["seed=a"], "seeds must be different whole numbers"),
+        (["seed=a"], "seeds must be distinct integers"),
     ],
 )
 def test_wrong_words(words, told):

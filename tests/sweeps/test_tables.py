@@ -320,7 +320,7 @@ def test_a_run_that_went_on_without_a_client_says_so(toy, capsys):
     assert told["Odd", "0"] == told["Odd", "1"] == "client 1 (train): the power is out"
     assert not told["FedAvg", "0"]
     line = "few, Odd, seed 0, 1: client 1 (train): the power is out"
-    assert f"and the first reason:\n\n- {line}\n" in toy.with_suffix(".md").read_text()
+    assert f"with the first reason:\n\n- {line}\n" in toy.with_suffix(".md").read_text()
     assert line in capsys.readouterr().err
 
 
@@ -388,15 +388,15 @@ def test_a_file_extends_another(toy):
         (TOY.replace("fedavg]", "fedavgg]"), "toy.yaml, line 8: strategy=fedavgg: strategy 'fedavgg' unknown"),
         (TOY.replace("few: [train", "few: [trian"), "toy.yaml, line 5: trian.local_steps=1: key 'trian'"),
         (TOY.replace("[strategy=local]", "[local]"), "toy.yaml, line 9: 'local' is not of the form key=value"),
-        (TOY.replace("Majority: []", "Majority: []\n  - x"), "toy.yaml, line 11: no valid YAML"),
-        (TOY.replace("seeds: [0, 1]", "seeds: [0, 0]"), "toy.yaml, line 11: seeds must be different whole numbers"),
+        (TOY.replace("Majority: []", "Majority: []\n  - x"), "toy.yaml, line 11: invalid YAML"),
+        (TOY.replace("seeds: [0, 1]", "seeds: [0, 0]"), "toy.yaml, line 11: seeds must be distinct integers"),
         (TOY.replace("seeds: [0, 1]", "seeds: 3..1"), "'3..1' must be a range"),
         (TOY + "against: FedAvgg\n", "against: column 'FedAvgg' unknown (toy.yaml, line 16); did you mean 'FedAvg'"),
         (TOY + "extends: none.yaml\n", "toy.yaml, line 16: extends: none.yaml, but there is no file"),
-        (TOY + "extends: toy.yaml\n", "toy.yaml, line 16: extends: toy.yaml leads back to itself"),
-        (TOY.replace("[strategy=local]", "[strategy=local, out=x]"), "toy.yaml, line 9: out=x, but the runs"),
-        ("methods: [fedavg]\nsettings: [few]\n", "toy.yaml, line 2: settings must hold names"),
-        ("- a\n", "toy.yaml must hold keys"),
+        (TOY + "extends: toy.yaml\n", "toy.yaml, line 16: extends: toy.yaml is circular"),
+        (TOY.replace("[strategy=local]", "[strategy=local, out=x]"), "toy.yaml, line 9: out=x, but each run"),
+        ("methods: [fedavg]\nsettings: [few]\n", "toy.yaml, line 2: settings must map names"),
+        ("- a\n", "toy.yaml must contain keys"),
     ],
 )
 def test_wrong_tables_end_with_2_and_name_the_line(toy, text, told, capsys):
@@ -409,13 +409,13 @@ def test_wrong_tables_end_with_2_and_name_the_line(toy, text, told, capsys):
 
 def test_a_missing_file_and_those_of_others_are_refused(toy, capsys):
     sweep("none.yaml", code=2)
-    assert "no such table: none.yaml; there are toy.yaml" in capsys.readouterr().err
+    assert "there is no table none.yaml; available: toy.yaml" in capsys.readouterr().err
     toy.with_suffix(".md").write_text("# My notes\n")
     sweep(toy, code=2)
-    assert "toy.md is no table of a sweep" in capsys.readouterr().err
+    assert "toy.md is not a sweep's table" in capsys.readouterr().err
     assert toy.with_suffix(".md").read_text() == "# My notes\n"
     toy.with_suffix(".md").unlink()
     toy.with_suffix(".csv").write_text("age,income\n1,2\n")
     sweep(toy, code=2)
-    assert "toy.csv holds no results of a sweep" in capsys.readouterr().err
+    assert "toy.csv does not contain results of a sweep" in capsys.readouterr().err
     assert toy.with_suffix(".csv").read_text() == "age,income\n1,2\n"
