@@ -13,6 +13,7 @@ from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.chance import MAJORITY
+from fedgraph_flwr.evaluation.curves import OF_RANKS, Curves, chances, margin, surprise
 
 DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
 """Scores that any nodes have; of others there may be none (no AUC of one class, no majority without training nodes)."""
@@ -83,7 +84,7 @@ def auc(logits: ArrayLike, y: ArrayLike) -> float:
 
     NaN where only one class occurs.
     """
-    return _ranked(_Curve.area, logits, y)
+    return _ranked(Curves.area, logits, y)
 
 
 def average_precision(logits: ArrayLike, y: ArrayLike) -> float:
@@ -91,80 +92,16 @@ def average_precision(logits: ArrayLike, y: ArrayLike) -> float:
 
     NaN where only one class occurs. A predictor that knows nothing has the share of class 1.
     """
-    return _ranked(_Curve.precision, logits, y)
+    return _ranked(Curves.precision, logits, y)
 
 
-def _ranked(measure: Callable[["_Curve"], float], logits: ArrayLike, y: ArrayLike) -> float:
+def _ranked(measure: Callable[[Curves], np.ndarray], logits: ArrayLike, y: ArrayLike) -> float:
     """A measure of class 1 of two, else its mean over classes."""
     outputs, labels = np.asarray(logits), np.asarray(y)
     if outputs.shape[1] == 2:
-        return measure(_Curve(margin(outputs), labels == 1))
-    shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
-    chances = shifted / shifted.sum(axis=1, keepdims=True)
-    return _mean_known(np.array([measure(_Curve(chances[:, c], labels == c)) for c in range(chances.shape[1])]))
-
-
-def margin(logits: np.ndarray) -> np.ndarray:
-    """The log odds of class 1 of two, which rank as its chance does: [N, 2] → float64 [N]."""
-    return logits[:, 1].astype(np.float64) - logits[:, 0]
-
-
-def _increments(counts: np.ndarray) -> np.ndarray:
-    """As ``np.diff(counts, prepend=0)``, which takes ten times as long on a few numbers."""
-    steps = counts.copy()
-    steps[1:] -= counts[:-1]
-    return steps
-
-
-class _Curve:
-    """What each threshold gives, from scores [N] and which nodes are positive, bool [N].
-
-    Attributes:
-        scores: the distinct scores, falling [K].
-        hits: positives at each or above [K].
-        taken: nodes at each or above [K].
-    """
-
-    def __init__(self, scores: np.ndarray, positive: np.ndarray):
-        order = np.argsort(-scores, kind="stable")
-        falling = scores[order]
-        ends = np.ones(falling.size, dtype=bool)
-        np.not_equal(falling[1:], falling[:-1], out=ends[:-1])
-        last = ends.nonzero()[0]
-        self.scores, self.hits, self.taken = falling[last], positive[order].cumsum()[last], last + 1
-
-    @property
-    def one_class(self) -> bool:
-        """Whether nothing can be ranked."""
-        return not 0 < self.hits[-1] < self.taken[-1]
-
-    def area(self) -> float:
-        """Under the ROC curve, whose steps are trapezia where scores are tied."""
-        if self.one_class:
-            return float("nan")
-        false = self.taken - self.hits
-        heights = 2 * self.hits - _increments(self.hits)  # both ends of a step
-        return float(np.add.reduce(_increments(false) * heights) / (2 * self.hits[-1] * false[-1]))
-
-    def precision(self) -> float:
-        """The mean of the precision over the positives, as they are found."""
-        if self.one_class:
-            return float("nan")
-        return float(np.add.reduce(_increments(self.hits) * self.hits / self.taken) / self.hits[-1])
-
-    def best(self) -> float:
-        """The score from which on F1 is best, the highest of equals; NaN without positives."""
-        f1 = 2 * self.hits / (self.taken + self.hits[-1])
-        return float(self.scores[f1.argmax()]) if self.hits[-1] else float("nan")
-
-    def f1(self, threshold: float) -> float:
-        """Where a node is taken for positive from this score on; NaN without a threshold."""
-        if np.isnan(threshold):
-            return float("nan")
-        above = int((self.scores >= threshold).sum())
-        hits, taken = (int(of[above - 1]) if above else 0 for of in (self.hits, self.taken))
-        either = taken + int(self.hits[-1])
-        return 2 * hits / either if either else float("nan")
+        return float(measure(Curves(margin(outputs), labels == 1))[0])
+    of_class = chances(outputs).T
+    return _mean_known(np.array([measure(Curves(of, labels == c))[0] for c, of in enumerate(of_class)]))
 
 
 def threshold(logits: Tensor, y: Tensor, nodes: Tensor) -> float | None:
@@ -173,17 +110,10 @@ def threshold(logits: Tensor, y: Tensor, nodes: Tensor) -> float | None:
     Shapes: logits [N, 2], labels y [N], mask of the nodes that decide [N].
     """
     chosen = nodes.numpy()
-    best = _Curve(margin(logits.numpy()[chosen]), y.numpy()[chosen] == 1).best() if chosen.any() else float("nan")
+    (best,) = Curves(margin(logits.numpy()[chosen]), y.numpy()[chosen] == 1).best()
     return None if np.isnan(best) else float(1 / (1 + np.exp(-best)))
 
 
-def _cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """-ln softmax of each row [N] at its label, in float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return np.log(np.add.reduce(np.exp(shifted), axis=1)) - shifted[np.arange(y.size), y]
-
-
-OF_RANKS = {"auc": _Curve.area, "average_precision": _Curve.precision}
 AT_THRESHOLD = "f1_at_threshold"
 OF_CLASS = "f1_class_"
 
@@ -248,18 +178,18 @@ class Scored:
             f"{split}-{m}": [] for split in self.splits for m in ("count", "loss", *metrics)
         }
         ranked = logits.size(1) == 2 and any(m in metrics for m in (*OF_RANKS, AT_THRESHOLD))
-        chances = [m for m in metrics if m.startswith(chance.PREFIX)]
+        levels = [m for m in metrics if m.startswith(chance.PREFIX)]
         for part, nodes in enumerate(self.parts):
             of_split = {split: outputs[own.rows] for split, own in nodes.items() if own.rows.size}
-            curves = {s: _Curve(margin(given), nodes[s].y == 1) for s, given in of_split.items()} if ranked else {}
-            threshold = curves["val"].best() if "val" in curves else float("nan")
+            curves = {s: Curves(margin(given), nodes[s].y == 1) for s, given in of_split.items()} if ranked else {}
+            threshold = curves["val"].best() if "val" in curves else np.array([np.nan])
             for split, (_, y, majority) in nodes.items():
                 values = {m: float("nan") for m in ("loss", *metrics)}
-                values |= {m: self.chance(part, split, m, outputs.shape[1], own) for m in chances}
+                values |= {m: self.chance(part, split, m, outputs.shape[1], own) for m in levels}
                 if (given := of_split.get(split)) is not None:
                     values |= {MAJORITY: majority} | _values(given, y, metrics, curves.get(split), threshold)
                     values |= {m: _own(target, given, y) for m, target in (own or {}).items()}
-                    values["loss"] = _mean(_cross_entropy(given, y))
+                    values["loss"] = _mean(surprise(given, y))
                 told[f"{split}-count"].append(float(y.size))
                 for m in ("loss", *metrics):
                     told[f"{split}-{m}"].append(values[m])
@@ -288,7 +218,7 @@ def score(
 
 
 def _values(
-    logits: np.ndarray, y: np.ndarray, metrics: Sequence[str], curve: _Curve | None, threshold: float
+    logits: np.ndarray, y: np.ndarray, metrics: Sequence[str], curve: Curves | None, threshold: np.ndarray
 ) -> dict[str, float]:
     """The metrics of one split's nodes that their logits tell; of two classes, of their curve."""
     table = _confusion(logits, y)
@@ -299,8 +229,8 @@ def _values(
         "balanced_accuracy": _balanced_accuracy(table),
     }
     if curve:
-        values |= {m: measure(curve) for m, measure in OF_RANKS.items()}
-        values[AT_THRESHOLD] = curve.f1(threshold)
+        values |= {m: float(measure(curve)[0]) for m, measure in OF_RANKS.items()}
+        values[AT_THRESHOLD] = float(curve.f1(threshold)[0])
     for m in metrics:
         if m in OF_RANKS and m not in values:
             values[m] = _ranked(OF_RANKS[m], logits, y)
