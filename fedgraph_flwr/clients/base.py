@@ -10,10 +10,10 @@ A method's client overrides the hook its paper changes, from the inside out:
 or adds phases with `@phase`. What it keeps between messages stands in `memory`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, cached_property, partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients.phases import REPEATS, Answer, phase, phases
 from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.seam import seam
+from fedgraph_flwr.clients.secure_sums import secure_exchange
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import NoParams, method_params
 from fedgraph_flwr.data.graph import ClientGraph
@@ -36,28 +38,22 @@ from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.clipping import clipped_model
-from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
+from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.secagg import (
     AGREED,
-    CLIENTS,
     DEAL,
     ENVELOPES,
-    KEYS,
     MEMBERS,
     PUBLISH,
     RATIOS,
     SECAGG,
-    SURVIVORS,
     UNMASK,
     Member,
     digest,
 )
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, moved
-
-Answer = tuple[dict[str, Arrays], dict[str, Any]]
-"""Groups of named arrays, and metrics: what a phase sends back."""
 
 OBJECTIVE = {"loss", "logits", "task_loss"}
 """The methods of a client that say what its local training minimises."""
@@ -71,17 +67,6 @@ RENAMED = {
     "snapshot": "save",
 }
 """Hooks of earlier releases, and what to override now."""
-
-_REPEATS = {DESCRIBE: 16, EVALUATE: 4}
-"""Who it is, a client says as often as a server loses track; models are scored before, after and instead of training."""
-
-PhaseMethod = TypeVar("PhaseMethod", bound=Callable[..., Answer])
-
-
-def phase(method: PhaseMethod) -> PhaseMethod:
-    """Mark a client method as the answer to the phase of the same name: ``(groups, config) -> (groups, metrics)``."""
-    method.is_phase = True  # type: ignore[attr-defined]
-    return method
 
 
 class Batch(NamedTuple):
@@ -196,20 +181,6 @@ class GraphClient(NumPyClient):
     def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
         """Groups of answers that the server must see as they are although sums are secure; the user is told of them."""
         return ()
-
-    @classmethod
-    def files_models(cls, cfg: RunConfig, num_features: int, num_classes: int) -> bool:
-        """Whether a simulated client has anything of its own that it predicts with, beside the parameters that are shared."""
-        if (
-            cls.build_model is not GraphClient.build_model
-            or cls.predicts_with
-            or cfg.evaluation.select == "own_best_val"
-        ):
-            return True
-        model = models.build(cfg.model, num_features, num_classes)
-        return len(model.shared(cfg.strategy.shared, cfg.strategy.private)) < sum(
-            tensor.is_floating_point() for tensor in model.state_dict().values()
-        )
 
     def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
@@ -419,12 +390,7 @@ class GraphClient(NumPyClient):
 
         A model that always says one class would count them, and a loss can hold the counts of all.
         """
-        found = {}
-        for split, mask in self.masks.items():
-            known = mask & (self.y >= 0)
-            small = self.y[known].bincount(minlength=self.graph.num_classes) < self.policy.min_nodes
-            found[split] = mask & ~(known & small[self.y.clamp(min=0)]) if self.policy.min_nodes else mask
-        return found
+        return metrics.without_small_classes(self.masks, self.y, self.graph.num_classes, self.policy.min_nodes)
 
     @property
     def least(self) -> int:
@@ -446,10 +412,7 @@ class GraphClient(NumPyClient):
     def confusion(self, logits: Tensor) -> list[float]:
         """Confusion matrix of the test nodes, row after row; -n for a count below n, the policy's ``min_nodes``."""
         test = self.scored_masks["test"] & (self.y >= 0)
-        guess, y = logits[test].argmax(1).cpu(), self.y[test].cpu()
-        counts = metrics.confusion(guess, y, self.graph.num_classes).ravel()
-        least = self.policy.min_nodes if self.policy.min_nodes > 1 else 0
-        return np.where(counts >= least, counts, -least).astype(float).tolist()
+        return metrics.counts_of(logits[test], self.y[test], self.graph.num_classes, self.policy.min_nodes)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
@@ -499,7 +462,7 @@ class GraphClient(NumPyClient):
         if not self.cfg.privacy.secagg:
             return self.plain_answer(name, groups, config)
         if name in (PUBLISH, DEAL, UNMASK):
-            return self._secure(name, groups), {}
+            return secure_exchange(name, groups, self.member, self.keyring, self.server_round, self.exchange), {}
         told, received = groups.pop(SECAGG, {}), digest(groups.get(MODEL, {}))
         sent, numbers = self.plain_answer(name, groups, config)
         return self._masked(sent, told, received), numbers
@@ -571,9 +534,9 @@ class GraphClient(NumPyClient):
         Raises:
             FedGraphError: no such phase.
         """
-        if name not in (known := [DESCRIBE, TRAIN, EVALUATE, PUBLISH, DEAL, UNMASK, *_phases(cls)]):
+        if name not in (known := [DESCRIBE, TRAIN, EVALUATE, PUBLISH, DEAL, UNMASK, *phases(cls)]):
             raise unknown("phase", plain(name, 60), known, f"asked of {cls.__name__}")
-        return {**_REPEATS, **cls.repeats}.get(name, 1)
+        return {**REPEATS, **cls.repeats}.get(name, 1)
 
     def bounded(self, trained: list[np.ndarray], received: list[np.ndarray]) -> Arrays:
         """The model to send: as trained, its update clipped where ``privacy.dp=client_fixed``."""
@@ -597,24 +560,6 @@ class GraphClient(NumPyClient):
         masked = self.member.masked(terms, ratios, members, envelopes, self.server_round, received)
         return {**masked, **as_is, SECAGG: {AGREED: self.member.state[AGREED]}}
 
-    def _secure(self, name: str, groups: dict[str, Arrays]) -> dict[str, Arrays]:
-        """The exchanges of secure sums."""
-        told = groups.get(SECAGG, {})
-        if name == PUBLISH:
-            published = self.member.publish(self.server_round, self.exchange)
-            return {SECAGG: published | self.keyring.sign(self._publication, published[KEYS].tobytes())}
-        if name == DEAL:
-            dealt = self.member.deal(told[CLIENTS], told[KEYS], self.server_round)
-            keys = {int(client): key.tobytes() for client, key in zip(told[CLIENTS], told[KEYS], strict=True)}
-            self.keyring.check(self._publication, keys[self.graph.client], keys, groups.get(SIGNATURES, {}))
-            return {SECAGG: dealt}
-        return {SECAGG: self.member.reveal(told[SURVIVORS], self.server_round)}
-
-    @property
-    def _publication(self) -> str:
-        """What a signature is of: keys of one sum are no keys of the round's next one."""
-        return f"{PUBLISH} {self.server_round} {self.member.exchange}"
-
     # --- for when the run is over -------------------------------------------------------------------------------------
 
     def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
@@ -634,12 +579,6 @@ def introduced(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dict[str, A
         if cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes"
         else sizes
     )
-
-
-@cache
-def _phases(kind: type[GraphClient]) -> tuple[str, ...]:
-    """The names of a class's own phases."""
-    return tuple(name for name in dir(kind) if getattr(getattr(kind, name), "is_phase", False))
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

@@ -2,11 +2,23 @@
 
 from torch import Tensor
 
+from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
+
+
+def files_models(kind: type[GraphClient], cfg: RunConfig, num_features: int, num_classes: int) -> bool:
+    """Whether a simulated client predicts with anything of its own besides the shared parameters."""
+    own_model = kind.build_model is not GraphClient.build_model
+    if own_model or kind.predicts_with or cfg.evaluation.select == "own_best_val":
+        return True
+    model = models.build(cfg.model, num_features, num_classes)
+    saved = sum(tensor.is_floating_point() for tensor in model.state_dict().values())
+    return len(model.shared(cfg.strategy.shared, cfg.strategy.private)) < saved
 
 
 def snapshot(client: GraphClient) -> Tree:

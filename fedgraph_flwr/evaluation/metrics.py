@@ -30,6 +30,23 @@ def confusion(guess: ArrayLike, y: ArrayLike, num_classes: int) -> np.ndarray:
     return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
+def counts_of(logits: Tensor, y: Tensor, num_classes: int, floor: int) -> list[float]:
+    """`confusion` of logits [n, C] row after row; -floor for a count below the floor, if that is above 1."""
+    counts = confusion(logits.argmax(1).cpu(), y.cpu(), num_classes).ravel()
+    least = floor if floor > 1 else 0
+    return np.where(counts >= least, counts, -least).astype(float).tolist()
+
+
+def without_small_classes(masks: Mapping[str, Tensor], y: Tensor, num_classes: int, floor: int) -> dict[str, Tensor]:
+    """Masks [N] by split, without nodes of classes that have fewer than ``floor`` nodes in the split."""
+    found = {}
+    for split, mask in masks.items():
+        known = mask & (y >= 0)
+        small = y[known].bincount(minlength=num_classes) < floor
+        found[split] = mask & ~(known & small[y.clamp(min=0)]) if floor else mask
+    return found
+
+
 def accuracy(logits: ArrayLike, y: ArrayLike) -> float:
     """Share of rows whose largest logit is the label; logits [N, C], y [N]."""
     return _accuracy(_confusion(logits, y))
