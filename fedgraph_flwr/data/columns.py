@@ -365,11 +365,12 @@ def _kind(
             f" correct the value, or pass --date-format {name}=FORMAT (several separated by |), or --kind {name}=ignored"
         )
     if len(distinct) > max(20, 0.5 * len(column)):
-        if what := looks_like(distinct):
+        what, alike = looks_like(distinct)
+        if alike:
             fix = "remove units from its values" if what == "numbers" else f"pass --date-format {name}=FORMAT"
             treatment.warn(
-                f"{where}: column '{name}' is ignored, but its {len(distinct)} different values look like {what}, such as"
-                f" '{plain(distinct[0], 40)}': {fix}, or pass --kind {name}=ignored"
+                f"{where}: column '{name}' is ignored, but {len(alike)} of its {len(distinct)} different values look like {what},"
+                f" such as '{plain(alike[0], 40)}': {fix}, or pass --kind {name}=ignored"
             )
         return "ignored", f"{len(distinct)} different words in {len(column)} rows"
     return "category", ""

@@ -270,7 +270,10 @@ def _made(cfg: DatasetConfig, told: Mapping[str, int]) -> Graph | HeteroGraph:
         raise FedGraphError(f"dataset.source={cfg.source} fails ({first_line(error)})") from error
     where = f"the graph of dataset.source={cfg.source}"
     if type(graph).__name__ == "Data":  # PyG's, whose import takes seconds
-        graph = Graph.from_pyg(graph, int(graph.y.max()) + 1)
+        from fedgraph_flwr.data.importing import check_data, numbered_classes
+
+        check_data(graph, where)
+        graph = Graph.from_pyg(graph, len(numbered_classes(graph.y, where)))
     if not isinstance(graph, Graph | HeteroGraph):
         raise FedGraphError(f"{where} is a {type(graph).__name__}, expected a Graph, HeteroGraph or PyG Data")
     return _checked(replace(graph, name=cfg.name), where)

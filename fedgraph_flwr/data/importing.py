@@ -393,14 +393,7 @@ def from_data(
     """
     if hasattr(data, "node_types"):
         raise FedGraphError(f"{where} holds typed nodes and edges ({', '.join(data.node_types)}); say --target TYPE")
-    for key in ("x", "edge_index", "y"):
-        if not isinstance(getattr(data, key, None), Tensor):
-            raise FedGraphError(f"{where}: the Data has no tensor '{key}'; x, edge_index and y are needed")
-    if not data.num_nodes:
-        raise FedGraphError(f"{where} has no nodes")
-    if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
-        raise FedGraphError(f"{where}: y must be one integer a node, got {data.y.dtype} {list(data.y.shape)}")
-    check_dtypes(data, where)
+    check_data(data, where)
     if dropped := sorted(
         set(data.keys()) - {"x", "edge_index", "y", "train_mask", "val_mask", "test_mask", "num_nodes"}
     ):
@@ -417,6 +410,22 @@ def from_data(
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
     check(graph, where)
     return replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes)) if undirected else graph
+
+
+def check_data(data: Any, where: str) -> None:
+    """Check that a ``Data`` has nodes with features, edges and a label each.
+
+    Raises:
+        FedGraphError: a tensor is missing or of another type, or there is no node.
+    """
+    for key in ("x", "edge_index", "y"):
+        if not isinstance(getattr(data, key, None), Tensor):
+            raise FedGraphError(f"{where}: the Data has no tensor '{key}'; x, edge_index and y are needed")
+    if not data.num_nodes:
+        raise FedGraphError(f"{where} has no nodes")
+    if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
+        raise FedGraphError(f"{where}: y must be one integer a node, got {data.y.dtype} {list(data.y.shape)}")
+    check_dtypes(data, where)
 
 
 MAX_CLASSES = 10_000

@@ -160,13 +160,8 @@ def new_nodes(
     """
     table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
     own = Ids(table, columns.id, str(nodes))
-    outside = [
-        word
-        for end in (columns.source, columns.target)
-        if end in links.columns
-        for word in np.unique(as_words(links[end]))
-        if word not in own.index
-    ]
+    named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]
+    outside = [word for words in named for word in words[own.index.get_indexer(words) < 0]]
     if not outside:
         graph, ids = tables(nodes, edges, columns, meaning, treatment)
         return NewNodes(graph, ids, np.arange(len(ids)))

@@ -118,12 +118,16 @@ _MEASURE = re.compile(r"(?:[€$£¥]|[A-Z]{3} )?\s*[+-]?\d[\d., ']*\s?(?:%|[€
 _DATE = re.compile(r"\d{1,4}[-./ ][A-Za-z]{0,9}\d{0,2}\.?[-./ ,]+\d{1,4}(?:[ T,].*)?|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}")
 
 
-def looks_like(words: Sequence[str]) -> str:
-    """``numbers`` or ``dates`` where most texts look so, with units or in formats that are not read; else ""."""
+def looks_like(words: Sequence[str]) -> tuple[str, list[str]]:
+    """What every fifth text at least looks like, ``numbers`` or ``dates`` with units or in formats that are not read, and these.
+
+    "" and none where the texts are other words.
+    """
     for what, pattern in (("dates", _DATE), ("numbers", _MEASURE)):
-        if sum(bool(pattern.fullmatch(word.translate(_SAME).strip())) for word in words) > 0.5 * len(words):
-            return what
-    return ""
+        alike = [word for word in words if pattern.fullmatch(word.translate(_SAME).strip())]
+        if len(alike) >= 0.2 * len(words):
+            return what, alike
+    return "", []
 
 
 DATES: tuple[tuple[str, ...], ...] = (

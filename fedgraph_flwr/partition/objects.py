@@ -13,7 +13,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
-from fedgraph_flwr.data.importing import client_graph, from_data
+from fedgraph_flwr.data.importing import client_graph, from_data, numbered_classes
 from fedgraph_flwr.data.importing_typed import from_hetero_data, in_order, typed_client
 from fedgraph_flwr.data.split import split_graph, split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -173,4 +173,4 @@ def _target(data: Any, where: str) -> str:
 
 def _classes(data: Any, target: str) -> int:
     y = getattr(_labelled(data, target), "y", None)
-    return int(y.max()) + 1 if isinstance(y, Tensor) and y.numel() else 0
+    return len(numbered_classes(y, "graphs=[...]")) if isinstance(y, Tensor) and y.numel() else 0

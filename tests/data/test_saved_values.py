@@ -76,7 +76,34 @@ def test_a_saved_typed_graph_is_one_error(changes, message):
         from_hetero_data(typed(**changes), "mine", "a")
 
 
+def make_graph(y: int = 0, half: bool = False, none: bool = False):
+    """A dataset of a user's own function."""
+    labels = torch.tensor([0, y, 1])
+    return data(**(NONE if none else {"y": labels} | ({"edge_index": HALF} if half else {})))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["dataset.y=1000000000"], "y has the label 1000000000 at node 1"),
+        (["dataset.half=true"], "edge_index must hold integers"),
+        (["dataset.none=true"], "has no nodes"),
+    ],
+)
+def test_a_users_own_function_is_checked_too(words, message, tmp_path, monkeypatch):
+    from fedgraph_flwr.data import load
+
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
+    cfg = compose(["dataset=tests.data.test_saved_values:make_graph", *words])
+    with pytest.raises(FedGraphError, match=f"the graph of dataset.source=.*{message}"):
+        load(cfg.dataset)
+
+
 def test_graphs_in_memory_are_checked_too():
+    from fedgraph_flwr.partition import objects
+
+    with pytest.raises(FedGraphError, match="has the label 1000000000 at node 1"):
+        objects.clients([data(y=BILLION)], compose(["num_clients=1"]), "mine")
     with pytest.raises(FedGraphError, match="edge_index must hold integers"):
         HeteroGraph.from_pyg(typed(edges=HALF), "a", 2)
 

@@ -116,10 +116,12 @@ def test_a_column_that_is_ignored_and_looks_like_numbers_or_dates_is_a_warning(v
     words = [value.format(i + 1) for i in range(30)]
     _, found, _, warned = made({"income": words, "x": list(range(30))})
     assert found.agreed["income"].kind == "ignored"
-    assert f"column 'income' is ignored, but its 30 different values look like {what}" in warned[0]
+    assert f"column 'income' is ignored, but 30 of its 30 different values look like {what}, such as" in warned[0]
     assert fix in warned[0]
     assert "--kind income=ignored" in warned[0]
     assert not made({"income": words, "x": list(range(30))}, kinds={"income": "ignored"})[3]
+    some = [*words[:8], *(f"unknown {i}" for i in range(22))]
+    assert "8 of its 30 different" in made({"income": some, "x": list(range(30))})[3][0]
     names = [f"customer {i}" for i in range(30)]
     assert not made({"income": names, "x": list(range(30))})[3]
 
