@@ -1,11 +1,12 @@
 """The options that say how tables are written, shared by ``import`` and ``predict``; each goes before the schema's value."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedgraph_flwr.data.tables import SEPARATORS, TableLayout
-from fedgraph_flwr.data.value_formats import NAMED
 from fedgraph_flwr.errors import FedGraphError
+
+if TYPE_CHECKING:  # what reads tables imports torch, which a parser can do without
+    from fedgraph_flwr.data.tables import TableLayout
 
 _ROLES = {
     "id": "nodes' ids; default: the schema's, else id",
@@ -21,7 +22,7 @@ def add_table_arguments(group: Any) -> None:
     for role, text in _ROLES.items():
         group.add_argument(f"--{role}-column", metavar="NAME", help=text)
     group.add_argument(
-        "--separator", metavar="SIGN", help=f"between a CSV's fields, or {', '.join(SEPARATORS)}; default: detected"
+        "--separator", metavar="SIGN", help="between a CSV's fields, or its name, such as tab; default: detected"
     )
     group.add_argument("--encoding", metavar="NAME", help="of a CSV, such as cp1252 or utf-16; default: detected")
     for option, example in (("decimal", "','"), ("thousands", "'.'")):
@@ -41,8 +42,10 @@ def add_table_arguments(group: Any) -> None:
     )
 
 
-def layout_of(args: argparse.Namespace) -> TableLayout:
+def layout_of(args: argparse.Namespace) -> "TableLayout":
     """The layout that the options state."""
+    from fedgraph_flwr.data.tables import TableLayout
+
     given = {role: getattr(args, f"{role}_column", None) or "" for role in (*_ROLES, "client")}
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
 
@@ -53,6 +56,8 @@ def formats_of(args: argparse.Namespace) -> dict[str, dict[str, str]]:
     Raises:
         FedGraphError: a sign or an option of another form.
     """
+    from fedgraph_flwr.data.value_formats import NAMED
+
     found: dict[str, dict[str, str]] = {"decimals": {}, "thousands": {}, "date_formats": {}}
     accepted = {"decimal": (".", ","), "thousands": (",", ".", " ", "'", "")}
     for option, signs in accepted.items():

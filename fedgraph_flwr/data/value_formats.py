@@ -177,9 +177,9 @@ def date_format(words: Sequence[str], name: str, where: str) -> str:
 
     if not date_like(words).all():
         return ""
-    texts, chosen, left = pd.Series(words), [], np.ones(len(words), dtype=bool)
+    texts, chosen = pd.Series(words), []
     for group in DATES:
-        fits = {form: read_dates(texts, form).notna().to_numpy() & left for form in group}
+        fits = {form: read_dates(texts, form).notna().to_numpy() for form in group}
         covered = np.logical_or.reduce(list(fits.values()))
         if not covered.any():
             continue
@@ -192,5 +192,4 @@ def date_format(words: Sequence[str], name: str, where: str) -> str:
                 f" --date-format {name}={group[1]}, or --kind {name}=ignored"
             )
         chosen.append(full[0])
-        left &= ~covered
     return "|".join(chosen)

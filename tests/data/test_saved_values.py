@@ -5,6 +5,7 @@ import torch
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.cleaning import subgraph
 from fedgraph_flwr.data.graph import ClientGraph, pack_words, read_tensors, unpack_words, write_tensors
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.importing import MAX_CLASSES, from_data
@@ -159,6 +160,12 @@ def test_ids_are_cut_with_their_nodes(parts, tmp_path):
     for path in sorted((tmp_path / "cut").glob("*.safetensors")):
         graph = ClientGraph.load(path)
         assert unpack_words(graph.ids).tolist() == [f"a{node:05d}" for node in graph.node_id.tolist()]
+
+
+def test_ids_are_selected_with_their_nodes(parts):
+    graph = ClientGraph.load(parts / "client_0000.safetensors")
+    kept = torch.arange(graph.num_nodes) % 3 == 1
+    assert unpack_words(subgraph(graph, kept).ids)[:2].tolist() == ["a00001", "a00004"]
 
 
 @pytest.mark.parametrize("words", [["a", "bb", "ü€"], [""], []])

@@ -190,6 +190,14 @@ def test_separators_and_encodings_are_detected(tmp_path, content, said, ending):
     assert bool(lines) == bool(said)
 
 
+def test_a_separator_cuts_every_row_alike(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a;b,c\n1;2,5\n3;4\n")
+    assert list(read_table(path).columns) == list(preprocess.table_of(path).columns) == ["a", "b,c"]
+    path.write_text("only\n1\n2\n")
+    assert read_table(path).to_dict("list") == {"only": ["1", "2"]}
+
+
 def test_separator_and_encoding_can_be_given(tmp_path):
     path = tmp_path / "t.txt"
     path.write_bytes("a#b\nä#1\n".encode("cp437"))
@@ -377,3 +385,12 @@ def test_a_merge_keeps_what_parties_have_in_common():
         FedGraphError, match=r"a\.json was written with --undirected and b\.json without: use the same in both"
     ):
         merge([parties[0], sums("b.json", Column(), values)])
+
+
+def test_formats_of_numbers_and_names_of_columns_may_differ_between_parties():
+    one = Schema(("a", "b"), {"node": {"v": Column(format="1.234,5")}}, tables=TableLayout(id="k"))
+    other = Schema(("a", "b"), {"node": {"v": Column()}})
+    assert one.difference(other) == ""
+    assert "format" in Schema(("a", "b"), {"node": {"v": Column("date", format="%Y")}}).difference(
+        Schema(("a", "b"), {"node": {"v": Column("date")}})
+    )

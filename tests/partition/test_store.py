@@ -261,7 +261,7 @@ def test_random_merge_needs_groups_that_do_not_follow_num_clients():
 
 
 def test_a_run_takes_all_clients_of_a_folder(parts, tmp_path):
-    summary = run(compose([f"graph={parts}", "num_clients=99", "rounds=1", f"out={tmp_path / 'run'}"]))
+    summary = run(compose([f"graph={parts}", "rounds=1", f"out={tmp_path / 'run'}"]))
     assert compose([], tmp_path / "run" / "config.yaml").num_clients == 3
     assert summary["rounds"] == 1
 
