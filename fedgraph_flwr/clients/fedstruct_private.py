@@ -121,8 +121,17 @@ class PrivateFedStructClient(FedStructClient):
         return torch.from_numpy(total).to(self.device)
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """Phase 2 begins: the others' parts."""
+        """Phase 2 begins: the others' parts.
+
+        Raises:
+            FedGraphError: one is missing: sums without it would show what it adds.
+        """
         inbox = self.opened(groups, f"embed {self.embedding}", self.part_fields)
+        expected = {j for j, rows in self.met_rows.items() if rows.size} - {self.graph.client}
+        if missing := sorted(expected - inbox.keys()):
+            raise FedGraphError(
+                f"client {self.graph.client} was sent no sealed part of s̄ by clients {missing}, whose nodes its own rows meet"
+            )
         for kind, own in self.parts.items():
             others = {j: arrays[kind] for j, arrays in inbox.items()}
             self.parts[kind] = (own + self.spread(others) if others else own).requires_grad_(kind == "train")

@@ -379,6 +379,10 @@ class StrategyConfig(Section, group="strategy"):
         return min(max(round(self.fraction * clients), self.min_clients), clients)
 
 
+LEAST_NOISE = 1e-3
+"""Of ``privacy.noise_multiplier``: one release costs an ε of 5e5."""
+
+
 @dataclass
 class PrivacyConfig(Section, group="privacy"):
     """Differential privacy of each client in the models that the server releases, and secure aggregation."""
@@ -406,6 +410,11 @@ class PrivacyConfig(Section, group="privacy"):
             raise FedGraphError(
                 f"privacy.noise_multiplier={self.noise_multiplier:g} adds no noise with privacy.dp=none: expected"
                 " privacy.dp=server_fixed or client_fixed"
+            )
+        if 0 < self.noise_multiplier < LEAST_NOISE:
+            raise FedGraphError(
+                f"privacy.noise_multiplier={self.noise_multiplier:g} protects nobody, its ε is beyond any number: expected 0 or"
+                f" at least {LEAST_NOISE:g}"
             )
         if self.dp == "server_fixed" and not self.noise_multiplier:
             raise FedGraphError(

@@ -1,14 +1,16 @@
 """The model card of an exported network: data in numbers, method, privacy spent, scores by client, limits."""
 
 import contextlib
+import html
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.data.statistics import describe
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds
 from fedgraph_flwr.runs.prediction import Predictor
@@ -59,10 +61,10 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
     if "privacy" in found:
         private = accounting.told(found["privacy"], cfg.privacy.scores)
     lines = [
-        f"# {cfg.strategy.name} on {cfg.data_name}: {whose}",
+        f"# {cfg.strategy.name} on {escaped(cfg.data_name)}: {whose}",
         "",
-        f"A {cfg.model.name} of {cfg.model.layers} layers, {cfg.model.hidden} wide, for node classification with"
-        f" {len(predictor.meaning.classes)} classes: {', '.join(predictor.meaning.classes)}.",
+        f"A {escaped(cfg.model.name)} of {cfg.model.layers} layers, {cfg.model.hidden} wide, for node classification with"
+        f" {len(predictor.meaning.classes)} classes: {', '.join(map(escaped, predictor.meaning.classes))}.",
         "",
         "## Use",
         "",
@@ -109,6 +111,11 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
     return "\n".join(lines) + "\n"
 
 
+def escaped(text: object) -> str:
+    """Text of a party's as one line that Markdown and HTML show as it is."""
+    return re.sub(r"([\\`*_{}\[\]()#+!|~$])", r"\\\1", html.escape(plain(text, 200), quote=False))
+
+
 def _data(predictor: Predictor) -> list[str]:
     """A table of the clients' graphs; a sentence where they are elsewhere."""
     cfg, found = predictor.cfg, []
@@ -119,7 +126,7 @@ def _data(predictor: Predictor) -> list[str]:
             found = [describe(partition.load_client(cfg, index)) for index in range(partition.num_clients(cfg))]
     if not found:
         return [f"{cfg.num_clients} clients. Their graphs were not available when this card was written."]
-    names = predictor.meaning.classes
+    names = [escaped(name) for name in predictor.meaning.classes]
     lines = [
         f"| client | nodes | edges | features | training nodes | {' | '.join(names)} |",
         "|" + "---|" * (5 + len(names)),

@@ -70,8 +70,11 @@ class FedStruct(FedGrad):
         params, network = method_params(cls, cfg), probe(cfg.model)
         if not isinstance(network, Network):  # which the client's side refuses
             return 0.0, ""
+        clients = list(graphs())
+        if not all(isinstance(graph, ClientGraph) for graph in clients):  # likewise
+            return 0.0, ""
         pruning, itemsize = hops.Pruning(params.prune, params.prune_mode), np.dtype(cfg.dtype).itemsize
-        held = hops.bytes_held(list(graphs()), network.structure_weights, pruning, itemsize, cls.hands_on)
+        held = hops.bytes_held(clients, network.structure_weights, pruning, itemsize, cls.hands_on)
         return held, "set strategy.prune (30 in the paper), or lower model.structure_hops"
 
     def schema(self, phase: str, client: int | None) -> ReplySchema:
@@ -151,13 +154,18 @@ class FedStruct(FedGrad):
         told = {"keys": {"keys": keys, "owner": owner}, **signatures(replies, "identity")}
         inbox: dict[int, Groups] = dict.fromkeys(self.nodes, told)
         ended: set[int] = set()
+        exchange = 0
         while not ended:  # all clients take as many exchanges, two a hop at most
+            exchange += 1
             replies = self.ask_all("acquire", inbox)
             inbox = relayed(replies, ENVELOPES)
             ended = {reply.client for reply in replies if reply.metrics["done"]}
             if ended and len(ended) < len(replies):
+                others = self.nodes.keys() - ended
+                wrong, what = (ended, "ended") if 2 * len(ended) <= len(self.nodes) else (others, "did not end")
                 raise RunFailed(
-                    f"clients {sorted(ended)} ended phase 'acquire', {sorted(self.nodes.keys() - ended)} did not"
+                    f"clients {sorted(wrong)} {what} phase 'acquire' in its exchange {exchange}, unlike the other"
+                    f" {len(self.nodes) - len(wrong)} clients: all take as many exchanges, so their answers are wrong"
                 )
         self.support = {r.client: r.groups["rows"]["support"] for r in replies}
         self.reached = {r.client: r.groups["rows"]["reached"] for r in replies}

@@ -346,7 +346,7 @@ class Loop:
         if evaluation.clients != "all":
             scores["scored_by"] = [reply.client for reply in replies]
         if method.privacy and self.cfg.privacy.scores == "noised":
-            scores = {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}}
+            scores = {"metrics": method.privacy.release_scores(scores["clients"]), "clients": {}, **self._spent()}
         self.recorder.scored(scores, method.arrays, nodes, method.models)
 
     # --- the end ------------------------------------------------------------------------------------------------------
