@@ -1,0 +1,59 @@
+"""How many training nodes one update of a model of the server's choice shows; SECURITY.md has these figures."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose
+from tests.conftest import client_graph
+from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
+
+SGD = ["model=mlp", "model.dropout=0", "train.optimizer=sgd", "train.lr=1e-3", "train.weight_decay=0", "dtype=float64"]
+
+
+def binning(model, width, features):
+    """A first layer whose units all look one way and open one after the other, so that neighbours differ by few nodes.
+
+    Robbing the Fed (Fowl et al., ICLR 2022). Unit k opens where x·d exceeds the k-th quantile of a normal distribution, which
+    is all that the server guesses of the data.
+    """
+    direction = torch.randn(features, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    share = torch.linspace(0.002, 0.998, width, dtype=torch.float64)
+    first, bias, second = (
+        next(n for n, a in model.items() if a.shape == s) for s in ((features, width), (width,), (width, 3))
+    )
+    planted = {name: np.zeros_like(array) for name, array in model.items()}
+    planted[first] += (direction / direction.norm()).numpy()[:, None]
+    planted[bias] -= torch.distributions.Normal(0.4, 1.3).icdf(share).numpy()
+    planted[second] += np.array([1, -0.5, -0.5]) * 1e-6
+    return planted, first, bias
+
+
+def rows_read(sent, trained, first, bias, graph):
+    """Training nodes whose features are among the quotients of differences of neighbouring units' gradients, to 1 %."""
+    slope, of_bias = (np.diff(sent[name] - trained[name], axis=-1) for name in (first, bias))
+    found = (slope / np.where(np.abs(of_bias) > 1e-15, of_bias, np.nan)).T
+    rows = graph.x[graph.train_mask].double().numpy()
+    return sum(bool(np.nanmin(np.linalg.norm(found - row, axis=1)) < 1e-2 * np.linalg.norm(row)) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "width", "read"),
+    [(60, 8, 1), (60, 64, 15), (60, 256, 25), (60, 1000, 28), (200, 64, 21), (200, 256, 63), (200, 1000, 85)],
+)
+def test_rows_that_one_update_shows(nodes, width, read):
+    graph = client_graph(0, nodes, num_features=20)
+    words = ["num_clients=3", f"model.hidden={width}", "train.local_steps=1", *SGD]
+    client = GraphClient(compose(words), graph)
+    sent, first, bias = binning({n: t.detach().numpy() for n, t in client.shared.items()}, width, 20)
+    trained = dict(zip(client.shared, client.fit([sent[name] for name in client.shared], {})[0], strict=True))
+    assert abs(rows_read(sent, trained, first, bias, graph) - read) <= 2
+
+
+def test_the_first_round_shows_none(node):  # noqa: F811
+    """The node builds the first parameters itself; those of the second round it cannot."""
+    asked = node("model.hidden=64", "train.local_steps=1", *SGD)
+    sent, _, _ = binning(model_of(asked), 64, 5)
+    assert "other parameters than its seed=0 gives" in asked.ask("train", 1, {"model": sent})
+    assert not isinstance(asked.ask("train", 2, {"model": sent}), str)
