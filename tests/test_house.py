@@ -207,3 +207,13 @@ def test_a_stored_configuration_of_before_the_move_still_loads(tmp_path):
         "evaluation.metrics (Segments)": "fedgraph_flwr.evaluation.batched_metrics:Segments",
         "evaluation.metrics (gain)": "mine.measures:gain",
     }
+
+
+def test_tests_mirror_the_package():
+    """A folder of tests per room; `safety` crosses rooms, and loose files are about entry points or the whole repository."""
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))} == rooms | {"safety"}
+    modules = {f"test_{path.stem}.py" for path in PACKAGE.glob("*.py")}
+    whole = {"bundle", "docs", "house", "notebook", "readme", "results_schema", "simulations", "sizes"}
+    loose = {path.name for path in (ROOT / "tests").glob("test_*.py")}
+    assert loose - modules <= {f"test_{name}.py" for name in whole}

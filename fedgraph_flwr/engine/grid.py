@@ -19,7 +19,7 @@ _run_ids = itertools.count(1)
 _CRASHED = 0
 
 
-class OwnGrid(Grid):
+class BaseGrid(Grid):
     """A grid over nodes 1..M of this run; node i holds partition i - 1.
 
     Args:
@@ -110,7 +110,7 @@ def forget(run_id: int) -> None:
     stacking.forget()
 
 
-def introduce(grid: OwnGrid, cfg: RunConfig) -> None:
+def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
     """Tell a grid what it would have to ask very many clients, from the description of their partition: none is built for it."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.clients.base import GraphClient, introduced

@@ -9,21 +9,21 @@ from flwr.clientapp import ClientApp
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine.grid import (
-    OwnGrid,
+    BaseGrid,
     answer,
     answer_all,
     forget,
-    introduce,
+    load_descriptions,
     run_identity,
     virtual_context,
 )
-from fedgraph_flwr.engine.process import freed_memory_kept, same_process_state, spare_the_collector
+from fedgraph_flwr.engine.process import freed_memory_kept, reduce_gc, same_process_state
 from fedgraph_flwr.runs.prepare import Prepared, prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
 from fedgraph_flwr.runs.serving import serve
 
 
-class InlineGrid(OwnGrid):
+class InlineGrid(BaseGrid):
     """A grid whose nodes are calls of a `ClientApp` in this process.
 
     Args:
@@ -73,10 +73,10 @@ def run_inline(
     cfg = prepared.cfg
     num_nodes = partition.num_clients(cfg)
     grid = InlineGrid(app, num_nodes, {"config": to_json(cfg), "overrides": ""}, at_once(cfg))
-    introduce(grid, cfg)
+    load_descriptions(grid, cfg)
     try:
         with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
-            spare_the_collector()
+            reduce_gc()
             return serve(grid, prepared, on_round)
     finally:
         forget(grid.run_id)

@@ -30,7 +30,7 @@ def same_process_state() -> Iterator[None]:
         gc.set_threshold(*habits)
 
 
-def spare_the_collector() -> None:
+def reduce_gc() -> None:
     """Let Python look through all objects for cycles a tenth as often, young ones as ever.
 
     With a thousand clients alive that is a sixth of a round, spent on objects that stay.

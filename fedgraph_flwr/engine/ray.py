@@ -35,15 +35,15 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.schema import RayConfig
 from fedgraph_flwr.engine.grid import (
-    OwnGrid,
+    BaseGrid,
     answer,
     answer_all,
     forget,
-    introduce,
+    load_descriptions,
     run_identity,
     virtual_context,
 )
-from fedgraph_flwr.engine.process import freed_memory_kept, keep_freed_memory, same_process_state, spare_the_collector
+from fedgraph_flwr.engine.process import freed_memory_kept, keep_freed_memory, reduce_gc, same_process_state
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
 from fedgraph_flwr.runs.folder import make_folder
@@ -134,7 +134,7 @@ class ClientActor:
         self.live: dict[int, None] = {}  # clients that are built, those asked last at the end
         self.sizes: dict[int, int] = {}  # of private state, in bytes
         os.environ.update(run.environment)
-        spare_the_collector()
+        reduce_gc()
         keep_freed_memory()
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 0
         for node, state in (states or {}).items():
@@ -260,7 +260,7 @@ class _Share:
     deaths: int = 0
 
 
-class RayGrid(OwnGrid):
+class RayGrid(BaseGrid):
     """A grid whose nodes live in Ray actors.
 
     Args:
@@ -599,7 +599,7 @@ def run_ray(
     with ray_session(cfg.ray) as pool:
         num_nodes = partition.num_clients(cfg)  # while Ray starts
         grid = RayGrid(pool, num_nodes, cfg)
-        introduce(grid, cfg)
+        load_descriptions(grid, cfg)
         try:
             with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
                 torch.set_num_threads(cfg.threads)  # as the clients', which in one process set the server's too
