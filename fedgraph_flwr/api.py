@@ -377,7 +377,7 @@ def _with_graphs(
     from fedgraph_flwr.partition import objects, store
     from fedgraph_flwr.runs.checks import check_method
     from fedgraph_flwr.runs.folder import LAUNCHER, owned
-    from fedgraph_flwr.runs.prepare import here, with_folder
+    from fedgraph_flwr.runs.prepare import check_unused, here, with_folder
 
     keys = dict(keys)
     name = keys.pop("dataset", "graphs")
@@ -401,6 +401,7 @@ def _with_graphs(
         raise FedGraphError(f"num_clients={cfg.num_clients}, but graphs has {len(graphs)}: leave it out")
     made = objects.clients(graphs, cfg, name, classes, target)
     cfg = with_folder(dataclasses.replace(cfg, dataset=DatasetConfig(name)))
+    check_unused(cfg)
     check_method(cfg)
     folder = Path(cfg.out) / CLIENTS
     cfg = dataclasses.replace(cfg, graph=str(folder))

@@ -18,11 +18,13 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import flower_patches
+from fedgraph_flwr.fleet.checking import reach
 from fedgraph_flwr.fleet.keys import check_key
 from fedgraph_flwr.fleet.processes import GRACE, Process, free_port, say, tool
 
@@ -71,7 +73,9 @@ def main(args: argparse.Namespace) -> int:
     if not plain and sys.platform != "linux":
         say("a fork is safe on Linux alone: Flower as it is (--plain)")
         plain = True
-    node = Node(supernode_options(args), plain, args.port or free_port(), args.once)
+    options = supernode_options(args)
+    server = Server(*check_address(args.server, "--server"), _authority(args))
+    node = Node(options, plain, args.port or free_port(), server, args.once)
     try:
         node.run()
     except KeyboardInterrupt:
@@ -89,7 +93,7 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
         FedGraphError: a file or folder that is not there, an address that is none.
     """
     check_address(args.server, "--server")
-    authority = args.ca or args.key.parent / "ca.crt"
+    authority = _authority(args)
     check_key(args.key)
     files = [("--graph", args.graph), ("--policy", args.policy), ("--trusted", args.trusted)]
     for name, path in [*files, ("--ca", authority)]:
@@ -97,6 +101,7 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
             raise FedGraphError(f"{name} {path}: there is no such file")
     if args.peers and not args.peers.is_dir():
         raise FedGraphError(f"--peers {args.peers}: there is no such folder")
+    _check_graph(args.graph)
     told: dict[str, str | int] = {"key": str(args.key.absolute())}
     told |= {name: str(path.absolute()) for name in _PATHS if (path := getattr(args, name))}
     told |= {name: value for name in ("device", "threads") if (value := getattr(args, name)) is not None}
@@ -104,6 +109,25 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
     words = ["--superlink", args.server, "--root-certificates", str(authority.absolute())]
     words += ["--auth-supernode-private-key", str(args.key.absolute()), "--node-config", config]
     return words + (["--trusted-entities", str(args.trusted.absolute())] if args.trusted else [])
+
+
+def _authority(args: argparse.Namespace) -> Path:
+    path: Path = args.ca or args.key.parent / "ca.crt"
+    return path
+
+
+def _check_graph(path: Path) -> None:
+    """Refuse a file that is no client's graph now, not in the first round.
+
+    Raises:
+        FedGraphError: why it cannot be used.
+    """
+    from fedgraph_flwr import partition
+
+    try:
+        partition.load(path)
+    except FedGraphError as error:
+        raise FedGraphError(f"--graph: {error}") from error
 
 
 def check_address(text: str, name: str) -> tuple[str, int]:
@@ -118,6 +142,20 @@ def check_address(text: str, name: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
+@dataclass(frozen=True)
+class Server:
+    """Address of a fleet's server, and the certificate that vouches for it."""
+
+    host: str
+    port: int
+    authority: Path
+
+    def unreachable(self) -> str:
+        """Why it cannot be reached; empty if it answers."""
+        found = reach(self.host, self.port, self.authority)
+        return "" if found.right else found.words
+
+
 class Node:
     """A SuperNode and its executor.
 
@@ -125,11 +163,12 @@ class Node:
         options: of `flower-supernode`.
         plain: whether Flower is left as it is.
         port: of loopback, for the runtime API.
+        server: of the fleet.
         once: whether the SuperNode's end is the node's.
     """
 
-    def __init__(self, options: list[str], plain: bool, port: int, once: bool = False):
-        self.options, self.plain, self.port, self.once = options, plain, port, once
+    def __init__(self, options: list[str], plain: bool, port: int, server: Server, once: bool = False):
+        self.options, self.plain, self.port, self.server, self.once = options, plain, port, server, once
         self.folder = Path(tempfile.mkdtemp(prefix="fedgraph-node-"))  # ours alone: mode 700
         self.lock, self.secret = self.folder / "task", self.folder / "secret"
         self.wake = os.pipe()
@@ -144,6 +183,8 @@ class Node:
             FedGraphError: it was given something that no further try would mend.
         """
         tries = 0
+        if why := self.server.unreachable():
+            say(f"no connection to the server {self.server.host}:{self.server.port} yet: {why}; the node keeps trying")
         while True:
             began = time.monotonic()
             self._start()
@@ -232,6 +273,8 @@ class Node:
 
     def _why(self) -> str:
         if self.code == 305:
-            why = "the server cannot be reached, or does not admit this key yet: it waits a minute for one that died with it"
+            if why := self.server.unreachable():
+                return f"no connection to the server {self.server.host}:{self.server.port}: {why}"
+            why = "the server does not admit this key yet: it waits a minute for a node that died with it"
             return f"{why} (fedgraph-flwr fleet check says more)"
         return "the SuperNode has ended, with a key that the server does not know or for the reason above"

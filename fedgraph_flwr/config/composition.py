@@ -109,7 +109,7 @@ def compose(
     given = _named(laid_over(said.words, given))
     if said.base:
         resolved = load(said.base)
-        for key in ("out", "resume"):  # of the run that is repeated
+        for key in ("out", "overwrite", "resume"):  # of the run that is repeated
             resolved.pop(key, None)
         chosen = _chooses(given)
         return _fitting(_build(_upon(resolved, str(said.base), given), places, chosen), given)

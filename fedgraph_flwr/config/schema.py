@@ -547,6 +547,7 @@ class RunConfig(Section):
     client_gpus: float = 0.0  # may be a part of one
     dtype: str = choice("float32", ("float32", "float64"))  # float64: for tests of exactness
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
+    overwrite: bool = False  # replace the finished run that is in `out`
     resume: str = ""  # result folder of a run to go on with
     checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run goes on; 0: none
     # who else is told of the run while it lasts: tensorboard, mlflow, wandb

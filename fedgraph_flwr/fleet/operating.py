@@ -66,7 +66,12 @@ def check_connection(name: str, kind: str = "--name", others: Iterable[str] = ()
     Raises:
         FedGraphError: it has not.
     """
-    if name not in (known := _connections().keys() | set(others)):
+    known = _connections().keys() | set(others)
+    if not known:
+        raise FedGraphError(
+            f"{kind} {name}: {_configuration()} names no connection; `fedgraph-flwr server` writes one on the server's machine"
+        )
+    if name not in known:
         raise unknown(kind, name, known, f"connections of {_configuration()}; `fedgraph-flwr server` writes one")
 
 
@@ -81,21 +86,21 @@ def admit(public: Path, name: str) -> str:
         return f"{public} is registered"
     if "already in use" in done.stdout + done.stderr:
         return f"{public} was registered before"
-    raise _failure(done)
+    raise _failure(done, name)
 
 
 def nodes(name: str) -> list[dict[str, Any]]:
     """The nodes that the server knows: ``node-id``, ``status``, and when that changed."""
-    return [node for node in _told("supernode", "list", name)["nodes"] if node["status"] != "unregistered"]
+    return [node for node in _told(name, "supernode", "list", name)["nodes"] if node["status"] != "unregistered"]
 
 
 def runs(name: str) -> list[dict[str, Any]]:
     """The runs that the server knows."""
-    found: list[dict[str, Any]] = _told("list", name)["runs"]
+    found: list[dict[str, Any]] = _told(name, "list", name)["runs"]
     return found
 
 
-def _told(*words: str) -> dict[str, Any]:
+def _told(name: str, *words: str) -> dict[str, Any]:
     done = _flwr(*words, "--format", "json")
     try:
         told: dict[str, Any] = json.loads(done.stdout)
@@ -103,7 +108,7 @@ def _told(*words: str) -> dict[str, Any]:
             return told
     except (ValueError, KeyError):
         pass
-    raise _failure(done)
+    raise _failure(done, name)
 
 
 def _flwr(*words: str) -> subprocess.CompletedProcess[str]:
@@ -111,6 +116,12 @@ def _flwr(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([tool("flwr"), *words], env=environment() | more, capture_output=True, text=True, check=False)
 
 
-def _failure(done: subprocess.CompletedProcess[str]) -> RunFailed:
+def _failure(done: subprocess.CompletedProcess[str], name: str) -> RunFailed:
+    if "SuperLink is unavailable" in done.stdout + done.stderr:
+        address = _connections().get(name, {}).get("address", "?")
+        return RunFailed(
+            f"no SuperLink answers at {address}, the address of connection '{name}' in {_configuration()}: is"
+            " `fedgraph-flwr server` running there?"
+        )
     lines = [line.strip("\u2500\u2502\u256d\u256e\u2570\u256f ") for line in (done.stdout + done.stderr).splitlines()]
     return RunFailed(f"{' '.join(['flwr', *done.args[1:]])} failed: {plain(' '.join(filter(None, lines)), 600)}")

@@ -56,6 +56,7 @@ FREE = {
     "checkpoint_every",
     "resume",
     "out",
+    "overwrite",
     "attack.name",  # studied at the end
     "engine",  # all give the same parameters
     "client_cpus",
@@ -78,7 +79,7 @@ FREE = {
 
 
 class InUse(FedGraphError):
-    """Another process owns the folder."""
+    """The folder belongs to another process, or to a finished run."""
 
 
 def make_folder(cfg: RunConfig) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
 from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method
-from fedgraph_flwr.runs.folder import check_resumable, read_checkpoint
+from fedgraph_flwr.runs.folder import SUMMARY, InUse, check_resumable, read_checkpoint
 from fedgraph_flwr.tracking import check as check_tracking
 
 
@@ -38,6 +38,7 @@ def prepare(run: RunConfig | Prepared) -> Prepared:
     if isinstance(run, Prepared):
         return run
     cfg = with_folder(run)
+    check_unused(cfg)
     check_method(cfg)
     check_tracking(cfg)
     if here(cfg):
@@ -67,6 +68,19 @@ def check_resume(cfg: RunConfig, data: list[str] | None) -> None:
     """
     if cfg.resume:
         check_resumable(cfg, read_checkpoint(Path(cfg.resume)), data)
+
+
+def check_unused(cfg: RunConfig) -> None:
+    """Refuse to replace a finished run, unless ``overwrite`` asks for it.
+
+    Raises:
+        InUse: the folder holds one.
+    """
+    if not cfg.resume and not cfg.overwrite and (Path(cfg.out) / SUMMARY).is_file():
+        raise InUse(
+            f"out={cfg.out} holds a finished run, whose model and report would be lost: pass another out=, or overwrite=true to"
+            " replace it"
+        )
 
 
 def with_folder(cfg: RunConfig) -> RunConfig:

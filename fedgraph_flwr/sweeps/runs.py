@@ -42,7 +42,7 @@ def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         out = keep / _name(cell) if keep else temporary
         group = [f"tracking_group={cell.group}"] if cell.group else []
-        summary = run(configuration(["checkpoint_every=0", *group, *cell.words, f"out={out}"]))
+        summary = run(configuration(["checkpoint_every=0", *group, *cell.words, f"out={out}", "overwrite=true"]))
     key, choice = summary["headline"].split(" at ")
     if choice not in summary["metrics"]:
         raise FedGraphError(f"the run reported no {key}, so it cannot be compared")

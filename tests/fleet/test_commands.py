@@ -17,6 +17,7 @@ import pytest
 from cryptography import x509
 
 from fedgraph_flwr.cli import main
+from fedgraph_flwr.cli.node import Node, Server
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import operating
 from fedgraph_flwr.fleet.checking import clock, reach, same_schema, same_versions
@@ -85,7 +86,11 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
             ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "KEYS/ca.crt", "--peers", "x"],
             "no such folder",
         ),
-        (["fleet", "status", "--name", "nope"], "--name 'nope' unknown"),
+        (["fleet", "status", "--name", "nope"], "config.toml names no connection; `fedgraph-flwr server` writes one"),
+        (
+            ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "KEYS/ca.crt"],
+            "ca.crt cannot be read, it is truncated or no safetensors file",
+        ),
     ],
 )
 def test_wrong_input_is_a_sentence(keys, tmp_path, monkeypatch, capsys, words, told):
@@ -119,6 +124,28 @@ def test_a_connection_is_written_beside_others_and_moves_with_its_fleet(tmp_path
         assert known["local"] == {"address": ":local:"}
     with pytest.raises(FedGraphError, match=r"another connection 'fleet' \(to 127.0.0.1:2\): say --name"):
         operating.connect("fleet", "127.0.0.1:2", tmp_path / "other" / "ca.crt")
+
+
+def test_status_names_the_server_that_does_not_answer(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+    (tmp_path / "config.toml").write_text(f'[superlink.fleet]\naddress = "{address}"\ninsecure = true\n')
+    assert main(["fleet", "status"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: no SuperLink answers at {address}, the address of connection 'fleet' in {tmp_path}")
+    assert main(["fleet", "status", "--name", "other"]) == 2
+    assert "--name 'other' unknown" in capsys.readouterr().err
+
+
+def test_a_node_that_waits_says_for_which_server(keys, monkeypatch):
+    found = iter(["nothing listens on h:1", ""])
+    monkeypatch.setattr(Server, "unreachable", lambda self: next(found))
+    waiting = Node([], True, 1, Server("h", 1, keys / "ca.crt"))
+    waiting.code = 305
+    assert waiting._why() == "no connection to the server h:1: nothing listens on h:1"
+    assert "does not admit this key yet" in waiting._why()
 
 
 # --- diagnosis --------------------------------------------------------------------------------------------------------
@@ -213,6 +240,9 @@ sys.exit(main(["node", "--plain", *{told!r}]))"""
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     )
+    waits = process.stdout.readline()
+    assert "no connection to the server 127.0.0.1:1 yet: nothing listens on 127.0.0.1:1" in waits
+    assert "the node keeps trying" in waits
     started = process.stdout.readline()
     assert "starts: FLWR_DISABLE_UPDATE_CHECK=1" in started
     assert f"--superlink 127.0.0.1:1 --root-certificates {keys / 'ca.crt'}" in started

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import compose, from_run_config
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors, write_tensors
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs.folder import CHECKPOINT, LAUNCHER, SERVER, owned, read_rounds
 from fedgraph_flwr.runs.runner import run as run_anywhere
+from fedgraph_flwr.runs.serving import serve
 from tests.conftest import client_graph
 
 ROOT = Path(__file__).parents[2]
@@ -234,11 +237,35 @@ def test_a_second_run_in_a_folder_is_refused(words, tmp_path, lock):
     with owned(out, lock):
         before = content(out)
         with pytest.raises(FedGraphError, match=rf"out is in use by process {os.getpid()} on .* since "):
-            go(*words, "rounds=1", f"out={out}")
+            go(*words, "rounds=1", f"out={out}", "overwrite=true")
         after = content(out)
     assert {path: data for path, data in after.items() if path in before} == before
     assert not (out / "failure.json").exists()
-    go(*words, "rounds=1", f"out={out}")
+    go(*words, "rounds=1", f"out={out}", "overwrite=true")
+
+
+def test_a_finished_run_is_replaced_only_by_overwrite(words, tmp_path, capsys):
+    """By the command, Python, and Flower's app; resuming it and repeating it need no word."""
+    out = tmp_path / "out"
+    go(*words, f"out={out}")
+    before = content(out)
+    refusal = "out holds a finished run, whose model and report would be lost: pass another out=, or overwrite=true"
+    with pytest.raises(FedGraphError, match=refusal):
+        go(*words, "rounds=1", f"out={out}")
+    assert main(["run", *words, "rounds=1", f"out={out}"]) == 2
+    assert refusal in capsys.readouterr().err
+    with pytest.raises(FedGraphError, match=refusal):
+        fg.run(*words, rounds=1, out=str(out))
+    with pytest.raises(FedGraphError, match=refusal):
+        fg.run("rounds=1", graphs=[client_graph(i).to_pyg() for i in range(2)], out=str(out))
+    with pytest.raises(FedGraphError, match=refusal):
+        serve(None, from_run_config({"overrides": f"{shlex.join(words)} out={out}"}))
+    assert content(out) == before
+    resume(out, "rounds=4")
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 4
+    go(*words, "rounds=1", f"out={out}", "overwrite=true")
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 1
+    assert compose([], out / "config.yaml").overwrite is False
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(words, tmp_path):
@@ -271,7 +298,7 @@ def test_a_fresh_run_leaves_nothing_of_an_older_one(words, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_anywhere(compose([*words, "checkpoint_every=0", f"out={out}"]), stop)
+        run_anywhere(compose([*words, "checkpoint_every=0", f"out={out}", "overwrite=true"]), stop)
     left = {path.name for path in out.iterdir()} - {SERVER, LAUNCHER}
     assert left == {"config.yaml", "rounds.jsonl", "state", "thesis.txt"}
     assert {path.name for path in (out / "state").iterdir()} == {"mine"} != first
