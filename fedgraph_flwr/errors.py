@@ -139,3 +139,15 @@ def plain(text: object, most: int = 300) -> str:
     """Foreign text as one line of printable characters, so that it can neither steer a terminal nor fill it."""
     line = "".join(c if c.isprintable() else "?" for c in str(text).replace("\n", " "))
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def no_yaml(path: object, error: Exception) -> str:
+    """The error message for an invalid YAML file, with its line, where it is known."""
+    reason = ": ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+    return f"{path}{line_of(error)}: invalid YAML ({reason or first_line(error)})"
+
+
+def line_of(error: Exception) -> str:
+    """The place of a YAML error within its file, ``, line 3, column 5``; empty where it is unknown."""
+    mark = getattr(error, "problem_mark", None)
+    return f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

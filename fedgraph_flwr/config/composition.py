@@ -27,7 +27,7 @@ from fedgraph_flwr.config import config_file
 from fedgraph_flwr.config.config_file import CHOICES, ConfigFile, choices, flat, laid_over, load
 from fedgraph_flwr.config.lookup import own_defaults, own_keys
 from fedgraph_flwr.config.plugins import packages
-from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, is_own
+from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, expected, is_own
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
@@ -571,6 +571,8 @@ def _explain(error: OmegaConfBaseException, source: str, places: Mapping[str, st
         return unknown(
             "key", key, [f"{parent}.{f.name}" if parent else f.name for f in dataclasses.fields(cls)], source
         )
+    if hasattr(error, "value") and (wanted := expected(key)):
+        return FedGraphError(f"{key}={error.value} ({source}): expected {wanted}")
     if "is not a ListConfig" in str(error):
         return FedGraphError(f"{key} ({source}) must be a list, such as {key}=[a,b]")
     return FedGraphError(f"{key} ({source}): {_first_line(error)}")

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, no_yaml
 
 CHOICES = {"strategy": StrategyConfig, "model": ModelConfig, "dataset": DatasetConfig, "partition": PartitionConfig}
 """The groups of which a file is chosen by name and whose own keys stand beside those of the schema."""
@@ -119,6 +120,8 @@ def load(path: Path) -> DictConfig:
         loaded = OmegaConf.load(path)
     except FileNotFoundError as error:
         raise FedGraphError(f"no such config file: {path}") from error
+    except yaml.YAMLError as error:
+        raise FedGraphError(no_yaml(path, error)) from error
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FedGraphError(f"{path} is no valid YAML ({reason})") from error
@@ -140,8 +143,6 @@ def flat(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 def _lines(path: Path) -> dict[str, int]:
     """The line of every dotted key."""
-    import yaml
-
     found: dict[str, int] = {}
 
     def walk(node: Any, prefix: str) -> None:

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import inspect
 import io
-import math
 import re
 import tokenize
 from dataclasses import is_dataclass
@@ -15,7 +14,7 @@ from typing import Any, get_type_hints
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.config_file import load
 from fedgraph_flwr.config.lookup import default_of, params_of
-from fedgraph_flwr.config.schema import _KINDS, LARGEST_INT, Range, RunConfig, StrategyConfig
+from fedgraph_flwr.config.schema import _KINDS, RunConfig, StrategyConfig, accepted, kind_of
 from fedgraph_flwr.errors import unknown
 
 
@@ -77,8 +76,8 @@ def _declared(cls: type, prefix: str) -> dict[str, Key]:
     keys = {}
     for f in dataclasses.fields(cls):
         hint = hints[f.name]
-        kind = _KINDS.get(hint, "a list of words" if hint == list[str] else "a number or null")
-        keys[f.name] = Key(prefix + f.name, kind, _accepted(f, hint), default_of(f), comments.get(f.name, ""))
+        values = accepted(f, hint)
+        keys[f.name] = Key(prefix + f.name, kind_of(hint), values, default_of(f), comments.get(f.name, ""))
     return keys
 
 
@@ -104,20 +103,6 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
         kind = _KINDS.get(type(value), "a value")
         keys.append(Key(full, schema.kind if schema else kind, schema.accepted if schema else "", value, meaning))
     return keys + [key for full, key in declared.items() if full not in {key.name for key in keys}]
-
-
-def _accepted(f: "dataclasses.Field[Any]", hint: Any) -> str:
-    if "choices" in f.metadata:
-        return " | ".join([*f.metadata["choices"], *(["module:name"] if f.metadata["own"] else [])])
-    if hint not in (int, float, int | None, float | None, list[int], list[float]):
-        return ""
-    told = f.metadata.get("range", Range())
-    below, above = "<" if told.without_low else "<=", "<" if told.without_high else "<="
-    low = "" if told.low == -math.inf else f"{told.low:g} {below} "
-    high = "" if told.high == math.inf else f" {above} {told.high:g}"
-    if not high and "int" in str(hint):
-        high = f" <= {LARGEST_INT}"
-    return f"{low}value{high}" if low or high else ""
 
 
 @lru_cache(maxsize=32)

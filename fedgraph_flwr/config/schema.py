@@ -12,7 +12,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
@@ -618,6 +618,40 @@ _KINDS = {
     list[float]: "a list of numbers",
     int | None: "a whole number or null",
 }
+
+
+def kind_of(hint: Any) -> str:
+    """The kind of value that a type means, for people."""
+    return _KINDS.get(hint, "a list of words" if hint == list[str] else "a number or null")
+
+
+def accepted(f: "Field[Any]", hint: Any) -> str:
+    """The values or the range that a field accepts, for people; empty: any of its kind."""
+    if "choices" in f.metadata:
+        return " | ".join([*f.metadata["choices"], *(["module:name"] if f.metadata["own"] else [])])
+    if hint not in (int, float, int | None, float | None, list[int], list[float]):
+        return ""
+    told = f.metadata.get("range", Range())
+    below, above = "<" if told.without_low else "<=", "<" if told.without_high else "<="
+    low = "" if told.low == -math.inf else f"{told.low:g} {below} "
+    high = "" if told.high == math.inf else f" {above} {told.high:g}"
+    if not high and "int" in str(hint):
+        high = f" <= {LARGEST_INT}"
+    return f"{low}value{high}" if low or high else ""
+
+
+def expected(name: str) -> str:
+    """The kind of value that a key takes, its range and its default; empty for a key of no group."""
+    group, _, own = name.rpartition(".")
+    cls = get_type_hints(RunConfig).get(group) if group else RunConfig
+    found = (
+        next((f for f in fields(cls) if f.name == own), None) if isinstance(cls, type) and is_dataclass(cls) else None
+    )
+    if found is None or found.default is MISSING:
+        return ""
+    hint = get_type_hints(cls)[own]
+    values = accepted(found, hint)
+    return f"{kind_of(hint)}{f', {values}' if values else ''}; the default is {found.default!r}"
 
 
 def typed(schema: Any, values: dict[str, Any], chosen: str) -> Any:

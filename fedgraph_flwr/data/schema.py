@@ -26,7 +26,7 @@ from typing import Any
 from fedgraph_flwr.config import one_of
 from fedgraph_flwr.data.tables import TableLayout
 from fedgraph_flwr.data.value_formats import NumberFormat
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
 
 KINDS = ("number", "category", "date", "flag", "ignored")
 SCALES = ("standard", "robust", "log", "none")
@@ -201,7 +201,9 @@ class Schema:
         try:
             # Every scalar is a word here: `no` is a class as good as `yes`.
             values = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except yaml.YAMLError as error:
+            raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as a schema") from error
+        except (OSError, UnicodeDecodeError) as error:
             raise FedGraphError(f"{path} cannot be read as a schema ({str(error).splitlines()[0]})") from error
         return cls.from_dict(values, str(path))
 

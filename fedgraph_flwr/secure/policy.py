@@ -37,7 +37,7 @@ from torch import nn
 from fedgraph_flwr.config import RunConfig, StrategyConfig, at_least, group_names, plugins, typed
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import named_code
-from fedgraph_flwr.errors import FedGraphError, plain, unknown
+from fedgraph_flwr.errors import FedGraphError, line_of, plain, unknown
 from fedgraph_flwr.wire.messages import DESCRIBE
 
 LARGEST = 2**63 - 1
@@ -232,7 +232,7 @@ def read_policy(path: str) -> Policy:
     except OSError as error:
         raise FedGraphError(f"policy={path} of --node-config cannot be read: {error.strerror}") from error
     except Exception as error:  # of the YAML parser, which has many
-        raise FedGraphError(f"policy={path} of --node-config is no valid YAML") from error
+        raise FedGraphError(f"policy={path} of --node-config is no valid YAML{line_of(error)}") from error
     if "${" in text:
         raise FedGraphError(
             f"policy={path} of --node-config holds '${{', which is not resolved: write the value itself"

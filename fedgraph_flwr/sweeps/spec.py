@@ -33,7 +33,7 @@ import yaml
 
 from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration
 from fedgraph_flwr.config.engines import SIMULATIONS
-from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
 from fedgraph_flwr.sweeps.values import expand
@@ -273,11 +273,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
         text = path.read_text()
         body, tree = yaml.safe_load(text), yaml.compose(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise FedGraphError(
-            f"{path}{line}: invalid YAML ({getattr(error, 'problem', None) or first_line(error)})"
-        ) from error
+        raise FedGraphError(no_yaml(path, error)) from error
     if not isinstance(body, dict):
         raise FedGraphError(f"{path} must contain keys with values, such as methods and seeds")
     places = {key: f"{path}, line {line}" for key, line in _lines(tree).items()}

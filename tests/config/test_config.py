@@ -94,7 +94,12 @@ WRONG = {
     "partition=metiss": "did you mean 'metis'",
     "protocol=fedomt": "did you mean 'fedomd'",
     "model=gnc": "did you mean 'gcn'",
-    "rounds=ten": "could not be converted to Integer",
+    "rounds=ten": "rounds=ten (override): expected a whole number, 1 <= value <= 2147483647; the default is 100",
+    "rounds=1.5": "rounds=1.5 (override): expected a whole number",
+    "train.lr=abc": "train.lr=abc (override): expected a number, 0 < value; the default is 0.01",
+    "strategy.min_clients=many": "strategy.min_clients=many (override): expected a whole number, 1 <= value",
+    "evaluation.full=maybe": "evaluation.full=maybe (override): expected true or false; the default is False",
+    "graph=": "graph=None (override): expected a word",
     "rounds=0": "rounds must be >= 1, got 0",
     "nu=1": "key 'nu' unknown",
     "train.lrr=1": "train.lrr",
@@ -138,10 +143,18 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
         compose([], tmp_path / "nothing.yaml")
     broken = tmp_path / "broken.yaml"
     broken.write_text("rounds: [1")
-    with pytest.raises(FedGraphError, match=r"broken\.yaml is no valid YAML"):
+    with pytest.raises(
+        FedGraphError, match=r"broken\.yaml, line \d+, column \d+: invalid YAML \(while parsing a flow sequence: "
+    ):
+        compose([], broken)
+    broken.write_text("strategy: fedavg\ntrain:\n  lr: [0.1\n  local_steps: 2\n")
+    with pytest.raises(FedGraphError, match=r"broken\.yaml, line 4, column \d+: invalid YAML"):
+        compose([], broken)
+    broken.write_text("rounds: 3\ntrain:\n  lr: abc\n")
+    with pytest.raises(FedGraphError, match=r"train\.lr=abc \(.*broken\.yaml, line 3\): expected a number, 0 < value"):
         compose([], broken)
     broken.write_text("rounds: ten")
-    with pytest.raises(FedGraphError, match=r"rounds .*broken\.yaml"):
+    with pytest.raises(FedGraphError, match=r"rounds=ten .*broken\.yaml, line 1"):
         compose([], broken)
 
 

@@ -105,7 +105,7 @@ WRONG = {
     "strategy:\n  name: fedprox\n  params:\n    muu: 2": "key 'muu' unknown (mine.yaml, line 4); did you mean 'mu'",
     "strategy: fedspaa": "strategy 'fedspaa' unknown",
     "strategy: 3": "strategy must be a name or keys with their values, got 3 (mine.yaml, line 1)",
-    "\nrounds: ten": "rounds (mine.yaml, line 2): Value 'ten'",
+    "\nrounds: ten": "rounds=ten (mine.yaml, line 2): expected a whole number",
     "train: 3": "train must hold keys with their values, such as train.optimizer, got 3 (mine.yaml, line 1)",
     "rounds: ${nowhere}": "mine.yaml: Interpolation key 'nowhere' not found",
     "[1, 2]": "must hold keys and values",
@@ -123,7 +123,7 @@ def test_mistakes_are_named_by_file_and_line(written, text, monkeypatch):
 
 
 def test_a_word_that_is_wrong_is_not_blamed_on_the_file(written):
-    with pytest.raises(FedGraphError, match=r"rounds \(override\)"):
+    with pytest.raises(FedGraphError, match=r"rounds=ten \(override\)"):
         compose(["rounds=ten"], written("rounds: 3"))
 
 

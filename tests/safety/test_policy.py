@@ -127,7 +127,7 @@ def test_what_a_policy_accepts(node):
         ("rounds: 0", "policy.rounds must be >= 1, got 0"),
         ("strategies: fedavg", "policy.strategies (policy=<policy>) must be"),
         ("- fedavg", "policy=<policy> of --node-config must hold keys and values"),
-        ("a: [", "policy=<policy> of --node-config is no valid YAML"),
+        ("a: [", "policy=<policy> of --node-config is no valid YAML, line "),
         ("messages: {train: -1}", "policy.messages.train must be >= 0, got -1"),
     ],
 )

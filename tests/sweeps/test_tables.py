@@ -388,7 +388,7 @@ def test_a_file_extends_another(toy):
         (TOY.replace("fedavg]", "fedavgg]"), "toy.yaml, line 8: strategy=fedavgg: strategy 'fedavgg' unknown"),
         (TOY.replace("few: [train", "few: [trian"), "toy.yaml, line 5: trian.local_steps=1: key 'trian'"),
         (TOY.replace("[strategy=local]", "[local]"), "toy.yaml, line 9: 'local' is not of the form key=value"),
-        (TOY.replace("Majority: []", "Majority: []\n  - x"), "toy.yaml, line 11: invalid YAML"),
+        (TOY.replace("Majority: []", "Majority: []\n  - x"), "toy.yaml, line 11, column 3: invalid YAML"),
         (TOY.replace("seeds: [0, 1]", "seeds: [0, 0]"), "toy.yaml, line 11: seeds must be distinct integers"),
         (TOY.replace("seeds: [0, 1]", "seeds: 3..1"), "'3..1' must be a range"),
         (TOY + "against: FedAvgg\n", "against: column 'FedAvgg' unknown (toy.yaml, line 16); did you mean 'FedAvg'"),
