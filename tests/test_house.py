@@ -17,7 +17,7 @@ PACKAGE = ROOT / "fedgraph_flwr"
 
 
 LAYERS = [
-    ("errors", "moved", "version"),
+    ("errors", "moved", "places", "version"),
     ("wire",),
     ("config", "data"),
     ("numerics", "fleet"),

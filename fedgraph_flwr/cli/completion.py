@@ -1,14 +1,17 @@
 """The command ``completion``: scripts by which shells complete commands, options, keys and names, and what they ask."""
 
 import argparse
-from collections.abc import Iterable
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.config import group_names
-from fedgraph_flwr.config.composition import GROUPS
-from fedgraph_flwr.config.engines import SIMULATIONS
-from fedgraph_flwr.config.key_docs import keys_of, sections
-from fedgraph_flwr.data.root import imported_names
+from fedgraph_flwr.places import imported_names, user_cache
+from fedgraph_flwr.version import __version__
 
 _BASH = r"""# fedgraph-flwr completion bash > ~/.local/share/bash-completion/completions/fedgraph-flwr
 _fedgraph_flwr() {
@@ -58,42 +61,106 @@ def main(args: argparse.Namespace) -> int:
 
 def words(line: str) -> list[str]:
     """What the last word of a command line may become."""
-    from fedgraph_flwr.cli.app import COMMANDS, options  # which imports this module, when it is asked for
-
     *before, last = line.split(" ")
-    given = [word for word in before if word][1:]
+    given, folders = _own_folders([word for word in before if word][1:])
+    known = _known()
     if not given:
-        return _from([*COMMANDS, "--help", "--version", "--conf"], last)
+        return _from([*known["commands"], "--help", "--version", "--conf"], last)
     command = given[0]
     if last.startswith("-"):
-        return _from(options(command), last)
+        return _from(known["options"].get(command, []), last)
     if command == "keys":
-        return _from([*sections(), *(f"{g}={n}" for g in GROUPS[:-1] for n in group_names(g))], last)
+        choices = (f"{g}={n}" for g in known["groups"][:-1] for n in _names(g, known, folders))
+        return _from([*known["sections"], *choices], last)
     if command == "completion":
         return _from(SCRIPTS, last)
     if command not in _TAKE_KEYS:
         return []
     key, sign, _ = last.partition("=")
-    return _from([f"{key}={value}" for value in values(key)] if sign else [f"{key}=" for key in _keys()], last)
+    if not sign:
+        return _from([f"{key}=" for key in known["keys"]], last)
+    names = _names(key, known, folders) if key in known["groups"] else known["values"].get(key, [])
+    return _from([f"{key}={name}" for name in names], last)
 
 
-def _keys() -> list[str]:
-    return [*GROUPS, *(key.name for group in sections() for key in keys_of(group) if not key.name.endswith(".name"))]
+def _own_folders(words: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The words without ``--conf DIR``, and the config folders of the user's own."""
+    rest, folders, each = [], [], iter(words)
+    for word in each:
+        if word == "--conf":
+            folders.append(next(each, ""))
+        elif word.startswith("--conf="):
+            folders.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    named = [*folders, *os.environ.get("FEDGRAPH_CONF", "").split(os.pathsep)]
+    return rest, [Path(folder).expanduser() for folder in named if folder]
 
 
-def values(key: str) -> list[str]:
-    """What a key accepts, where that is a list of words."""
-    if key in GROUPS:
-        return [*group_names(key), *(imported_names() if key == "dataset" else ())]
-    if key == "engine":
-        return list(SIMULATIONS)
-    for group in sections():
-        for known in keys_of(group):
-            if known.name == key:
-                accepted = known.accepted.split(" | ") if " | " in known.accepted else []
-                return [*accepted, *(["true", "false"] if isinstance(known.default, bool) else [])]
-    return []
+def _names(group: str, known: dict[str, Any], folders: Iterable[Path]) -> list[str]:
+    """The names that a group accepts, as `config.group_names`, and of a dataset the user's own."""
+    places = [*folders, *map(Path, known["folders"])]
+    found = sorted({path.stem for place in places for path in (place / group).glob("*.yaml")})
+    return [*found, *(imported_names() if group == "dataset" else ())]
 
 
 def _from(accepted: Iterable[str], last: str) -> list[str]:
     return [word for word in accepted if word.startswith(last)]
+
+
+# --- what only an installation changes: it takes two seconds to import, and is kept ----------------------------------
+
+
+def _known() -> dict[str, Any]:
+    """Commands, options, keys and their values, from a file of the user's cache or, at the first time, from the modules."""
+    path = user_cache() / f"completion-{_fingerprint()}.json"
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        return found
+    found = _gathered()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob("completion-*.json"):
+            old.unlink(missing_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(found))
+        part.replace(path)
+    return found
+
+
+def _fingerprint() -> str:
+    """Of this version's files, and of the folders in which packages are installed."""
+    package = Path(__file__).parents[1]
+    sources = [path for folder in ("cli", "config") for path in sorted((package / folder).glob("*.py"))]
+    told = [__version__, sys.version, str(package), *map(str, _times([*sources, *map(Path, sys.path)]))]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def _times(paths: Iterable[Path]) -> Iterator[int]:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            yield path.stat().st_mtime_ns
+
+
+def _gathered() -> dict[str, Any]:
+    """What `_known` keeps, from the modules."""
+    from fedgraph_flwr.cli.app import COMMANDS, options  # which imports this module, when it is asked for
+    from fedgraph_flwr.config.composition import GROUPS, conf_dir
+    from fedgraph_flwr.config.engines import SIMULATIONS
+    from fedgraph_flwr.config.key_docs import keys_of, sections
+    from fedgraph_flwr.config.plugins import packages
+
+    keys = [key for group in sections() for key in keys_of(group)]
+    values = {}
+    for key in keys:
+        accepted = key.accepted.split(" | ") if " | " in key.accepted else []
+        values[key.name] = [*accepted, *(["true", "false"] if isinstance(key.default, bool) else [])]
+    return {
+        "commands": list(COMMANDS),
+        "options": {command: options(command) for command in COMMANDS},
+        "groups": list(GROUPS),
+        "sections": list(sections()),
+        "folders": [str(folder) for folder in (conf_dir(), *packages().values())],
+        "keys": [*GROUPS, *(key.name for key in keys if not key.name.endswith(".name"))],
+        "values": {**values, "engine": list(SIMULATIONS)},
+    }

@@ -5,26 +5,14 @@ import os
 from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedgraph-flwr"
-
-
-def data_root() -> Path:
-    """Folder of the raw files, in PyG's layout: ``FEDGRAPH_DATA``, else the user's cache folder."""
-    given = os.environ.get("FEDGRAPH_DATA")
-    return Path(given).expanduser().absolute() if given else _user_cache()
+from fedgraph_flwr.places import data_root as data_root
+from fedgraph_flwr.places import imported_names as imported_names
+from fedgraph_flwr.places import user_cache
 
 
 def imported_path(name: str) -> Path:
     """Where a user's own graph of this name lies (`fedgraph-flwr import`)."""
     return data_root() / "imported" / f"{name}.safetensors"
-
-
-def imported_names() -> list[str]:
-    """The names of the user's own graphs."""
-    return sorted(path.stem for path in (data_root() / "imported").glob("*.safetensors"))
 
 
 def writable(folder: Path) -> bool:
@@ -44,7 +32,7 @@ def cache_dir() -> Path:
     root = data_root()
     folder = root / "fedgraph"
     if not writable(folder):
-        folder = _user_cache() / f"fedgraph-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
+        folder = user_cache() / f"fedgraph-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,12 +2,15 @@
 
 import dataclasses
 import os
+import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fedgraph_flwr.cli import completion
 from fedgraph_flwr.cli.app import COMMANDS, main
 from fedgraph_flwr.cli.completion import SCRIPTS, words
 from fedgraph_flwr.config import RunConfig, compose, group_names
@@ -84,6 +87,56 @@ def test_the_command_prints_groups_names_and_all(capsys):
 )
 def test_what_completes_a_line(line, told):
     assert words(line) == told
+
+
+def test_own_folders_and_graphs_complete_too(tmp_path, monkeypatch):
+    """Those of the environment, of ``--conf`` in the line, and of the data root; what is kept knows none of them."""
+    words("fedgraph-flwr run strategy=")
+    for folder in ("named", "line"):
+        (tmp_path / folder / "strategy").mkdir(parents=True)
+        (tmp_path / folder / "strategy" / f"zz{folder}.yaml").write_text("server: a:B\n")
+    assert words("fedgraph-flwr run strategy=zz") == []
+    monkeypatch.setenv("FEDGRAPH_CONF", str(tmp_path / "named"))
+    assert words("fedgraph-flwr run strategy=zz") == ["strategy=zznamed"]
+    for option in (f"--conf {tmp_path / 'line'}", f"--conf={tmp_path / 'line'}"):
+        for line in (f"fedgraph-flwr {option} run strategy=zz", f"fedgraph-flwr run {option} strategy=zz"):
+            assert words(line) == ["strategy=zzline", "strategy=zznamed"]
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "data"))
+    (tmp_path / "data" / "imported").mkdir(parents=True)
+    (tmp_path / "data" / "imported" / "zzbank.safetensors").write_text("")
+    assert words("fedgraph-flwr run dataset=zz") == ["dataset=zzbank"]
+
+
+def test_what_is_kept_is_made_again_when_the_code_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expected = words("fedgraph-flwr run train.lo")
+    (kept,) = (tmp_path / "fedgraph-flwr").iterdir()
+    kept.write_text(kept.read_text().replace("train.loss", "train.lost"))
+    assert "train.lost=" in words("fedgraph-flwr run train.lo")
+    monkeypatch.setattr(completion, "__version__", "9")
+    assert words("fedgraph-flwr run train.lo") == expected
+    (kept,) = (tmp_path / "fedgraph-flwr").iterdir()
+    kept.write_text("{")
+    assert words("fedgraph-flwr run train.lo") == expected
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))  # no folder: nothing can be kept
+    assert words("fedgraph-flwr run train.lo") == expected
+
+
+@pytest.mark.parametrize("line", ["fedgraph-flwr ", "fedgraph-flwr run strategy=fed", "fedgraph-flwr run --"])
+def test_a_key_press_costs_less_than_a_fifth_of_a_second(line, tmp_path):
+    """Of CPU, from the second on; nothing heavy is imported."""
+    command = [sys.executable, "-X", "importtime", "-m", "fedgraph_flwr", "completion", "words", "--", line]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    spent = []
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert done.stdout.split("\n") == words(line)
+    for heavy in ("torch", "omegaconf", "numpy", "flwr"):
+        assert not re.search(rf"\| +{heavy}$", done.stderr, re.M), heavy
+    assert min(spent[1:]) < 0.2
 
 
 def test_bash_completes_by_the_script(tmp_path):
