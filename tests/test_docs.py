@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -217,6 +218,44 @@ def test_no_link_of_the_site_is_broken_and_nothing_comes_from_elsewhere(site):
                 assert anchor in pages[at.relative_to(folder.resolve()).as_posix()].ids, (place, link)
     for style in folder.rglob("*.css"):
         assert not re.search(r"@import|url\([\"']?(https?:)?//", style.read_text()), style.name
+
+
+@pytest.mark.slow
+def test_search_works_from_a_folder(site):
+    """Its index is a script, and what stands in for a worker, which browsers give no file, is the site's own."""
+    pages, folder = site
+    index = (folder / "search" / "search_index.js").read_text()
+    assert index.startswith("var __index = {")
+    assert "fedstruct" in index
+    for place in ("index.html", "methods/fedavg.html"):
+        (shim,) = (load for load in pages[place].loads if "iframe-worker" in load)
+        assert (folder / place).parent.joinpath(shim).is_file()
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not chromium:
+        pytest.skip("no Chromium on this machine (apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-sync"]
+        )
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto((folder / "index.html").as_uri())
+        page.get_by_placeholder("Search").first.fill("average precision")
+        page.wait_for_selector(".md-search-result__item", timeout=60_000)
+        assert "matching document" in page.inner_text(".md-search-result__meta")
+        browser.close()
+
+
+@pytest.mark.slow
+def test_the_index_of_methods_says_nothing_twice(site):
+    _, folder = site
+    rows = re.findall(
+        r"<tr>\s*<td>(.*?)</td>\s*<td>(.*?)</td>\s*<td>(.*?)</td>", (folder / "methods.html").read_text(), re.S
+    )
+    assert len(rows) == len(group_names("strategy"))
+    said = [sentence for *_, helps in rows for sentence in re.split(r"(?<=[.;]) ", helps)]
+    said += [clause for _, about, _ in rows for clause in about.split("; ")[1:]]
+    assert [sentence for sentence in said if said.count(sentence) > 1] == []
 
 
 @pytest.mark.slow

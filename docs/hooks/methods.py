@@ -41,6 +41,11 @@ class Method:
         """Name in the paper."""
         return self.about.rstrip(".")
 
+    @property
+    def short(self) -> str:
+        """Name and paper, without the source of its numbers, which is on its page."""
+        return re.sub(r"[;.,] (?:all )?numbers\b.*| Ablations\b.*", "", self.about).rstrip(".") + "."
+
     def text(self, side: type) -> str:
         """Return the module docstring of a side's class; empty if the module belongs to another method or is the base."""
         stem = side.__module__.rpartition(".")[2]
@@ -65,11 +70,9 @@ class Method:
 
     @property
     def helps(self) -> str:
-        """When it helps and when not, from its YAML or from a docstring line that starts with ``Helps:``."""
-        parts = [
-            self.comment["helps"],
-            *(" ".join(markdown(self.text(side))[1]["helps"]) for side in (self.server, self.client)),
-        ]
+        """When it helps and when not, from its YAML, else from docstring lines that start with ``Helps:``."""
+        written = (" ".join(markdown(self.text(side))[1]["helps"]) for side in (self.server, self.client))
+        parts = [self.comment["helps"]] if self.comment["helps"] else [*written]
         return " ".join(
             capital(part.partition(": ")[2].replace("\n", " ")) for part in dict.fromkeys(filter(None, parts))
         )
@@ -103,7 +106,7 @@ def table() -> str:
     said = []
     for title, names in groups().items():
         rows = [
-            f"| [`{name}`](methods/{name}.md) | {prose(methods()[name].about)} | {methods()[name].helps} |"
+            f"| [`{name}`](methods/{name}.md) | {prose(methods()[name].short)} | {methods()[name].helps} |"
             for name in names
         ]
         said += [
