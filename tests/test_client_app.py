@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedgraph_flwr.engine.inline import run_identity
 context = Context(1, 2, {"graph": sys.argv[1]}, RecordDict(), {"overrides": "model.hidden=4", "config": ""})
 with run_identity(1):
-    content = RecordDict({"config": ConfigRecord({"phase": "describe", "round": 0})})
+    content = RecordDict({"config": ConfigRecord({"phase": "describe", "round": 0, "protocol": 2})})
     answer = app(Message(content, dst_node_id=2, message_type="query"), context)
 assert answer.content["metrics"]["num_features"] == 5
 print(sorted({"torch", "torch_geometric", "sklearn", "networkx", "pandas", "matplotlib", "ray"} & set(sys.modules)))

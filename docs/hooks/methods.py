@@ -10,9 +10,15 @@ from typing import Any
 import stored
 from docstrings import markdown, prose
 
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.composition import described, group_path
 from fedgraph_flwr.config.key_docs import own_keys_of
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
+from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Once, Public, Relay, Sum
+from fedgraph_flwr.methods.uplink import declared as uplink_of
+from fedgraph_flwr.methods.uplink import shown as shown_uplink
+from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
+from fedgraph_flwr.wire.messages import METRICS
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,7 +158,7 @@ def page(of: Method) -> str:
         if not of.text(one) and stem in methods() and stem != of.name:
             said.append(f"The {word} side is that of [{stem}]({stem}.md).")
     leaves = [part for _, parts in texts for part in parts["leaves"]]
-    said += ["## What leaves a client", *(leaves or [of.sends])]
+    said += ["## What leaves a client", *(leaves or [of.sends]), uplink_table(of)]
     said += stored.travels(of.name)
     cost = [part for _, parts in texts for part in parts["cost"]]
     curve = stored.budget(of.name)
@@ -207,26 +213,46 @@ def shown(value: object) -> str:
     return words[value] if value in (None, "") or isinstance(value, bool) else f"`{value}`"
 
 
+def uplink_table(of: Method) -> str:
+    """What the method's uplink declares."""
+    cfg = compose([f"strategy={of.name}", "num_clients=3"])
+    rows = ["| phase | group | the server gets | why |", "|---|---|---|---|"]
+    for phase, group, reducer in shown_uplink(uplink_of(of.server, cfg)):
+        when = " (once)" if isinstance(uplink_of(of.server, cfg)[phase], Once) else ""
+        what = "numbers" if group == METRICS else f"`{group}`"
+        rows.append(f"| `{phase}`{when} | {what} | {GETS[type(reducer)]} | {prose(reducer.why)} |")
+    return "\n".join(rows)
+
+
+GETS = {
+    Mean: "the weighted mean",
+    Sum: "the sum",
+    LateMean: "a mean by weights from other uploads",
+    Relay: "values to forward to other clients",
+    Individual: "every client's values",
+    Public: "values that follow from the configuration, or sizes",
+}
+"""What the server gets of a group, by its reducer."""
+
+
 def declared(of: Method) -> str:
     """Return a table of facts that its classes and its YAML declare."""
     server, network = of.server, of.keys.get("model")
     private = of.keys.get("shared", [""]) != [""] or of.keys.get("private")
     whole = "shared and private parameters together" if private else "the shared model"
-    needs = (
-        prose(server.beyond_sums) if server.beyond_sums else "the server needs single clients' values, not only sums"
-    )
+    cfg = compose([f"strategy={of.name}", "num_clients=3"])
+    uplink = uplink_of(server, cfg)
+
+    def verdict(reason: str) -> str:
+        return f"rejected: the method {prose(reason)}" if reason else "supported"
+
     facts = {
         "model": f"`model={network}` by default" if network else "any (`model=`)",
         "scored by": "personal models, and the shared model as `global_...`" if of.keys.get("personal") else whole,
-        "robust rules (`strategy.aggregator`)": "supported"
-        if server.averages
-        else "rejected: the server does not only average models",
-        "secure aggregation (`privacy.secagg`)": f"rejected: {needs}"
-        if server.beyond_sums or not server.sums
-        else "supported",
-        "differential privacy (`privacy.dp`)": "supported"
-        if server.plain_average
-        else "rejected: the server does more than average",
+        "robust rules (`strategy.aggregator`)": verdict(not_robust(cfg, uplink)),
+        "secure aggregation (`privacy.secagg`)": verdict(not_secure(cfg, uplink)),
+        "differential privacy (`privacy.dp`)": verdict(not_private(cfg, uplink)),
+        "sums in Ray's actors (`ray.aggregate`)": verdict(not_added(cfg, uplink)),
     }
     rows = [f"| {name} | {value} |" for name, value in facts.items()]
     for limit in declaration(of.name).limits:

@@ -18,6 +18,7 @@ _FILES = {
     "README.md": "README.md",
     "server.py": "{name}/server.py",
     "client.py": "{name}/client.py",
+    "shared.py": "{name}/shared.py",
     "strategy.yaml": "{name}/conf/strategy/{name}.yaml",
     "test.py": "tests/test_{name}.py",
 }

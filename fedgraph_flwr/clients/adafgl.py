@@ -32,6 +32,7 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, phase
 from fedgraph_flwr.clients.personal import assign, copied
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import adafgl
 from fedgraph_flwr.methods.adafgl import EXTRACTOR, STAGE, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.adafgl import Branches
@@ -65,6 +66,7 @@ class AdaFGLClient(GraphClient):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(adafgl.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = (EXTRACTOR, "branches")
 
     @classmethod

@@ -32,6 +32,8 @@ from fedgraph_flwr.data.schema import fingerprint
 from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
+from fedgraph_flwr.methods.overrides import refuse_overrides
+from fedgraph_flwr.methods.uplink import ARRAYS, Groups, Uplink, declared, model_only, sums
 from fedgraph_flwr.moved import refuse_old_hooks
 from fedgraph_flwr.numerics.losses import class_weights, task_grad, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
@@ -40,6 +42,7 @@ from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.policy import simulated
+from fedgraph_flwr.secure.protections import check_sent
 from fedgraph_flwr.secure.secagg import (
     AGREED,
     DEAL,
@@ -52,7 +55,17 @@ from fedgraph_flwr.secure.secagg import (
     Member,
     digest,
 )
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, Arrays, check_arrays, derive_seed
+from fedgraph_flwr.wire.messages import (
+    DESCRIBE,
+    EVALUATE,
+    MODEL,
+    PROTOCOL,
+    SPEAKS,
+    TRAIN,
+    Arrays,
+    check_arrays,
+    derive_seed,
+)
 from fedgraph_flwr.wire.trees import Tree, moved
 
 OBJECTIVE = {"loss", "logits", "task_loss"}
@@ -132,6 +145,7 @@ class GraphClient(NumPyClient):
     def __init_subclass__(cls, **words: Any) -> None:
         super().__init_subclass__(**words)
         refuse_old_hooks(cls, RENAMED)
+        refuse_overrides(cls, {"unmasked": "uplink"})
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
@@ -160,6 +174,11 @@ class GraphClient(NumPyClient):
 
     # --- what a method may override ---------------------------------------------------------------------------------
 
+    @staticmethod
+    def uplink(cfg: RunConfig, params: Any) -> Uplink:
+        """What leaves the client, per phase and group: the function that the method's server names, too."""
+        return model_only(cfg, params)
+
     @classmethod
     def check(cls, cfg: RunConfig, model: models.Model) -> None:
         """Refuse a configuration that the method cannot serve; asked once, before any client starts.
@@ -176,11 +195,6 @@ class GraphClient(NumPyClient):
     def remark(cls, cfg: RunConfig) -> str:
         """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
         return ""
-
-    @classmethod
-    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
-        """Groups of answers that the server must see as they are although sums are secure; the user is told of them."""
-        return ()
 
     def build_model(self) -> models.Model:
         """The network; every client and the server build it from the same seed."""
@@ -453,19 +467,38 @@ class GraphClient(NumPyClient):
     # --- answering a message ------------------------------------------------------------------------------------------
 
     def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """Answer one message; where sums are secure, with a term of one, but for what is `unmasked`.
+        """Answer one message with what `uplink` declares; where sums are secure, with a term of one.
 
         Raises:
+            FedGraphError: the reply holds what is not declared.
             RunFailed: arrays are asked for that would leave as they are.
         """
         self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
-        if not self.cfg.privacy.secagg:
-            return self.plain_answer(name, groups, config)
-        if name in (PUBLISH, DEAL, UNMASK):
+        secure = self.cfg.privacy.secagg
+        if secure and name in (PUBLISH, DEAL, UNMASK):
             return secure_exchange(name, groups, self.member, self.keyring, self.server_round, self.exchange), {}
-        told, received = groups.pop(SECAGG, {}), digest(groups.get(MODEL, {}))
+        told, received = (groups.pop(SECAGG, {}), digest(groups.get(MODEL, {}))) if secure else ({}, b"")
         sent, numbers = self.plain_answer(name, groups, config)
-        return self._masked(sent, told, received), numbers
+        check_sent(self.cfg, self.declared, name, sent, numbers, self._numbers_of(name))
+        return self._masked(name, sent, told, received) if secure else sent, numbers
+
+    @cached_property
+    def declared(self) -> dict[str, Groups]:
+        """The uplink of this run."""
+        return declared(type(self), self.cfg)
+
+    def _numbers_of(self, name: str) -> set[str]:
+        """Numbers that the framework itself sends in a reply."""
+        if name == DESCRIBE:
+            return {"num_train", "num_nodes", "num_features", "num_classes", "schema", SPEAKS}
+        return self._score_names | {"num_train", "train-loss"} if name in (TRAIN, EVALUATE) else set()
+
+    @cached_property
+    def _score_names(self) -> set[str]:
+        asked = self.cfg.evaluation
+        wanted = ("count", "loss", *metrics.wanted(asked, self.graph.num_classes), *asked.own)
+        names = {f"{split}-{key}" for split in metrics.SPLITS for key in wanted}
+        return {f"{prefix}{name}" for prefix in ("", "global-", "trained-") for name in names} | {metrics.CONFUSION}
 
     def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """The answer to one message.
@@ -486,7 +519,7 @@ class GraphClient(NumPyClient):
             if MODEL in groups and config.get("keep"):  # where no scores were asked for
                 self.set_parameters(self._received(groups))
                 self.remember({}, config)
-            return {}, self.describe()
+            return {}, {**self.describe(), SPEAKS: PROTOCOL}
         if name in ("train", "evaluate"):
             parameters = self._received(groups) if MODEL in groups else []
             self.receive(groups)
@@ -494,10 +527,15 @@ class GraphClient(NumPyClient):
                 return {}, self.evaluate(parameters, config)[2]
             trained, num_train, told = self.fit(parameters, config)
             sent, numbers = self.send()
-            answer = {} if config.get("keep_model") else {MODEL: self.bounded(trained, parameters)}
-            return {**answer, **sent}, {**told, **numbers, "num_train": num_train}
+            if MODEL in self.declared[TRAIN] and not config.get("keep_model"):
+                sent = {MODEL: dict(zip(self.shared, trained, strict=True)), **sent}
+            if self.cfg.privacy.dp == "none":
+                told["num_train"] = num_train
+            received = dict(zip(self.shared, parameters, strict=False))
+            return self.bounded(name, sent, received), {**told, **numbers}
         self.messages_of(name)
-        return getattr(self, name)(groups, config)
+        sent, numbers = getattr(self, name)(groups, config)
+        return self.bounded(name, sent, groups.get(MODEL, {})), numbers
 
     @phase
     def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
@@ -538,17 +576,30 @@ class GraphClient(NumPyClient):
             raise unknown("phase", plain(name, 60), known, f"asked of {cls.__name__}")
         return {**REPEATS, **cls.repeats}.get(name, 1)
 
-    def bounded(self, trained: list[np.ndarray], received: list[np.ndarray]) -> Arrays:
-        """The model to send: as trained, its update clipped where ``privacy.dp=client_fixed``."""
-        model = dict(zip(self.shared, trained, strict=True))
-        if self.cfg.privacy.dp != "client_fixed":
-            return model
-        return clipped_model(model, dict(zip(self.shared, received, strict=True)), self.cfg.privacy.clipping_norm)
+    def bounded(self, name: str, sent: dict[str, Arrays], received: Arrays) -> dict[str, Arrays]:
+        """Groups of a reply, each clipped to its norm where ``privacy.dp=client_fixed``.
 
-    def _masked(self, answer: dict[str, Arrays], told: Arrays, received: bytes) -> dict[str, Arrays]:
-        """The arrays of an answer as this client's term of secure sums, beside those that travel as they are."""
-        as_is = {group: arrays for group, arrays in answer.items() if group in self.unmasked(self.cfg)}
-        terms = {group: arrays for group, arrays in answer.items() if group not in as_is}
+        Args:
+            name: the phase.
+            sent: the groups.
+            received: the shared parameters that came with the message.
+        """
+        privacy = self.cfg.privacy
+        if privacy.dp != "client_fixed":
+            return sent
+        clipped = {}
+        for group in sums(self.declared.get(name, {})):
+            if group in sent:
+                own, origin = sent[group], received
+                if getattr(self.declared[name][group], "origin", "") != ARRAYS:
+                    origin = {key: np.zeros_like(array) for key, array in own.items()}
+                norm = privacy.clipping_norms.get(group, privacy.clipping_norm)
+                clipped[group] = clipped_model(own, origin, norm)
+        return {**sent, **clipped}
+
+    def _masked(self, name: str, answer: dict[str, Arrays], told: Arrays, received: bytes) -> dict[str, Arrays]:
+        """The groups of a reply that are added up as this client's terms of secure sums; others travel unchanged."""
+        terms = {group: answer[group] for group in sums(self.declared.get(name, {})) if group in answer}
         if not terms:
             return answer
         if not told:
@@ -556,9 +607,10 @@ class GraphClient(NumPyClient):
                 f"client {self.graph.client} was not asked for a masked answer in round {self.server_round}, and gives no other "
                 "under privacy.secagg=true"
             )
-        ratios, members, envelopes = told[RATIOS], told[MEMBERS], told[ENVELOPES]
+        ratios = {group: told[f"{RATIOS}/{group}"] for group in terms if f"{RATIOS}/{group}" in told}
+        members, envelopes = told[MEMBERS], told[ENVELOPES]
         masked = self.member.masked(terms, ratios, members, envelopes, self.server_round, received)
-        return {**masked, **as_is, SECAGG: {AGREED: self.member.state[AGREED]}}
+        return {**answer, **masked, SECAGG: {AGREED: self.member.state[AGREED]}}
 
     # --- for when the run is over -------------------------------------------------------------------------------------
 
@@ -574,6 +626,8 @@ class GraphClient(NumPyClient):
 
 def introduced(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dict[str, Any]:
     """What a client tells of its graph: its sizes, and where they weigh its nodes, of one part or of several."""
+    if cfg.privacy.dp != "none":
+        sizes = {key: size for key, size in sizes.items() if key != "num_train"}
     return (
         {**sizes, "num_nodes": nodes}
         if cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes"

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import feddep
 from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params, Peers, clustered
 from fedgraph_flwr.methods.impaired import ADDED, Impaired, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
@@ -42,6 +43,7 @@ class FedDEPClient(GraphClient):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(feddep.uplink)
     needs_others: ClassVar[str] = "its generator of missing neighbours is not kept"
     model: FusedSAGE
 
@@ -57,11 +59,6 @@ class FedDEPClient(GraphClient):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.plain = self.inputs
-
-    @classmethod
-    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
-        """What goes to the other clients."""
-        return (PROTOTYPES,)
 
     @cached_property
     def impaired(self) -> Impaired:

@@ -18,6 +18,7 @@ and standard deviation [H] of features over all its nodes.
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +26,8 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.fedfa import RUNNING, SPREAD, STATISTICS, Params
+from fedgraph_flwr.methods import fedfa
+from fedgraph_flwr.methods.fedfa import GAPS, RUNNING, SPREAD, STATISTICS, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.wire.messages import Arrays
@@ -37,9 +39,11 @@ class FedFAClient(GraphClient):
     Attributes:
         running: μ̄ and σ̄ of each hidden layer, [L-1, H], as received and moved since.
         spread: S of each, [L-1, H].
+        received: μ̄ and σ̄ as received.
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedfa.uplink)
     stacks: ClassVar[tuple[str, ...] | None] = None  # its network draws more than dropout's masks
     model: Stack
 
@@ -47,6 +51,7 @@ class FedFAClient(GraphClient):
         super().__init__(*args, **kwargs)
         self.running: dict[str, Tensor] = {}
         self.spread: dict[str, Tensor] = {}
+        self.received: Arrays = {}
         if self.params.p:  # at 0 not a number is drawn, so that dropout is FedAvg's
             self.model.after_hidden = self.augment
 
@@ -71,10 +76,16 @@ class FedFAClient(GraphClient):
                 {key: torch.from_numpy(groups[group][key]).to(self.device) for key in STATISTICS}
                 for group in (RUNNING, SPREAD)
             )
+            self.received = {key: groups[RUNNING][key].astype(np.float64) for key in STATISTICS}
 
     def send(self) -> Answer:
-        """The running statistics."""
-        return ({RUNNING: {key: to_numpy(value) for key, value in self.running.items()}} if self.running else {}), {}
+        """The running statistics, and how far they are from those received."""
+        if not self.running:
+            return {}, {}
+        now = {key: to_numpy(value) for key, value in self.running.items()}
+        gaps = {key: now[key].astype(np.float64) - self.received[key] for key in STATISTICS}
+        told = {f"gap {key}": gap for key, gap in gaps.items()} | {f"square {key}": gap**2 for key, gap in gaps.items()}
+        return {RUNNING: now, GAPS: told}, {}
 
     def augment(self, h: Tensor, layer: int) -> Tensor:
         """Features [N, H] of a hidden layer, shaken in training with probability p."""

@@ -34,6 +34,7 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, phase
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedgcn
 from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Boundary, Params, arriving, leaving
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.gcn import GCN, SmoothInputs
@@ -47,6 +48,7 @@ class FedGCNClient(GraphClient):
     """FedAvg's client on propagated features; `memory` holds z of its nodes, then of the external ones, and d of the latter."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedgcn.uplink)
     needs_others: ClassVar[str] = "it propagates features of other clients' nodes"
 
     @classmethod
@@ -63,11 +65,6 @@ class FedGCNClient(GraphClient):
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} needs one owner for each node, got partition=overlapping"
             )
-
-    @classmethod
-    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
-        """What goes to single clients by way of the server."""
-        return (SUMS, ROWS, DEGREES) if method_params(cls, cfg).hops else ()
 
     @cached_property
     def leaving(self) -> Boundary:

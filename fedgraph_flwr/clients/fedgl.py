@@ -22,6 +22,7 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedgl
 from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, Params
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
@@ -34,6 +35,7 @@ class FedGLClient(GraphClient):
     """FedAvg's client with pseudo labels and a pseudo graph, which stand in `memory`."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedgl.uplink)
     needs_others: ClassVar[str] = (
         "edges of its graph were found from what all clients tell of their nodes each round, and are not kept"
     )

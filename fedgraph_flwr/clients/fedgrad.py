@@ -16,6 +16,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.methods.fedgrad import FedGradParams
 from fedgraph_flwr.models import Model
 
@@ -24,6 +25,7 @@ class FedGradClient(GraphClient):
     """Returns gradients in place of trained parameters."""
 
     Params: ClassVar[type] = FedGradParams
+    uplink = staticmethod(fedgrad.uplink)
     stacks: ClassVar[tuple[str, ...] | None] = ()
     gradients: dict[str, Tensor]
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedgta
 from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
 from fedgraph_flwr.methods.labels import large_enough
 from fedgraph_flwr.models import Model
@@ -53,6 +54,7 @@ class FedGTAClient(GraphClient):
     """FedAvg's client, which tells how its labels are smoothed by its edges."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedgta.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -18,6 +18,7 @@ from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import coefficients
 from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, Params, alignment
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.hetero import EDGE, NODE, HeteroModel
@@ -32,6 +33,7 @@ class FedHGNClient(GraphClient):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(coefficients.uplink)
     model: HeteroModel
 
     def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
@@ -57,11 +59,6 @@ class FedHGNClient(GraphClient):
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} needs a model with bases: model=rgcn or simple_hgn, model.bases >= 1"
             )
-
-    @classmethod
-    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
-        """Coefficients are handed on, not added up; so is which types they are of, where the schema is shared."""
-        return (COEFFICIENTS,) if cfg.strategy.private_schema else (COEFFICIENTS, ROWS)
 
     def describe(self) -> dict[str, Any]:
         """Without the numbers of types, unless the schema is shared."""

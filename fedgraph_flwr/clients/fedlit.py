@@ -22,6 +22,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedlit
 from fedgraph_flwr.methods.fedlit import LINKS, Params, assigned, means
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedlit import FedLIT
@@ -38,6 +39,7 @@ class FedLITClient(GraphClient):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedlit.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = (CENTROIDS,)
     model: FedLIT
     centres: Tensor | None = None

@@ -4,27 +4,24 @@
 
 for k = 1..K. ‖a_i‖₁ is their sum. Momentum begins at zero in every round. Of Adam's steps it is taken as K (ours: the paper has
 no such optimiser). Momentum beside the proximal term is refused: the authors' program adds their a_i, which is neither.
-Leaves the client: beside what FedAvg sends, K_i and ‖a_i‖₁.
+K_i and ‖a_i‖₁ follow from the configuration. Leaves the client: what FedAvg sends.
 """
 
 from typing import ClassVar
 
-from fedgraph_flwr.clients.base import Answer
 from fedgraph_flwr.clients.fedprox import FedProxClient
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.methods.fednova import STEPS, WORK, Params, work
+from fedgraph_flwr.methods import fednova
+from fedgraph_flwr.methods.fednova import Params
 
 
 class FedNovaClient(FedProxClient):
-    """FedProx's client (μ = 0: FedAvg's) that counts."""
+    """FedProx's client (μ = 0: FedAvg's), by its own keys."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fednova.uplink)
 
     @classmethod
     def remark(cls, cfg: RunConfig) -> str:
         """The server's side says it."""
         return ""
-
-    def send(self) -> Answer:
-        """K_i and ‖a_i‖₁."""
-        return {}, {STEPS: self.steps, WORK: work(self.steps, self.cfg.train, self.params.mu)}

@@ -24,14 +24,14 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedomd
 from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET, Params
 from fedgraph_flwr.methods.moments import central_moments, central_moments_of, discrepancy, moments_about, powers_about
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, Pass, orthogonality
 from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
-from fedgraph_flwr.wire.messages import MODEL, Arrays
+from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, Arrays
 
 
 class Taken(NamedTuple):
@@ -52,6 +52,7 @@ class FedOMDClient(GraphClient):
     """FedAvg's client with the orthogonality and moment terms in its objective."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedomd.uplink)
     repeats: ClassVar[Mapping[str, int]] = {
         "moments_about": 64,  # about another point for each client lost
         **dict.fromkeys((PUBLISH, DEAL, UNMASK), 2),  # of secure sums of moments, and of models
@@ -67,11 +68,6 @@ class FedOMDClient(GraphClient):
         """The network must be the orthogonal GCN."""
         if not isinstance(model, OrthoGCN):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedomd, got {cfg.model.name}")
-
-    @classmethod
-    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
-        """A largest feature of all is no sum; ``cmd_range=unit`` needs none."""
-        return (RANGE,) if method_params(cls, cfg).cmd_range == "pooled" else ()
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the pooled moments [H, 5, D] and, with ``cmd_range=pooled``, the widths b − a [H]."""
@@ -119,11 +115,11 @@ class FedOMDClient(GraphClient):
         self.taken = None
         return (taken.out, taken.moments) if taken else (self.model.propagate(self.batch.inputs), None)
 
-    @phase
-    def moments(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """The only statistics exchange of ``one_phase``: own mean and moments about it, [H, 5, D]."""
-        z, moments = self._features_of(groups[MODEL])
-        return self._statistics(z, moments=moments)
+    def describe(self) -> dict[str, Any]:
+        """Also the number of nodes, where moments weigh by it."""
+        told = super().describe()
+        wanted = self.declared[DESCRIBE].get(METRICS)
+        return {**told, "num_nodes": self.graph.num_nodes} if wanted and "num_nodes" not in told else told
 
     @phase
     def means(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
@@ -136,17 +132,13 @@ class FedOMDClient(GraphClient):
         """Second of ``two_phase``: moments about the pooled mean, [H, 4, D] (lines 12-15)."""
         z, _ = self._features_of(groups[MODEL])
         mean = torch.from_numpy(groups["point"]["mean"]).to(z)
-        return {MOMENTS: {"spread": to_numpy(moments_about(z, mean))}}, {"count": len(z)}
+        return {MOMENTS: {"spread": to_numpy(moments_about(z, mean))}}, {}
 
     @phase
     def moments_sum(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """Where sums are secure: moments about a point that all are sent, [H, 5, D], and apart from them the range."""
+        """The only statistics exchange of ``one_phase``: moments about a point that all are sent, [H, 5, D]."""
         z, _ = self._features_of(groups[MODEL])
-        told, count = self._statistics(
-            z, powers=powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device))
-        )
-        span = told[MOMENTS].pop("range", None)
-        return told if span is None else {**told, RANGE: {"range": span}}, count
+        return self._statistics(z, powers=powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device)))
 
     def _features(self, hidden: list[Tensor]) -> Tensor:
         """The features whose moments count: [N', H, D]."""
@@ -198,8 +190,8 @@ class FedOMDClient(GraphClient):
         self.memory["statistics"] = asked
 
     def _statistics(self, z: Tensor, **statistics: Tensor) -> Answer:
-        """An answer with statistics of features z [N', H, D], their number N', and with ``cmd_range=pooled`` their range."""
-        group = {name: to_numpy(value) for name, value in statistics.items()}
+        """A reply with statistics of features z [N', H, D] and, with ``cmd_range=pooled``, their range in a group of its own."""
+        groups = {MOMENTS: {name: to_numpy(value) for name, value in statistics.items()}}
         if self.params.cmd_range == "pooled":
-            group["range"] = to_numpy(torch.stack([z.amin((0, 2)), z.amax((0, 2))], dim=1))  # [H, 2]
-        return {MOMENTS: group}, {"count": len(z)}
+            groups[RANGE] = {"range": to_numpy(torch.stack([z.amin((0, 2)), z.amax((0, 2))], dim=1))}  # [H, 2]
+        return groups, {}

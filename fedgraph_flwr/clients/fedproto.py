@@ -15,6 +15,7 @@ the model leaves.
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import prototypes
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params, class_means, distances
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.messages import Arrays
@@ -36,6 +38,7 @@ class FedProtoClient(GraphClient):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(prototypes.uplink)
     prototypes: Tensor | None = None
     known: Tensor
 
@@ -77,11 +80,16 @@ class FedProtoClient(GraphClient):
         return torch.linalg.vector_norm((own - goal)[self.known & (count > 0)], dim=1).sum()
 
     def send(self) -> Answer:
-        """The client's prototypes, and of how many nodes they are."""
+        """Of each class the sum of its nodes' embeddings, in float64, and how many nodes they are."""
+        mean, count = self.prototypes_told()
+        return {PROTOTYPES: {"sum": mean.astype(np.float64) * count[:, None], "count": count.astype(np.float64)}}, {}
+
+    def prototypes_told(self) -> tuple[np.ndarray, np.ndarray]:
+        """The client's prototypes [C, D], and of how many nodes they are [C]; 0 for a class with too few nodes."""
         mean, count = class_means(self.embeddings()[self.train_nodes], self.y[self.train_nodes], self.graph.num_classes)
         count = torch.where(count < self.least, 0, count)
         mean = torch.where(count[:, None] > 0, mean, 0)
-        return {PROTOTYPES: {"mean": to_numpy(mean), "count": to_numpy(count)}}, {}
+        return to_numpy(mean), to_numpy(count)
 
     def predict_shared(self) -> Tensor:
         """Distances [N, C] to the prototypes, negative; a class without one is farther than all."""

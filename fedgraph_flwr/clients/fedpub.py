@@ -25,6 +25,7 @@ from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.personal import PersonalClient, assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedpub
 from fedgraph_flwr.methods.fedpub import EMBEDDING, Params, random_graph
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
@@ -40,6 +41,7 @@ class FedPUBClient(PersonalClient):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedpub.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = ("masks",)
     received: dict[str, Tensor]
 

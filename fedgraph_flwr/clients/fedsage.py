@@ -37,6 +37,7 @@ from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase, to_num
 from fedgraph_flwr.clients.personal import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedsage
 from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn_neighbours, mended
 from fedgraph_flwr.methods.impaired import ADDED, Impaired, apart, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
@@ -64,6 +65,7 @@ class FedSageClient(GraphClient):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedsage.uplink)
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)
     needs_others: ClassVar[str] = (
         "the generator of missing neighbours was trained with the other clients, and is not kept"
@@ -82,11 +84,6 @@ class FedSageClient(GraphClient):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.plain = self.inputs
-
-    @classmethod
-    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
-        """What peers judge."""
-        return PROPOSED, OWNERS
 
     # --- phases -------------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree
 
@@ -29,6 +29,8 @@ class FedSageTrueClient(FedGradClient):
         external_x: their features, [B, F].
     """
 
+    uplink = staticmethod(fedgrad.true_features)
+
     needs_others: ClassVar[str] = "its graph is mended with features of other clients' nodes"
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -39,11 +41,6 @@ class FedSageTrueClient(FedGradClient):
         self.owner = torch.empty_like(self.external)
         self.owner[torch.searchsorted(self.external, ends)] = owners
         self.external_x = torch.zeros(0, self.graph.num_features)
-
-    @classmethod
-    def unmasked(cls, cfg: RunConfig) -> tuple[str, ...]:
-        """What goes to single clients by way of the server."""
-        return "wanted", "features"
 
     @phase
     def wanted(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:

@@ -36,6 +36,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods import fedspa
 from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
@@ -111,6 +112,7 @@ class FedSPAClient(GraphClient):
     """FedAvg's client that also tells its high-frequency area and its Fisher diagonals, or how they deviate."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedspa.uplink)
     repeats: ClassVar[Mapping[str, int]] = {"share_again": 64}  # over ever fewer clients
     secrets: ClassVar[tuple[str, ...]] = ("key", "summed")
 

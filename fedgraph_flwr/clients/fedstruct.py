@@ -22,7 +22,7 @@ from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods import hops, structure_features
+from fedgraph_flwr.methods import fedstruct, hops, structure_features
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams
 from fedgraph_flwr.methods.hops import HopExchange, Matrix, Pruning, RowMessage
 from fedgraph_flwr.models import Model
@@ -46,6 +46,7 @@ class FedStructClient(FedGradClient):
     """
 
     Params: ClassVar[type] = FedStructParams
+    uplink = staticmethod(fedstruct.uplink)
     needs_others: ClassVar[str] = "its rows of the whole graph's powers come from all clients"
     repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MOST_BLOCKS}  # one a hop and block, or two a hop
     model: FedStruct

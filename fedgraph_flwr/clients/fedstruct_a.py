@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct, Identity
@@ -28,6 +29,7 @@ class FedStructAClient(FedGradClient):
     """
 
     Params: ClassVar[type] = FedStructAParams
+    uplink = staticmethod(fedstruct.known_uplink)
     needs_others: ClassVar[str] = "the server computes its structure part from the edges of all clients"
     z: dict[str, Tensor]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import Answer, phase, to_numpy
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods import hops
+from fedgraph_flwr.methods import fedstruct, hops
 from fedgraph_flwr.methods.fedstruct import STRUCTURE
 from fedgraph_flwr.methods.hops import Matrix, RowMessage
 from fedgraph_flwr.numerics.optim import NamedOptimizer
@@ -40,6 +40,8 @@ class PrivateFedStructClient(FedStructClient):
         parts: Σ_j s̄^(j) of its own nodes, [J·N, C]: ``train`` with dropout, ``scored`` without.
         embedding: number of the phase 1 that they are of.
     """
+
+    uplink = staticmethod(fedstruct.private_uplink)
 
     repeats: ClassVar[Mapping[str, int]] = {
         **FedStructClient.repeats,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedtad
 from fedgraph_flwr.methods.fedtad import RELIABILITY, Params, reliability
 from fedgraph_flwr.models import Model
 
@@ -18,6 +19,7 @@ class FedTADClient(GraphClient):
     """FedAvg's client with Φ_i in its description."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedtad.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

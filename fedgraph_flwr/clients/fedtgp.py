@@ -14,6 +14,7 @@ import numpy as np
 
 from fedgraph_flwr.clients.base import Answer
 from fedgraph_flwr.clients.fedproto import FedProtoClient
+from fedgraph_flwr.methods import prototypes
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, FedTGPParams
 
 
@@ -21,9 +22,9 @@ class FedTGPClient(FedProtoClient):
     """FedProto's client, who keeps its numbers of nodes to itself."""
 
     Params: ClassVar[type] = FedTGPParams
+    uplink = staticmethod(prototypes.single_uplink)
 
     def send(self) -> Answer:
         """The client's prototypes; a count of 1 says that there is one."""
-        groups, numbers = super().send()
-        told = groups[PROTOTYPES]
-        return {PROTOTYPES: {**told, "count": np.minimum(told["count"], 1)}}, numbers
+        mean, count = self.prototypes_told()
+        return {PROTOTYPES: {"mean": mean, "count": np.minimum(count, 1)}}, {}

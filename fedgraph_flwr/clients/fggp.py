@@ -31,6 +31,7 @@ from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
 from fedgraph_flwr.clients.personal import assign
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.methods import fggp
 from fedgraph_flwr.methods.fggp import BANK, TOLD, Params
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
@@ -60,6 +61,7 @@ class FGGPClient(GraphClient):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fggp.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = (BANK,)
     _pairs: tuple[Tensor, Tensor, Tensor, "Pairs"] | None = None
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from fedgraph_flwr.clients.base import Answer, GraphClient
+from fedgraph_flwr.methods import gcfl
 from fedgraph_flwr.methods.gcfl import GRADIENT, Params
 
 
@@ -16,6 +17,7 @@ class GCFLClient(GraphClient):
     """FedAvg's client."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(gcfl.uplink)
 
     def send(self) -> Answer:
         """The norm, where it is asked for."""

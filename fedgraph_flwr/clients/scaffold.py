@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import Answer, to_numpy
 from fedgraph_flwr.clients.variates import OFFER, OWN, Named, VariateClient
+from fedgraph_flwr.methods import variates
 from fedgraph_flwr.methods.variates import VARIATES, ScaffoldParams
 from fedgraph_flwr.numerics.optim import Optimizer
 
@@ -30,6 +31,7 @@ class ScaffoldClient(VariateClient):
     """
 
     Params: ClassVar[type] = ScaffoldParams
+    uplink = staticmethod(variates.uplink)
 
     def train(self) -> float:
         """Find c − c_i, then train."""

@@ -28,7 +28,9 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.errors import FedGraphError, located, plain, unknown
+from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.wire.messages import (
@@ -38,6 +40,8 @@ from fedgraph_flwr.wire.messages import (
     FAILED,
     METRICS,
     MODEL,
+    PROTOCOL,
+    SPEAKS,
     TRAIN,
     derive_seed,
     from_record,
@@ -121,6 +125,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
     if torch.get_num_threads() != (threads := _threads(cfg, context)):
         torch.set_num_threads(threads)
     client, version = _find(cfg, context)
+    _check_protocol(config)
     fresh = client.policy.check_start and _starts(client, context, config)
     checkpoints = _checkpoint_folder(cfg, context, client, str(config["run"])) if "run" in config else None
     _permit(client, context, config, own)
@@ -188,6 +193,19 @@ def _config(message: Message) -> dict[str, Any]:
                 f"the server's message has {key}={plain(config.get(key), 60)}, expected {kind.__name__}"
             )
     return config
+
+
+def _check_protocol(config: Mapping[str, Any]) -> None:
+    """Refuse a server whose program speaks another version of the protocol.
+
+    Raises:
+        FedGraphError: naming both versions.
+    """
+    if config["phase"] == DESCRIBE and config.get(SPEAKS, 1) != PROTOCOL:
+        raise FedGraphError(
+            f"the server speaks version {plain(config.get(SPEAKS, 1), 20)} of the protocol between server and clients, this node"
+            f" version {PROTOCOL}: install the same version of fedgraph-flwr on both"
+        )
 
 
 def _simulated(context: Context) -> bool:
@@ -261,6 +279,7 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     kind = locate(cfg.strategy.client)
     if not (isinstance(kind, type) and issubclass(kind, GraphClient)):
         raise FedGraphError(f"strategy.client={plain(cfg.strategy.client, 80)} is no client: expected a GraphClient")
+    protections.check(cfg, declared(kind, cfg))
     graph = load_graph(cfg, context)
     if graph.client in cfg.adversary.clients:
         kind = _hostile(kind, cfg, context)

@@ -391,6 +391,8 @@ class PrivacyConfig(Section, group="privacy"):
     dp: str = choice("none", ("none", "server_fixed", "client_fixed"))
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
     clipping_norm: float = number(1.0, without_low=True)  # largest L2 norm of a client's update
+    # largest norms of single groups that the method uploads, such as {variates: 0.1}; others: clipping_norm
+    clipping_norms: dict[str, float] = field(default_factory=dict)
     # at which ε is told; at most 1 / num_clients
     delta: float = number(1e-5, high=1, without_low=True, without_high=True)
     epsilon_budget: float = 0.0  # the run ends before a release that would cost more; 0: none
@@ -398,6 +400,8 @@ class PrivacyConfig(Section, group="privacy"):
     # mean of evaluation.metric over clients alone, with noise as a model's, and counts that as a release too
     scores: str = choice("told", ("told", "none", "noised"))
     secagg: bool = False  # the server learns the weighted sum of what clients trained, and no term of it
+    # groups that the server may see of each client despite secagg; a node refuses those that its policy does not list
+    reveal: list[str] = field(default_factory=list)
     # share of the cohort that must answer, and that can unmask
     secagg_threshold: float = number(2 / 3, low=0.5, high=1, without_low=True)
     secagg_bits: int = number(
@@ -421,6 +425,9 @@ class PrivacyConfig(Section, group="privacy"):
                 "privacy.dp=server_fixed with privacy.noise_multiplier=0 protects nobody: expected a multiplier > 0"
                 " (to bound updates alone: strategy.aggregator=norm_bound)"
             )
+        for group, norm in self.clipping_norms.items():
+            if not 0 < norm < float("inf"):
+                raise FedGraphError(f"privacy.clipping_norms.{group} must be > 0 and finite, got {norm:g}")
         if self.epsilon_budget and not self.noise_multiplier:
             raise FedGraphError(
                 f"privacy.epsilon_budget={self.epsilon_budget:g} without noise has no ε to bound: set"
@@ -601,12 +608,6 @@ class RunConfig(Section):
     def at_once(self) -> int:
         """How many clients of one process may be computed as one; `checks.at_once` says how many are."""
         return AT_ONCE if self.stack == AUTO else int(self.stack)
-
-    @property
-    def sums_alone(self) -> str:
-        """The key by which the server sees sums of what clients trained, and no client's own; empty: none."""
-        told = {"privacy.secagg": self.privacy.secagg, "ray.aggregate": self.ray.aggregate}
-        return next((key for key, holds in told.items() if holds), "")
 
 
 _KINDS = {

@@ -19,7 +19,7 @@ def check(cfg: RunConfig, sends_models: bool) -> None:
 
     Args:
         cfg: the run's configuration.
-        sends_models: what the method declares (`GraphStrategy.sends_models`).
+        sends_models: whether clients reply with their models, by the uplink.
 
     Raises:
         FedGraphError: one sentence.

@@ -1,8 +1,10 @@
 """AdaFGL: its keys."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.uplink import Once, Uplink, model_only
 
 EXTRACTOR = "extractor"
 """Group, down, and phase: the model of stage 1, once."""
@@ -25,3 +27,8 @@ class Params:
     # paper | program: how unlike pairs weigh, see models/adafgl.py
     negatives: str = choice("paper", ("paper", "program"))
     knowledge: float = 1.0  # κ, weight of the distance from the extractor's predictions
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model in stage 1; replies to the extractor hold nothing."""
+    return {**model_only(cfg, params), EXTRACTOR: Once()}

@@ -7,12 +7,15 @@ A *name* is that of a declared weight, such as ``edge_1``: one kind of type in o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import choice
+from fedgraph_flwr.config import RunConfig, choice
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Mean, Once, Relay, Uplink
+from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 COEFFICIENTS = "coefficients"
 """Group of arrays that a client sends: β [T, B] by name, one row for each type that it holds."""
@@ -58,3 +61,15 @@ def shuffled_pool(
     others: Sequence[np.ndarray] = [known[name] for client, known in coefficients.items() if client != receiver]
     pool = np.concatenate(others) if others else np.zeros((0, 0), dtype=np.float32)
     return np.ascontiguousarray(pool[rng.permutation(len(pool))])
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """What names no type is averaged; coefficients are handed to the other clients."""
+    averaged = any(f"{COEFFICIENTS}.".startswith(prefix) for prefix in cfg.strategy.shared)
+    shared = Individual(ARRAYS, why="coefficients are averaged over the clients that hold a type") if averaged else None
+    pooled = Relay(why="each client aligns its coefficients with those of the others")
+    rows = {} if cfg.strategy.private_schema else {ROWS: Individual(why="the server must know who holds a type")}
+    return {
+        TELL: Once({COEFFICIENTS: pooled, **rows}),
+        TRAIN: {MODEL: shared or Mean(ARRAYS, origin=ARRAYS), COEFFICIENTS: pooled},
+    }

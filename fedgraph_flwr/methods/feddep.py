@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.config import number
+from fedgraph_flwr.config import RunConfig, number
+from fedgraph_flwr.methods.impaired import ADDED
+from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Uplink, model_only
+from fedgraph_flwr.wire.messages import METRICS
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 ENCODER = "encoder"
 """Group, down, once: the model whose hidden features are generated."""
@@ -87,3 +92,19 @@ def clustered(h: Tensor, k: int, seed: int, steps: int = 10) -> tuple[Tensor, Te
         total = torch.zeros_like(centres).index_add(0, nearest, h)
         centres = torch.where(count[:, None] > 0, total / count.clamp(min=1)[:, None], centres)
     return centres, count
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model; once, prototypes for the other clients and how many neighbours were generated."""
+    if not params.neighbours or params.encoder_rounds >= cfg.rounds:
+        return model_only(cfg, params)
+    fields = {
+        "mean": ArrayField((params.prototypes, cfg.model.hidden), cfg.dtype),
+        "count": ArrayField((params.prototypes,), "int64", 0, LARGEST),
+    }
+    added = {ADDED: NumberField(0, LARGEST, whole=True)}
+    return {
+        **model_only(cfg, params),
+        "prototype": Once({PROTOTYPES: Relay(fields, why="the other clients generate neighbours from them")}),
+        "mend": Once({METRICS: Individual(added, why="how many neighbours each client generated is logged")}),
+    }

@@ -1,14 +1,21 @@
 """FedFA: its keys, and the names of what travels beside the model."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.uplink import Mean, Reducer, Uplink, model_only
+from fedgraph_flwr.wire.messages import TRAIN
+from fedgraph_flwr.wire.reply_schema import ArrayField
 
 RUNNING = "running"
 """Group: clients' running mean and standard deviation of each channel, ``mean`` and ``std`` [L-1, H]; both ways."""
 
 SPREAD = "spread"
 """Group: their variances over clients, ``mean`` and ``std`` [L-1, H]; made by the server, goes down alone."""
+
+GAPS = "gaps"
+"""Group, up: how far ``mean`` and ``std`` are from those received, and squares of that, from which follow the variances."""
 
 STATISTICS = ("mean", "std")
 
@@ -23,3 +30,14 @@ class Params:
     eps: float = number(1e-6, low=1e-12)  # ε
     # over clients: channel (the paper) | scalar (the program), one for all channels
     variance: str = choice("channel", ("channel", "scalar"))
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, and means of feature statistics from which the server finds their variance over clients."""
+    found: dict[str, Reducer] = {**model_only(cfg, params)[TRAIN]}
+    if params.p:
+        shape = (cfg.model.layers - 1, cfg.model.hidden)
+        found[RUNNING] = Mean({key: ArrayField(shape, cfg.dtype) for key in STATISTICS}, trained=True)
+        gaps = {f"{kind} {key}": ArrayField(shape, "float64") for kind in ("gap", "square") for key in STATISTICS}
+        found[GAPS] = Mean(gaps, weight="uniform", trained=True)
+    return {TRAIN: found}

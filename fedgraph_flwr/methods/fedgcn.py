@@ -5,13 +5,15 @@ i's nodes (rows) that these edges have, ascending by global id: both know it, so
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from torch import Tensor
 
-from fedgraph_flwr.config import number
+from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.methods.uplink import Once, Relay, Uplink, model_only
 
 SUMS, ROWS, DEGREES = "sums", "rows", "degrees"
 """Groups, up by receiver and down by sender: partial sums [b, F]; rows of Â X [b, F] and degrees [b] of their nodes."""
@@ -71,3 +73,13 @@ def leaving(graph: ClientGraph) -> Boundary:
 def arriving(graph: ClientGraph) -> Boundary:
     """The sources of cut edges to this client's nodes."""
     return Boundary.of(graph.cut_in, graph.cut_in_owner, graph.num_nodes)
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model; once, sums over neighbours for the clients that own or neighbour them."""
+    if not params.hops:
+        return model_only(cfg, params)
+    why = "the server forwards them to the clients at the other end of cut edges"
+    smooth = {ROWS: Relay(why=why), DEGREES: Relay(why=why)} if params.hops == 2 else {}
+    extend = {"extend": Once()} if params.hops == 2 else {}
+    return {**model_only(cfg, params), "sums": Once({SUMS: Relay(why=why)}), "smooth": Once(smooth), **extend}

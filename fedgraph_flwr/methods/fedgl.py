@@ -1,12 +1,17 @@
 """FedGL: its keys, the names of what travels, and how the server fuses what clients say of nodes they share."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedgraph_flwr.config import number
+from fedgraph_flwr.config import RunConfig, number
+from fedgraph_flwr.methods.prototypes import WIDTH
+from fedgraph_flwr.methods.uplink import Individual, Once, Public, Uplink, model_only
 from fedgraph_flwr.models.structure_learner import top_k
+from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, TRAIN
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 IDS = "ids"
 """Group, up, once: global ids of a client's nodes, ``node`` int64 [N], ascending."""
@@ -72,3 +77,17 @@ def among(
     row, col = local[entries[0]], local[entries[1]]
     inside = (row >= 0) & (col >= 0)
     return {"row": row[inside], "col": col[inside], "weight": entries[2][inside]}
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model; where something is discovered, ids of nodes once, and what the client predicts of each."""
+    model = model_only(cfg, params)[TRAIN]
+    width = {DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})}}
+    if not params.discovers:
+        return {TRAIN: model, **width}
+    ids = {"node": ArrayField((range(1, LARGEST),), "int64", 0, LARGEST)}
+    return {
+        "identify": Once({IDS: Individual(ids, why="the server finds the nodes that several clients hold")}),
+        TRAIN: {**model, NODES: Individual(why="predictions are fused node by node")},
+        **width,
+    }

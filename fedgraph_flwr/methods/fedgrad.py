@@ -1,8 +1,11 @@
 """Gradient averaging: its keys."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from fedgraph_flwr.config import number
+from fedgraph_flwr.config import RunConfig, number
+from fedgraph_flwr.methods.uplink import ARRAYS, Once, Relay, Sum, Uplink
+from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 
 @dataclass
@@ -11,3 +14,19 @@ class FedGradParams:
 
     local_epochs: int = number(1, low=1)  # more deviates from the paper: gradients summed along local steps
     double_softmax: bool = False  # the authors' program: cross-entropy of a softmax of a softmax
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The gradient of each shared parameter, of the summed loss."""
+    return {TRAIN: {MODEL: Sum(ARRAYS)}}
+
+
+def true_features(cfg: RunConfig, params: Any) -> Uplink:
+    """FedSage-true: which nodes are wanted, their features, and gradients."""
+    why = "the server forwards them to the clients that asked"
+    return {
+        **uplink(cfg, params),
+        "wanted": Once({"wanted": Relay(why="the server forwards ids to the owners of the nodes")}),
+        "features": Once({"features": Relay(why=why)}),
+        "mend": Once(),
+    }

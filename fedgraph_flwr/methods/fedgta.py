@@ -1,8 +1,12 @@
 """FedGTA: its keys, and the names of what travels beside the model."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Uplink
+from fedgraph_flwr.wire.messages import METRICS, MODEL, TRAIN
+from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField
 
 SMOOTHED = "smoothed"
 """Group, up: ``moments`` [1 or 2, K, C] of the propagated labels."""
@@ -29,3 +33,15 @@ class Params:
     def kinds(self) -> int:
         """Kinds of moments."""
         return 2 if self.moments == "hybrid" else 1
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, moments of propagated labels, and a confidence."""
+    moments = {"moments": ArrayField((params.kinds, params.orders, "C"), "float64")}
+    return {
+        TRAIN: {
+            MODEL: Individual(ARRAYS, why="each client receives its own mixture of models"),
+            SMOOTHED: Individual(moments, why="clients are mixed by how alike these are"),
+            METRICS: Individual({CONFIDENCE: NumberField(0)}, why="it weighs the client in each mixture"),
+        }
+    }

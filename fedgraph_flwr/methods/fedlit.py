@@ -5,12 +5,16 @@ cosine with it is largest.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods.similarity import unit_rows
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Uplink
+from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 LINKS = "links"
 """Group. Both ways: ``centroids`` [k, 2H]; up also ``count`` [k], training nodes that links of each type touch."""
@@ -48,3 +52,13 @@ def matched(centroids: np.ndarray, centres: np.ndarray) -> np.ndarray:
         found[centre] = cluster
         likeness[centre], likeness[:, cluster] = -np.inf, -np.inf
     return found
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, whose branches are matched by the clusters of links, and these."""
+    return {
+        TRAIN: {
+            MODEL: LateMean(ARRAYS, why="each client's branches come in an order of their own"),
+            LINKS: Individual(why="the server matches the clusters of all clients"),
+        }
+    }

@@ -1,15 +1,12 @@
 """FedNova: its keys, and how many steps' worth a client's way is."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedgraph_flwr.config import RunConfig, TrainConfig
 from fedgraph_flwr.errors import FedGraphError
-
-WORK = "work"
-"""Number that a client sends: ‖a_i‖₁."""
-
-STEPS = "steps"
-"""Number that a client sends: K_i."""
+from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Uplink
+from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 
 @dataclass
@@ -49,3 +46,13 @@ def work(steps: int, train: TrainConfig, mu: float) -> float:
     if train.optimizer == "sgd" and (rho := train.momentum):
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
     return float(steps)
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, weighted by p_i/‖a_i‖₁, where K_i and so a_i follow from the configuration."""
+
+    def worth(client: int) -> float:
+        length = work(cfg.train.steps_of(client), cfg.train, params.mu)
+        return 1 / length if length else 0.0
+
+    return {TRAIN: {MODEL: Mean(ARRAYS, origin=ARRAYS, scale=worth, trained=True)}}

@@ -1,11 +1,15 @@
 """FedOMD: its keys, and the names that both sides use on the wire."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.uplink import Groups, Individual, Mean, Public, Uplink, model_only
+from fedgraph_flwr.wire.messages import DESCRIBE, METRICS
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 MOMENTS = "moments"
-"""The group of a client's statistics, and the phase of ``one_phase``."""
+"""The group of a client's statistics."""
 
 RANGE = "range"
 """The smallest and largest features, where they come in a group of their own."""
@@ -34,3 +38,25 @@ class Params:
     cmd_act: str = choice("none", ("none", "sigmoid"))
     # (ours) no statistics of fewer nodes leave a client; on a fleet at least 5, or as its policy says
     min_nodes: int = number(1, low=1)
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, moments of hidden features about a point that all know, and the range of these."""
+    found: dict[str, Groups] = dict(model_only(cfg, params))
+    if not (params.cmd and params.beta):
+        return found
+    shape = cfg.model.layers - 1, cfg.model.hidden
+    weight = "nodes" if params.cmd_nodes == "all" else "train"
+    if weight == "nodes" and cfg.privacy.dp == "none":
+        found[DESCRIBE] = {
+            METRICS: Public({"num_nodes": NumberField(1, LARGEST, whole=True)}, why="a size, as num_train")
+        }
+    ends = {"range": ArrayField((shape[0], 2), cfg.dtype)}
+    span = {RANGE: Individual(ends, why="a largest value is not a sum")} if params.cmd_range == "pooled" else {}
+    if params.exchange == "two_phase":
+        found["means"] = {MOMENTS: Mean({"mean": ArrayField(shape, cfg.dtype)}, weight=weight), **span}
+        spread = {"spread": ArrayField((shape[0], 4, shape[1]), cfg.dtype)}
+        found["moments_about"] = {MOMENTS: Mean(spread, weight=weight)}
+    powers = {"powers": ArrayField((shape[0], 5, shape[1]), "float64")}
+    found["moments_sum"] = {MOMENTS: Mean(powers, weight=weight), **span}
+    return found

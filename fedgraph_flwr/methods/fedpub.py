@@ -5,11 +5,16 @@ N(0, 1): the numbers of the authors' program. Their server sends it; here every 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.wire.messages import derive_seed
+from fedgraph_flwr.methods.prototypes import WIDTH
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Public, Uplink
+from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN, derive_seed
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 EMBEDDING = "embedding"
 """Group, up: ``mean`` [D], the functional embedding."""
@@ -46,3 +51,16 @@ def random_graph(seed: int, num_features: int, num_classes: int) -> Graph:
         test_mask=nothing,
         num_classes=num_classes,
     )
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, and what it says of a random graph."""
+    return {
+        DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})},
+        TRAIN: {
+            MODEL: Individual(ARRAYS, why="each client receives its own mixture of models"),
+            EMBEDDING: Individual(
+                {"mean": ArrayField((WIDTH,), cfg.dtype)}, why="clients are mixed by how alike these are"
+            ),
+        },
+    }

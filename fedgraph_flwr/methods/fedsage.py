@@ -4,12 +4,17 @@ A row is one predicted neighbour.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.methods.impaired import ADDED
+from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Sum, Uplink, model_only
+from fedgraph_flwr.wire.messages import METRICS
+from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField
 
 PROPOSED = "proposed"
 """Group. Up: ``rows`` [R, F], predicted neighbours of training nodes; down: those of each client by its index."""
@@ -68,3 +73,17 @@ def mended(graph: Graph, x: Tensor, at: Tensor) -> Graph:
         test_mask=nothing,
         num_classes=graph.num_classes,
     )
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model; before round 1, generated neighbours for the peers, and sums of their distances from true ones."""
+    if not params.neighbours:
+        return model_only(cfg, params)
+    why = "the peers compare generated neighbours with their own nodes"
+    added = {ADDED: NumberField(0, LARGEST, whole=True)}
+    return {
+        **model_only(cfg, params),
+        "generate": Once({PROPOSED: Relay(why=why), OWNERS: Relay(why=why)}),
+        "judge": Once({APART: Sum()}),
+        "mend": Once({METRICS: Individual(added, why="how many neighbours each client generated is logged")}),
+    }

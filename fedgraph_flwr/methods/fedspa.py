@@ -1,8 +1,16 @@
 """FedSPA: its keys, which both sides read."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.uplink import ARRAYS, Groups, Individual, LateMean, Once, Public, Uplink
+from fedgraph_flwr.models.fedspa import FISHER
+from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD
+from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
+from fedgraph_flwr.wire.reply_schema import HUGE, LARGEST, ArrayField, NumberField
+
+ROUNDING = 1e-6  # of S_i, which is 0 where all neighbours are alike
 
 
 @dataclass
@@ -26,3 +34,22 @@ class Params:
     def masked(self) -> bool:
         """Whether Fisher diagonals reach the server as a masked sum alone."""
         return self.posterior and self.fisher_exchange == "scalar"
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, Fisher diagonals or masked shares of their sum and deviations from it, and S_i."""
+    why = "the weights of the mean follow from them"
+    fisher = {FISHER: Individual(why=why)} if params.posterior else {}
+    nodes = {"num_nodes": NumberField(1, LARGEST, whole=True)}
+    bound = 2 if params.laplacian == "sym" else HUGE
+    area = {"high_frequency_area": NumberField(-ROUNDING, bound + ROUNDING)} if params.prior else {}
+    found: dict[str, Groups] = {
+        DESCRIBE: {METRICS: Individual(nodes | area, why=why)},
+        TRAIN: {MODEL: LateMean(ARRAYS, why=why), **fisher},
+    }
+    if params.masked:
+        deviations = dict.fromkeys(("deviation_hom", "deviation_het"), NumberField(0))
+        found["publish_key"] = Once({"key": Public({"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD})})
+        found["share_again"] = fisher
+        found["deviate"] = {METRICS: Individual(deviations, why=why)}
+    return found

@@ -1,10 +1,16 @@
 """FedStruct: the keys of its forms, and the names that both sides use on the wire."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedgrad import FedGradParams
+from fedgraph_flwr.methods.fedgrad import uplink as gradients
+from fedgraph_flwr.methods.uplink import Groups, Individual, Once, Public, Reducer, Relay, Sum, Uplink
+from fedgraph_flwr.wire.messages import METRICS, TRAIN
+from fedgraph_flwr.wire.reply_schema import NumberField
 
 STRUCTURE = "structure"
 """Group: rows of S, of its gradient, or of what follows from S."""
@@ -55,3 +61,54 @@ class FedStructAParams(FedGradParams):
     # node2vec: passes of the skip-gram; a minute on 3000 nodes, once: the vectors are kept with the data, by graph
     # and seed
     epochs: int = number(50, low=1)
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """FedStruct-B: gradients; rows of S that belong to single nodes; before round 1 keys, ids and sealed envelopes."""
+    rows = {STRUCTURE: Individual(why="rows of S belong to single clients' nodes")}
+    return {
+        **gradients(cfg, params),
+        **_acquisition(rows),
+        "place": Once(),
+        TRAIN: {**gradients(cfg, params)[TRAIN], **(rows if params.features == "hop2vec" else {})},
+    }
+
+
+def private_uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """Appendix L.1: gradients; envelopes in every round; gradients of θ_s, which are added up."""
+    return {
+        **_acquisition({}),
+        "take": Once(),
+        "embed": {ENVELOPES: Relay(sealed=True)},
+        TRAIN: {
+            **gradients(cfg, params)[TRAIN],
+            STRUCTURE: Individual(why="the server hands each row to the client that owns the node"),
+        },
+        "step_own": {"g": Sum(dtype=cfg.dtype)},
+    }
+
+
+def known_uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """FedStruct-A: gradients; all edges once; residuals of single nodes."""
+    why = "the server knows the whole graph"
+    return {
+        "reveal": Once({"graph": Individual(why=why)}),
+        TRAIN: {**gradients(cfg, params)[TRAIN], STRUCTURE: Individual(why=why)},
+    }
+
+
+def _acquisition(first: Mapping[str, Reducer]) -> dict[str, Groups]:
+    """Keys and ids, then envelopes and the rows that they end in."""
+    why = "the server must know who owns and who reaches a node"
+    done = {"done": NumberField(0, 1, whole=True)}
+    return {
+        "announce": Once({"identity": Individual(why=why)}),
+        "acquire": Once(
+            {
+                ENVELOPES: Relay(sealed=True),
+                "rows": Individual(why=why),
+                METRICS: Public(done),
+                **first,
+            }
+        ),
+    }

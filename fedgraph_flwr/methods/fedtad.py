@@ -5,16 +5,20 @@ t_v = (T_vv, T²_vv, .., T^p_vv),   T = A D^{-1}                                
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedgraph_flwr.config import number
+from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Uplink
 from fedgraph_flwr.models.layers import adjacency, random_walk_adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.walks import return_probabilities
+from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
+from fedgraph_flwr.wire.reply_schema import NumberField, up_to
 
 RELIABILITY = "reliability"
 """What a client tells of itself: Φ_i [C]."""
@@ -49,3 +53,12 @@ def reliability(graph: Graph, walks: int, least: int = 0) -> np.ndarray:
     few = graph.y[graph.train_mask].bincount(minlength=graph.num_classes) < least
     total = total.clamp(min=0).masked_fill(few, 0)
     return (total / total.sum().clamp(min=1e-300)).numpy()
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, and at first how reliable the client is for each class."""
+    shares = {RELIABILITY: NumberField(0, 1, length=up_to(2**16))}
+    return {
+        DESCRIBE: {METRICS: Individual(shares, why="each teacher weighs by its classes")},
+        TRAIN: {MODEL: Individual(ARRAYS, why="every client's model is a teacher")},
+    }

@@ -5,13 +5,18 @@ of clusters are items of the next, coarser partition, as long as that has more t
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.methods.similarity import cosines
+from fedgraph_flwr.methods.uplink import Individual, Public, Uplink, model_only
+from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, TRAIN
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 TOLD = "prototypes"
 """Group, up: ``mean`` [C, D] and ``known`` [C]."""
@@ -82,3 +87,15 @@ def _means(items: np.ndarray, cluster: np.ndarray) -> np.ndarray:
     total = np.zeros((cluster.max() + 1, items.shape[1]))
     np.add.at(total, cluster, items)
     return total / np.bincount(cluster)[:, None]
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, and a prototype of each class."""
+    fields = {"mean": ArrayField(("C", WIDTH), cfg.dtype), "known": ArrayField(("C",), "bool")}
+    return {
+        DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})},
+        TRAIN: {
+            **model_only(cfg, params)[TRAIN],
+            TOLD: Individual(fields, why="the server clusters all clients' prototypes"),
+        },
+    }

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import networkx as nx
 import numpy as np
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Reducer, Uplink
+from fedgraph_flwr.wire.messages import METRICS, MODEL, TRAIN
+from fedgraph_flwr.wire.reply_schema import NumberField
 
 GRADIENT = "gradient-norm"
 """Number, up, with ``series=gradient``: the norm of the last step's gradient."""
@@ -57,3 +61,12 @@ def halves(likeness: np.ndarray, members: Sequence[int]) -> tuple[list[int], lis
     _, (one, other) = nx.stoer_wagner(graph)
     first, second = sorted([sorted(one), sorted(other)])
     return first, second
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """The model, and the norm of a gradient where series are of those."""
+    norms = params.plus and params.series == "gradient"
+    found: dict[str, Reducer] = {MODEL: Individual(ARRAYS, why="every update is compared with every other")}
+    if norms:
+        found[METRICS] = Individual({GRADIENT: NumberField(0)}, why="clients are clustered by these norms")
+    return {TRAIN: found}

@@ -11,18 +11,11 @@ that no client sends counts as the rarest that is sent.
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
-
 LABELS = "labels"
 """The phase, and the group of its answer: ``share`` [C]."""
 
 CLASS_WEIGHTS = "class_weights"
 """The group that then goes down with what makes a client train: ``w`` [C]."""
-
-
-def schema(num_classes: int) -> ReplySchema:
-    """The schema of a client's reply: the share of each class."""
-    return ReplySchema({LABELS: {"share": ArrayField((num_classes,), "float64", low=0, high=1)}})
 
 
 def large_enough(count: NDArray[np.int64], floor: int) -> NDArray[np.bool_]:

@@ -4,12 +4,16 @@ C_i^j = (1 / |D_ij|) Σ_{v ∈ D_ij} f_i(v)                    FedProto, Eq. (3)
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.config import choice, number
+from fedgraph_flwr.config import RunConfig, choice, number
+from fedgraph_flwr.methods.uplink import Individual, Public, Sum, Uplink
+from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, TRAIN
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 PROTOTYPES = "prototypes"
 """Group. Up: ``mean`` [C, D], ``count`` [C], 0 where the client tells nothing. Down: ``mean`` [C, D], ``known`` [C]."""
@@ -50,3 +54,19 @@ def class_means(h: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]
 def distances(a: Tensor, b: Tensor) -> Tensor:
     """Euclidean distances of rows, [R, D] and [S, D] → [R, S]; not by products, which lose digits between close rows."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """FedProto: of each class the sum of its nodes' embeddings, and their number."""
+    sums = {"sum": ArrayField(("C", WIDTH), "float64"), "count": ArrayField(("C",), "float64", 0, LARGEST)}
+    return {**_width(), TRAIN: {PROTOTYPES: Sum(sums)}}
+
+
+def single_uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """FedTGP: a prototype of each class, and whether the client has it."""
+    fields = {"mean": ArrayField(("C", WIDTH), cfg.dtype), "count": ArrayField(("C",), "int64", 0, 1)}
+    return {**_width(), TRAIN: {PROTOTYPES: Individual(fields, why="the server trains on every client's prototypes")}}
+
+
+def _width() -> Uplink:
+    return {DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})}}

@@ -1,9 +1,12 @@
 """Methods whose clients keep variates between rounds: their parameters, and the names on the wire."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedgraph_flwr.config import RunConfig, TrainConfig, choice
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Uplink, model_only
+from fedgraph_flwr.wire.messages import TRAIN
 
 VARIATES = "variates"
 """Group: the server's variate on the way down, the change of a client's on the way up, by the parameters' names."""
@@ -57,3 +60,8 @@ class FedDynParams:
     """Parameters of FedDyn."""
 
     alpha: float = 1.0  # α; 0: FedAvg
+
+
+def uplink(cfg: RunConfig, params: Any) -> Uplink:
+    """SCAFFOLD and FedDC: the model, and the change of the client's variate, which starts from 0."""
+    return {TRAIN: {**model_only(cfg, params)[TRAIN], VARIATES: Mean(ARRAYS)}}

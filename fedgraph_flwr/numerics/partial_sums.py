@@ -26,11 +26,11 @@ class Plan:
 
     Attributes:
         groups: of arrays, as each answer must hold them.
-        shares: of the clients in the sums, by node; 1 in all.
+        shares: of the clients in the sum of each group, by node and group; 1 in all.
     """
 
     groups: Mapping[str, Mapping[str, ArrayField]]
-    shares: Mapping[int, float]
+    shares: Mapping[int, Mapping[str, float]]
 
     @property
     def schema(self) -> ReplySchema:
@@ -52,8 +52,8 @@ class PartialSum:
     nodes: list[int] = field(default_factory=list)
     bytes: int = 0
 
-    def add(self, node: int, groups: Mapping[str, Arrays], share: float) -> None:
-        """One more client.
+    def add(self, node: int, groups: Mapping[str, Arrays], shares: Mapping[str, float]) -> None:
+        """One more client, with its share in the sum of each group.
 
         Raises:
             FedGraphError: a value is too large; nothing was added then.
@@ -63,7 +63,8 @@ class PartialSum:
                 if array.size and not np.abs(array).max() < MOST:
                     raise FedGraphError(f"'{name}' has values of 2^32 or more, which ray.aggregate=true cannot add")
         terms = {
-            g: {name: _split(share * array.astype(np.float64)) for name, array in a.items()} for g, a in groups.items()
+            g: {name: _split(shares[g] * array.astype(np.float64)) for name, array in a.items()}
+            for g, a in groups.items()
         }
         self._take(terms)
         self.nodes.append(node)
@@ -75,22 +76,37 @@ class PartialSum:
         self.nodes += other.nodes
         self.bytes += other.bytes
 
-    def means(self, shares: Mapping[int, float], groups: Mapping[str, Mapping[str, ArrayField]]) -> dict[str, Arrays]:
-        """The weighted means over the clients that are in it, of the types that their answers had.
+    def means(
+        self,
+        shares: Mapping[int, Mapping[str, float]],
+        groups: Mapping[str, Mapping[str, ArrayField]],
+        added: Mapping[str, int] | None = None,
+    ) -> dict[str, Arrays]:
+        """The weighted means over the clients that are in it, of the types that their replies had.
+
+        Args:
+            shares: by node and group.
+            groups: the fields of each.
+            added: groups of which the sum is wanted, in float64, and the clients of which each share was one part.
 
         Raises:
             FedGraphError: their shares sum to 0.
         """
-        weight = sum(shares[node] for node in sorted(self.nodes))
-        if not weight:
-            raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")
-        return {
-            group: {
-                name: np.asarray((hi * 2.0**-HI + lo * 2.0**-LO) / weight).astype(groups[group][name].dtype)
-                for name, (hi, lo) in parts.items()
+        found: dict[str, Arrays] = {}
+        for group, parts in self.parts.items():
+            totals = {name: np.asarray(hi * 2.0**-HI + lo * 2.0**-LO) for name, (hi, lo) in parts.items()}
+            if added and group in added:
+                found[group] = {name: np.asarray(total * added[group]) for name, total in totals.items()}
+                continue
+            weight = sum(shares[node][group] for node in sorted(self.nodes))
+            if not weight:
+                raise FedGraphError(
+                    "the aggregation weights of this round's clients sum to 0: none has a training node"
+                )
+            found[group] = {
+                name: np.asarray(total / weight).astype(groups[group][name].dtype) for name, total in totals.items()
             }
-            for group, parts in self.parts.items()
-        }
+        return found
 
     def _take(self, terms: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]]) -> None:
         for group, arrays in terms.items():

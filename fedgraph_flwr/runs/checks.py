@@ -14,10 +14,12 @@ from fedgraph_flwr.config.schema import AUTO, RunConfig, StrategyConfig
 from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation import adversaries
+from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
+from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.secagg import FEWEST
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.wire.messages import MODEL
+from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 MOST_PARAMETERS = 2**16
 """From so many parameters of a client's network on, to compute clients as one does not pay."""
@@ -40,10 +42,10 @@ def check_method(cfg: RunConfig) -> None:
             )
     for side in sides:
         method_params(side, cfg)
-    aggregators.check(cfg, sides[0].averages)
-    privacy.check(cfg, _averages_plainly(sides[0]))
-    adversaries.check(cfg, sides[0].sends_models)
-    _check_sums(cfg, sides[0])
+    uplink = _uplink(cfg, *sides)
+    protections.check(cfg, uplink)
+    model_group = uplink[TRAIN].get(MODEL)
+    adversaries.check(cfg, model_group is not None and not isinstance(model_group, Sum))
     if cfg.privacy.secagg:
         _check_secagg(cfg)
     model = models.probe(cfg.model)
@@ -54,14 +56,21 @@ def check_method(cfg: RunConfig) -> None:
     models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
 
 
-def _averages_plainly(server: type[GraphStrategy]) -> bool:
-    """Whether a class declares `plain_average` itself: a subclass that changes what is sent or averaged must declare it again."""
-    for kind in server.__mro__:
-        if "plain_average" in vars(kind):
-            return server.plain_average
-        if {"aggregate", "average", "schema"} & vars(kind).keys():
-            return False
-    return False
+def _uplink(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphClient]) -> Uplink:
+    """What the method declares, on both sides.
+
+    Raises:
+        FedGraphError: the two differ.
+    """
+    told, other = declared(server, cfg), declared(client, cfg)
+    ours, theirs = signature(told), signature(other)
+    if differing := sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)):
+        phase, group = differing[0]
+        raise FedGraphError(
+            f"strategy={cfg.strategy.name}: {server.__name__} and {client.__name__} declare '{group}' of phase '{phase}'"
+            " differently in uplink: give both classes the same function"
+        )
+    return told
 
 
 def _sides(cfg: RunConfig) -> list[Any]:
@@ -90,30 +99,6 @@ def _side(cfg: RunConfig, key: str, base: type) -> Any:
     return side
 
 
-_SUMS = {
-    "privacy.secagg": "shows the server weighted sums of what clients trained",
-    "ray.aggregate": "adds up what clients trained before the server sees it",
-}
-
-
-def _check_sums(cfg: RunConfig, server: Any) -> None:
-    """Refuse to show the server sums alone of what is no sum over several clients, by what the method declares."""
-    if cfg.privacy.secagg and cfg.ray.aggregate:
-        raise FedGraphError("privacy.secagg=true masks what ray.aggregate=true would add up: set one of the two")
-    rules = cfg.strategy
-    needs = server.beyond_sums
-    if not rules.shared or rules.pooled:
-        needs = "no sum of clients' models, since none is shared"
-    elif MODEL not in server.sums:
-        needs = needs or "single clients' answers"
-    elif rules.aggregator != "mean":
-        needs = needs or f"single models for strategy.aggregator={rules.aggregator}"
-    elif cfg.privacy.dp != "none":
-        needs = needs or f"single models, which privacy.dp={cfg.privacy.dp} bounds"
-    if needs and (key := cfg.sums_alone):
-        raise FedGraphError(f"{key}=true {_SUMS[key]}, and strategy={rules.name} needs {needs}; use {key}=false")
-
-
 def _check_secagg(cfg: RunConfig) -> None:
     """Refuse secure aggregation of too few clients."""
     rules = cfg.strategy
@@ -129,10 +114,19 @@ def remarks(cfg: RunConfig) -> list[str]:
     """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
     told = [remark for side in sides if (remark := side.remark(cfg))]
-    if cfg.privacy.secagg and (seen := sides[1].unmasked(cfg)):
+    if cfg.privacy.reveal:
         told.append(
-            f"privacy.secagg=true masks what is averaged; strategy={cfg.strategy.name} still shows the server each client's"
-            f" {', '.join(seen)}"
+            f"privacy.secagg=true masks what is averaged; by privacy.reveal the server still sees each client's"
+            f" {', '.join(cfg.privacy.reveal)}"
+        )
+    equal = [
+        group
+        for _, group, reducer in shown(declared(sides[0], cfg))
+        if isinstance(reducer, Mean) and reducer.weight in ("train", "nodes")
+    ]
+    if cfg.privacy.dp != "none" and equal:
+        told.append(
+            f"privacy.dp={cfg.privacy.dp}: clients count the same in {', '.join(equal)}, whose weights are private"
         )
     if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
         told.append(f"stack={cfg.stack} does nothing with {reason}: each client trains by itself")
@@ -191,5 +185,5 @@ def check_clients(cfg: RunConfig) -> None:
         FedGraphError: too few of them, one that is not there, or a δ or budget that does not suit them.
     """
     aggregators.check_cohort(cfg)
-    privacy.check_clients(cfg)
+    privacy.check_clients(cfg, declared(locate(cfg.strategy.server), cfg))
     adversaries.check_clients(cfg)

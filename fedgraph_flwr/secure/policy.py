@@ -12,6 +12,7 @@ min_nodes: 20                     # of this node's graph behind a statistic
 max_parameters: 1000000           # of the network, and of one that the method trains beside it
 max_width: 256                    # of a layer of the network
 check_start: true                 # a run that is not resumed must start with the parameters that follow from its seed
+reveal: [coefficients]            # groups of a method that a server may see of this client despite secure aggregation
 demands: {privacy.dp: [server_fixed, client_fixed]}     # keys of a run's configuration, and the values accepted
 
 A method listed by name is answered with the sharing that its YAML declares, or less: other parameters leave a node only where
@@ -81,6 +82,7 @@ class Policy:
     max_parameters: int = 100_000_000
     max_width: int = 1024
     check_start: bool = True
+    reveal: list[str] = field(default_factory=list)
     demands: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,6 +108,8 @@ class Policy:
         if self.networks and cfg.model.name not in self.networks:
             raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
         self._check_code(cfg)
+        if (odd := sorted(set(cfg.privacy.reveal) - set(self.reveal))) and ANYTHING not in self.reveal:
+            raise _refused(f"privacy.reveal={odd}", f"reveal {', '.join(self.reveal) or 'no group'} (reveal)")
         if cfg.rounds > self.rounds:
             raise _refused(f"rounds={cfg.rounds}", f"at most {self.rounds} rounds")
         for key, clients in (("num_clients", cfg.num_clients), ("strategy.min_clients", cfg.strategy.min_clients)):
@@ -215,6 +219,7 @@ def simulated() -> Policy:
         max_width=LARGEST,
         check_start=False,
         modules=[ANYTHING],
+        reveal=[ANYTHING],
     )
     policy.trusting = True  # type: ignore[misc]
     return policy

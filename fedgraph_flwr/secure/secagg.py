@@ -178,7 +178,7 @@ class Member:
     def masked(
         self,
         values: Mapping[str, Arrays],
-        ratios: NDArray[np.float64],
+        ratios: Mapping[str, NDArray[np.float64]],
         members: NDArray[np.int64],
         envelopes: NDArray[np.uint8],
         server_round: int,
@@ -188,7 +188,7 @@ class Member:
 
         Args:
             values: groups of float arrays.
-            ratios: p_j of all members [m].
+            ratios: p_j of all members [m], by group of the values.
             members: who takes part, ascending [m].
             envelopes: theirs for this client, [m, B].
             server_round: the round.
@@ -203,16 +203,18 @@ class Member:
         if (
             not {self.client} <= chosen <= set(self.state[CLIENTS].tolist())
             or len(chosen) < max(least, len(members))
-            or ratios.shape != members.shape
-            or not ((ratios >= 0) & (ratios <= 1)).all()
+            or ratios.keys() != values.keys()
+            or not all(own.shape == members.shape and ((own >= 0) & (own <= 1)).all() for own in ratios.values())
         ):
+            weights = {group: own.tolist() for group, own in ratios.items()}
             raise RunFailed(
                 f"client {self.client} is to add its values to those of {len(chosen - {self.client})} others with weights "
-                f"{ratios.tolist()}, where {len(self.state[CLIENTS])} clients published keys: expected {least} members at "
-                "least, each once, and a weight in [0, 1] for each"
+                f"{weights} of its groups {list(values)}, where "
+                f"{len(self.state[CLIENTS])} clients published keys: expected {least} members at least, each once, and a "
+                "weight in [0, 1] for each in each group"
             )
-        self._check_weights(ratios, ratios > 0)
-        ratio = float(ratios[members.tolist().index(self.client)])
+        for own in ratios.values():
+            self._check_weights(own, own > 0)
         held, step = (
             self._opened(dict(zip(members.tolist(), envelopes, strict=True)), server_round),
             _step(server_round),
@@ -228,18 +230,21 @@ class Member:
             CLIENTS: clients,
             KEYS: keys,
             MEMBERS: members,
-            RATIOS: ratios.astype(np.float64),
+            **{f"{RATIOS}/{group}": own.astype(np.float64) for group, own in ratios.items()},
             "model": _bytes(received),
         }
         agreed = digest(told)
-        total = np.rint(flat * (ratio * 2.0**self.bits)).astype(np.int64).view(np.uint64)
+        sizes = [sum(array.size for array in group.values()) for group in values.values()]
+        place = members.tolist().index(self.client)
+        scale = np.repeat([float(ratios[group][place]) * 2.0**self.bits for group in values], sizes)
+        total = np.rint(flat * scale).astype(np.int64).view(np.uint64)
         total = total + self_stream(self.state["self"].tobytes(), step, total.size)
         total = total + pairwise(self._sealer(1), members.tolist(), _step(server_round, agreed), total.size)
         self.state = {
             "round": self.state["round"],
             CLIENTS: self.state[CLIENTS],
             MEMBERS: members,
-            RATIOS: ratios,
+            RATIOS: np.stack(list(ratios.values())),
             SHARES: np.stack(held),
             AGREED: _bytes(agreed),
         }
@@ -298,7 +303,8 @@ class Member:
                 f"client {self.client} is to unmask a sum over clients {sorted(alive)} of {members.tolist()}, "
                 f"expected {needed} at least, and itself among them"
             )
-        self._check_weights(self.state[RATIOS], np.isin(members, list(alive)))
+        for own in self.state[RATIOS]:
+            self._check_weights(own, np.isin(members, list(alive)))
         shares = np.stack([held[int(c in alive)] for c, held in zip(members.tolist(), self.state[SHARES], strict=True)])
         self.state = {}
         return {SHARES: shares}

@@ -1,42 +1,45 @@
 """The server's side of sums that are taken where clients live (``ray.aggregate``, `fedgraph_flwr.numerics.partial_sums`).
 
-Methods do not know of it: as with secure aggregation, where they read one client's arrays they are given the mean over all that
-answered, weighted by `sum_weights`. Each client's numbers (scores, losses, failures) arrive as ever.
+Methods do not know of it: what their uplink declares as a mean or sum comes out as it would in the clear. Each client's numbers
+(scores, losses, failures) and other groups arrive as ever.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.methods.uplink import Sum, sums
 from fedgraph_flwr.numerics.partial_sums import Plan
+from fedgraph_flwr.strategies.contract import Method
 from fedgraph_flwr.strategies.exchange import Outcome
-from fedgraph_flwr.wire.messages import TRAIN, Reply
+from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ReplySchema
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class ActorAggregation:
-    """Sums over the cohort's training answers, of what the method declares as `sums`.
+    """Sums over the cohort's training replies, of what the method declares as a mean or sum.
 
     Args:
         strategy: whose clients are added up.
         grid: whose actors add.
     """
 
-    def __init__(self, strategy: "GraphStrategy", grid: Any):
+    def __init__(self, strategy: Method, grid: Any):
         self.strategy, self.grid = strategy, grid
         self.plan: Plan | None = None
 
     def begin(self) -> None:
         """The next training answers are added up."""
         method, cohort = self.strategy, self.strategy.cohort
-        wanted = method.schema(TRAIN, cohort[0]).groups if cohort else {}
-        counts = method.sum_weights(cohort)
-        total = sum(counts)
-        nodes = [method.clients[client].node_id for client in cohort]
-        shares = {node: count / total if total else 0.0 for node, count in zip(nodes, counts, strict=True)}
-        self.plan = Plan({group: wanted[group] for group in wanted if group in method.sums}, shares)
+        wanted = method.reply_schema(TRAIN, cohort[0]).groups if cohort else {}
+        shares: dict[int, dict[str, float]] = {method.clients[client].node_id: {} for client in cohort}
+        declared = method.uplink_of[TRAIN]
+        groups = [group for group in sums(declared) if group in wanted]
+        for group in groups:
+            counts = method.weights_in(declared[group], cohort)
+            total = sum(counts)
+            for own, count in zip(shares.values(), counts, strict=True):
+                own[group] = count / total if total else 0.0
+        self.plan = Plan({group: wanted[group] for group in groups}, shares)
         self.grid.add_up(self.plan)
 
     def left(self, phase: str, wanted: ReplySchema) -> ReplySchema:
@@ -52,8 +55,8 @@ class ActorAggregation:
         if phase == TRAIN and self.plan:
             outcome.up += self.grid.added.bytes
 
-    def reveal(self, replies: list[Reply]) -> list[Reply]:
-        """The answers, each with the means over all of them.
+    def reveal(self, replies: list[Reply]) -> dict[str, Arrays]:
+        """The mean or sum of each group over the clients that replied.
 
         Raises:
             RunFailed: the server refuses the answer of a client whose arrays are in the sum.
@@ -61,7 +64,7 @@ class ActorAggregation:
         plan, self.plan, total = self.plan, None, self.grid.added
         self.grid.add_up(None)
         if plan is None:
-            return replies
+            return {}
         clients = {self.strategy.clients[reply.client].node_id: reply.client for reply in replies}
         if odd := sorted(set(total.nodes) - clients.keys()):
             (client,) = (index for index, info in self.strategy.clients.items() if info.node_id == odd[0])
@@ -70,5 +73,6 @@ class ActorAggregation:
                 f" what it trained"
                 " before that was known: use ray.aggregate=false"
             )
-        means = total.means(plan.shares, plan.groups) if replies else {}
-        return [Reply(reply.client, {**reply.groups, **means}, reply.metrics, reply.message) for reply in replies]
+        declared, count = self.strategy.uplink_of[TRAIN], len(plan.shares)
+        added = {group: count for group in plan.groups if isinstance(declared[group], Sum)}
+        return total.means(plan.shares, plan.groups, added) if replies else {}

@@ -13,26 +13,23 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedgraph_flwr.methods import adafgl
 from fedgraph_flwr.methods.adafgl import EXTRACTOR, STAGE, Params
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.loop import Stage
 from fedgraph_flwr.wire.messages import Arrays
-from fedgraph_flwr.wire.reply_schema import ReplySchema
 
 
 class AdaFGL(GraphStrategy):
     """FedAvg that ends; `memory` knows who holds the extractor."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(adafgl.uplink)
 
     @property
     def holds(self) -> np.ndarray:
         """Which clients, ascending, have the extractor, [M]."""
         return self.memory.setdefault("holds", np.zeros(len(self.clients), bool))
-
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """Nothing answers the extractor."""
-        return ReplySchema() if phase == EXTRACTOR else super().schema(phase, client)
 
     def stage(self) -> Stage:
         """FedAvg's, or none of which a model travels; between them θ may still be scored."""

@@ -164,41 +164,6 @@ def combine(values: list[Arrays], origin: Mapping[str, np.ndarray], cfg: Strateg
     return shaped(vector, first)
 
 
-def check(cfg: RunConfig, averages: bool) -> None:
-    """Refuse a rule that the method has no use for.
-
-    Args:
-        cfg: the run's configuration.
-        averages: what the method declares (`GraphStrategy.averages`).
-
-    Raises:
-        FedGraphError: one sentence.
-    """
-    rules = cfg.strategy
-    if rules.max_share < 1 and (rules.aggregator != "mean" or not averages):
-        what = f"aggregator={rules.aggregator} heeds no weights" if averages else f"{rules.name} takes no weighted mean"
-        raise FedGraphError(
-            f"strategy.max_share={rules.max_share:g} caps a weight, and {what}: use strategy.max_share=1"
-        )
-    if rules.aggregator == "mean":
-        return
-    reasons = {
-        "has one client": rules.pooled,
-        "shares nothing": not rules.shared,
-        "does something else with what clients send": not averages,
-    }
-    if reason := next((text for text, holds in reasons.items() if holds), ""):
-        raise FedGraphError(
-            f"strategy.aggregator={rules.aggregator} puts clients' models together, and {rules.name} {reason}: use"
-            " strategy.aggregator=mean"
-        )
-    if cfg.privacy.dp != "none":
-        raise FedGraphError(
-            f"privacy.dp={cfg.privacy.dp} bounds what one client adds to a mean, not to a {rules.aggregator}: use"
-            " strategy.aggregator=mean, or privacy.dp=none"
-        )
-
-
 def check_cohort(cfg: RunConfig) -> None:
     """Refuse a rule that needs more clients than a round has.
 

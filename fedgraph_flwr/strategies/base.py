@@ -1,12 +1,13 @@
 """The contract of a strategy: what a method overrides, what it declares, and the tools it is given.
 
     connect → describe → setup()                                                              once
-    before_train() → train (which also scores the incoming model) → aggregate()               each round
+    before_train() → train (which also scores the incoming model) → step()                    each round
     evaluate                                          once, at the end, and where not all clients train
 
-A method overrides the hooks `setup`, `before_train` and `aggregate`, calls `ask` for exchanges of its own, and declares in
-`schema` what an answer to each of its phases must hold. The loop of a run is in `loop`, one exchange in `exchange`. An exchange
-is what costs on a fleet: scores of round r travel with the training replies of round r + 1.
+A method declares in `uplink` what leaves a client and what the server needs of it (`fedgraph_flwr.methods.uplink`), overrides
+the hooks `setup`, `before_train` and `step`, and calls `ask` for its own exchanges. The loop of a run is in `loop`, one exchange
+in `exchange`, the reading of replies in `replies`, their reduction in `reducing`. An exchange is what costs on a fleet: scores of
+round r travel with the training replies of round r + 1.
 """
 
 from collections import Counter
@@ -27,32 +28,34 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import NoParams, method_params
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.evaluation.metrics import CONFUSION
-from fedgraph_flwr.methods import labels
-from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
+from fedgraph_flwr.methods.overrides import refuse_overrides
+from fedgraph_flwr.methods.uplink import Mean, Reducer, Uplink, declared, model_only, releases, sums
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
-from fedgraph_flwr.strategies.aggregators import combine
-from fedgraph_flwr.strategies.connection import ClientInfo, difference
+from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop, Stage
 from fedgraph_flwr.strategies.privacy import Privacy
-from fedgraph_flwr.strategies.scoring import as_list, check_scores, score_fields
+from fedgraph_flwr.strategies.reducing import Reduced, reduce
+from fedgraph_flwr.strategies.replies import ReplyReader
+from fedgraph_flwr.strategies.scoring import as_list
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import (
     CONFIG,
     DESCRIBE,
     EVALUATE,
     MODEL,
+    PROTOCOL,
+    SPEAKS,
     TRAIN,
     Arrays,
     Reply,
     derive_seed,
     pack,
     to_record,
-    weighted_mean,
 )
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
+from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 Groups = Mapping[str, Any]
@@ -60,6 +63,16 @@ Groups = Mapping[str, Any]
 
 GroupsFor = Groups | Mapping[int, Groups]
 """The same groups for all clients, or each client's own by its index."""
+
+REPLACED = {
+    "aggregate": "step(arrays, reduced)",
+    "average": "Mean(...) in uplink",
+    "exchange": "ask(phase, groups)",
+    "schema": "uplink, and fields(phase, group, client) for shapes that follow from earlier replies",
+    "sum_weights": "Mean(weight=..., scale=...) or Sum() in uplink",
+    **dict.fromkeys(("plain_average", "sends_models", "averages", "sums", "beyond_sums"), "uplink"),
+}
+"""Members that a strategy no longer has, and what replaces them."""
 
 _TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
 
@@ -77,11 +90,7 @@ class GraphStrategy(FlowerFedAvg):
 
     Attributes:
         Params: the method's own keys.
-        plain_average: whether all that leaves a client is its model, and all that the server does follows from `average`.
-        sends_models: whether clients answer with their models.
-        averages: whether what the server does with these is to put them together by `average`.
-        sums: groups of the training answer of which the server needs weighted sums alone, never one client's arrays.
-        beyond_sums: what it needs of single clients beside sums by `sum_weights`, in words; empty: nothing.
+        uplink_of: what `uplink` gives for this run, with what the framework itself asks.
         params: the keys' values.
         clients: what is known of each client, by its index.
         cohort: the clients of this round, ascending: the same in all its phases.
@@ -104,11 +113,10 @@ class GraphStrategy(FlowerFedAvg):
     """
 
     Params: ClassVar[type] = NoParams
-    plain_average: ClassVar[bool] = False
-    sends_models: ClassVar[bool] = True
-    averages: ClassVar[bool] = True
-    sums: ClassVar[tuple[str, ...]] = (MODEL,)
-    beyond_sums: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_overrides(cls, REPLACED)
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(
@@ -120,6 +128,7 @@ class GraphStrategy(FlowerFedAvg):
         )
         self.cfg = cfg
         self.params = method_params(type(self), cfg)
+        self.uplink_of = declared(type(self), cfg)
         self.recorder = recorder
         self.clients: dict[int, ClientInfo] = {}
         self.cohort: list[int] = []
@@ -141,9 +150,14 @@ class GraphStrategy(FlowerFedAvg):
         self.grid: Grid
         self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
         self._agreed: dict[str, Any] = {}  # what `agreed` found of the clients as they are: each answer asks
-        self._fields: tuple[Arrays, dict[str, ArrayField]] | None = None  # of the shared parameters at hand: likewise
+        self.reader = ReplyReader(self)
 
     # --- what a method may override ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def uplink(cfg: RunConfig, params: Any) -> Uplink:
+        """What leaves a client, by phase and group, and what the server needs of it: the function that the client names, too."""
+        return model_only(cfg, params)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: models.Model) -> None:
@@ -202,35 +216,22 @@ class GraphStrategy(FlowerFedAvg):
         """Groups that go down with a model to be scored in an exchange of its own."""
         return {}
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
-        """The next shared parameters from the valid replies, which come in the order of the clients."""
-        return self.average([reply.arrays for reply in replies], self.weights(replies))
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
+        """The next shared parameters, from the current ones and the reduced replies to ``train``."""
+        return reduced.groups.get(MODEL, arrays)
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """What the answer to a phase must hold; a method adds to it for ``train``, and declares its own phases.
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
+        """Arrays of a group whose shapes the uplink cannot know, since they follow from earlier replies.
 
         Args:
             phase: its name.
-            client: who answers; None: a node that has not yet said which client it is.
+            group: a group that the uplink declares without fields.
+            client: who replies; None: any.
+
+        Returns:
+            The fields; None where the group is not part of this round's replies.
         """
-        whole = NumberField(0, LARGEST, whole=True)
-        if phase == DESCRIBE:
-            return ReplySchema(numbers=self._description())
-        if phase == EVALUATE:
-            return ReplySchema(numbers=self._score_fields())
-        if phase == LABELS:
-            return labels.schema(self.agreed("num_classes"))
-        if phase == TRAIN:
-            trains = whole if client is None else _exactly(self.clients[client].description.get("num_train", 0))
-            numbers = {"num_train": trains}
-            if self.cfg.privacy.scores == "told":
-                numbers["train-loss"] = NumberField(optional=True)
-            if self.scores_due:
-                numbers |= self._score_fields()
-            if self.cfg.evaluation.trained:
-                numbers |= self._score_fields_of("trained-")
-            return ReplySchema({MODEL: self._model_fields()} if self.stage().up else {}, numbers)
-        raise NotImplementedError(f"{type(self).__name__} declares no schema for its phase '{phase}'")
+        raise NotImplementedError(f"{type(self).__name__} declares '{group}' of '{phase}' without fields")
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Refuse an answer for what no schema can say.
@@ -267,44 +268,36 @@ class GraphStrategy(FlowerFedAvg):
         self._agreed[key] = first[1]
         return first[1]
 
-    def weights(self, replies: list[Reply]) -> list[float]:
+    def weights(self, clients: list[int]) -> list[float]:
         """Unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum."""
         rule = self.cfg.strategy.weighting
         if rule == "uniform":
-            return [1.0] * len(replies)
-        key = {"train": "num_train", "nodes": "num_nodes"}[rule]
-        told = [float(np.sum(self.clients[reply.client].description[key])) for reply in replies]
-        return capped(told, self.cfg.strategy.max_share)
+            return [1.0] * len(clients)
+        return capped(
+            self.counts({"train": "num_train", "nodes": "num_nodes"}[rule], clients), self.cfg.strategy.max_share
+        )
 
-    def sum_weights(self, clients: list[int]) -> list[float]:
-        """Unnormalised weight of each client in the `sums` that `aggregate` needs, known before training."""
-        return self.weights([Reply(client) for client in clients])
+    def counts(self, key: str, clients: list[int]) -> list[float]:
+        """A number that clients describe themselves by, such as ``num_train``."""
+        return [float(np.sum(self.clients[client].description[key])) for client in clients]
 
-    def average(
-        self,
-        values: list[Arrays],
-        weights: Iterable[float] | Mapping[str, Iterable[float]],
-        origin: Arrays | None = None,
-    ) -> Arrays:
-        """The weighted mean of clients' arrays, or what ``strategy.aggregator`` or ``privacy.dp`` has in its place.
-
-        The one place where clients' models are averaged; all that is averaged of them goes through one call.
-
-        Args:
-            values: of each client.
-            weights: one a client, or for each named array one a client; no rule but the mean heeds them.
-            origin: what the values are updates of; default: the shared parameters at hand.
-        """
-        if self.privacy:
-            return self.privacy.release(self.arrays, values)
-        if self.cfg.strategy.aggregator != "mean":
-            return combine(values, self.arrays if origin is None else origin, self.cfg.strategy)
-        if not isinstance(weights, Mapping):
-            return weighted_mean(values, weights)
-        mean: Arrays = {}
-        for name, own in weights.items():
-            mean |= weighted_mean([{name: arrays[name]} for arrays in values], own)
-        return mean
+    def weights_in(self, reducer: Reducer, clients: list[int]) -> list[float]:
+        """Unnormalised weight of each client in a declared mean or sum; all of it is known before the exchange."""
+        if not isinstance(reducer, Mean):
+            return [1.0] * len(clients)
+        found = [1.0] * len(clients)
+        if reducer.weight == "weighting":
+            found = self.weights(clients)
+        elif reducer.weight != "uniform" and not self.privacy:
+            counts = self.counts({"train": "num_train", "nodes": "num_nodes"}[reducer.weight], clients)
+            found = counts if any(counts) else found
+        if reducer.scale:
+            scaled = [weight * reducer.scale(client) for weight, client in zip(found, clients, strict=True)]
+            found = scaled if any(scaled) else found
+        if reducer.trained and not self.privacy:
+            own = [w * bool(n) for w, n in zip(found, self.counts("num_train", clients), strict=True)]
+            found = own if any(own) else found
+        return found
 
     @property
     def addressed(self) -> list[int]:
@@ -317,8 +310,8 @@ class GraphStrategy(FlowerFedAvg):
         groups: GroupsFor | None = None,
         clients: Iterable[int] | None = None,
         config: dict[str, Any] | None = None,
-    ) -> list[Reply]:
-        """One exchange: send a phase to clients, wait, and return the valid replies in the order of the clients.
+    ) -> Reduced:
+        """One exchange: send a phase to clients, wait, and return the valid replies, reduced as the uplink declares.
 
         Args:
             phase: name of the `@phase` method of the client that answers.
@@ -326,25 +319,18 @@ class GraphStrategy(FlowerFedAvg):
             clients: default: the cohort, or all clients during setup.
             config: further scalars.
         """
-        chosen = list(clients) if clients is not None else self.addressed
-        return self.exchange(phase, self.messages(phase, chosen, groups or {}, config or {})).replies
+        chosen, down = list(clients) if clients is not None else self.addressed, groups or {}
+        if self.secure and sums(self.uplink_of.get(phase, {})):
+            masks, own = self.secure.begin(phase, chosen), _by_client(down)
+            down = {c: {**(down if own is None else own.get(c, {})), **mask} for c, mask in masks.items()}
+            chosen = list(masks)
+        return self.reduce(phase, self.exchange(phase, self.messages(phase, chosen, down, config or {})).replies)
 
-    def ask_sums(self, phase: str, groups: Groups, weights: Callable[[list[int]], list[float]]) -> list[Reply]:
-        """One exchange with the cohort, of whose arrays only means are taken: where sums are secure, each reply holds the mean.
+    def reduce(self, phase: str, replies: list[Reply]) -> Reduced:
+        """Replies as the uplink lets this strategy see them."""
+        return reduce(self, phase, replies)
 
-        Args:
-            phase: as for `ask`.
-            groups: for all.
-            weights: of these clients in that mean, unnormalised, by what was known before.
-        """
-        if not self.secure:
-            return self.ask(phase, groups)
-        own = self.secure.begin(phase, weights)
-        return self.secure.reveal(
-            self.ask(phase, {client: {**groups, **told} for client, told in own.items()}, list(own))
-        )
-
-    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> list[Reply]:
+    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> Reduced:
         """One exchange that every client must answer.
 
         Raises:
@@ -352,12 +338,19 @@ class GraphStrategy(FlowerFedAvg):
         """
         replies = self.ask(phase, groups, clients=sorted(self.clients), config=config)
         if len(replies) < len(self.clients):
-            missing = sorted(set(self.clients) - {reply.client for reply in replies})
+            missing = sorted(set(self.clients) - set(replies.clients))
             raise RunFailed(
                 f"{self.cfg.strategy.name}: '{phase}' needs all clients, no valid answer from {missing}; "
                 f"client {missing[0]}: {self.failed[missing[0]]}"
             )
         return replies
+
+    def releases_in(self, server_round: int) -> int:
+        """Releases under differential privacy in the exchanges of a round."""
+        before, self.server_round = self.server_round, server_round
+        up = self.stage().up
+        self.server_round = before
+        return releases(self.uplink_of) - (not up and bool(sums(self.uplink_of[TRAIN])))
 
     def send_beside(self, groups: Mapping[int, Groups]) -> None:
         """With this round's model, each client is also sent these groups of its own."""
@@ -451,7 +444,8 @@ class GraphStrategy(FlowerFedAvg):
 
     def config(self, phase: str, config: Mapping[str, Any]) -> ConfigRecord:
         """The scalars of a message."""
-        return ConfigRecord({"phase": phase, "round": self.server_round, **config})
+        version = {SPEAKS: PROTOCOL} if phase == DESCRIBE else {}
+        return ConfigRecord({"phase": phase, "round": self.server_round, **version, **config})
 
     def exchange(self, phase: str, messages: Iterable[Message]) -> Outcome:
         """Send, wait, book what it cost, and judge whether enough answers are valid.
@@ -493,22 +487,11 @@ class GraphStrategy(FlowerFedAvg):
         Raises:
             FedGraphError: it is not what the phase asks for.
         """
-        who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
-        index = NumberField(0, LARGEST, whole=True) if client is None else _exactly(client)
-        wanted = (self.secure or self).schema(phase, client) | ReplySchema(numbers={"client": index})
-        if self.added:
-            wanted = self.added.left(phase, wanted)
-        answered = f"{who} answered phase '{phase}'"
-        groups, numbers = wanted.read(message.content, answered)
-        check_scores(numbers, self.counted.get(client, {}) if client is not None else {}, answered)
-        reply = Reply(numbers.pop("client"), groups, numbers, message)
-        known = self.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
-        if known and (differs := difference(known.description, numbers)):
-            raise FedGraphError(f"{answered} otherwise than before: it told {differs}")
-        self.verify(phase, self.secure.unsealed(phase, reply) if self.secure else reply)
-        if self.privacy and phase == TRAIN:
-            self.privacy.verify(reply, self.model_of(reply.client))
-        return reply
+        return self.reader.read(phase, message, client, self.counted.get(client, {}) if client is not None else {})
+
+    def reply_schema(self, phase: str, client: int | None) -> ReplySchema:
+        """What a reply to a phase holds, as the uplink declares it; client None: a node that has not said which it is."""
+        return self.reader.schema(phase, client)
 
     def next_round(self, server_round: int) -> None:
         """Nothing has been asked, and nobody failed."""
@@ -518,6 +501,7 @@ class GraphStrategy(FlowerFedAvg):
     def forget_agreed(self) -> None:
         """The clients are others than they were."""
         self._agreed.clear()
+        self.reader.forget()
 
     # --- Flower's Strategy ------------------------------------------------------------------------------------------
 
@@ -547,41 +531,6 @@ class GraphStrategy(FlowerFedAvg):
         self.grid = grid
         return Loop(self, grid).run()
 
-    # --- schema of what all methods answer ------------------------------------------------------------------------------
-
-    @property
-    def _parts(self) -> Axis:
-        """Scores of a client: one, or as many as there are clients in the pooled graph."""
-        return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
-
-    def _score_fields(self) -> dict[str, NumberField]:
-        fields = self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
-        if self.cfg.evaluation.confusion:
-            fields[CONFUSION] = NumberField(-LARGEST, LARGEST, length=self.agreed("num_classes") ** 2)
-        return fields
-
-    def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:
-        if (key := f"fields of scores {prefix}") not in self._agreed:
-            self._agreed[key] = score_fields(self.cfg.evaluation, self.agreed("num_classes"), prefix, self._parts)
-        found: dict[str, NumberField] = self._agreed[key]
-        return found
-
-    def _model_fields(self) -> dict[str, ArrayField]:
-        """What is asked of the shared parameters."""
-        if self._fields is None or self._fields[0] is not self.arrays:
-            self._fields = self.arrays, like(self.arrays)
-        return self._fields[1]
-
-    def _description(self) -> dict[str, NumberField]:
-        whole = NumberField(0, LARGEST, whole=True)
-        many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
-        typed = models.network(self.cfg.model).heterogeneous
-        fields = {"num_train": whole, "num_features": many if typed else whole, "num_classes": whole}
-        fields["schema"] = NumberField(0, 2**48 - 1, whole=True, length=up_to(2**16), optional=True)
-        if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
-            fields["num_nodes"] = many if self.cfg.strategy.pooled else whole
-        return fields
-
     def nodes_of(self, replies: Iterable[Reply]) -> list[float] | None:
         """Nodes of the clients that answered, where means of scores are weighted by them."""
         if self.cfg.evaluation.average != "nodes":
@@ -606,10 +555,6 @@ def capped(weights: list[float], most: float) -> list[float]:
         left = values[~full].sum()
         shares = np.where(full, most, values / left * (1 - most * full.sum()) if left else 0)
     return [float(share) for share in shares]
-
-
-def _exactly(value: int) -> NumberField:
-    return NumberField(value, value, whole=True)
 
 
 def _by_client(groups: GroupsFor) -> Mapping[int, Groups] | None:

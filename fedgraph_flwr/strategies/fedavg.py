@@ -7,12 +7,8 @@ averaged) and of Central (one client holds the pooled graph).
 Leaves the client: shared parameters, number of training nodes, scores.
 """
 
-from typing import ClassVar
-
 from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class FedAvg(GraphStrategy):
     """The base strategy, by its name."""
-
-    plain_average: ClassVar[bool] = True

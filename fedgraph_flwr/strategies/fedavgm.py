@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from fedgraph_flwr.config import number
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import MODEL, Arrays
 
 
 @dataclass
@@ -26,11 +27,10 @@ class FedAvgM(GraphStrategy):
     """Keeps the velocity v in `memory`."""
 
     Params: ClassVar[type] = Params
-    plain_average: ClassVar[bool] = True
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """One step along the velocity."""
-        mean, former = super().aggregate(arrays, replies), self.memory.get("velocity", {})
+        mean, former = reduced[MODEL], self.memory.get("velocity", {})
         p = self.params
         velocity = {n: p.beta * former.get(n, 0) + (mean[n] - arrays[n]) for n in arrays.keys() - self.buffers}
         self.memory["velocity"] = velocity

@@ -31,7 +31,7 @@ class FedDC(Scaffold):
         """No schedule makes it FedAvg."""
         return ""
 
-    def step(self, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
+    def moved(self, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
         """W from the mean model and the drifts, of which the absent keep theirs."""
         if not self.params.alpha:
             return mean

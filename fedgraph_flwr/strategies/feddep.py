@@ -19,30 +19,18 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedgraph_flwr.methods import feddep
 from fedgraph_flwr.methods.feddep import ENCODER, PROTOTYPES, Params
-from fedgraph_flwr.methods.impaired import ADDED, say_added
+from fedgraph_flwr.methods.impaired import say_added
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.wire.messages import Arrays
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
 
 
 class FedDEP(GraphStrategy):
     """FedAvg that hands prototypes around once; `memory` says that it has."""
 
     Params: ClassVar[type] = Params
-
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """K means of width H."""
-        if phase == "mend":
-            return ReplySchema(numbers={ADDED: NumberField(0, LARGEST, whole=True)})
-        if phase != "prototype":
-            return super().schema(phase, client)
-        k = self.params.prototypes
-        fields = {
-            "mean": ArrayField((k, self.cfg.model.hidden), self.cfg.dtype),
-            "count": ArrayField((k,), "int64", 0, LARGEST),
-        }
-        return ReplySchema({PROTOTYPES: fields}, {"client": NumberField(0, LARGEST, whole=True)})
+    uplink = staticmethod(feddep.uplink)
 
     @property
     def scores_first(self) -> bool:
@@ -66,7 +54,7 @@ class FedDEP(GraphStrategy):
                 }
                 for client in everyone
             }
-            say_added(self.ask("mend", groups, everyone), self.cfg.strategy.name)
+            say_added(self.ask("mend", groups, everyone).replies, self.cfg.strategy.name)
             self.memory["mended"] = np.array(True)
         return {}
 

@@ -13,8 +13,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr.methods.variates import FedDynParams
+from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.variates import VariateStrategy
-from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.wire.messages import Arrays
 
 H = "h"
 
@@ -24,12 +25,12 @@ class FedDyn(VariateStrategy):
 
     Params: ClassVar[type] = FedDynParams
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Algorithm 1, the server's two lines."""
-        mean, alpha, former = super().aggregate(arrays, replies), self.params.alpha, self.memory.get(H, {})
+        mean, alpha, former = super().step(arrays, reduced), self.params.alpha, self.memory.get(H, {})
         if not alpha:
             return mean
-        rate, trained = alpha * self.share(replies), arrays.keys() - self.buffers
+        rate, trained = alpha * self.share(reduced.clients), arrays.keys() - self.buffers
         h = {n: former.get(n, np.zeros_like(arrays[n])) - rate * (mean[n] - arrays[n]) for n in trained}
         self.memory[H] = h
         return mean | {n: mean[n] - h[n] / alpha for n in trained}

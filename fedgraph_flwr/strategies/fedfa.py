@@ -13,17 +13,19 @@ from typing import ClassVar
 import numpy as np
 
 from fedgraph_flwr import models
-from fedgraph_flwr.methods.fedfa import RUNNING, SPREAD, STATISTICS, Params
+from fedgraph_flwr.methods import fedfa
+from fedgraph_flwr.methods.fedfa import GAPS, RUNNING, SPREAD, STATISTICS, Params
+from fedgraph_flwr.methods.uplink import Mean
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
-from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedFA(GraphStrategy):
     """FedAvg that also pools clients' feature statistics; keeps them in `memory` by the names of their groups."""
 
     Params: ClassVar[type] = Params
-    beyond_sums: ClassVar[str] = "the spread of single clients' feature statistics"
+    uplink = staticmethod(fedfa.uplink)
 
     def setup(self) -> None:
         """The statistics of nothing seen yet."""
@@ -35,26 +37,22 @@ class FedFA(GraphStrategy):
         """The statistics, where they are used."""
         return self.memory if self.params.p else {}
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """The running statistics beside the model; deviations are not negative."""
-        wanted = super().schema(phase, client)
-        if phase != TRAIN or not self.params.p:
-            return wanted
-        mean, std = ArrayField(self.shape, self.cfg.dtype), ArrayField(self.shape, self.cfg.dtype, low=0)
-        return wanted | ReplySchema({RUNNING: {"mean": mean, "std": std}})
-
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """The mean of models and statistics, and the variance of statistics."""
-        trained = [reply for reply in replies if reply.metrics["num_train"]]
-        if self.params.p and trained:
-            told = [reply.groups[RUNNING] for reply in trained]
-            spread = {key: self._variance(np.stack([group[key] for group in told])) for key in STATISTICS}
-            self.memory = {RUNNING: self.average(told, self.weights(trained)), SPREAD: spread}
-        return super().aggregate(arrays, replies)
+        if RUNNING in reduced:
+            trained = self.weights_in(Mean(weight="uniform", trained=True), reduced.clients)
+            spread = {key: self._variance(key, reduced[GAPS], int(sum(trained))) for key in STATISTICS}
+            self.memory = {RUNNING: reduced[RUNNING], SPREAD: spread}
+        return super().step(arrays, reduced)
 
-    def _variance(self, values: np.ndarray) -> np.ndarray:
-        """Over clients, [M, L-1, H] → [L-1, H]; ``scalar`` over clients and channels."""
-        axis = (0, 2) if self.params.variance == "scalar" else (0,)
-        count = np.prod([values.shape[a] for a in axis])
-        found = values.var(axis, keepdims=True, ddof=1) if count > 1 else np.zeros(1)
-        return np.broadcast_to(found, values.shape)[0].astype(values.dtype)
+    def _variance(self, key: str, gaps: Arrays, clients: int) -> np.ndarray:
+        """Over clients, [L-1, H], from mean gaps to the former statistics and their squares; ``scalar`` over channels too."""
+        gap, square = gaps[f"gap {key}"], gaps[f"square {key}"]
+        if self.params.variance == "scalar":
+            former = self.memory[RUNNING][key].astype(np.float64)
+            former = former - former.mean(1, keepdims=True)  # about one point for all channels
+            gap, square = former + gap, square + 2 * former * gap + former**2
+            clients *= gap.shape[1]
+            gap, square = (np.broadcast_to(v.mean(1, keepdims=True), v.shape) for v in (gap, square))
+        unbiased = clients / (clients - 1) if clients > 1 else 0.0
+        return (np.maximum(square - gap**2, 0) * unbiased).astype(self.cfg.dtype)

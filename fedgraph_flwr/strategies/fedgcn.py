@@ -10,35 +10,31 @@ those of `fedgraph_flwr.clients.fedgcn`, which says what they reveal. Leaves a c
 edges, and what FedAvg sends.
 """
 
+from collections.abc import Mapping
 from logging import WARNING
 from typing import ClassVar
 
 from flwr.common.logger import log
 
+from fedgraph_flwr.methods import fedgcn
 from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Params
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.fedgrad import relayed
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField
 
 
 class FedGCN(GraphStrategy):
     """FedAvg after an exchange of neighbours' sums."""
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedgcn.uplink)
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """Rows for any other client."""
-        if phase not in ("sums", "smooth", "extend"):
-            return super().schema(phase, client)
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
+        """Rows for any other client, or degrees of as many nodes."""
         some = range(1, LARGEST + 1)
-        others = [str(other) for other in self.clients if other != client]
         rows = ArrayField((some, self.agreed("num_features")), self.cfg.dtype, optional=True)
-        if phase == "sums":
-            return ReplySchema({SUMS: dict.fromkeys(others, rows)})
-        if phase == "extend" or self.params.hops < 2:
-            return ReplySchema()
         degrees = ArrayField((some,), "int64", 0, LARGEST, optional=True)
-        return ReplySchema({ROWS: dict.fromkeys(others, rows), DEGREES: dict.fromkeys(others, degrees)})
+        return dict.fromkeys((str(k) for k in self.clients if k != client), degrees if group == DEGREES else rows)
 
     def setup(self) -> None:
         """Sums to the owners, their rows to the neighbours' clients."""

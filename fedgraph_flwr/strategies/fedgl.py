@@ -15,6 +15,7 @@ each node as others do.
 Cost: N (C + D) numbers up a round, N and up to N k down; U² D products on the server, for U nodes in all.
 """
 
+from collections.abc import Mapping
 from logging import WARNING
 from typing import ClassVar
 
@@ -22,32 +23,28 @@ import numpy as np
 from flwr.common.logger import log
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods import fedgl
 from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, Params, among, fused, pseudo_graph, pseudo_labels
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
-from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField
 
 
 class FedGL(GraphStrategy):
     """FedAvg that fuses what clients say of nodes; `memory` has their ids, and what each was told of them."""
 
     Params: ClassVar[type] = Params
-    sums: ClassVar[tuple[str, ...]] = ()  # nodes are fused one by one
-    beyond_sums: ClassVar[str] = "what every client says of each node"
+    uplink = staticmethod(fedgl.uplink)
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """Ids once; what is said of each node."""
-        if phase == "identify":
-            return ReplySchema({IDS: {"node": ArrayField((range(1, LARGEST),), "int64", 0, LARGEST)}})
-        wanted = super().schema(phase, client)
-        if phase == DESCRIBE:
-            return wanted | ReplySchema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
-        if phase != TRAIN or not self.params.due(self.server_round):
-            return wanted
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
+        """What is said of each node, in rounds that discover."""
+        if not self.params.due(self.server_round):
+            return None
         n = self.ids(client).size if client is not None else range(1, LARGEST)
         z = ArrayField((n, self.agreed("num_classes")), self.cfg.dtype, 0, 1)
-        return wanted | ReplySchema({NODES: {"z": z, "h": ArrayField((n, self.agreed(WIDTH)), self.cfg.dtype)}})
+        return {"z": z, "h": ArrayField((n, self.agreed(WIDTH)), self.cfg.dtype)}
 
     def verify(self, phase: str, reply: Reply) -> None:
         """No node is named twice."""
@@ -88,15 +85,15 @@ class FedGL(GraphStrategy):
         """As for training: the pseudo graph is predicted on."""
         return self.before_train(arrays)
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """θ, and what the clients say together."""
         if self.params.due(self.server_round):
-            self.discover(replies)
-        return super().aggregate(arrays, replies)
+            self.discover(reduced.replies)
+        return super().step(arrays, reduced)
 
     def discover(self, replies: list[Reply]) -> None:
         """Pseudo labels and the pseudo graph, for the clients that answered; others keep theirs."""
-        ids, weights = [self.ids(reply.client) for reply in replies], self.weights(replies)
+        ids, weights = [self.ids(reply.client) for reply in replies], self.weights([reply.client for reply in replies])
         z = [np.where((said := r.groups[NODES]["z"]) < self.params.threshold, 0, said) for r in replies]
         nodes, fused_z = fused(ids, z, weights)
         _, h = fused(ids, [reply.groups[NODES]["h"] for reply in replies], weights)

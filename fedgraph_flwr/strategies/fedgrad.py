@@ -9,16 +9,17 @@ Leaves the client: gradients, number of training nodes, scores.
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.methods.fedgrad import FedGradParams
 from fedgraph_flwr.numerics.optim import NamedOptimizer
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
-from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import MODEL, Arrays
 from fedgraph_flwr.wire.trees import Tree, flatten
 
 
@@ -26,29 +27,24 @@ class FedGrad(GraphStrategy):
     """Eq. (8) on the server."""
 
     Params: ClassVar[type] = FedGradParams
-    sends_models: ClassVar[bool] = False  # the answers hold gradients
-    averages: ClassVar[bool] = False
+    uplink = staticmethod(fedgrad.uplink)
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)
         self.optimizer = NamedOptimizer(cfg.train)
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """One step on the summed gradients over the training nodes of all replies."""
-        total = self.labelled(replies)
-        gradients = {name: gradient / total for name, gradient in self.gradients(arrays, replies).items()}
+        total = self.labelled(reduced)
+        gradients = {name: gradient / total for name, gradient in self.gradients(arrays, reduced).items()}
         values = {name: torch.from_numpy(array) for name, array in arrays.items()} | self.held()
         updated = self.optimizer.step(values, gradients)
         self.hold(updated)
         return {name: updated[name].numpy() for name in arrays}
 
-    def sum_weights(self, clients: list[int]) -> list[float]:
-        """Gradients are of summed losses: none counts more."""
-        return [1.0] * len(clients)
-
-    def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
+    def gradients(self, arrays: Arrays, reduced: Reduced) -> dict[str, torch.Tensor]:
         """Σ_i g_i of every tensor that is stepped."""
-        return {name: torch.from_numpy(sum_of([reply.arrays[name] for reply in replies])) for name in arrays}
+        return {name: torch.from_numpy(reduced[MODEL][name]) for name in arrays}
 
     def held(self) -> dict[str, torch.Tensor]:
         """Tensors that the server steps beside the shared parameters."""
@@ -57,13 +53,15 @@ class FedGrad(GraphStrategy):
     def hold(self, updated: dict[str, torch.Tensor]) -> None:
         """Keep those after a step; ``updated`` has the shared parameters too."""
 
-    def labelled(self, replies: list[Reply]) -> float:
-        """|V~| of the clients that answered.
+    def labelled(self, reduced: Reduced) -> float:
+        """|V~| of the clients that replied; under differential privacy, which hides it, the number of clients in a round.
 
         Raises:
             RunFailed: none has a training node.
         """
-        total = sum(float(self.clients[reply.client].description["num_train"]) for reply in replies)
+        if self.privacy:
+            return float(self.cohort_size)
+        total = sum(self.counts("num_train", reduced.clients))
         if not total:
             raise RunFailed(f"round {self.server_round}: none of the clients that answered has a training node")
         return total
@@ -77,12 +75,7 @@ class FedGrad(GraphStrategy):
         self.optimizer.load(flatten(tree.get("optimizer", {})))
 
 
-def sum_of(arrays: list[np.ndarray]) -> np.ndarray:
-    """The sum in float64, in the order given."""
-    return np.asarray(np.sum(arrays, axis=0, dtype=np.float64))
-
-
-def relayed(replies: list[Reply], group: str) -> dict[int, Groups]:
+def relayed(replies: Reduced, group: str) -> dict[int, Groups]:
     """What each client sent under the names of receivers, for the receivers, under the names of senders."""
     inbox: dict[int, dict[str, Arrays]] = {reply.client: {group: {}} for reply in replies}
     for reply in replies:

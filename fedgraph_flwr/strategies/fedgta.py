@@ -15,32 +15,28 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedgraph_flwr.methods import fedgta
 from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
 from fedgraph_flwr.methods.similarity import cosines
 from fedgraph_flwr.strategies.personal import PersonalStrategy
-from fedgraph_flwr.wire.messages import TRAIN, Reply
-from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField, ReplySchema
+from fedgraph_flwr.wire.messages import Reply
 
 
 class FedGTA(PersonalStrategy):
     """Mixes the models of clients whose propagated labels are distributed alike."""
 
     Params: ClassVar[type] = Params
-
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """M and H."""
-        wanted = super().schema(phase, client)
-        if phase != TRAIN:
-            return wanted
-        shape = self.params.kinds, self.params.orders, self.agreed("num_classes")
-        moments = ArrayField(shape, "float64")
-        return wanted | ReplySchema({SMOOTHED: {"moments": moments}}, {CONFIDENCE: NumberField(0)})
+    uplink = staticmethod(fedgta.uplink)
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
         """H over A_i, in rows that sum to 1, [n, n]."""
         moments = np.stack([reply.groups[SMOOTHED]["moments"].reshape(-1) for reply in replies])
         accepted = (cosines(moments) > self.params.epsilon) | np.eye(len(replies), dtype=bool)
-        told = [reply.metrics[CONFIDENCE] for reply in replies] if self.params.confidence else self.weights(replies)
+        told = (
+            [reply.metrics[CONFIDENCE] for reply in replies]
+            if self.params.confidence
+            else self.weights([reply.client for reply in replies])
+        )
         weight = accepted * np.asarray(told, dtype=np.float64)
         weight = np.where(weight.any(axis=1, keepdims=True), weight, accepted)
         return weight / weight.sum(axis=1, keepdims=True)

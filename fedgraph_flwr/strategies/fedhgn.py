@@ -27,6 +27,7 @@ The authors' program starts with a zero vector in place of each client's coeffic
 round 1; ``first_pool: zeros`` does the same, ``initial`` collects the real ones, ``empty`` waits for the first round.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -34,12 +35,14 @@ import numpy as np
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import coefficients
 from fedgraph_flwr.methods.coefficients import COEFFICIENTS, POOL, ROWS, TELL, Params, shuffled_pool
 from fedgraph_flwr.models import Model, probe
 from fedgraph_flwr.models.hetero import HeteroModel
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
-from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply, derive_seed
-from fedgraph_flwr.wire.reply_schema import ArrayField, Axis, ReplySchema, up_to
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply, derive_seed, weighted_mean
+from fedgraph_flwr.wire.reply_schema import ArrayField, Axis, up_to
 from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 MOST_TYPES = 2**16
@@ -55,6 +58,7 @@ class FedHGN(GraphStrategy):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(coefficients.uplink)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -69,28 +73,12 @@ class FedHGN(GraphStrategy):
             raise FedGraphError(
                 f"strategy.shared holds '{averaged[0]}': averaging coefficients needs strategy.private_schema=false"
             )
-        if averaged and cfg.sums_alone:
-            raise FedGraphError(
-                f"strategy.shared holds '{averaged[0]}': coefficients are averaged over the clients that hold a type,"
-                f" which no sum"
-                f" over all gives; use {cfg.sums_alone}=false"
-            )
-        if averaged and cfg.strategy.aggregator != "mean":
-            raise FedGraphError(
-                f"strategy.shared holds '{averaged[0]}': coefficients are averaged over the clients that hold a type, for"
-                f" which there is no strategy.aggregator={cfg.strategy.aggregator}; use mean"
-            )
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """Coefficients β [T, B] under the names of the network's weights, of a client that has T types."""
-        if phase == TELL:
-            whole = {name: ArrayField((up_to(MOST_TYPES),), "int64", 0, MOST_TYPES) for name in self.names}
-            rows = {} if self.cfg.strategy.private_schema else {ROWS: whole}
-            return ReplySchema({COEFFICIENTS: self._vectors(None), **rows})
-        common = super().schema(phase, client)
-        if phase == DESCRIBE and self.cfg.strategy.private_schema:
-            return ReplySchema(numbers={name: f for name, f in common.numbers.items() if name != "num_features"})
-        return common | ReplySchema({COEFFICIENTS: self._vectors(client)}) if phase == TRAIN else common
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
+        """Coefficients β [T, B] under the names of the network's weights, of a client that has T types; or these types."""
+        if group == ROWS:
+            return {name: ArrayField((up_to(MOST_TYPES),), "int64", 0, MOST_TYPES) for name in self.names}
+        return self._vectors(None if phase == TELL else client)
 
     def _vectors(self, client: int | None) -> dict[str, ArrayField]:
         """A client has as many types as it told before."""
@@ -151,20 +139,22 @@ class FedHGN(GraphStrategy):
         seed = derive_seed(self.cfg.seed, POOL, self.server_round, client, name)
         return shuffled_pool(self.coefficients, client, name, np.random.default_rng(seed))
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Lines 8 and 9; shared coefficients row by row over the clients that hold the type."""
-        for reply in replies:
+        for reply in reduced:
             self.coefficients[reply.client] = reply.groups[COEFFICIENTS]
-        mean = super().aggregate(arrays, replies)
+        if MODEL in reduced:
+            return reduced[MODEL]
+        mean = weighted_mean(reduced.each(MODEL), self.weights(reduced.clients))
         for name in mean:
             if name.startswith(f"{COEFFICIENTS}."):
-                mean[name] = self._over_holders(arrays[name], name, replies)
+                mean[name] = self._over_holders(arrays[name], name, reduced.replies)
         return mean
 
     def _over_holders(self, former: np.ndarray, name: str, replies: list[Reply]) -> np.ndarray:
         """Σ_{k holds t} N_k β_t^k / Σ_{k holds t} N_k for every type t; the former row where nobody does."""
         total, weight = np.zeros(former.shape), np.zeros(len(former))
-        for reply, n in zip(replies, self.weights(replies), strict=True):
+        for reply, n in zip(replies, self.weights([reply.client for reply in replies]), strict=True):
             rows = self.rows[reply.client][name.removeprefix(f"{COEFFICIENTS}.")]
             total[rows] += n * reply.arrays[name][rows]
             weight[rows] += n

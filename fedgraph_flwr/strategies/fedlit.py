@@ -13,15 +13,18 @@ client: what FedAvg sends, and what `fedgraph_flwr.clients.fedlit` says. It help
 graphs that mix homophily and heterophily.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from fedgraph_flwr import models
+from fedgraph_flwr.methods import fedlit
 from fedgraph_flwr.methods.fedlit import LINKS, Params, matched
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
-from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import MODEL, Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField
 
 BRANCHES = "branches."
 
@@ -30,8 +33,7 @@ class FedLIT(GraphStrategy):
     """Keeps the centres in `memory`."""
 
     Params: ClassVar[type] = Params
-    sums: ClassVar[tuple[str, ...]] = ()  # every client's branches come in an order of their own
-    beyond_sums: ClassVar[str] = "every client's branches, to match them"
+    uplink = staticmethod(fedlit.uplink)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -39,15 +41,11 @@ class FedLIT(GraphStrategy):
         model = models.probe(self.cfg.model)
         return int(model.types), 2 * int(model.width)  # type: ignore[arg-type]
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
         """Centroids, and training nodes by type."""
-        wanted = super().schema(phase, client)
-        if phase != TRAIN:
-            return wanted
         k, width = self.shape
         most = 0 if client is None else self.clients[client].description["num_train"]
-        count = ArrayField((k,), "int64", 0, most)
-        return wanted | ReplySchema({LINKS: {"centroids": ArrayField((k, width), self.cfg.dtype), "count": count}})
+        return {"centroids": ArrayField((k, width), self.cfg.dtype), "count": ArrayField((k,), "int64", 0, most)}
 
     def before_train(self, arrays: Arrays) -> Groups:
         """The centres so far."""
@@ -57,34 +55,44 @@ class FedLIT(GraphStrategy):
         """As for training: links are typed by them."""
         return self.before_train(arrays)
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """The mean of matched branches, and of the rest."""
-        told = [reply.groups[LINKS]["centroids"] for reply in replies]
+        told = [group["centroids"] for group in reduced.each(LINKS)]
         linked = [centroids for centroids in told if centroids.any()]
         if not linked:
-            return super().aggregate(arrays, replies)
+            return reduced.mean(MODEL, self.weights(reduced.clients))
         centres = self.memory[LINKS]["centroids"] if LINKS in self.memory else linked[0]
         orders = [matched(centroids, centres) for centroids in told]
         ordered = [c[order] for c, order in zip(told, orders, strict=True) if c.any()]
         self.memory[LINKS] = {"centroids": np.mean(ordered, axis=0, dtype=np.float64).astype(centres.dtype)}
-        touched = np.stack(
-            [r.groups[LINKS]["count"][order] > 0 for r, order in zip(replies, orders, strict=True)]
-        )  # [n, k]
-        return self.joined(arrays, replies, orders, touched)
+        counts = [group["count"] for group in reduced.each(LINKS)]
+        touched = np.stack([count[order] > 0 for count, order in zip(counts, orders, strict=True)])  # [n, k]
+        return self.joined(arrays, reduced, orders, touched)
 
-    def joined(self, arrays: Arrays, replies: list[Reply], orders: list[np.ndarray], touched: np.ndarray) -> Arrays:
+    def joined(self, arrays: Arrays, reduced: Reduced, orders: list[np.ndarray], touched: np.ndarray) -> Arrays:
         """The next parameters: each type's slice of a branch's arrays weighs by who has nodes of it."""
-        shared, weights, values = self.weights(replies), {}, [Arrays() for _ in replies]
+        shared, everyone = self.weights(reduced.clients), [1.0] * len(reduced)
+        weights: dict[str, list[float]] = {}
         for name in arrays:
-            for place, (reply, order) in enumerate(zip(replies, orders, strict=True)):
-                if not name.startswith(BRANCHES):
-                    values[place][name], weights[name] = reply.arrays[name], shared
-                    continue
-                for g, cluster in enumerate(order):
-                    values[place][f"{name}/{g}"] = reply.arrays[name][cluster]
-                    weights[f"{name}/{g}"] = (touched[:, g] if touched[:, g].any() else np.ones(len(replies))).tolist()
+            if not name.startswith(BRANCHES):
+                weights[name] = shared
+                continue
+            for g in range(len(arrays[name])):
+                column = touched[:, g]
+                weights[f"{name}/{g}"] = column.astype(float).tolist() if column.any() else everyone
+
+        def in_order(place: int, values: Arrays) -> Arrays:
+            """Each branch's arrays slice by slice, in the order of the centres."""
+            found: Arrays = {}
+            for name, array in values.items():
+                if name.startswith(BRANCHES):
+                    found |= {f"{name}/{g}": array[cluster] for g, cluster in enumerate(orders[place])}
+                else:
+                    found[name] = array
+            return found
+
         origin = {f"{n}/{g}": part for n in arrays if n.startswith(BRANCHES) for g, part in enumerate(arrays[n])}
-        mean = self.average(values, weights, {**arrays, **origin})
+        mean = reduced.mean(MODEL, weights, in_order, {**arrays, **origin})
         had = [bool(column.any()) for column in touched.T]
         for name in [name for name in arrays if name.startswith(BRANCHES)]:
             parts = [mean[f"{name}/{g}"] if some else arrays[name][g] for g, some in enumerate(had)]

@@ -9,26 +9,27 @@ p_i by ``strategy.weighting`` over the cohort. With S = Σ_i p_i/‖a_i‖₁ it
     x ← x + τ_eff S (ȳ − x)                                                                               (1')
 
 Running statistics are ȳ. Clients of equal ‖a_i‖₁ make it FedAvg (τ_eff S = 1, but for the proximal variant). One without steps
-counts in τ_eff alone. The authors' momentum on the server is not here: their runs leave it out. Leaves the client: beside what
-FedAvg sends, K_i and ‖a_i‖₁.
+counts in τ_eff alone. The authors' momentum on the server is not here: their runs leave it out. K_i and ‖a_i‖₁ follow from the
+configuration. Leaves the client: what FedAvg sends.
 """
 
 from typing import ClassVar
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.methods.fednova import STEPS, WORK, Params
+from fedgraph_flwr.methods import fednova
+from fedgraph_flwr.methods.fednova import Params, work
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField, ReplySchema
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import MODEL, Arrays
 
 
 class FedNova(GraphStrategy):
     """Weighs clients by what a step of theirs is worth."""
 
     Params: ClassVar[type] = Params
-    beyond_sums: ClassVar[str] = "weights that the training answers tell"
+    uplink = staticmethod(fednova.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -45,20 +46,19 @@ class FedNova(GraphStrategy):
             "take train.local_steps_by_client=[2,5], say"
         )
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """Training also answers with K_i and ‖a_i‖₁."""
-        told = {STEPS: NumberField(0, LARGEST, whole=True), WORK: NumberField(0, LARGEST)}
-        common = super().schema(phase, client)
-        return common | ReplySchema(numbers=told) if phase == TRAIN else common
-
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Eq. (1')."""
-        weights, work = self.weights(replies), [reply.metrics[WORK] for reply in replies]
-        total, steps = sum(weights), [reply.metrics[STEPS] for reply in replies] if self.params.mu else work
-        worth = [p / a / total if a else 0.0 for p, a in zip(weights, work, strict=True)]
-        if not sum(worth):
-            return super().aggregate(arrays, replies)
-        stretch = sum(worth) * sum(p * t / total for p, t in zip(weights, steps, strict=True))
-        mean = self.average([reply.arrays for reply in replies], worth)
+        mean, train, mu = reduced[MODEL], self.cfg.train, self.params.mu
+        weights = self.weights(reduced.clients)
+        if not self.privacy:  # a client without training nodes takes no step
+            trains = self.counts("num_train", reduced.clients)
+            steps = [train.steps_of(c) if n else 0 for c, n in zip(reduced.clients, trains, strict=True)]
+        else:
+            steps = [train.steps_of(client) for client in reduced.clients]
+        length, total = [work(count, train, mu) for count in steps], sum(weights)
+        worth = sum(p / a / total if a else 0.0 for p, a in zip(weights, length, strict=True))
+        if not worth:
+            return mean
+        stretch = worth * sum(p * t / total for p, t in zip(weights, steps if mu else length, strict=True))
         way = {n: arrays[n] + stretch * (mean[n] - arrays[n]) for n in arrays.keys() - self.buffers}
         return {n: way.get(n, mean[n]).astype(x.dtype) for n, x in arrays.items()}

@@ -19,7 +19,8 @@ import numpy as np
 
 from fedgraph_flwr.config import number
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import MODEL, Arrays
 
 
 @dataclass
@@ -47,9 +48,9 @@ class FedOpt(GraphStrategy):
         """v_t from v_{t−1} and Δ_t², elementwise."""
         raise NotImplementedError
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """One step of the server's optimiser."""
-        p, after = self.params, super().aggregate(arrays, replies)
+        p, after = self.params, dict(reduced[MODEL])
         first, second = self.memory.setdefault("first", {}), self.memory.setdefault("second", {})
         for name in arrays.keys() - self.buffers:
             delta = after[name] - arrays[name]

@@ -12,17 +12,18 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedgraph_flwr.methods import prototypes
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, WIDTH, Params
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
-from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedProto(GraphStrategy):
     """Pools prototypes; keeps them in `memory`."""
 
     Params: ClassVar[type] = Params
-    sums: ClassVar[tuple[str, ...]] = ()  # prototypes weigh by their own counts, class by class
+    uplink = staticmethod(prototypes.uplink)
 
     def setup(self) -> None:
         """The shape of the prototypes."""
@@ -36,33 +37,16 @@ class FedProto(GraphStrategy):
         """As for training: Eq. (4) is scored too."""
         return self.before_train(arrays)
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """The width of embeddings, and a prototype of each class."""
-        wanted = super().schema(phase, client)
-        if phase == DESCRIBE:
-            return wanted | ReplySchema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
-        if phase != TRAIN:
-            return wanted
-        most = LARGEST if client is None else self.most(client)
-        mean, count = ArrayField(self.shape, self.cfg.dtype), ArrayField(self.shape[:1], "int64", 0, most)
-        return wanted | ReplySchema({PROTOTYPES: {"mean": mean, "count": count}})
-
-    def most(self, client: int) -> int:
-        """The largest count that a client may tell of a class."""
-        return int(self.clients[client].description["num_train"])
-
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
-        """Take in the cohort's prototypes; the shared parameters, of which there are none, stay."""
-        told = [reply.groups[PROTOTYPES] for reply in replies]
-        count = np.stack([group["count"] for group in told])
-        if count.any():
-            self.learn(np.stack([group["mean"] for group in told]), count)
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
+        """Eq. (6); there are no shared parameters. A class with a noised count below 1/2 keeps its prototype."""
+        total, found = reduced[PROTOTYPES]["sum"], reduced[PROTOTYPES]["count"]
+        told = found > 0.5
+        if told.any():
+            self.keep(np.where(told[:, None], total / np.maximum(found, 1)[:, None], 0), told)
         return arrays
 
-    def learn(self, means: np.ndarray, count: np.ndarray) -> None:
-        """Eq. (6): prototypes [M, C, D] and counts [M, C], not all 0, into `memory`."""
-        total = count.sum(0)
-        pooled = np.einsum("mc,mcd->cd", count, means.astype(np.float64)) / np.maximum(total, 1)[:, None]
+    def keep(self, pooled: np.ndarray, told: np.ndarray) -> None:
+        """Prototypes [C, D] of the classes that someone has [C], into `memory`."""
         former = self.memory.get(PROTOTYPES, {"mean": np.zeros(self.shape), "known": np.zeros(self.shape[:1], bool)})
-        mean = np.where(total[:, None] > 0, pooled, former["mean"]).astype(means.dtype)
-        self.memory[PROTOTYPES] = {"mean": mean, "known": former["known"] | (total > 0)}
+        mean = np.where(told[:, None], pooled, former["mean"]).astype(self.cfg.dtype)
+        self.memory[PROTOTYPES] = {"mean": mean, "known": former["known"] | told}

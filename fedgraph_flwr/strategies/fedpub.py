@@ -15,27 +15,18 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedgraph_flwr.methods import fedpub
 from fedgraph_flwr.methods.fedpub import EMBEDDING, Params
-from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.methods.similarity import cosines
 from fedgraph_flwr.strategies.personal import PersonalStrategy
-from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Reply
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
+from fedgraph_flwr.wire.messages import Reply
 
 
 class FedPUB(PersonalStrategy):
     """Mixes the models of clients that say alike of the same random graph."""
 
     Params: ClassVar[type] = Params
-
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """The width D of embeddings, and e_i."""
-        wanted = super().schema(phase, client)
-        if phase == DESCRIBE:
-            return wanted | ReplySchema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
-        if phase != TRAIN:
-            return wanted
-        return wanted | ReplySchema({EMBEDDING: {"mean": ArrayField((self.agreed(WIDTH),), self.cfg.dtype)}})
+    uplink = staticmethod(fedpub.uplink)
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
         """α [n, n]."""

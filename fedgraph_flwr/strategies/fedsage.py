@@ -15,16 +15,19 @@ more exchanges a generator round.
 Cost: 2 generator_rounds + 1 exchanges at first; then FedAvg's.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedsage
 from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params
-from fedgraph_flwr.methods.impaired import ADDED, say_added
+from fedgraph_flwr.methods.impaired import say_added
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
-from fedgraph_flwr.wire.messages import Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema, up_to
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 
 
 class FedSage(GraphStrategy):
@@ -35,23 +38,19 @@ class FedSage(GraphStrategy):
     """
 
     Params: ClassVar[type] = Params
+    uplink = staticmethod(fedsage.uplink)
     rows: dict[int, int]
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
         """Rows and their owners; differences from every client's rows."""
-        if phase not in ("generate", "judge", "mend"):
-            return super().schema(phase, client)
         width = self.agreed("num_features")
-        if phase == "judge":
-            return ReplySchema(
-                {APART: {str(i): ArrayField((rows, width), self.cfg.dtype) for i, rows in self.rows.items() if rows}}
-            )
-        if phase == "mend":
-            return ReplySchema(numbers={ADDED: NumberField(0, LARGEST, whole=True)})
+        if group == APART:
+            return {str(i): ArrayField((rows, width), self.cfg.dtype) for i, rows in self.rows.items() if rows}
         trains = LARGEST if client is None else self.clients[client].description["num_train"]
         size = up_to(min(trains * self.params.neighbours, LARGEST))
-        rows, owner = ArrayField((size, width), self.cfg.dtype, -1, 1), ArrayField((size,), "int32", 0, LARGEST)
-        return ReplySchema({PROPOSED: {"rows": rows}, OWNERS: {"rows": owner}})
+        if group == OWNERS:
+            return {"rows": ArrayField((size,), "int32", 0, LARGEST)}
+        return {"rows": ArrayField((size, width), self.cfg.dtype, -1, 1)}
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Each row has an owner; they are numbered as they come, with at most P rows each."""
@@ -75,9 +74,9 @@ class FedSage(GraphStrategy):
         apart: dict[int, Groups] = {}
         for _ in range(self.params.generator_rounds):
             apart = self.judged(self.ask_all("generate", apart))
-        say_added(self.ask_all("mend", apart), self.cfg.strategy.name)
+        say_added(self.ask_all("mend", apart).replies, self.cfg.strategy.name)
 
-    def judged(self, replies: list[Reply]) -> dict[int, Groups]:
+    def judged(self, replies: Reduced) -> dict[int, Groups]:
         """Of each client's rows the sum of differences over its peers."""
         self.rows = {reply.client: len(reply.groups[PROPOSED]["rows"]) for reply in replies}
         told = [reply for reply in replies if self.rows[reply.client]]
@@ -85,15 +84,5 @@ class FedSage(GraphStrategy):
             return {}
         rows = {str(reply.client): reply.groups[PROPOSED]["rows"] for reply in told}
         owners = {str(reply.client): reply.groups[OWNERS]["rows"] for reply in told}
-        answers = self.ask_sums("judge", {PROPOSED: rows, OWNERS: owners}, lambda clients: [1.0] * len(clients))
-        groups = [reply.groups[APART] for reply in answers]
-        return {int(i): {APART: {"sum": self.total(i, groups)}} for i in rows}
-
-    def total(self, name: str, groups: list[Arrays]) -> np.ndarray:
-        """The sum over clients of one array; where sums are secure, each group has their mean."""
-        if self.secure:
-            return groups[0][name] * len(groups)
-        total = np.zeros(groups[0][name].shape)
-        for group in groups:
-            total += group[name]
-        return total.astype(groups[0][name].dtype)
+        total = self.ask("judge", {PROPOSED: rows, OWNERS: owners})[APART]
+        return {int(i): {APART: {"sum": total[i].astype(self.cfg.dtype)}} for i in rows}

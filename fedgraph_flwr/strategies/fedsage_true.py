@@ -7,12 +7,15 @@ It gives up privacy on purpose: raw features cross clients, and pass the server 
 Leaves the client: ids of external neighbours, X of nodes with external neighbours, gradients, |V~_i|, scores.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.wire.messages import Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 
 
 class FedSageTrue(FedGrad):
@@ -24,16 +27,16 @@ class FedSageTrue(FedGrad):
 
     wishes: dict[int, Arrays]
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
+    uplink = staticmethod(fedgrad.true_features)
+
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
         """Ids that are wanted, by owner; features [b, F], by who wants them."""
         if phase == "wanted":
             ids = ArrayField((up_to(LARGEST),), "int32", 0, LARGEST, optional=True)
-            return ReplySchema({"wanted": {str(other): ids for other in self.clients}})
-        if phase == "features":
-            width = self.agreed("num_features")
-            asked = {str(other): len(ids) for other, ids in self.wishes.get(client or 0, {}).items()}
-            return ReplySchema({"features": {k: ArrayField((size, width)) for k, size in asked.items()}})
-        return ReplySchema() if phase == "mend" else super().schema(phase, client)
+            return {str(other): ids for other in self.clients}
+        width = self.agreed("num_features")
+        asked = {str(other): len(ids) for other, ids in self.wishes.get(client or 0, {}).items()}
+        return {k: ArrayField((size, width)) for k, size in asked.items()}
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Nobody wants a node twice."""

@@ -45,22 +45,24 @@ when biases differ: Eq. (9) stretches the smallest difference to the full range.
 Leaves the client: see `fedgraph_flwr.clients.fedspa`.
 """
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods import fedspa
 from fedgraph_flwr.methods.fedspa import Params
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
-from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
+from fedgraph_flwr.secure.keyring import signatures
 from fedgraph_flwr.secure.masked import LIMIT, PEERS, RESOLUTION, unmask
 from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
-from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import HUGE, LARGEST, ArrayField, NumberField, ReplySchema
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import ArrayField
 
 EQUAL = 1e-12  # biases that differ by less, relative to what is compared, are equal
-ROUNDING = 1e-6  # of S_i, which is 0 where all neighbours are alike
 _BLOCK = 2**14  # parameters compared at once: what stays in a core's cache
 
 
@@ -97,35 +99,18 @@ class FedSPA(GraphStrategy):
     """Three weightings at once, over parameter groups known by name."""
 
     Params: ClassVar[type] = Params
-    sums: ClassVar[tuple[str, ...]] = ()  # weights follow from the clients' own Fisher diagonals
+    uplink = staticmethod(fedspa.uplink)
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """N_i and S_i at first, then I_i (or shares of their sum) and Δ_i."""
-        whole = NumberField(1, LARGEST, whole=True)
-        if phase == "publish_key":
-            return ReplySchema({"key": {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD}})
-        if phase == "deviate":
-            return ReplySchema(numbers=dict.fromkeys(("deviation_hom", "deviation_het"), NumberField(0)))
-        fishers = ReplySchema({FISHER: self._fishers()} if self.params.posterior else {})
-        if phase == "share_again":
-            return fishers
-        common = super().schema(phase, client)
-        if phase == DESCRIBE:
-            bound = 2 if self.params.laplacian == "sym" else HUGE
-            area = {"high_frequency_area": NumberField(-ROUNDING, bound + ROUNDING)} if self.params.prior else {}
-            return common | ReplySchema(numbers={"num_nodes": whole, **area})
-        return common | fishers if phase == TRAIN else common
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
+        """Of the two channels' parameters: squares, or sums of integers modulo 2^64."""
+        kind: dict[str, Any] = {"dtype": "uint64"} if self.params.masked else {"dtype": self.cfg.dtype, "low": 0}
+        channels = {n: a.shape for n, a in self.arrays.items() if parameter_group(n) in ("hom", "het")}
+        return {name: ArrayField(tuple(shape), **kind) for name, shape in channels.items()}
 
     def verify(self, phase: str, reply: Reply) -> None:
         """A public key must be one with which others can share a secret."""
         if phase == "publish_key" and not is_public_key(reply.groups["key"]["key"].tobytes()):
             raise FedGraphError(f"client {reply.client} answered phase 'publish_key' with a key that is none of X25519")
-
-    def _fishers(self) -> dict[str, ArrayField]:
-        """Of the two channels' parameters: squares, or sums of integers modulo 2^64."""
-        kind = {"dtype": "uint64"} if self.params.masked else {"dtype": self.cfg.dtype, "low": 0}
-        channels = {n: a.shape for n, a in self.arrays.items() if parameter_group(n) in ("hom", "het")}
-        return {name: ArrayField(tuple(shape), **kind) for name, shape in channels.items()}
 
     def setup(self) -> None:
         """With ``scalar``: the clients' public keys.
@@ -142,25 +127,26 @@ class FedSPA(GraphStrategy):
         if self.params.masked:
             told = self.ask_all("publish_key")
             self.keys = {reply.client: reply.groups["key"]["key"] for reply in told}
-            self.signatures = signatures(told, "key")
+            self.signatures = signatures(told.replies, "key")
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """With ``scalar``: who adds up with whom."""
         return self.peers(self.cohort) if self.params.masked else {}
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
-        """Each group of parameters by its own weights, over the clients that answered to the end."""
-        replies, channels = self.channel_biases(replies)
-        told = [self.clients[reply.client].description for reply in replies]
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
+        """Each group of parameters by its own weights, over the clients that replied to the end."""
+        replies, channels = self.channel_biases(reduced.replies)
+        clients = [reply.client for reply in replies]
+        told = [self.clients[client].description for client in clients]
         nodes = np.array([float(t["num_nodes"]) for t in told])
-        plain = np.array(self.weights(replies))
+        plain = np.array(self.weights(clients))
         prior = plain
         if self.params.prior:
             prior = bias_weights(*prior_biases(np.array([t["high_frequency_area"] for t in told]), nodes))
         rest = {"prior": prior, "uniform": np.ones_like(nodes), "nodes": nodes}[self.params.rest]
         weights = {"phi": prior, "hom": plain, "het": plain, "rest": rest}
         weights |= {channel: bias_weights(*biases) for channel, biases in channels.items()}
-        return self.average([r.arrays for r in replies], {name: weights[parameter_group(name)] for name in arrays})
+        return reduced.mean(MODEL, {name: weights[parameter_group(name)] for name in arrays}, clients=clients)
 
     def channel_biases(self, replies: list[Reply]) -> tuple[list[Reply], dict[str, tuple[np.ndarray, float]]]:
         """Δ of the two channels, as of `posterior_biases`, and the replies they are for; nothing where posterior is off."""
@@ -179,7 +165,7 @@ class FedSPA(GraphStrategy):
         named, shares = self.cohort, replies
         while len(shares) < len(named):  # masks cancel over exactly the clients that were named
             named = [reply.client for reply in shares]
-            shares = self.ask("share_again", self.peers(named), named)
+            shares = self.ask("share_again", self.peers(named), named).replies
         pooled = unmask([share.groups[FISHER] for share in shares])
         low, high = min(a.min() for a in pooled.values()), max(a.max() for a in pooled.values())
         if low < -len(named) * RESOLUTION or high > LIMIT:  # no mean of squares; whose share is wrong nobody can tell

@@ -18,7 +18,7 @@ no edge. A server that hands out false keys could read the envelopes, which pinn
 Clients learn their own rows of Ā and the B_i^k addressed to them; for few hops these reveal edges of the sender.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.methods import hops
+from fedgraph_flwr.methods import fedstruct, hops
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams, S
 from fedgraph_flwr.models import keywords, probe
 from fedgraph_flwr.models.fedstruct import FedStruct as Network
@@ -38,8 +38,9 @@ from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
-from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, to_record
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema, up_to
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Arrays, Reply, to_record
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -54,7 +55,7 @@ class FedStruct(FedGrad):
     """
 
     Params: ClassVar[type] = FedStructParams
-    sums: ClassVar[tuple[str, ...]] = ()  # the rows of S are handed out to single clients
+    uplink = staticmethod(fedstruct.uplink)
     hands_on: ClassVar[bool] = False
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
@@ -77,42 +78,44 @@ class FedStruct(FedGrad):
         held = hops.bytes_held(clients, network.structure_weights, pruning, itemsize, cls.hands_on)
         return held, "set strategy.prune (30 in the paper), or lower model.structure_hops"
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
         """Keys and ids, envelopes between clients or the rows that they end in, gradients of S."""
         ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
         if phase == "announce":
-            return ReplySchema({"identity": {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD, "nodes": ids}})
-        if phase == "acquire":
+            return {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD, "nodes": ids}
+        if group == ENVELOPES:
+            return self.envelopes()
+        if group == "rows":
             n = self.num_nodes
             support = ArrayField((range(1, n + 1),), "int32", 0, n - 1, optional=True)
-            last = {"support": support, "reached": ArrayField((range(1, n + 1),), "bool", optional=True)}
-            done = {"done": NumberField(0, 1, whole=True)}
-            return self.envelopes() | ReplySchema({"rows": last}, done) | self.first_features(client)
-        if phase == "place":
-            return ReplySchema()
-        common = super().schema(phase, client)
-        if phase == TRAIN and self.params.features == "hop2vec" and client is not None:
-            rows = ArrayField((int(self.reached[client].sum()), self.s.shape[1]), self.cfg.dtype)
-            return common | ReplySchema({STRUCTURE: {"s": rows}})
-        return common
+            return {"support": support, "reached": ArrayField((range(1, n + 1),), "bool", optional=True)}
+        if phase == "acquire":
+            return self.first_features(client)
+        if client is None:
+            return None
+        return {"s": ArrayField((int(self.reached[client].sum()), self.row_width), self.cfg.dtype)}
 
-    def envelopes(self) -> ReplySchema:
+    @property
+    def row_width(self) -> int:
+        """Of the rows that clients send while they train."""
+        return int(self.s.shape[1])
+
+    def envelopes(self) -> dict[str, ArrayField]:
         """Sealed bytes for any other client: at most dense rows of all combinations, from each of its nodes to all."""
         hops, n = self.network["structure_hops"], self.num_nodes
         most = {k: min(16 * (hops + 1) * len(ids) * (n + 2) + 2**16, LARGEST) for k, ids in self.nodes.items()}
-        fields = {str(k): ArrayField((up_to(size),), "uint8", optional=True) for k, size in most.items()}
-        return ReplySchema({ENVELOPES: fields})
+        return {str(k): ArrayField((up_to(size),), "uint8", optional=True) for k, size in most.items()}
 
     @cached_property
     def network(self) -> dict[str, Any]:
         """The network's own keys."""
         return keywords(self.cfg.model)
 
-    def first_features(self, client: int | None) -> ReplySchema:
+    def first_features(self, client: int | None) -> dict[str, ArrayField]:
         """s_u of the client's own nodes, which come with the rows that end the acquisition."""
         width = self.network["structure_width"] if self.network["structure_mlp"] else self.agreed("num_classes")
         shape = (len(self.nodes.get(client or 0, ())), width)
-        return ReplySchema({STRUCTURE: {"s": ArrayField(shape, self.cfg.dtype, optional=True)}})
+        return {"s": ArrayField(shape, self.cfg.dtype, optional=True)}
 
     def verify(self, phase: str, reply: Reply) -> None:
         """A public key must be one; the rows that end the acquisition must be there, each of another node."""
@@ -141,7 +144,7 @@ class FedStruct(FedGrad):
         if self.params.features != "hop2vec":
             self.ask_all("place", self.rows_for(sorted(self.clients)))
 
-    def acquire(self) -> tuple[list[Reply], GroupsFor]:
+    def acquire(self) -> tuple[Reduced, GroupsFor]:
         """The phases `announce` and `acquire`: the replies that end them, and the envelopes in them by receiver."""
         replies = self.ask_all("announce")
         self.nodes = {r.client: r.groups["identity"]["nodes"] for r in replies}
@@ -151,7 +154,7 @@ class FedStruct(FedGrad):
         if largest >= owner.size or (owner < 0).any():
             raise RunFailed(f"the clients' nodes do not make up 0..{largest}, each once: node_id of their graphs")
         keys = np.stack([r.groups["identity"]["key"] for r in replies])
-        told = {"keys": {"keys": keys, "owner": owner}, **signatures(replies, "identity")}
+        told = {"keys": {"keys": keys, "owner": owner}, **signatures(replies.replies, "identity")}
         inbox: dict[int, Groups] = dict.fromkeys(self.nodes, told)
         ended: set[int] = set()
         exchange = 0
@@ -205,12 +208,12 @@ class FedStruct(FedGrad):
         """S after the step."""
         self.s = updated.get(S, self.s)
 
-    def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
+    def gradients(self, arrays: Arrays, reduced: Reduced) -> dict[str, torch.Tensor]:
         """Σ_i g_i and, where S is learned, Σ_i G_S^i [n, d_s] from the rows that each client sent."""
-        gradients = super().gradients(arrays, replies)
+        gradients = super().gradients(arrays, reduced)
         if self.params.features == "hop2vec":
             gradients[S] = torch.zeros_like(self.s)
-            for reply in replies:
+            for reply in reduced:
                 ids = self.support[reply.client][self.reached[reply.client]]
                 gradients[S].index_add_(0, torch.from_numpy(ids), torch.from_numpy(reply.groups[STRUCTURE]["s"]))
         return gradients

@@ -10,6 +10,7 @@ decoupled, and the parameters are those of FedStruct-B; with another model (sage
 Leaves the client: its edges (once), gradients of θ_f, residuals of its training nodes, scores.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.methods import hops, structure_features
+from fedgraph_flwr.methods import fedstruct, hops, structure_features
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams, S
 from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.models.layers import propagate
@@ -29,8 +30,9 @@ from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies.base import GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad
+from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, derive_seed
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 from fedgraph_flwr.wire.trees import Tree, flatten
 
 
@@ -44,22 +46,19 @@ class FedStructA(FedGrad):
     """
 
     Params: ClassVar[type] = FedStructAParams
-    sums: ClassVar[tuple[str, ...]] = ()  # residuals belong to single clients' nodes
+    uplink = staticmethod(fedstruct.known_uplink)
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
         """The edges of all clients once; residuals of training nodes, each round."""
         ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
         if phase == "reveal":
-            return ReplySchema({"graph": {"nodes": ids, "edges": replace(ids, shape=(2, up_to(LARGEST)))}})
-        common = super().schema(phase, client)
-        if phase != TRAIN or client is None:
-            return common
+            return {"nodes": ids, "edges": replace(ids, shape=(2, up_to(LARGEST)))}
+        if client is None:
+            return None
         count, own = self.clients[client].description["num_train"], len(self.nodes[client])
         most = self.params.local_epochs * (1 + 1e-5)  # one difference of probabilities a local step
         residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
-        return common | ReplySchema(
-            {STRUCTURE: {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}}
-        )
+        return {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Residuals are of ascending nodes, each once."""
@@ -165,17 +164,17 @@ class FedStructA(FedGrad):
         z = self.embeddings(training=False).numpy()
         return {client: {STRUCTURE: {"scored": z[ids]}} for client, ids in self.nodes.items()}
 
-    def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, Tensor]:
+    def gradients(self, arrays: Arrays, reduced: Reduced) -> dict[str, Tensor]:
         """Σ_i of the clients' gradients of θ_f, and the residuals propagated back to θ_s and S."""
         residuals = torch.zeros_like(self.trained)
-        for reply in replies:
+        for reply in reduced:
             group = reply.groups[STRUCTURE]
             residuals[self.nodes[reply.client][group["places"]]] = torch.from_numpy(group["residuals"])
         leaves = {f"structure/{name}": p for name, p in self.parameters().items()}
         if self.params.features == "hop2vec":
             leaves[S] = self.s  # type: ignore[assignment]
         found = torch.autograd.grad(self.trained, list(leaves.values()), residuals)
-        return super().gradients(arrays, replies) | dict(zip(leaves, found, strict=True))
+        return super().gradients(arrays, reduced) | dict(zip(leaves, found, strict=True))
 
     def save(self) -> Tree:
         """θ_s, S and the optimiser's moments."""

@@ -11,18 +11,21 @@ The server's threat model is FedStruct-B's, less S: it sees ∂F/∂g(S) and θ,
 model file does not.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 import torch
 
 from fedgraph_flwr import models
+from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.strategies.fedstruct import FedStruct
-from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, derive_seed
-from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema, like
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.reply_schema import ArrayField, like
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -36,28 +39,23 @@ class PrivateFedStruct(FedStruct):
 
     hands_on: ClassVar[bool] = True
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
+    uplink = staticmethod(fedstruct.private_uplink)
+
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
         """Envelopes between clients; U_i of Eq. (52); gradients of θ_s."""
-        if phase == "take":
-            return ReplySchema()
-        if phase == "embed":
-            return self.envelopes()
         if phase == "step_own":
-            return ReplySchema({"g": like({name: tensor.numpy() for name, tensor in self.g.items()})})
-        common = FedGrad.schema(self, phase, client) if phase == TRAIN else super().schema(phase, client)
-        if phase != TRAIN or client is None:
-            return common
-        rows = ArrayField((int(self.reached[client].sum()), self.agreed("num_classes")), self.cfg.dtype)
-        return common | ReplySchema({STRUCTURE: {"s": rows}})
+            return like({name: tensor.numpy() for name, tensor in self.g.items()})
+        return super().fields(phase, group, client)
+
+    @property
+    def row_width(self) -> int:
+        """U_i has a column per class."""
+        return int(self.agreed("num_classes"))
 
     @property
     def wants_features(self) -> bool:
         """s_u stays with its owner."""
         return False
-
-    def first_features(self, client: int | None) -> ReplySchema:
-        """None: s_u stays with its owner."""
-        return ReplySchema()
 
     def setup(self) -> None:
         """Algorithm 3, then the columns to their owners."""
@@ -95,17 +93,17 @@ class PrivateFedStruct(FedStruct):
         """θ_s after a step."""
         self.g = {name: updated[f"g.{name}"] for name in self.g}
 
-    def gradients(self, arrays: Arrays, replies: list[Reply]) -> dict[str, torch.Tensor]:
+    def gradients(self, arrays: Arrays, reduced: Reduced) -> dict[str, torch.Tensor]:
         """Σ_i g_i of θ_f; phase 3 for θ_s."""
         upstream = np.zeros((self.num_nodes, self.agreed("num_classes")), self.cfg.dtype)
-        for reply in replies:
+        for reply in reduced:
             upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[STRUCTURE]["s"]
         rows: dict[int, Groups] = {client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()}
         # s_u changes after training, so what a checkpoint holds of it is filed here
-        owners = self.ask_all("step_own", rows, labelled=self.labelled(replies), **self.filing)
-        gradients = FedGrad.gradients(self, arrays, replies)
+        owners = self.ask_all("step_own", rows, labelled=self.labelled(reduced), **self.filing)
+        gradients = FedGrad.gradients(self, arrays, reduced)
         for name in self.g:
-            gradients[f"g.{name}"] = torch.from_numpy(np.sum([r.groups["g"][name] for r in owners], axis=0))
+            gradients[f"g.{name}"] = torch.from_numpy(owners["g"][name])
         return gradients
 
     def save(self) -> Tree:

@@ -29,13 +29,14 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import fedtad
 from fedgraph_flwr.methods.fedtad import RELIABILITY, Params
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.wire.messages import DESCRIBE, Arrays, Reply, derive_seed
-from fedgraph_flwr.wire.reply_schema import NumberField, ReplySchema, up_to
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import DESCRIBE, Arrays, Reply, derive_seed, weighted_mean
 from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
 
 ROUNDING = 1e-9  # of a sum of shares
@@ -45,9 +46,7 @@ class FedTAD(GraphStrategy):
     """FedAvg with distillation; `memory` has the generator and the moments of both optimisers."""
 
     Params: ClassVar[type] = Params
-    sums: ClassVar[tuple[str, ...]] = ()  # every model is a teacher
-    averages: ClassVar[bool] = False  # and teaches, whatever rule the mean is by
-    beyond_sums: ClassVar[str] = "every client's model as a teacher"
+    uplink = staticmethod(fedtad.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -58,15 +57,6 @@ class FedTAD(GraphStrategy):
                 f"strategy={cfg.strategy.name} runs clients' networks on the server, and {min(missing)} stays with the clients"
                 f" (strategy.shared={cfg.strategy.shared}, private={cfg.strategy.private}): share all"
             )
-
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """Φ_i."""
-        wanted = super().schema(phase, client)
-        return (
-            wanted | ReplySchema(numbers={RELIABILITY: NumberField(0, 1, length=up_to(2**16))})
-            if phase == DESCRIBE
-            else wanted
-        )
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Φ_i has a share for each class, and they sum to 1, or all are 0."""
@@ -79,9 +69,10 @@ class FedTAD(GraphStrategy):
                 f" {sum(told):g}, expected {classes} that sum to 1"
             )
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """θ after distillation."""
-        mean = super().aggregate(arrays, replies)
+        replies = reduced.replies
+        mean = weighted_mean([reply.arrays for reply in replies], self.weights(reduced.clients))
         if not self.params.epochs:
             return mean
         with torch.random.fork_rng(devices=[]):

@@ -17,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedgraph_flwr.methods import prototypes
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, FedTGPParams, distances
 from fedgraph_flwr.numerics.optim import SGD
 from fedgraph_flwr.strategies.fedproto import FedProto
-from fedgraph_flwr.wire.messages import derive_seed
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import as_arrays
 
 GENERATOR = "generator"
@@ -44,6 +46,7 @@ class FedTGP(FedProto):
     """FedProto whose prototypes are trained apart from each other."""
 
     Params: ClassVar[type] = FedTGPParams
+    uplink = staticmethod(prototypes.single_uplink)
 
     def setup(self) -> None:
         """P̊ ~ N(0, 1) and θ_F, from a stream of the server's own."""
@@ -53,9 +56,13 @@ class FedTGP(FedProto):
             self.generator = Generator(*self.shape).to(getattr(torch, self.cfg.dtype))
         self.memory[GENERATOR] = as_arrays(self.generator.state_dict())
 
-    def most(self, client: int) -> int:
-        """Clients say only whether they have a class."""
-        return 1
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
+        """Train on the cohort's prototypes; the shared parameters, of which there are none, stay."""
+        told = reduced.each(PROTOTYPES)
+        count = np.stack([group["count"] for group in told])
+        if count.any():
+            self.learn(np.stack([group["mean"] for group in told]), count)
+        return arrays
 
     def learn(self, means: np.ndarray, count: np.ndarray) -> None:
         """Eqs. (9) and (10): prototypes [M, C, D] and whether they are there [M, C], into `memory`."""

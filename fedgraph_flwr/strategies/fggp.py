@@ -13,30 +13,18 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedgraph_flwr.methods import fggp
 from fedgraph_flwr.methods.fggp import BANK, TOLD, Params, bank
-from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
-from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField, ReplySchema
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Arrays
 
 
 class FGGP(GraphStrategy):
     """FedAvg that also keeps the bank, in `memory`."""
 
     Params: ClassVar[type] = Params
-    sums: ClassVar[tuple[str, ...]] = ()  # prototypes are clustered
-    beyond_sums: ClassVar[str] = "every client's prototypes, to cluster them"
-
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """The width of embeddings, and a prototype of each class."""
-        wanted = super().schema(phase, client)
-        if phase == DESCRIBE:
-            return wanted | ReplySchema(numbers={WIDTH: NumberField(1, LARGEST, whole=True)})
-        if phase != TRAIN:
-            return wanted
-        classes = self.agreed("num_classes")
-        mean = ArrayField((classes, self.agreed(WIDTH)), self.cfg.dtype)
-        return wanted | ReplySchema({TOLD: {"mean": mean, "known": ArrayField((classes,), "bool")}})
+    uplink = staticmethod(fggp.uplink)
 
     def before_train(self, arrays: Arrays) -> Groups:
         """The bank so far."""
@@ -46,13 +34,13 @@ class FGGP(GraphStrategy):
         """As for training: it is predicted by."""
         return self.before_train(arrays)
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """θ, and a new bank."""
-        told = [reply.groups[TOLD] for reply in replies]
+        told = reduced.each(TOLD)
         mean, label = bank(np.stack([t["mean"] for t in told]), np.stack([t["known"] for t in told]))
         former = self.memory.get(BANK, {"mean": mean[:0], "label": label[:0]})
         kept = ~np.isin(former["label"], label)
         if len(label) or BANK in self.memory:
             rows = np.concatenate([mean, former["mean"][kept]]).astype(told[0]["mean"].dtype)
             self.memory[BANK] = {"mean": rows, "label": np.concatenate([label, former["label"][kept]])}
-        return super().aggregate(arrays, replies)
+        return super().step(arrays, reduced)

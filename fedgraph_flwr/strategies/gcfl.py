@@ -25,10 +25,11 @@ from typing import ClassVar
 import numpy as np
 from flwr.common.logger import log
 
+from fedgraph_flwr.methods import gcfl
 from fedgraph_flwr.methods.gcfl import GRADIENT, Params, distances, halves
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import NumberField, ReplySchema
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Arrays, Reply, weighted_mean
 
 
 class GCFL(GraphStrategy):
@@ -39,15 +40,7 @@ class GCFL(GraphStrategy):
     """
 
     Params: ClassVar[type] = Params
-    sums: ClassVar[tuple[str, ...]] = ()  # every update is compared with every other
-    averages: ClassVar[bool] = False  # rules in the place of the mean need more models than a cluster may have
-
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """The norm of a gradient, where series are of those."""
-        wanted = super().schema(phase, client)
-        if phase != TRAIN or not (self.params.plus and self.params.series == "gradient"):
-            return wanted
-        return wanted | ReplySchema(numbers={GRADIENT: NumberField(0)})
+    uplink = staticmethod(gcfl.uplink)
 
     def setup(self) -> None:
         """One cluster; nobody has met."""
@@ -57,8 +50,9 @@ class GCFL(GraphStrategy):
         if self.params.plus:
             self.memory |= {"series": np.zeros((n, self.params.length)), "recorded": none.copy()}
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """The mean of all; every cluster's own goes to `models`, once there are several."""
+        replies = reduced.replies
         gram = self.gram(replies)
         self.compare(replies, gram)
         for cluster in self.clusters:
@@ -67,12 +61,12 @@ class GCFL(GraphStrategy):
         if len(self.clusters) > 1:
             for cluster in self.clusters:
                 present = [replies[place] for place in self.present(cluster, replies)]
-                members, weights = self.members(cluster), self.weights(present)
-                own = self.average([r.arrays for r in present], weights) if any(weights) else self.model_of(members[0])
+                members, weights = self.members(cluster), self.weights([reply.client for reply in present])
+                own = weighted_mean([r.arrays for r in present], weights) if any(weights) else self.model_of(members[0])
                 self.models |= {
                     client: {name: a.copy() for name, a in own.items()} for client in members
                 }  # files want copies
-        return super().aggregate(arrays, replies)
+        return weighted_mean([reply.arrays for reply in replies], self.weights(reduced.clients))
 
     def at(self, clients: list[int]) -> list[int]:
         """Their places."""
@@ -122,7 +116,7 @@ class GCFL(GraphStrategy):
             return False
         if self.params.plus and self.memory["recorded"][self.at(self.members(cluster))].min() < self.params.length:
             return False
-        weights = self.weights([replies[place] for place in present])
+        weights = self.weights([replies[place].client for place in present])
         p = np.ones(len(present)) if self.params.mean == "uniform" or not any(weights) else np.array(weights)
         p, own = p / p.sum(), gram[np.ix_(present, present)]
         mean, largest = np.sqrt(max(p @ own @ p, 0.0)), np.sqrt(own.diagonal().max())

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -17,13 +17,11 @@ from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.strategies import cohorts
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
+from fedgraph_flwr.strategies.contract import RunnableMethod
 from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, to_record
 from fedgraph_flwr.wire.trees import Tree, as_arrays
-
-if TYPE_CHECKING:
-    from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Loop:
         grid: joins the server with its nodes.
     """
 
-    def __init__(self, strategy: "GraphStrategy", grid: Grid):
+    def __init__(self, strategy: RunnableMethod, grid: Grid):
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
         self._rule = cohorts.LOWEST_HASHES
@@ -100,7 +98,8 @@ class Loop:
         """The rounds from ``first`` on."""
         method, recorder = self.strategy, self.recorder
         for server_round in range(first, self.cfg.rounds + 1):
-            if method.privacy and not method.privacy.allows(method.privacy.next_round(recorder.pending)):
+            due = method.releases_in(server_round)
+            if method.privacy and not method.privacy.allows(method.privacy.next_round(recorder.pending, due)):
                 log(INFO, "the run ends: one more release would exceed privacy.epsilon_budget")
                 break
             self._begin(server_round)
@@ -142,15 +141,7 @@ class Loop:
 
     def _class_weights(self) -> Arrays:
         """The weights ``w`` [C] of all clients together (`methods.labels`)."""
-        clients = self.strategy.clients
-
-        def num_train(asked: list[int]) -> list[float]:
-            return [float(clients[client].description["num_train"]) for client in asked]
-
-        replies = self.strategy.ask_sums(LABELS, {}, num_train)
-        nodes = num_train([reply.client for reply in replies])
-        share = np.stack([reply.groups[LABELS]["share"] for reply in replies])
-        return {"w": weights(np.average(share, axis=0, weights=nodes if any(nodes) else None))}
+        return {"w": weights(self.strategy.ask(LABELS)[LABELS]["share"])}
 
     def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
         """Ask nodes who they are."""
@@ -271,7 +262,7 @@ class Loop:
         method = self.strategy
         method.sent = method.before_train(method.arrays)
         if method.secure and method.stage().up:
-            method.send_beside(method.secure.begin(TRAIN, method.sum_weights))
+            method.send_beside(method.secure.begin(TRAIN, method.cohort))
         self._score_apart()  # a client that fell out in those exchanges is not asked to train
         if method.added and method.stage().up:
             method.added.begin()
@@ -284,11 +275,7 @@ class Loop:
         method = self.strategy
         if not method.stage().up:
             return {name: array.copy() for name, array in method.arrays.items()}  # a file wants each array once
-        if method.secure:
-            replies = method.secure.reveal(replies)
-        if method.added:
-            replies = method.added.reveal(replies)
-        return method.aggregate(method.arrays, replies)
+        return method.step(method.arrays, method.reduce(TRAIN, replies))
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """What the round's record says of training."""
@@ -414,7 +401,8 @@ class Loop:
             tree["involved"] = np.array(sorted(method.involved), np.int64)
         if method.privacy:
             left = max(self.cfg.rounds - server_round, 0)
-            tree["privacy"] = method.privacy.state(ahead=min(self.cfg.checkpoint_every or left, left))
+            coming = range(server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left))
+            tree["privacy"] = method.privacy.state(ahead=map(method.releases_in, coming))
         told = {index: info.description for index, info in method.clients.items()}
         self.recorder.checkpoint(server_round, method.arrays, tree, told)
 

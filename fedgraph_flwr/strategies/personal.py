@@ -6,27 +6,24 @@
 has not trained yet, from θ. Leaves a client: what FedAvg sends, and what the method's A is made of.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import Arrays, Reply, weighted_mean
 
 
 class PersonalStrategy(GraphStrategy):
     """Mixes clients' models by a matrix; clients that did not answer keep theirs in `models`."""
 
-    sums: ClassVar[tuple[str, ...]] = ()  # every client's mixture is another
-    averages: ClassVar[bool] = False  # and is a sum by A, in which no rule has a say
-
     def mixing(self, replies: list[Reply]) -> np.ndarray:
         """A [n, n] of the n clients that answered, in their order; each row sums to 1."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it mixes")
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """θ; every θ̄_i goes to `models`, by one product a tensor."""
+        replies = reduced.replies
         matrix = self._checked(self.mixing(replies), replies)
         mixed: dict[int, Arrays] = {reply.client: {} for reply in replies}
         for name, array in arrays.items():
@@ -34,7 +31,7 @@ class PersonalStrategy(GraphStrategy):
             for reply, row in zip(replies, matrix @ stacked, strict=True):
                 mixed[reply.client][name] = row.reshape(array.shape).astype(array.dtype)
         self.models |= mixed
-        return super().aggregate(arrays, replies)
+        return weighted_mean([reply.arrays for reply in replies], self.weights(reduced.clients))
 
     def _checked(self, matrix: np.ndarray, replies: list[Reply]) -> np.ndarray:
         """A in float64.

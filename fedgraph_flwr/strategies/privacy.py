@@ -1,10 +1,13 @@
-"""Client-level differential privacy for methods whose server averages models and does nothing else with what clients send.
+"""Client-level differential privacy of the means and sums that a method declares (`fedgraph_flwr.methods.uplink`).
 
     Δ̄_i = Δ_i min(1, C / ‖Δ_i‖₂),   θ^{t+1} = θ^t + (1/n) Σ_i Δ̄_i + N(0, (z C / n)² I)       McMahan et al., ICLR 2018
 
-z is ``privacy.noise_multiplier``, C ``privacy.clipping_norm``, n the clients that a round samples. n is fixed before the round:
-were it the number of those that answered, one client more or less would change the divisor too, and count twice. The server
-clips (``server_fixed``, it sees updates as they are), or each client does and the server refuses what is longer
+for the model, with equal weights. In general each of the G groups of an exchange is clipped to its own C_g and has noise
+z C_g √G, a client's factor is p_i / max_j p_j, and the sum is divided by what follows from the configuration. An exchange is one
+release; what the server computes from released values costs nothing more. z is ``privacy.noise_multiplier``, C
+``privacy.clipping_norm`` (of single groups, ``privacy.clipping_norms``), n the clients that a round samples. n is fixed before
+the round: were it the number of those that answered, one client more or less would change the divisor too, and count twice. The
+server clips (``server_fixed``, it sees updates unclipped), or each client does and the server refuses what is longer
 (``client_fixed``). The server draws the noise, afresh and never from the run's seed, from which anybody could subtract it.
 NumPy's generator is no cryptographic one, and floats are no reals (Mironov, CCS 2012): neither is accounted for.
 
@@ -23,7 +26,8 @@ a checkpoint books, ahead, every release that may come before the next one, and 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +35,30 @@ import numpy as np
 import torch
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import SPLITS
+from fedgraph_flwr.methods.uplink import Uplink, released_once, releases
 from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import SLACK, clipped
-from fedgraph_flwr.wire.messages import Arrays, Reply, flat, shaped
+from fedgraph_flwr.wire.messages import MODEL, Arrays, flat, shaped
 from fedgraph_flwr.wire.trees import Tree
+
+
+@dataclass
+class Terms:
+    """One group of an exchange, whose clipped sum is released.
+
+    Attributes:
+        origin: what the values are updates of.
+        values: of each client that replied.
+        factors: of each, its weight over the largest weight.
+        size: what the sum is divided by: it follows from the configuration, not from who replied.
+    """
+
+    origin: Arrays
+    values: list[Arrays]
+    factors: list[float]
+    size: float
 
 
 class Privacy:
@@ -58,29 +80,51 @@ class Privacy:
         self.size, self.clients = cfg.strategy.cohort_size(cfg.num_clients), cfg.num_clients
         self.releases = 0
 
-    def verify(self, reply: Reply, origin: Arrays) -> None:
+    def norm(self, group: str) -> float:
+        """C_g, the largest L2 norm of a client's update of a group."""
+        return float(self.cfg.clipping_norms.get(group, self.cfg.clipping_norm))
+
+    def verify(self, client: int, group: str, arrays: Arrays, origin: Arrays) -> None:
         """Refuse an update that the client should have clipped.
 
         Raises:
             FedGraphError: it is longer than the norm.
         """
-        norm = np.linalg.norm(flat(reply.arrays) - flat(origin))
-        if self.cfg.dp == "client_fixed" and not norm <= self.cfg.clipping_norm * (1 + SLACK):
+        if self.cfg.dp != "client_fixed":
+            return
+        norm, bound = np.linalg.norm(flat(arrays) - flat(origin)), self.norm(group)
+        if not norm <= bound * (1 + SLACK):
+            key = "privacy.clipping_norms" if group in self.cfg.clipping_norms else "privacy.clipping_norm"
+            of = "" if group == MODEL else f" of '{group}'"
             raise FedGraphError(
-                f"client {reply.client} answered with an update of L2 norm {norm:g}, expected at most"
-                f" privacy.clipping_norm={self.cfg.clipping_norm:g}"
+                f"client {client} answered with an update{of} of L2 norm {norm:g}, expected at most {key}={bound:g}"
             )
 
-    def release(self, origin: Arrays, models: list[Arrays]) -> Arrays:
-        """The next shared parameters from θ^t and the models of those that answered; books them."""
-        start, bound = flat(origin), self.cfg.clipping_norm
-        total = np.zeros(start.size)
-        for model in models:
-            total += clipped(flat(model) - start, bound)
-        if self.cfg.noise_multiplier:
-            total += np.random.default_rng().normal(scale=self.cfg.noise_multiplier * bound, size=total.size)
+    def release(self, groups: Mapping[str, Terms]) -> dict[str, Arrays]:
+        """The noised means and sums of one exchange; books one release.
+
+        With G groups each has noise z C_g √G, so that all of them together are one Gaussian release with multiplier z.
+
+        Raises:
+            RunFailed: the budget does not allow it.
+        """
+        if not self.allows(1):
+            raise RunFailed(
+                f"one more release would exceed privacy.epsilon_budget={self.cfg.epsilon_budget:g} after {self.releases}"
+            )
         self.releases += 1
-        return shaped(start + total / self.size, origin)
+        return {group: self._released(group, terms, math.sqrt(len(groups))) for group, terms in groups.items()}
+
+    def _released(self, group: str, terms: Terms, wider: float) -> Arrays:
+        """One group."""
+        start, bound = flat(terms.origin), self.norm(group)
+        total = np.zeros(start.size)
+        for factor, values in zip(terms.factors, terms.values, strict=True):
+            total += factor * clipped(flat(values) - start, bound)
+        if self.cfg.noise_multiplier:
+            scale = self.cfg.noise_multiplier * bound * wider
+            total += np.random.default_rng().normal(scale=scale, size=total.size)
+        return shaped(start + total / terms.size, terms.origin)
 
     def release_scores(self, scores: Mapping[str, list[float]]) -> dict[str, float]:
         """Noised means over all clients, from each client's scores by split and metric; books them."""
@@ -92,9 +136,9 @@ class Privacy:
             key: float(np.nansum(v) / self.clients + more) for (key, v), more in zip(told.items(), noise, strict=True)
         }
 
-    def next_round(self, pending: bool) -> int:
-        """Releases of the next round: its model and, where scores are noised, its scores and the ``pending`` ones before."""
-        return 1 + (self.cfg.scores == "noised") * (1 + pending)
+    def next_round(self, pending: bool, releases: int = 1) -> int:
+        """Releases of the next round: its exchanges and, where scores are noised, its scores and the ``pending`` ones before."""
+        return releases + (self.cfg.scores == "noised") * (1 + pending)
 
     def spent(self) -> dict[str, Any]:
         """Releases so far, and the ε they cost at the run's δ, null where there is no noise."""
@@ -114,9 +158,14 @@ class Privacy:
         """Whether the budget covers ``count`` further releases."""
         return self.affordable(count) == count
 
-    def state(self, ahead: int) -> Tree:
-        """What a checkpoint holds: the noise, and the releases so far with those of the rounds ``ahead``, before the next one."""
-        coming = self.affordable(ahead * self.next_round(False) + self.next_round(True) - self.next_round(False))
+    def state(self, ahead: Iterable[int]) -> Tree:
+        """What a checkpoint holds: the noise, and the releases so far with those of the rounds before the next one.
+
+        Args:
+            ahead: releases in the exchanges of each of these rounds.
+        """
+        rounds = sum(self.next_round(False, releases) for releases in ahead)
+        coming = self.affordable(rounds + self.next_round(True) - self.next_round(False))
         booked = {"releases": self.releases + coming, "noise_multiplier": self.cfg.noise_multiplier}
         return {key: torch.tensor(value, dtype=torch.float64) for key, value in booked.items()}
 
@@ -135,47 +184,7 @@ class Privacy:
         self.releases += int(state.get("releases", 0))
 
 
-def check(cfg: RunConfig, plain_average: bool) -> None:
-    """Refuse privacy that would not cover the method.
-
-    Args:
-        cfg: the run's configuration.
-        plain_average: what the method declares (`GraphStrategy.plain_average`).
-
-    Raises:
-        FedGraphError: one sentence.
-    """
-    rules, privacy = cfg.strategy, cfg.privacy
-    if privacy.dp == "none":
-        return
-    reasons = {
-        "has one client": rules.pooled,
-        "shares nothing": not rules.shared,
-        "exchanges more than that or does more with it": not plain_average,
-    }
-    if reason := next((text for text, holds in reasons.items() if holds), ""):
-        raise FedGraphError(
-            f"privacy.dp={privacy.dp} covers an average of clipped models, and {rules.name} {reason}: use another method, or"
-            " privacy.dp=none"
-        )
-    if cfg.train.class_weights == "federated":
-        raise FedGraphError(
-            f"train.class_weights=federated uploads each client's label shares, which privacy.dp={privacy.dp} does not"
-            " cover: set train.class_weights=local, or privacy.dp=none"
-        )
-    if rules.weighting != "uniform":
-        raise FedGraphError(
-            f"privacy.dp={privacy.dp} bounds each client's share by 1/n: set strategy.weighting=uniform, not"
-            f" {rules.weighting}"
-        )
-    if cfg.resume and Path(cfg.resume).resolve() != Path(cfg.out).resolve():
-        raise FedGraphError(
-            f"a run with privacy.dp goes on in its own folder, where its releases are booked: out={cfg.out} is not"
-            f" resume={cfg.resume}"
-        )
-
-
-def check_clients(cfg: RunConfig) -> None:
+def check_clients(cfg: RunConfig, uplink: Uplink) -> None:
     """Refuse a δ that protects no client, and a budget that the first release would exceed.
 
     Raises:
@@ -184,12 +193,17 @@ def check_clients(cfg: RunConfig) -> None:
     privacy = cfg.privacy
     if privacy.dp == "none":
         return
+    if cfg.resume and Path(cfg.resume).resolve() != Path(cfg.out).resolve():
+        raise FedGraphError(
+            f"a run with privacy.dp goes on in its own folder, where its releases are booked: out={cfg.out} is not"
+            f" resume={cfg.resume}"
+        )
     if privacy.delta > 1 / cfg.num_clients:
         raise FedGraphError(
             f"privacy.delta={privacy.delta:g} would allow to publish one of {cfg.num_clients} clients whole: expected at most"
             f" {1 / cfg.num_clients:g}"
         )
-    least = 1 + (privacy.scores == "noised")
+    least = released_once(uplink) + releases(uplink) + (privacy.scores == "noised")
     if (
         privacy.epsilon_budget
         and (first := epsilon_at(privacy.delta, privacy.noise_multiplier, least)) > privacy.epsilon_budget

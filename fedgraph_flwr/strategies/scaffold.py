@@ -14,19 +14,20 @@ import numpy as np
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.methods import variates
 from fedgraph_flwr.methods.variates import VARIATES, ScaffoldParams
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import Groups
+from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.variates import VariateStrategy
-from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import ReplySchema, like
+from fedgraph_flwr.wire.messages import Arrays
 
 
 class Scaffold(VariateStrategy):
     """Keeps c in `memory`."""
 
     Params: ClassVar[type] = ScaffoldParams
-    sums: ClassVar[tuple[str, ...]] = (MODEL, VARIATES)
+    uplink = staticmethod(variates.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -41,24 +42,18 @@ class Scaffold(VariateStrategy):
             return ""
         return f"strategy={cfg.strategy.name} with one local step of SGD a round is FedAvg; take train.local_steps=2 or more"
 
-    def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """Training also answers with the change of c_i."""
-        common = super().schema(phase, client)
-        return common | ReplySchema({VARIATES: like(self.arrays)}) if phase == TRAIN else common
-
     def common(self, arrays: Arrays) -> Groups:
         """C."""
         return {VARIATES: self.memory.get(VARIATES) or {name: np.zeros_like(a) for name, a in arrays.items()}}
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Eq. (5)."""
-        mean, share = super().aggregate(arrays, replies), self.share(replies)
-        change = self.average([reply.groups[VARIATES] for reply in replies], self.weights(replies))
-        control = self.common(arrays)[VARIATES]
+        mean, share = super().step(arrays, reduced), self.share(reduced.clients)
+        change, control = reduced[VARIATES], self.common(arrays)[VARIATES]
         self.memory[VARIATES] = {name: control[name] + share * change[name] for name in arrays}
-        return self.step(arrays, mean, share)
+        return self.moved(arrays, mean, share)
 
-    def step(self, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
+    def moved(self, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
         """The next parameters from x and ȳ."""
         rate = self.params.server_lr
         if rate == 1:

@@ -7,7 +7,8 @@ import numpy as np
 
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups, GroupsFor
-from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import MODEL, Arrays
 
 
 class VariateStrategy(GraphStrategy):
@@ -24,16 +25,16 @@ class VariateStrategy(GraphStrategy):
             client: {**common, ACKNOWLEDGED: {"round": acknowledged[client : client + 1]}} for client in self.cohort
         }
 
-    def aggregate(self, arrays: Arrays, replies: list[Reply]) -> Arrays:
-        """Average the clients' models, and record whose reply arrived."""
+    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
+        """The mean of the clients' models; records whose reply arrived."""
         acknowledged = self._acknowledged.copy()
-        acknowledged[[reply.client for reply in replies]] = self.server_round
+        acknowledged[reduced.clients] = self.server_round
         self.memory[ACKNOWLEDGED] = acknowledged
-        return super().aggregate(arrays, replies)
+        return reduced[MODEL]
 
-    def share(self, replies: list[Reply]) -> float:
-        """Σ_{i∈S} p_i: the weight of those who answered among all clients."""
-        return sum(self.weights(replies)) / sum(self.weights([Reply(client) for client in sorted(self.clients)]))
+    def share(self, clients: list[int]) -> float:
+        """Σ_{i∈S} p_i: the weight of those who replied among all clients."""
+        return sum(self.weights(clients)) / sum(self.weights(sorted(self.clients)))
 
     @property
     def _acknowledged(self) -> np.ndarray:

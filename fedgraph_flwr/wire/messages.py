@@ -30,6 +30,11 @@ DESCRIBE = "describe"
 TRAIN = "train"
 EVALUATE = "evaluate"
 
+SPEAKS = "protocol"
+"""Number by which a server and a node say which version of their protocol they speak."""
+
+PROTOCOL = 2
+
 _BLOCK = 2**14  # numbers averaged at once
 
 FAILED = 1001

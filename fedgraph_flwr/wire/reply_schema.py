@@ -16,8 +16,8 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from fedgraph_flwr.errors import FedGraphError, plain
 from fedgraph_flwr.wire.messages import METRICS, Arrays, decode
 
-Axis = int | range
-"""A size, or the sizes that are accepted; ``up_to(n)`` is 0 to n."""
+Axis = int | range | str
+"""A size, or the sizes that are accepted; ``up_to(n)`` is 0 to n. In an uplink also a letter, such as "C" for the classes."""
 
 LARGEST = 2**31 - 1
 """No count of nodes, edges or bytes of an answer is larger."""

@@ -36,8 +36,8 @@ class HalfStep(FedAvg):
     class Params:
         step: float = 0.5
 
-    def aggregate(self, arrays, replies):
-        mean = super().aggregate(arrays, replies)
+    def step(self, arrays, reduced):
+        mean = reduced["model"]
         return {n: (a + self.params.step * (mean[n] - a)).astype(a.dtype) for n, a in arrays.items()}
 
 

@@ -108,11 +108,16 @@ def aggregated(told, *words, counts=(6, 3, 8)):
     server = FedFA(configured(*words), None)
     server.setup()
     server.clients = {i: ClientInfo(i, i, {"num_train": n}) for i, n in enumerate(counts)}
-    replies = [
-        Reply(i, {"running": {"mean": a, "std": 2 * a}, MODEL: {"w": a[0]}}, {"num_train": counts[i]})
-        for i, a in enumerate(told)
-    ]
-    server.aggregate({"w": told[0][0]}, replies)
+    before = server.memory["running"]
+    replies = []
+    for i, a in enumerate(told):
+        gaps = {"mean": a - before["mean"], "std": 2 * a - before["std"]}
+        group = {f"gap {key}": gap for key, gap in gaps.items()} | {
+            f"square {key}": gap**2 for key, gap in gaps.items()
+        }
+        groups = {"running": {"mean": a, "std": 2 * a}, "gaps": group, MODEL: {"w": a[0]}}
+        replies.append(Reply(i, groups, {"num_train": counts[i]}))
+    server.step({"w": told[0][0]}, server.reduce("train", replies))
     return server.memory
 
 
@@ -135,7 +140,7 @@ def test_variances_over_one_client_and_over_equal_ones_are_zero():
     told = np.random.default_rng(0).uniform(size=(1, 2, H))
     assert not aggregated(told, counts=(6,))["spread"]["mean"].any()
     spread = aggregated(told.repeat(3, 0))["spread"]["std"]
-    np.testing.assert_allclose(spread, 0, atol=1e-30)
+    np.testing.assert_allclose(spread, 0, atol=1e-14)
     np.testing.assert_allclose(sharing(torch.from_numpy(spread[0]), 1e-6), 1)
 
 

@@ -84,7 +84,7 @@ def test_the_objective_and_the_propagation_by_hand():
 
 def test_what_is_found_is_of_the_cohort_and_others_keep_theirs():
     server = FedGL(compose([*WORDS, "strategy.threshold=0.6"]), None)
-    server.weights = lambda replies: [1.0 + reply.client for reply in replies]
+    server.weights = lambda clients: [1.0 + client for client in clients]
     server.memory = {"ids": {"0": np.array([1, 4]), "1": np.array([4, 6])}, "pseudo": {"2": {"label": np.array([7])}}}
     h = np.ones((2, 2))
     replies = [
@@ -102,7 +102,7 @@ def test_what_is_found_is_of_the_cohort_and_others_keep_theirs():
 def server_of(*words):
     server = FedGL(compose([*WORDS, *words]), None)
     server.arrays = {"w": np.zeros(1)}
-    server.weights = lambda replies: [1.0 + 2 * reply.client for reply in replies]
+    server.weights = lambda clients: [1.0 + 2 * client for client in clients]
     server.memory = {"ids": {"0": np.array([1, 4]), "1": np.array([4, 6])}}
     return server
 
@@ -136,7 +136,7 @@ def test_labels_and_edges_are_found_every_few_rounds():
     z, h = np.array([[0.9, 0.1], [0.1, 0.9]]), np.array([[1.0, 0.5], [2.0, 3.0]])
     told = []
     for server.server_round, order in ((1, [0, 1]), (2, [1, 0]), (3, [1, 0])):
-        server.aggregate(server.arrays, replies_of(server, [z[order], z], [h[order], h]))
+        server.step(server.arrays, server.reduce("train", replies_of(server, [z[order], z], [h[order], h])))
         told.append({name: array.tolist() for name, array in server.memory["pseudo"]["0"].items()})
     first, off, on = told
     assert off == first

@@ -288,7 +288,7 @@ def test_moments_are_exchanged_although_their_weight_changes_nothing(run, monkey
     """The statistics' forward pass leaves no trace in training: β → 0 through the exchange is FedAvg too."""
     monkeypatch.setattr("fedgraph_flwr.clients.fedomd.discrepancy", lambda own, *told: own.new_zeros(()))
     with_exchange = run(*FEDOMD, "model.ortho=false", "strategy.alpha=0")
-    assert "moments" in with_exchange.summary["bytes_by_phase"]
+    assert "moments_sum" in with_exchange.summary["bytes_by_phase"]
     without = run(*FEDOMD, *PLAIN)
     assert_same_arrays(with_exchange.arrays, without.arrays)
     for one, other in zip(with_exchange.rounds, without.rounds, strict=True):
@@ -385,10 +385,15 @@ def test_messages_hold_what_is_documented_and_no_more(run, monkeypatch, exchange
     with recorded_messages(monkeypatch) as messages:
         run(*FEDOMD, f"strategy.exchange={exchange}", f"strategy.cmd_range={width}", "rounds=1")
     pooled = width == "pooled"
-    down = {"train": {"target": {"moments", "span"} if pooled else {"moments"}}, "moments_about": {"point": {"mean"}}}
-    ranges = {"range"} if pooled else set()
-    up = {"moments": {"moments", *ranges}, "means": {"mean", *ranges}, "moments_about": {"spread"}}
-    own = {"one_phase": ("moments",), "two_phase": ("means", "moments_about")}[exchange]
+    point = {name: {"point": {"mean"}} for name in ("moments_about", "moments_sum")}
+    down = {"train": {"target": {"moments", "span"} if pooled else {"moments"}}, **point}
+    ranges = {"range": {"range"}} if pooled else {}
+    up = {
+        "moments_sum": {"moments": {"powers"}, **ranges},
+        "means": {"moments": {"mean"}, **ranges},
+        "moments_about": {"moments": {"spread"}},
+    }
+    own = {"one_phase": ("moments_sum",), "two_phase": ("means", "moments_about")}[exchange]
     name, found = "", set()
     for direction, _, content in messages:
         name = content["config"]["phase"] if direction == "down" else name
@@ -397,8 +402,8 @@ def test_messages_hold_what_is_documented_and_no_more(run, monkeypatch, exchange
         if direction == "down":
             assert groups == down.get(name, {})
         elif name in own:
-            assert groups == {"moments": up[name]}
-            assert set(content[METRICS]) == {"client", "count"}
+            assert groups == up[name]
+            assert set(content[METRICS]) == {"client"}
             assert MODEL not in content
         elif name == "train":
             assert groups == {}
@@ -416,20 +421,21 @@ def test_every_phase_costs_the_documented_bytes(run, exchange, width, dtype):
     p = (5 * D + D) + 2 * D * D + (D * 3 + 3)
     assert p == sum(array.size for array in finished.arrays.values())
     ranges, item = (H if width == "pooled" else 0), {"float32": 4, "float64": 8}[dtype]
-    own = {"one_phase": ("moments",), "two_phase": ("means", "moments_about")}[exchange]
+    own = {"one_phase": ("moments_sum",), "two_phase": ("means", "moments_about")}[exchange]
+    double = 8 // item  # powers and their point are float64
     arrays = {  # down, up
         "describe": (0, 0),
-        "moments": (p, 5 * H * D + 2 * ranges),
+        "moments_sum": (p + double * H * D, double * 5 * H * D + 2 * ranges),
         "means": (p, H * D + 2 * ranges),
         "moments_about": (p + H * D, 4 * H * D),
         "train": (p + 5 * H * D + ranges, p),
         "evaluate": (p, 0),
     }
-    scalars = {"describe": (0, 4), "train": (2, 2), "evaluate": (0, 12)} | dict.fromkeys(own, (0, 1))
+    scalars = {"describe": (1, 5), "train": (2, 2), "evaluate": (0, 12)} | dict.fromkeys(own, (0, 0))
     assert finished.summary["bytes_by_phase"].keys() == {"describe", *own, "train", "evaluate"}
     kept = (
-        3 * (len("describe") + 8 + 2 * 8 + 16),
-        3 * (8 * 4 + 8),
+        3 * (len("describe") + 8 + 3 * 8 + 16),
+        3 * (8 * 5 + 8),
     )  # asked again, to keep the models of a run with a name
     for name, booked in finished.summary["bytes_by_phase"].items():
         times = 3 * (1 if name in ("describe", "evaluate") else 2)
@@ -445,7 +451,13 @@ def test_every_phase_costs_the_documented_bytes(run, exchange, width, dtype):
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [("moments", "moments"), ("moments", "range"), ("means", "mean"), ("means", "range"), ("moments_about", "spread")],
+    [
+        ("moments_sum", "moments/powers"),
+        ("moments_sum", "range/range"),
+        ("means", "moments/mean"),
+        ("means", "range/range"),
+        ("moments_about", "moments/spread"),
+    ],
 )
 def test_statistics_of_another_shape_are_refused(run, monkeypatch, name, key):
     answer = getattr(FedOMDClient, name)
@@ -453,11 +465,12 @@ def test_statistics_of_another_shape_are_refused(run, monkeypatch, name, key):
     @phase
     def cut(self, groups, config):
         told, metrics = answer(self, groups, config)
-        return {"moments": told["moments"] | {key: told["moments"][key][:, :-1]}}, metrics
+        group, _, array = key.partition("/")
+        return told | {group: {array: told[group][array][:, :-1]}}, metrics
 
     monkeypatch.setattr(FedOMDClient, name, cut)
-    with pytest.raises(FedGraphError, match=f"client 0 answered phase .* with 'moments/{key}' of shape"):
-        run(*FEDOMD, f"strategy.exchange={'one_phase' if name == 'moments' else 'two_phase'}")
+    with pytest.raises(FedGraphError, match=f"client 0 answered phase .* with '{key}' of shape"):
+        run(*FEDOMD, f"strategy.exchange={'one_phase' if name == 'moments_sum' else 'two_phase'}")
 
 
 def fail(monkeypatch, name: str, client: int, server_round: int) -> None:
@@ -474,7 +487,7 @@ def fail(monkeypatch, name: str, client: int, server_round: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "fails"), [("one_phase", "moments"), ("two_phase", "means"), ("two_phase", "moments_about")]
+    ("exchange", "fails"), [("one_phase", "moments_sum"), ("two_phase", "means"), ("two_phase", "moments_about")]
 )
 def test_a_client_that_drops_out_between_exchanges_leaves_no_trace(run, targets, monkeypatch, exchange, fails):
     """Round 1 without client 1 gives the others the targets they would have without it from the start."""
@@ -491,12 +504,13 @@ def test_a_client_that_drops_out_between_exchanges_leaves_no_trace(run, targets,
     for moments in first.values():
         np.testing.assert_allclose(moments, union_moments(parts), rtol=1e-9, atol=1e-12)
     assert finished.rounds[0]["failed"] == {f"1 ({fails})": "gone"}
-    asked = finished.rounds[0]["phases"][fails]["exchanges"]
-    assert asked == (2 if fails == "moments_about" else 1)
+    phases = finished.rounds[0]["phases"]
+    assert phases[fails]["exchanges"] == 1
+    assert ("moments_sum" in phases) == (fails != "means"), "those left are asked about the pooled mean"
 
 
 @pytest.mark.parametrize(
-    ("exchange", "fails"), [("one_phase", "moments"), ("two_phase", "means"), ("two_phase", "moments_about")]
+    ("exchange", "fails"), [("one_phase", "moments_sum"), ("two_phase", "means"), ("two_phase", "moments_about")]
 )
 def test_who_falls_out_before_training_still_scores_the_last_round(run, monkeypatch, exchange, fails):
     """Scores are due with the training replies, which then do not come from all."""
@@ -513,7 +527,7 @@ def test_who_falls_out_before_training_still_scores_the_last_round(run, monkeypa
 
 def test_who_falls_out_before_training_keeps_its_state_for_a_checkpoint(run, monkeypatch):
     words = [*FEDOMD, "rounds=3", "checkpoint_every=2"]
-    fail(monkeypatch, "moments", client=1, server_round=2)
+    fail(monkeypatch, "moments_sum", client=1, server_round=2)
     whole = run(*words)
     final = whole.arrays
     resumed = run(*words, f"graph={whole.cfg.graph}", f"out={whole.out}", f"resume={whole.out}")

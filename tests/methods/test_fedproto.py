@@ -11,7 +11,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.fedproto import FedProto
-from fedgraph_flwr.wire.messages import from_record
+from fedgraph_flwr.wire.messages import Reply, from_record
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 
@@ -49,7 +49,7 @@ def test_prototypes_are_means_by_class():
         for j in range(C):
             rows = [h[v] for v in range(len(y)) if train[v] and y[v] == j]
             assert told["count"][j] == len(rows)
-            np.testing.assert_allclose(told["mean"][j], sum(rows) / len(rows) if rows else np.zeros(D), rtol=1e-12)
+            np.testing.assert_allclose(told["sum"][j], sum(rows) if rows else np.zeros(D), rtol=1e-12, atol=1e-14)
     assert told["count"][2] == 0
 
 
@@ -63,8 +63,8 @@ def test_small_classes_are_not_told(by_policy):
         client.policy = Policy(min_nodes=least)
     told = client.send()[0]["prototypes"]
     np.testing.assert_array_equal(told["count"], np.where(counts < least, 0, counts))
-    assert not told["mean"][told["count"] == 0].any()
-    assert told["mean"][told["count"] > 0].any()
+    assert not told["sum"][told["count"] == 0].any()
+    assert told["sum"][told["count"] > 0].any()
 
 
 @pytest.mark.parametrize("known", [(True, True, True), (True, False, True)])
@@ -101,18 +101,23 @@ def test_the_nearest_known_prototype_decides():
 
 
 def test_the_mean_of_prototypes_weighs_by_nodes():
-    server = FedProto(compose(["strategy=fedproto"]), None)
+    server = FedProto(compose(["strategy=fedproto", "dtype=float64"]), None)
     server.shape = (C, D)
+
+    def learn(means, counts):
+        group = [{"sum": m * n[:, None], "count": n.astype(float)} for m, n in zip(means, counts, strict=True)]
+        server.step({}, server.reduce("train", [Reply(i, {"prototypes": told}) for i, told in enumerate(group)]))
+
     means = np.random.default_rng(0).normal(size=(2, 3, C, D))
     first, second = np.array([[4, 0, 1], [2, 3, 0], [0, 0, 0]]), np.array([[0, 5, 0], [0, 1, 0], [0, 0, 0]])
-    server.learn(means[0, :2], first[:2] * [1, 0, 1])
+    learn(means[0, :2], first[:2] * [1, 0, 1])
     np.testing.assert_array_equal(server.memory["prototypes"]["known"], [True, False, True])
-    server.learn(means[0], first)
+    learn(means[0], first)
     old = server.memory["prototypes"]["mean"]
     np.testing.assert_allclose(old[0], (4 * means[0, 0, 0] + 2 * means[0, 1, 0]) / 6, rtol=1e-12)
     np.testing.assert_allclose(old[1], means[0, 1, 1], rtol=1e-12)
     np.testing.assert_allclose(old[2], means[0, 0, 2], rtol=1e-12)
-    server.learn(means[1], second)  # a cohort that has class 1 alone
+    learn(means[1], second)  # a cohort that has class 1 alone
     new = server.memory["prototypes"]
     np.testing.assert_allclose(new["mean"][1], (5 * means[1, 0, 1] + means[1, 1, 1]) / 6, rtol=1e-12)
     np.testing.assert_array_equal(new["mean"][[0, 2]], old[[0, 2]])
@@ -144,7 +149,8 @@ def test_prototypes_travel_and_nothing_of_the_model(run, monkeypatch, tmp_path, 
     told = [from_record(c["prototypes"]) for way, _, c in messages if way == "up" and "prototypes" in c.array_records]
     assert len(told) == 8
     assert (max(group["count"].max() for group in told) == 1) == (method == "fedtgp")
-    assert all(not group["mean"][group["count"] == 0].any() for group in told)
+    values = "mean" if method == "fedtgp" else "sum"
+    assert all(not group[values][group["count"] == 0].any() for group in told)
 
 
 def test_what_was_told_goes_down_in_the_next_round(run, monkeypatch, tmp_path):
@@ -154,7 +160,7 @@ def test_what_was_told_goes_down_in_the_next_round(run, monkeypatch, tmp_path):
     groups = [(way, from_record(c["prototypes"])) for way, _, c in messages if "prototypes" in c.array_records]
     assert [way for way, _ in groups[:4]] == ["up", "up", "up", "down"]
     total = sum(group["count"] for _, group in groups[:3])
-    pooled = sum(group["count"][:, None] * group["mean"] for _, group in groups[:3]) / total[:, None]
+    pooled = sum(group["sum"] for _, group in groups[:3]) / total[:, None]
     assert total[2] == groups[2][1]["count"][2] > 0  # told by one client alone
     np.testing.assert_allclose(groups[3][1]["mean"], pooled, rtol=1e-12)
 

@@ -397,7 +397,7 @@ def test_secure_sums_hide_single_peers_and_change_nothing_else(run, monkeypatch)
     words = [*WORDS, "strategy.generator_rounds=2", "rounds=2", "dtype=float64"]
     plain = run(*words)
     with recorded_messages(monkeypatch) as messages:
-        secure = run(*words, "privacy.secagg=true")
+        secure = run(*words, "privacy.secagg=true", "privacy.reveal=[proposed,owners,metrics]")
     for name, array in plain.arrays.items():
         np.testing.assert_allclose(secure.arrays[name], array, atol=1e-3)
     told = [c.array_records["apart"] for way, _, c in messages if way == "up" and "apart" in c.array_records]

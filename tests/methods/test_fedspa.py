@@ -598,21 +598,21 @@ def test_messages_carry_what_is_declared(run, monkeypatch, words, extra):
             assert all(len(value) == 1 for value in record.values() if isinstance(value, list))
     assert {("down", frozenset({MODEL})), ("up", frozenset({MODEL, *extra}))} <= seen
     scores = {key for key in told if key.startswith(("val-", "test-"))}
-    described = {"client", "num_train", "num_features", "num_classes", "num_nodes", "high_frequency_area"}
+    described = {"client", "num_train", "num_features", "num_classes", "num_nodes", "high_frequency_area", "protocol"}
     assert told - scores == described | {"train-loss"}
     f, h, c = 5, 8, 3
     p, m = 3 * (f * h + h * c) + (f + 1) + (h + 1) + h + c, 2 * (f * h + h * c)
     assert (count(shapes), count(channels)) == (p, m)
     told_by = {
-        "describe": 6,
+        "describe": 7,
         "train": 3,
         "evaluate": 1 + len(scores),
     }  # numbers: client, training nodes, loss; client, scores
     up = {"describe": 0, "train": p + len(extra) * m, "evaluate": 0}
     down = {"describe": 0, "train": p, "evaluate": p}
-    flags = {"describe": 0, "train": 2, "evaluate": 2}  # beside the phase's name and the round
+    flags = {"describe": 1, "train": 2, "evaluate": 2}  # beside the phase's name and the round
     at_end = (
-        len("describe") + 8 + 2 * 8 + 16,
+        len("describe") + 8 + 3 * 8 + 16,
         8 * told_by["describe"],
     )  # asked again, to keep the models of a run with a name
     ledger = finished.rounds[0]["phases"] | {

@@ -96,7 +96,7 @@ def test_training_parts_prototypes_that_start_close():
 def test_nothing_is_learnt_of_clients_without_training_nodes():
     server = server_of()
     nothing = {"mean": np.zeros((C, D)), "count": np.zeros(C, int)}
-    server.aggregate({}, [Reply(0, {"prototypes": nothing}, {"num_train": 0})])
+    server.step({}, server.reduce("train", [Reply(0, {"prototypes": nothing}, {"num_train": 0})]))
     assert server.before_train({}) == server.before_evaluate({}) == {}
 
 

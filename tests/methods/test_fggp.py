@@ -68,9 +68,9 @@ def test_a_class_that_nobody_of_the_cohort_knows_keeps_its_prototypes():
         group = {"mean": np.full((2, 3), mean), "known": np.array(known)}
         return Reply(client, {"model": server.arrays, "prototypes": group}, {})
 
-    server.aggregate(server.arrays, [reply(0, 1.0, [True, True]), reply(1, 3.0, [True, False])])
+    server.step(server.arrays, server.reduce("train", [reply(0, 1.0, [True, True]), reply(1, 3.0, [True, False])]))
     assert sorted(server.memory["bank"]["label"].tolist()) == [0, 1]
-    server.aggregate(server.arrays, [reply(1, 7.0, [True, False])])
+    server.step(server.arrays, server.reduce("train", [reply(1, 7.0, [True, False])]))
     held = dict(zip(server.memory["bank"]["label"].tolist(), server.memory["bank"]["mean"][:, 0].tolist(), strict=True))
     assert held == {0: 7.0, 1: 1.0}
 

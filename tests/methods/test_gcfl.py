@@ -34,7 +34,7 @@ def step(server: GCFL, updates: dict[int, Any]) -> list[list[int]]:
     """A round in which these clients answer with their models and these updates; the clusters after it."""
     server.server_round += 1
     replies = [Reply(i, {MODEL: {"w": server.model_of(i)["w"] + np.asarray(u, float)}}) for i, u in updates.items()]
-    server.arrays = server.aggregate(server.arrays, replies)
+    server.arrays = server.step(server.arrays, server.reduce("train", replies))
     return [server.members(cluster) for cluster in server.clusters]
 
 

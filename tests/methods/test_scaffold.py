@@ -48,14 +48,14 @@ def test_rounds_by_hand(run, option, rule, fraction):
 @pytest.mark.parametrize("words", [[], ["strategy.fraction=0.67"], ["train.optimizer=adam"]])
 def test_c_is_the_mean_of_all_clients_own_after_every_round(run, monkeypatch, words):
     """Also of those that did not take part, and of those whose answers were resumed from a checkpoint."""
-    clients, compared, aggregate, make = {}, [], Scaffold.aggregate, ScaffoldClient.__init__
+    clients, compared, aggregate, make = {}, [], Scaffold.step, ScaffoldClient.__init__
 
     def made(self, *args, **kwargs):
         make(self, *args, **kwargs)
         clients[self.graph.client] = self
 
-    def compare(self, arrays, replies):
-        arrays = aggregate(self, arrays, replies)
+    def compare(self, arrays, reduced):
+        arrays = aggregate(self, arrays, reduced)
         for name, c in self.memory["variates"].items():
             kept = [m.get("offer", m)["own"]["control"][name].numpy() for i in range(3) if (m := clients[i].memory)]
             np.testing.assert_allclose(c, sum(kept) / 3, atol=1e-15)
@@ -63,7 +63,7 @@ def test_c_is_the_mean_of_all_clients_own_after_every_round(run, monkeypatch, wo
         return arrays
 
     monkeypatch.setattr(ScaffoldClient, "__init__", made)
-    monkeypatch.setattr(Scaffold, "aggregate", compare)
+    monkeypatch.setattr(Scaffold, "step", compare)
     words = [*WORDS, "strategy=scaffold", UNEQUAL, *words]
     whole = run(*words, "rounds=6")
     assert len(compared) == 12

@@ -460,13 +460,13 @@ def _asked(waits, monkeypatch, *words, grid=None, clients=2):
     """Valid replies, failures, and the pauses of one exchange, on a `_SlowGrid` unless another is given."""
     from fedgraph_flwr.strategies.base import GraphStrategy
     from fedgraph_flwr.strategies.connection import ClientInfo
-    from fedgraph_flwr.wire.reply_schema import ReplySchema
 
     cfg = compose(words)
 
     class Tells(GraphStrategy):
-        def schema(self, phase, client):
-            return ReplySchema()
+        @staticmethod
+        def uplink(cfg, params):
+            return {"tell": {}}
 
     strategy = Tells(cfg, Recorder(cfg))
     strategy.grid, strategy.clients = grid or _SlowGrid(waits), {i: ClientInfo(i, 10 + i) for i in range(clients)}

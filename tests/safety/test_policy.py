@@ -14,7 +14,7 @@ from fedgraph_flwr.config import RunConfig, compose, from_run_config, to_json
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure.policy import Ledger, Policy, file_name, read_policy
-from fedgraph_flwr.wire.messages import from_record, pack
+from fedgraph_flwr.wire.messages import PROTOCOL, from_record, pack
 
 
 class Node:
@@ -31,7 +31,7 @@ class Node:
     def ask(self, phase, server_round=0, groups=None, **config):
         """The answer, or the sentence of a refusal. The exchange is counted, as an honest server does."""
         counted = next(self.exchanges.setdefault((phase, server_round), itertools.count()))
-        told = {"phase": phase, "round": server_round, "exchange": counted, **config}
+        told = {"phase": phase, "round": server_round, "exchange": counted, "protocol": PROTOCOL, **config}
         content = pack(groups or {})
         content["config"] = ConfigRecord({k: v for k, v in told.items() if v is not None})
         kind = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}.get(phase, MessageType.QUERY)
@@ -231,7 +231,7 @@ def test_moments_of_one_model_a_round(node):
     assert not isinstance(asked.ask("moments_about", 1, {"model": model, "point": about}), str)
     other = {"model": {name: 2 * a for name, a in model.items()}, "point": about}
     assert asked.ask("moments_about", 1, other) == "client 0 is asked for statistics of a second model in round 1"
-    assert "of a second model in round 1" in asked.ask("moments", 1, other)
+    assert "of a second model in round 1" in asked.ask("moments_sum", 1, other)
     assert not isinstance(asked.ask("moments_about", 1, {"model": model, "point": about}), str)
 
 
@@ -245,13 +245,15 @@ def test_moments_of_one_model_a_round(node):
 )
 def test_moments_of_few_nodes_stay(node, words, policy, least):
     asked = node("strategy=fedomd", *words, policy=policy)
-    told = asked.ask("moments", 1, {"model": model_of(asked)})
+    told = asked.ask("moments_sum", 1, {"model": model_of(asked)})
     assert told.startswith(f"client 0 has 12 nodes to tell moments of, at least {least} are needed")
 
 
 def test_the_floor_holds_without_a_policy_whatever_the_server_says(node):
     asked = node("strategy=fedomd", "strategy.min_nodes=1", size=4)
-    assert "client 0 has 4 nodes to tell moments of, at least 5" in asked.ask("moments", 1, {"model": model_of(asked)})
+    assert "client 0 has 4 nodes to tell moments of, at least 5" in asked.ask(
+        "moments_sum", 1, {"model": model_of(asked)}
+    )
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.writing import write_report
 from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import clipped_model
-from fedgraph_flwr.strategies.fedavg import FedAvg
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 
@@ -299,24 +298,14 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
         run(*NOISY, "rounds=4", f"resume={whole.out}")
 
 
-class OwnMean(FedAvg):
-    """A method whose server averages in its own way: nothing clips or adds noise there."""
-
-    def aggregate(self, arrays, replies):
-        return {name: np.mean([r.arrays[name] for r in replies], axis=0).astype(a.dtype) for name, a in arrays.items()}
-
-
-def test_a_subclass_with_its_own_mean_does_not_inherit_the_claim_of_privacy(run):
-    words = ("privacy.dp=server_fixed", "privacy.noise_multiplier=1", "strategy.weighting=uniform")
-    with pytest.raises(FedGraphError, match=r"privacy\.dp=server_fixed covers an average"):
-        run("strategy=tests.strategies.test_privacy:OwnMean", *words, "rounds=1")
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["strategy=fedomd"], "fedomd exchanges more"),
-        (["strategy=fedgrad"], "fedgrad exchanges more"),
+        (
+            ["strategy=fedomd"],
+            "fedomd needs each client's values of 'range' in phase 'moments_sum' .a largest",
+        ),
+        (["strategy=fedtgp"], "fedtgp needs each client's values of 'prototypes'"),
         (["strategy=local"], "local shares nothing"),
         (["strategy=central"], "central has one client"),
         (["strategy=fedavg"], "strategy.weighting=uniform"),

@@ -1,0 +1,40 @@
+"""What the author of a method imports; docs/extend.md shows how to use it.
+
+from fedgraph_flwr.plugin import ARRAYS, MODEL, TRAIN, ArrayField, GraphClient, GraphStrategy, Mean, Sum
+"""
+
+from fedgraph_flwr.clients.base import Batch, GraphClient, phase
+from fedgraph_flwr.config import at_least, choice, number, one_of
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Mean, Once, Public, Relay, Sum
+from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import METRICS, MODEL, TRAIN, Arrays
+from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField
+
+__all__ = [
+    "ARRAYS",
+    "METRICS",
+    "MODEL",
+    "TRAIN",
+    "ArrayField",
+    "Arrays",
+    "Batch",
+    "FedGraphError",
+    "GraphClient",
+    "GraphStrategy",
+    "Individual",
+    "LateMean",
+    "Mean",
+    "NumberField",
+    "Once",
+    "Public",
+    "Reduced",
+    "Relay",
+    "Sum",
+    "at_least",
+    "choice",
+    "number",
+    "one_of",
+    "phase",
+]

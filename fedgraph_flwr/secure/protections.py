@@ -1,0 +1,192 @@
+"""Eligibility of a method for each protection, derived from its uplink (`fedgraph_flwr.methods.uplink`).
+
+The server checks it before any client starts, and each client before it sends anything.
+"""
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Public, Relay, Uplink, named, shown, sums
+from fedgraph_flwr.wire.messages import METRICS, MODEL, TRAIN
+
+
+def shares_nothing(cfg: RunConfig, uplink: Uplink) -> str:
+    """Why no value of several clients is reduced, empty where one is."""
+    rules = cfg.strategy
+    if rules.pooled:
+        return "has one client"
+    groups = [group for _, group, reducer in shown(uplink) if reducer.reduced]
+    return "" if [g for g in groups if g != MODEL] or (groups and rules.shared) else "shares nothing"
+
+
+def not_private(cfg: RunConfig, uplink: Uplink) -> str:
+    """What differential privacy does not cover; empty: it covers all that leaves a client."""
+    for phase, group, reducer in shown(uplink):
+        if not (reducer.early or isinstance(reducer, Public)):
+            return f"needs {named(phase, group, reducer)}"
+    return shares_nothing(cfg, uplink)
+
+
+def not_secure(cfg: RunConfig, uplink: Uplink) -> str:
+    """What secure aggregation does not hide; empty: all, but for groups that ``privacy.reveal`` lists."""
+    for phase, group, reducer in shown(uplink):
+        sealed = isinstance(reducer, Relay) and reducer.sealed
+        revealed = group in cfg.privacy.reveal and not isinstance(reducer, LateMean)
+        if not (reducer.early or isinstance(reducer, Public) or sealed or revealed):
+            return f"needs {named(phase, group, reducer)}"
+    if not any(sums(groups) for groups in uplink.values()):
+        return "needs no sum of clients' values"
+    return shares_nothing(cfg, uplink)
+
+
+def not_robust(cfg: RunConfig, uplink: Uplink) -> str:
+    """Why a robust rule has nothing to replace; empty: it replaces the mean of models."""
+    reducer = uplink[TRAIN].get(MODEL)
+    if reducer is None or not reducer.reduced:
+        why = f" ({reducer.why})" if reducer and reducer.why else ""
+        return f"does not average models{why}" if cfg.strategy.shared and not cfg.strategy.pooled else "shares nothing"
+    return "has one client" if cfg.strategy.pooled else "" if cfg.strategy.shared else "shares nothing"
+
+
+def not_added(cfg: RunConfig, uplink: Uplink) -> str:
+    """Why ``ray.aggregate`` cannot add up what clients trained; empty: it can."""
+    for group, reducer in uplink[TRAIN].items():
+        if isinstance(reducer, LateMean):
+            return f"needs {named(TRAIN, group, reducer)}"
+    if not sums(uplink[TRAIN]):
+        individual = [(g, r) for g, r in uplink[TRAIN].items() if isinstance(r, Individual)]
+        return f"needs {named(TRAIN, *individual[0])}" if individual else "sends no sum"
+    return shares_nothing(cfg, uplink)
+
+
+def check(cfg: RunConfig, uplink: Uplink) -> None:
+    """Refuse a protection that would not cover what a client sends.
+
+    Raises:
+        FedGraphError: one protection, and what it does not cover.
+    """
+    rules, privacy = cfg.strategy, cfg.privacy
+    if privacy.secagg and cfg.ray.aggregate:
+        raise FedGraphError("privacy.secagg=true masks what ray.aggregate=true would add up: set one of the two")
+    _check_reveal(cfg, uplink)
+    if privacy.dp != "none":
+        _check_privacy(cfg, uplink)
+    if privacy.secagg and (needs := not_secure(cfg, uplink)):
+        lost = (
+            f", or accept that it is seen: privacy.reveal=[{_first_group(cfg, uplink)}]" if "values of" in needs else ""
+        )
+        raise FedGraphError(
+            f"privacy.secagg=true shows the server sums of clients' values only, and strategy={rules.name} {needs};"
+            f" use privacy.secagg=false{lost}"
+        )
+    if cfg.ray.aggregate and (needs := not_added(cfg, uplink)):
+        raise FedGraphError(
+            f"ray.aggregate=true adds up what clients trained before the server sees it, and strategy={rules.name} {needs};"
+            " use ray.aggregate=false"
+        )
+    _check_rule(cfg, uplink)
+
+
+def _first_group(cfg: RunConfig, uplink: Uplink) -> str:
+    """Groups that would have to be revealed."""
+    return ",".join(
+        dict.fromkeys(
+            group
+            for _, group, reducer in shown(uplink)
+            if isinstance(reducer, Individual) or (isinstance(reducer, Relay) and not reducer.sealed)
+        )
+    )
+
+
+def _check_reveal(cfg: RunConfig, uplink: Uplink) -> None:
+    known = sorted({group for _, group, reducer in shown(uplink) if not reducer.early})
+    for group in cfg.privacy.reveal:
+        if not cfg.privacy.secagg:
+            raise FedGraphError("privacy.reveal lists what secure aggregation does not hide: set privacy.secagg=true")
+        if group not in known:
+            raise unknown(f"privacy.reveal: group of strategy={cfg.strategy.name}", group, known)
+
+
+def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
+    rules, privacy = cfg.strategy, cfg.privacy
+    if needs := not_private(cfg, uplink):
+        raise FedGraphError(
+            f"privacy.dp={privacy.dp} covers means and sums of clipped values, and {rules.name} {needs}: use another method, or"
+            " privacy.dp=none"
+        )
+    if cfg.train.class_weights == "federated":
+        raise FedGraphError(
+            f"train.class_weights=federated uploads each client's label shares, which privacy.dp={privacy.dp} does not"
+            " cover: set train.class_weights=local, or privacy.dp=none"
+        )
+    weighted = any(isinstance(r, Mean) and r.weight == "weighting" for _, _, r in shown(uplink))
+    if weighted and rules.weighting != "uniform":
+        raise FedGraphError(
+            f"privacy.dp={privacy.dp} bounds each client's share by 1/n: set strategy.weighting=uniform, not"
+            f" {rules.weighting}"
+        )
+    unknown_groups = sorted(set(privacy.clipping_norms) - {g for _, g, r in shown(uplink) if r.early})
+    if unknown_groups:
+        raise unknown(
+            f"privacy.clipping_norms: group of strategy={rules.name}",
+            unknown_groups[0],
+            sorted({g for _, g, r in shown(uplink) if r.early}),
+        )
+
+
+def _check_rule(cfg: RunConfig, uplink: Uplink) -> None:
+    rules, mean = cfg.strategy, uplink[TRAIN].get(MODEL)
+    averaged = isinstance(mean, LateMean) or (isinstance(mean, Mean) and mean.weight == "weighting")
+    if rules.max_share < 1 and (rules.aggregator != "mean" or not averaged):
+        what = f"aggregator={rules.aggregator} heeds no weights" if averaged else f"{rules.name} takes no weighted mean"
+        raise FedGraphError(
+            f"strategy.max_share={rules.max_share:g} caps a weight, and {what}: use strategy.max_share=1"
+        )
+    if rules.aggregator == "mean":
+        return
+    if reason := not_robust(cfg, uplink):
+        raise FedGraphError(
+            f"strategy.aggregator={rules.aggregator} puts clients' models together, and {rules.name} {reason}: use"
+            " strategy.aggregator=mean"
+        )
+    for key, holds in (("privacy.secagg=true", cfg.privacy.secagg), ("ray.aggregate=true", cfg.ray.aggregate)):
+        if holds:
+            raise FedGraphError(
+                f"{key} shows the server sums of what clients trained, and strategy.aggregator={rules.aggregator} needs single"
+                " models; use strategy.aggregator=mean"
+            )
+    if cfg.privacy.dp != "none":
+        raise FedGraphError(
+            f"privacy.dp={cfg.privacy.dp} bounds what one client adds to a mean, not to a {rules.aggregator}: use"
+            " strategy.aggregator=mean, or privacy.dp=none"
+        )
+
+
+def check_sent(cfg: RunConfig, uplink: Uplink, phase: str, groups: object, numbers: object, allowed: set[str]) -> None:
+    """Refuse, at the client, to send what the method does not declare.
+
+    Args:
+        cfg: the run's configuration.
+        uplink: of the client's class.
+        phase: which is answered.
+        groups: names of the groups of the reply.
+        numbers: names of its numbers.
+        allowed: numbers that the framework itself sends.
+
+    Raises:
+        FedGraphError: naming the first group or number that is not declared.
+    """
+    known = uplink.get(phase, {})
+    if odd := sorted(set(groups) - known.keys()):  # type: ignore[call-overload]
+        raise FedGraphError(
+            f"strategy={cfg.strategy.name}: the client's reply to '{phase}' holds group '{odd[0]}', which its uplink does not"
+            f" declare; declared: {', '.join(sorted(known)) or 'none'}"
+        )
+    reducer = known.get(METRICS)
+    fields = reducer.fields if reducer else {}
+    told = set(numbers) - allowed - ({"client"})  # type: ignore[call-overload]
+    odd = sorted(told - set(fields if isinstance(fields, dict) else {})) if fields is not None else []
+    if odd:
+        raise FedGraphError(
+            f"strategy={cfg.strategy.name}: the client's reply to '{phase}' holds number '{odd[0]}', which its uplink does not"
+            f" declare: name it in group '{METRICS}'"
+        )

@@ -1,0 +1,175 @@
+"""Reduction of the replies to one exchange, by what the method's uplink declares of each group."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedgraph_flwr.config import StrategyConfig
+from fedgraph_flwr.methods.uplink import ARRAYS, LateMean, Mean, Reducer, Sum, sums
+from fedgraph_flwr.secure.secagg import SECAGG
+from fedgraph_flwr.strategies.aggregators import combine
+from fedgraph_flwr.strategies.contract import Method
+from fedgraph_flwr.strategies.privacy import Terms
+from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, weighted_mean
+
+Weights = Iterable[float] | Mapping[str, Iterable[float]]
+"""One weight a client, or for each named array one a client; unnormalised."""
+
+
+@dataclass
+class Reduced:
+    """The replies to one exchange, as far as the method's uplink lets its server see them.
+
+    Iterating gives the single replies, in the order of the clients, with numbers and `Individual`, `Relay` and `Public` groups.
+
+    Attributes:
+        replies: these.
+        groups: one value of all clients for each `Mean` and `Sum`.
+    """
+
+    replies: list[Reply]
+    groups: dict[str, Arrays] = field(default_factory=dict)
+    late: Mapping[str, list[Arrays]] = field(default_factory=dict, repr=False)
+    rule: Callable[[list[Arrays], Weights, Arrays | None], Arrays] | None = field(default=None, repr=False)
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients that replied, ascending."""
+        return [reply.client for reply in self.replies]
+
+    def __iter__(self) -> Iterator[Reply]:
+        return iter(self.replies)
+
+    def __len__(self) -> int:
+        return len(self.replies)
+
+    def __contains__(self, group: object) -> bool:
+        return group in self.groups
+
+    def __getitem__(self, group: str) -> Arrays:
+        if group not in self.groups:
+            raise KeyError(
+                f"'{group}' was not reduced: declare it as Mean or Sum in the method's uplink; reduced: {sorted(self.groups)}"
+            )
+        return self.groups[group]
+
+    def each(self, group: str) -> list[Arrays]:
+        """An `Individual`, `Relay` or `Public` group of each client, in the order of the clients."""
+        return [reply.groups[group] for reply in self.replies]
+
+    def mean(
+        self,
+        group: str,
+        weights: Weights,
+        transform: Callable[[int, Arrays], Arrays] | None = None,
+        origin: Arrays | None = None,
+        clients: Iterable[int] | None = None,
+    ) -> Arrays:
+        """The mean of a `LateMean`, or what a robust rule has instead.
+
+        Args:
+            group: its name.
+            weights: of the clients, computed from other uploads.
+            transform: gives, of a client's place among the replies and its arrays, the arrays to average.
+            origin: what the values are updates of; default: the shared parameters.
+            clients: whose values are averaged; default: all that replied.
+        """
+        chosen = set(self.clients if clients is None else clients)
+        values = [
+            transform(place, arrays) if transform else arrays
+            for place, (client, arrays) in enumerate(zip(self.clients, self.late[group], strict=True))
+            if client in chosen
+        ]
+        assert self.rule is not None
+        return self.rule(values, weights, origin)
+
+
+def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
+    """Replies with their groups reduced as declared.
+
+    Args:
+        method: whose exchange it is.
+        phase: its name.
+        replies: the valid ones, in the order of the clients.
+    """
+    declared = method.uplink_of.get(phase, {})
+    early = [group for group in sums(declared) if replies]
+    late = [group for group, reducer in declared.items() if isinstance(reducer, LateMean)]
+    found: dict[str, Arrays] = {}
+    if early and method.secure:
+        found = method.secure.reveal(replies)
+    elif early and method.added and phase == TRAIN:
+        found = method.added.reveal(replies)
+    elif early and method.privacy:
+        terms = {group: _terms(method, group, declared[group], replies) for group in early}
+        found = method.privacy.release(terms)
+    else:
+        found = {group: _reduced(method, declared[group], group, replies) for group in early}
+
+    def rule(values: list[Arrays], weights: Weights, origin: Arrays | None) -> Arrays:
+        return averaged(values, weights, method.arrays if origin is None else origin, method.cfg.strategy)
+
+    hidden = {*early, *late, *([SECAGG] if early else [])}
+    seen = [
+        Reply(r.client, {g: a for g, a in r.groups.items() if g not in hidden}, r.metrics, r.message) for r in replies
+    ]
+    kept = {group: [reply.groups[group] for reply in replies] for group in late}
+    return Reduced(seen, found, kept, rule)
+
+
+def averaged(values: list[Arrays], weights: Weights, origin: Arrays, rules: StrategyConfig) -> Arrays:
+    """The weighted mean of arrays, or what ``strategy.aggregator`` has instead, which heeds no weights."""
+    if rules.aggregator != "mean":
+        return combine(values, origin, rules)
+    if not isinstance(weights, Mapping):
+        return weighted_mean(values, weights)
+    mean: Arrays = {}
+    for name, own in weights.items():
+        mean |= weighted_mean([{name: arrays[name]} for arrays in values], own)
+    return mean
+
+
+def added_up(values: list[Arrays], dtype: str = "float64") -> Arrays:
+    """Σ y over named arrays, in the order given."""
+    return {name: np.asarray(np.sum([v[name] for v in values], axis=0, dtype=dtype)) for name in values[0]}
+
+
+def origin_of(method: Method, reducer: Reducer, like: Arrays) -> Arrays:
+    """What a group's values are updates of: the shared parameters, or 0."""
+    if getattr(reducer, "origin", "") == ARRAYS:
+        return method.arrays
+    return {name: np.zeros_like(array) for name, array in like.items()}
+
+
+def _reduced(method: Method, reducer: Reducer, group: str, replies: list[Reply]) -> Arrays:
+    """The mean or sum of a group, in the clear."""
+    values, clients = [reply.groups[group] for reply in replies], [reply.client for reply in replies]
+    rules = method.cfg.strategy
+    if isinstance(reducer, Sum):
+        if rules.aggregator == "mean":
+            return added_up(values, reducer.dtype)
+        middle = combine(values, {}, rules)
+        return {name: len(values) * array.astype(reducer.dtype) for name, array in middle.items()}
+    if isinstance(reducer, Mean) and reducer.trained and rules.aggregator != "mean":
+        weights = method.weights_in(reducer, clients)
+        values = [value for value, weight in zip(values, weights, strict=True) if weight]
+        return combine(values, origin_of(method, reducer, values[0]), rules)
+    return averaged(values, method.weights_in(reducer, clients), origin_of(method, reducer, values[0]), rules)
+
+
+def _terms(method: Method, group: str, reducer: Reducer, replies: list[Reply]) -> Terms:
+    """The clipped sum that differential privacy releases of a group."""
+    values = [reply.groups[group] for reply in replies]
+    origin = origin_of(method, reducer, values[0])
+    if isinstance(reducer, Sum):
+        wide: Any = {name: array.astype(reducer.dtype) for name, array in origin.items()}
+        return Terms(wide, values, [1.0] * len(values), 1.0)
+    everyone = sorted(method.clients)
+    weights = dict(zip(everyone, method.weights_in(reducer, everyone), strict=True))
+    largest = max(weights.values())
+    factors = {client: weight / largest for client, weight in weights.items()}
+    size = method.cohort_size if method.server_round else len(everyone)
+    mean_factor = sum(factors.values()) / len(factors)
+    return Terms(origin, values, [factors[reply.client] for reply in replies], size * mean_factor)

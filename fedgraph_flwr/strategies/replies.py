@@ -1,0 +1,197 @@
+"""Reading of replies: the schema of each phase, derived from the method's uplink, and the checks that no schema can express."""
+
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import Message
+
+from fedgraph_flwr import models
+from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.evaluation.metrics import CONFUSION
+from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, sums
+from fedgraph_flwr.strategies.connection import difference
+from fedgraph_flwr.strategies.contract import Method
+from fedgraph_flwr.strategies.reducing import origin_of
+from fedgraph_flwr.strategies.scoring import check_scores, score_fields
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, MODEL, PROTOCOL, SPEAKS, TRAIN, Arrays, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
+
+_SIZES = {"C": "num_classes", "F": "num_features"}
+"""Letters of an axis, and what clients call that number in their descriptions."""
+
+
+class ReplyReader:
+    """Reads replies for a strategy.
+
+    Args:
+        method: the strategy.
+    """
+
+    def __init__(self, method: Method):
+        self.method, self.cfg = method, method.cfg
+        self._scores: dict[str, dict[str, NumberField]] = {}
+        self._resolved: dict[tuple[str, str], dict[str, Any]] = {}
+        self._model: tuple[Arrays, dict[str, ArrayField]] | None = None  # fields of the current shared parameters
+
+    def forget(self) -> None:
+        """Forget what depends on the clients' descriptions."""
+        self._scores.clear()
+        self._resolved.clear()
+
+    def read(self, phase: str, message: Message, client: int | None, counted: dict[str, list[float]]) -> Reply:
+        """The reply in a message.
+
+        Args:
+            phase: what was asked.
+            message: as it came.
+            client: whose it is; None: a node that has not yet said which client it is.
+            counted: on how many nodes the client was first scored, by split.
+
+        Raises:
+            FedGraphError: it is not what the phase asks for.
+        """
+        method = self.method
+        who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
+        index = NumberField(0, LARGEST, whole=True) if client is None else exactly(client)
+        wanted = method.reply_schema(phase, client)
+        if method.secure:
+            wanted = method.secure.masked(phase, wanted)
+        wanted = wanted | ReplySchema(numbers={"client": index})
+        if method.added:
+            wanted = method.added.left(phase, wanted)
+        answered = f"{who} answered phase '{phase}'"
+        if phase == DESCRIBE:
+            _check_protocol(message, who)
+        groups, numbers = wanted.read(message.content, answered)
+        numbers.pop(SPEAKS, None)
+        check_scores(numbers, counted, answered)
+        reply = Reply(numbers.pop("client"), groups, numbers, message)
+        known = method.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
+        if known and (differs := difference(known.description, numbers)):
+            raise FedGraphError(f"{answered} otherwise than before: it told {differs}")
+        method.verify(phase, method.secure.unsealed(phase, reply) if method.secure else reply)
+        if method.privacy:
+            self._check_norms(phase, reply)
+        return reply
+
+    def _check_norms(self, phase: str, reply: Reply) -> None:
+        """Refuse updates that the client should have clipped."""
+        declared = self.method.uplink_of.get(phase, {})
+        for group in (group for group in sums(declared) if group in reply.groups):
+            arrays = reply.groups[group]
+            own = group == MODEL and getattr(declared[group], "origin", "") == ARRAYS
+            origin = self.method.model_of(reply.client) if own else origin_of(self.method, declared[group], arrays)
+            self.method.privacy.verify(reply.client, group, arrays, origin)
+
+    def schema(self, phase: str, client: int | None) -> ReplySchema:
+        """What a reply to a phase holds.
+
+        Raises:
+            NotImplementedError: the method declares no such phase.
+        """
+        if self.method.secure and (own := self.method.secure.own_schema(phase)):
+            return own
+        declared = self.method.uplink_of.get(phase)
+        if phase == EVALUATE:
+            return ReplySchema(numbers=self._score_fields())
+        if declared is None:
+            raise NotImplementedError(f"{type(self.method).__name__} declares no uplink for its phase '{phase}'")
+        numbers = self._fields(phase, METRICS, declared[METRICS], client) if METRICS in declared else {}
+        if phase == DESCRIBE:
+            return ReplySchema(numbers={**self._description(), **numbers})
+        if phase == TRAIN:
+            numbers = {**self._training(client), **numbers}
+            if not self.method.stage().up:
+                return ReplySchema(numbers=numbers)
+        found = {g: self._fields(phase, g, reducer, client) for g, reducer in declared.items() if g != METRICS}
+        return ReplySchema({group: fields for group, fields in found.items() if fields is not None}, numbers)
+
+    def _fields(self, phase: str, group: str, reducer: Reducer, client: int | None) -> Any:
+        """Fields of a group, with their axes as numbers."""
+        if reducer.fields == ARRAYS:
+            return self._model_fields()
+        if reducer.fields is None:
+            return self.method.fields(phase, group, client)
+        assert not isinstance(reducer.fields, str)
+        if (key := (phase, group)) not in self._resolved:
+            self._resolved[key] = {name: self._sized(f) for name, f in reducer.fields.items()}
+        return self._resolved[key]
+
+    def _sized(self, field: ArrayField | NumberField) -> ArrayField | NumberField:
+        if isinstance(field, NumberField) or not any(isinstance(axis, str) for axis in field.shape):
+            return field
+        shape = [self.method.agreed(_SIZES.get(a, a)) if isinstance(a, str) else a for a in field.shape]
+        return replace(field, shape=tuple(shape))
+
+    def _training(self, client: int | None) -> dict[str, NumberField]:
+        """The numbers of a reply to ``train``."""
+        numbers: dict[str, NumberField] = {}
+        if not self.method.privacy:
+            whole = NumberField(0, LARGEST, whole=True)
+            known = None if client is None else self.method.clients[client].description
+            numbers["num_train"] = whole if known is None else exactly(known.get("num_train", 0))
+        if self.cfg.privacy.scores == "told":
+            numbers["train-loss"] = NumberField(optional=True)
+        if self.method.scores_due:
+            numbers |= self._score_fields()
+        if self.cfg.evaluation.trained:
+            numbers |= self._score_fields_of("trained-")
+        return numbers
+
+    @property
+    def _parts(self) -> Axis:
+        """Scores of a client: one, or as many as there are clients in the pooled graph."""
+        return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
+
+    def _score_fields(self) -> dict[str, NumberField]:
+        fields = self._score_fields_of("") | (self._score_fields_of("global-") if self.cfg.strategy.personal else {})
+        if self.cfg.evaluation.confusion:
+            fields[CONFUSION] = NumberField(-LARGEST, LARGEST, length=self.method.agreed("num_classes") ** 2)
+        return fields
+
+    def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:
+        if prefix not in self._scores:
+            classes = self.method.agreed("num_classes")
+            self._scores[prefix] = score_fields(self.cfg.evaluation, classes, prefix, self._parts)
+        return self._scores[prefix]
+
+    def _model_fields(self) -> dict[str, ArrayField]:
+        """Fields of the shared parameters."""
+        if self._model is None or self._model[0] is not self.method.arrays:
+            self._model = self.method.arrays, like(self.method.arrays)
+        return self._model[1]
+
+    def _description(self) -> dict[str, NumberField]:
+        """What every client says of itself; under differential privacy not how many nodes it trains on."""
+        whole = NumberField(0, LARGEST, whole=True)
+        many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
+        typed = models.network(self.cfg.model).heterogeneous
+        fields = {"num_features": many if typed else whole, "num_classes": whole, SPEAKS: whole}
+        if self.cfg.strategy.private_schema:
+            fields["num_features"] = replace(fields["num_features"], optional=True)
+        if not self.method.privacy:
+            fields["num_train"] = whole
+        fields["schema"] = NumberField(0, 2**48 - 1, whole=True, length=up_to(2**16), optional=True)
+        if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
+            fields["num_nodes"] = many if self.cfg.strategy.pooled else whole
+        return fields
+
+
+def exactly(value: int) -> NumberField:
+    """A number that is known before."""
+    return NumberField(value, value, whole=True)
+
+
+def _check_protocol(message: Message, who: str) -> None:
+    """Refuse a node whose program speaks another version.
+
+    Raises:
+        FedGraphError: naming both versions.
+    """
+    record = message.content.get(METRICS)
+    found = record.get(SPEAKS, 1) if record is not None else 1
+    if found != PROTOCOL:
+        raise FedGraphError(
+            f"{who} speaks version {plain(found, 20)} of the protocol between server and clients, this server version {PROTOCOL}:"
+            " install the same version of fedgraph-flwr on both"
+        )

@@ -1,0 +1,274 @@
+"""Plug-in methods of five kinds under each protection: what the uplink declares is protected, or the run is refused."""
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.numerics.partial_sums import PartialSum
+from fedgraph_flwr.plugin import (
+    ARRAYS,
+    MODEL,
+    TRAIN,
+    ArrayField,
+    GraphClient,
+    GraphStrategy,
+    Individual,
+    Mean,
+    Sum,
+    phase,
+)
+from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.strategies import reducing
+from fedgraph_flwr.strategies.personal import PersonalStrategy
+from fedgraph_flwr.wire.messages import from_record, weighted_mean
+from tests.conftest import client_graph
+from tests.support import recorded_messages
+
+AVERAGED = Mean(ARRAYS, origin=ARRAYS)
+HERE = "tests.strategies.test_plugins"
+
+
+def own(cfg, params):
+    return {TRAIN: {MODEL: Individual(ARRAYS, why="models are averaged by the method itself")}}
+
+
+def with_statistic(cfg, params):
+    return {TRAIN: {MODEL: AVERAGED, "statistic": Sum({"x": ArrayField((3,), "float64")})}}
+
+
+def with_exchange(cfg, params):
+    return {"probe": {"probe": Mean({"x": ArrayField((3,), "float64")}, weight="uniform")}, TRAIN: {MODEL: AVERAGED}}
+
+
+class OwnMean(GraphStrategy):
+    uplink = staticmethod(own)
+
+    def step(self, arrays, reduced):
+        return weighted_mean(reduced.each(MODEL), [1.0] * len(reduced))
+
+
+class OwnMeanClient(GraphClient):
+    uplink = staticmethod(own)
+
+
+class Statistic(GraphStrategy):
+    uplink = staticmethod(with_statistic)
+    seen: ClassVar[list[Any]] = []
+
+    def step(self, arrays, reduced):
+        assert all(not reply.groups for reply in reduced), "no single client's values"
+        self.seen.append(reduced["statistic"]["x"])
+        return super().step(arrays, reduced)
+
+
+class StatisticClient(GraphClient):
+    uplink = staticmethod(with_statistic)
+
+    def send(self):
+        return {"statistic": {"x": np.full(3, 100.0 + self.graph.client)}}, {}
+
+
+class Exchange(GraphStrategy):
+    uplink = staticmethod(with_exchange)
+    seen: ClassVar[list[Any]] = []
+
+    def before_train(self, arrays):
+        self.seen.append(self.ask("probe")["probe"]["x"])
+        return {}
+
+
+class ExchangeClient(GraphClient):
+    uplink = staticmethod(with_exchange)
+    repeats = dict.fromkeys(("secagg_keys", "secagg_shares", "unmask"), 2)
+
+    @phase
+    def probe(self, groups, config):
+        return {"probe": {"x": np.full(3, 100.0 + self.graph.client)}}, {}
+
+
+class Optimiser(GraphStrategy):
+    def step(self, arrays, reduced):
+        return {n: (2 * reduced[MODEL][n] - a).astype(a.dtype) for n, a in arrays.items()}
+
+
+class Personal(PersonalStrategy):
+    uplink = staticmethod(own)
+
+    def mixing(self, replies):
+        return np.eye(len(replies))
+
+
+KINDS = {
+    "own mean": ("OwnMean", f"{HERE}:OwnMeanClient"),
+    "statistic": ("Statistic", f"{HERE}:StatisticClient"),
+    "exchange": ("Exchange", f"{HERE}:ExchangeClient"),
+    "optimiser": ("Optimiser", "fedgraph_flwr.clients.base:GraphClient"),
+    "personal": ("Personal", f"{HERE}:OwnMeanClient"),
+}
+PROTECTIONS = {
+    "dp": [
+        "privacy.dp=server_fixed",
+        "privacy.noise_multiplier=0.01",
+        "privacy.clipping_norm=1e-3",
+        "strategy.weighting=uniform",
+    ],
+    "client dp": [
+        "privacy.dp=client_fixed",
+        "privacy.noise_multiplier=0.01",
+        "privacy.clipping_norm=1e-3",
+        "strategy.weighting=uniform",
+    ],
+    "secagg": ["privacy.secagg=true"],
+    "rule": ["strategy.aggregator=median", "strategy.byzantine=0"],
+    "ray": ["engine=ray", "ray.aggregate=true"],
+}
+REFUSED = ("own mean", "personal")
+
+
+def words_of(kind):
+    server, client = KINDS[kind]
+    return [f"strategy={HERE}:{server}", f"strategy.client={client}"]
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_needs_single_clients_values_is_refused_with_the_reason(kind, protection):
+    with pytest.raises(FedGraphError, match="models are averaged by the method itself"):
+        check_method(compose([*words_of(kind), *PROTECTIONS[protection], "num_clients=3"]))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
+@pytest.mark.parametrize("protection", ["dp", "client dp"])
+def test_privacy_bounds_and_books_all_that_leaves(run, kind, protection):
+    Statistic.seen.clear()
+    Exchange.seen.clear()
+    words = [*words_of(kind), *PROTECTIONS[protection], "dtype=float64", "train.optimizer=sgd"]
+    one, three = run(*words, "rounds=1"), run(*words, "rounds=3")
+    assert three.summary["privacy"]["releases"] == 3 * (2 if kind == "exchange" else 1)
+    groups, factor = (2 if kind == "statistic" else 1), (2 if kind == "optimiser" else 1)
+    moved = np.linalg.norm(np.concatenate([(three.arrays[n] - one.arrays[n]).ravel() for n in one.arrays]))
+    size = sum(array.size for array in one.arrays.values())
+    assert 0 < moved < 2 * 3 * factor * 1e-3 * (1 + 0.01 * np.sqrt(groups * size))
+    for seen in (*Statistic.seen, *Exchange.seen):
+        assert 0 < np.linalg.norm(seen) < 3e-3 * 1.2, "each client's value, of norm 170, is clipped to 1e-3"
+    for server in (Statistic, Exchange):
+        assert len({tuple(x) for x in server.seen}) == len(server.seen), "noise is new each time"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
+def test_secure_sums_mask_all_that_leaves_and_change_no_result(run, kind, monkeypatch):
+    Statistic.seen.clear()
+    Exchange.seen.clear()
+    words = [*words_of(kind), "dtype=float64", "train.optimizer=sgd", "rounds=2"]
+    plain = run(*words)
+    with recorded_messages(monkeypatch) as messages:
+        secure = run(*words, *PROTECTIONS["secagg"])
+    for name, array in plain.arrays.items():
+        np.testing.assert_allclose(secure.arrays[name], array, atol=1e-8)
+    for seen in (Statistic.seen, Exchange.seen):
+        np.testing.assert_allclose(seen[2:], seen[:2], atol=1e-8)
+    sent = {g: r for way, _, c in messages if way == "up" for g, r in c.array_records.items() if g != "secagg"}
+    assert sent.keys() == {MODEL} | ({kind} & {"statistic"}) | ({"probe"} if kind == "exchange" else set())
+    assert all(array.dtype == np.uint64 for record in sent.values() for array in from_record(record).values())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
+def test_a_robust_rule_replaces_every_mean_and_sum(run, kind, monkeypatch):
+    Statistic.seen.clear()
+    Exchange.seen.clear()
+    calls, combine = [], reducing.combine
+    monkeypatch.setattr(reducing, "combine", lambda values, *rest: calls.append(len(values)) or combine(values, *rest))
+    run(*words_of(kind), *PROTECTIONS["rule"], "rounds=2")
+    assert calls == [3] * 2 * (1 if kind == "optimiser" else 2)
+    assert all((seen == 3 * 101.0).all() for seen in Statistic.seen)
+    assert all((seen == 101.0).all() for seen in Exchange.seen)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
+def test_sums_where_clients_live_are_accepted(kind):
+    check_method(compose([*words_of(kind), *PROTECTIONS["ray"], "num_clients=3"]))
+
+
+def test_partial_sums_keep_a_share_for_each_group():
+    fields = {"model": {"w": ArrayField((1,), "float64")}, "counts": {"n": ArrayField((1,), "float64")}}
+    shares = {node: {"model": p, "counts": 1 / 3} for node, p in ((1, 0.5), (2, 0.25), (3, 0.25))}
+    whole = PartialSum()
+    for node, n in ((1, 10.0), (2, 11.0), (3, 12.0)):
+        whole.add(node, {"model": {"w": np.array([n])}, "counts": {"n": np.array([n])}}, shares[node])
+    found = whole.means(shares, fields, {"counts": 3})
+    np.testing.assert_allclose(found["model"]["w"], [10.75], rtol=1e-12)
+    np.testing.assert_allclose(found["counts"]["n"], [33.0], rtol=1e-12)
+
+
+def test_an_undeclared_statistic_never_leaves(run, monkeypatch):
+    monkeypatch.setattr(GraphClient, "send", StatisticClient.send)
+    with pytest.raises(RunFailed, match="reply to 'train' holds group 'statistic', which its uplink does not declare"):
+        run("rounds=1")
+    monkeypatch.setattr(GraphClient, "send", lambda self: ({}, {"mean_degree": 2.0}))
+    with pytest.raises(RunFailed, match="holds number 'mean_degree', which its uplink does not declare"):
+        run("rounds=1")
+
+
+def test_both_sides_must_declare_the_same():
+    words = [f"strategy={HERE}:Statistic", "num_clients=3"]
+    with pytest.raises(
+        FedGraphError, match="Statistic and GraphClient declare 'statistic' of phase 'train' differently"
+    ):
+        check_method(compose(words))
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("aggregate", "step"),
+        ("average", "Mean"),
+        ("exchange", "ask"),
+        ("schema", "uplink"),
+        ("sum_weights", "Mean"),
+        ("plain_average", "uplink"),
+        ("sums", "uplink"),
+        ("beyond_sums", "uplink"),
+    ],
+)
+def test_an_override_that_is_no_longer_allowed_fails_when_the_class_is_created(name, replacement):
+    with pytest.raises(TypeError, match=rf"Mine defines '{name}', which a method no longer may: define {replacement}"):
+        type("Mine", (GraphStrategy,), {name: None})
+
+
+def test_the_clients_hook_is_refused_too():
+    with pytest.raises(TypeError, match=r"Mine defines .unmasked.*define uplink"):
+        type("Mine", (GraphClient,), {"unmasked": None})
+
+
+def test_individual_needs_a_reason():
+    with pytest.raises(TypeError, match="Individual needs why="):
+        Individual(ARRAYS)
+
+
+def test_an_exception_in_a_users_method_names_its_line(run, monkeypatch):
+    def send(self):
+        return {}["nothing"], {}
+
+    monkeypatch.setattr(GraphClient, "send", send)
+    with pytest.raises(RunFailed, match=r"KeyError: 'nothing' \(.*test_plugins\.py, line \d+, in send\)"):
+        run("rounds=1")
+
+
+def test_the_hooks_of_the_documentation_are_few_and_exist():
+    """At most 25 names for a method's author, and five for the common case."""
+    text = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
+    table = text.partition("## Hooks")[2].partition("An exception")[0]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("| ")]
+    rows = {side: re.findall(r"`(\w+)`", hooks) for side, hooks in cells}
+    rows.pop("side", None)
+    assert sum(map(len, rows.values())) <= 25
+    client = GraphClient(compose(["num_clients=3"]), client_graph(0))
+    for side, kinds in (("both", (GraphStrategy, client)), ("server", (GraphStrategy,)), ("client", (client,))):
+        for name in rows[side]:
+            assert name == "memory" or all(hasattr(kind, name) for kind in kinds), name
+    assert len(re.findall(r"`(\w+)`", table.partition("All of them")[0])) == 5
