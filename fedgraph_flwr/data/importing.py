@@ -401,10 +401,12 @@ def from_data(
     check_masks(data, data.num_nodes, where)
     made = saved_features(NODE, data.x, where, treatment)
     names = agreed_classes(classes, treatment) or numbered_classes(data.y, where)
+    undirected = undirected or bool(treatment.schema and treatment.schema.undirected)
     data = copy.copy(data)
     data.x = made.x
     graph = Graph.from_pyg(data, num_classes=len(names))
-    agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling("none"))
+    scaling = treatment.settled_scaling("none")
+    agreed = Schema(tuple(names), {NODE: made.agreed}, scaling=scaling, undirected=undirected)
     graph.schema = stored(agreed, {NODE: made.fitted}, undirected)
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))

@@ -298,5 +298,9 @@ def test_a_saved_graph_is_taken_as_it_is_or_scaled(tmp_path, capsys, monkeypatch
     assert cli.main([*words, *out]) == 2
     assert "has 1 columns x, but" in capsys.readouterr().err
     (tmp_path / "s.yaml").unlink()
+    assert cli.main([*saved(tmp_path, x), *out, "--undirected"]) == 0
+    assert cli.main([*saved(tmp_path, x), *out]) == 0  # as the schema says
+    assert Graph.load(tmp_path / "g.safetensors").edge_index.size(1) == 4
+    (tmp_path / "s.yaml").unlink()
     assert cli.main([*saved(tmp_path, x), *out, "--scaling", "local"]) == 0
     torch.testing.assert_close(Graph.load(tmp_path / "g.safetensors").x, (x - x.mean(0)) / x.std(0, unbiased=False))
