@@ -208,7 +208,31 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
         sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
         runs = "; runs keep to it, split.kind=ratio draws another" if args.client is None else ""
         print(f"split: {sizes}{runs if has_split(path) else '; without training and test nodes, runs draw their own'}")
+    for line in one_class(graph.y, masks, names):
+        print(line)
     print(f"wrote {path}; use: {use}")
+
+
+def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """What a party must know of nodes whose labels are all of one class, on which AUC and average precision are undefined.
+
+    Shapes: labels y [N], -1 where unknown; masks by name [N].
+    """
+    labels = {
+        "labels": y[y >= 0].unique(),
+        **{f"{name} labels": y[mask & (y >= 0)].unique() for name, mask in masks.items()},
+    }
+    single = {what: names[int(found[0])] for what, found in labels.items() if len(found) == 1}
+    single = {"labels": single["labels"]} if "labels" in single else single
+    return [
+        f"warning: all {what} are of class '{name}'"
+        + (
+            ": auc and average precision are undefined, and means over the parties leave this one out"
+            if what in ("labels", "test labels")
+            else ""
+        )
+        for what, name in single.items()
+    ]
 
 
 def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:

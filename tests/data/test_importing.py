@@ -360,3 +360,23 @@ def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
     assert "split: the one that dataset=mine was imported with" in told
     assert "majority" in told
     assert told.index("accuracy") < told.index("majority") < told.index("test auc")
+
+
+def test_a_party_with_one_class_is_told_that_it_has_no_average_precision(tables, capsys, root):
+    rows = "".join(f"n{i},{i % 3},{int(i % 3 == 0)},{['train', 'test', 'val'][i % 3]}\n" for i in range(30))
+    nodes, edges = tables("id,x,label,part\n" + rows, "source,target\nn0,n1\n")
+    assert run("--nodes", nodes, "--edges", edges, "--split-column", "part", "--name", "mine") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: all")]
+    assert lines == [
+        "warning: all train labels are of class '1'",
+        "warning: all validation labels are of class '0'",
+        "warning: all test labels are of class '0': auc and average precision are undefined, and means over the parties leave"
+        " this one out",
+    ]
+    nodes, edges = tables("id,x,label\n" + "".join(f"n{i},{i},0\n" for i in range(30)), "source,target\nn0,n1\n")
+    assert run("--nodes", nodes, "--edges", edges, "--classes", "0,1", "--name", "single") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: all")]
+    assert lines == [
+        "warning: all labels are of class '0': auc and average precision are undefined, and means over the parties leave this one"
+        " out"
+    ]
