@@ -23,7 +23,7 @@ BEST_CONSTANT = "the best constant prediction"
 
 _PREDICTORS = {
     "accuracy": f"always predicting {LARGEST}",
-    "average_precision": "a random ranking (the share of the positive class)",
+    "average_precision": "the share of the positive class",
     "auc": "a random ranking",
 }
 

@@ -91,6 +91,6 @@ def below_chance(summary: Mapping[str, Any], metric: str) -> str:
     if not score < level:
         return ""
     return (
-        f"{summary['headline']} = {score:.4f} lies below its chance level {level:.4f}, that of {chance.predictor(metric)}:"
+        f"{summary['headline']} = {score:.4f} lies below its chance level {level:.4f}, {chance.predictor(metric)}:"
         " the model has learnt nothing that this metric rewards"
     )

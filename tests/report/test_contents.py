@@ -88,7 +88,10 @@ def test_average_precision_is_compared_with_the_share_of_the_positive_class(paym
     assert done["test_average_precision"] == done["metrics"]["best_val"]["test_average_precision"]
     page = write_report([payments], tmp_path / "page.html").read_text()
     gap = 100 * (done["test_average_precision"] - done["chance"])
-    assert f"{abs(gap):.1f} points {'above' if gap >= 0 else 'below'} a random ranking" in answer(page)
+    assert (
+        f"{abs(gap):.1f} points {'above' if gap >= 0 else 'below'} the share of the positive class ({100 * done['chance']:.1f} %)"
+        in answer(page)
+    )
     assert "frequent class" not in answer(page)
     drawn = charts(page)
     ranked = next(c for c in drawn.values() if c["kind"] == "plane" and c["series"][-1]["name"] == "chance")
@@ -120,7 +123,7 @@ def test_summaries_of_older_versions_are_read(payments, tmp_path):
     run = load_run(payments)
     assert run.value == body["test_accuracy"]
     assert math.isnan(run.chance)
-    assert "ranking" not in answer(write_report([payments], tmp_path / "page.html").read_text())
+    assert "the share of" not in answer(write_report([payments], tmp_path / "page.html").read_text())
     assert fg.compare([payments])["mean"][0] == body["test_accuracy"]
 
 
