@@ -347,8 +347,8 @@ def left_out(cfg: EvaluationConfig, per_client: Mapping[str, Sequence[float]]) -
 
 def _undefined(metric: str, count: float) -> str:
     if not count:
-        return "no test nodes"
-    return "test nodes of one class" if metric in OF_RANKS else "not defined on its test nodes"
+        return "no scored test nodes"
+    return "one class among its scored test nodes" if metric in OF_RANKS else "not defined on its test nodes"
 
 
 def watched(cfg: EvaluationConfig, averages: Mapping[str, float]) -> float:

@@ -153,18 +153,21 @@ def test_clients_without_a_score_are_named_beside_the_mean(runs, tmp_path, capsy
     data[2].test_mask[:] = False
     words = ["model.hidden=8", "rounds=2", "evaluation.metric=average_precision"]
     run = fg.run(*words, graphs=data, out=str(tmp_path / "run"), progress=False)
-    reasons = {"1": "test nodes of one class", "2": "no test nodes"}
+    reasons = {"1": "one class among its scored test nodes", "2": "no scored test nodes"}
     assert run.summary["left_out"] == reasons
     assert run.summary["test_average_precision"] == run.clients.test_average_precision[0]
     assert run.summary["chance"] == pytest.approx(float((data[0].y[data[0].test_mask] == 1).double().mean()))
     page = run.report().read_text()
-    assert "It is over 1 of 3 clients (client 1: test nodes of one class; client 2: no test nodes)." in html.unescape(
-        page
+    assert (
+        "It is over 1 of 3 clients (client 1: one class among its scored test nodes; client 2: no scored test nodes)."
+        in html.unescape(page)
     )
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
-    assert {"test nodes of one class", "no test nodes"} <= set(cells)
+    assert {"one class among its scored test nodes", "no scored test nodes"} <= set(cells)
     print_summary(run.summary, run.config)
-    assert "not in the headline's mean: client 1: test nodes of one class" in " ".join(capsys.readouterr().out.split())
+    assert "not in the headline's mean: client 1: one class among its scored test nodes" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_another_cut_and_another_seed_are_not_found_beside(runs, tmp_path):
