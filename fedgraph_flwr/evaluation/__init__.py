@@ -1,1 +1,1 @@
-"""Scores of a model, and what an adversary learns from it."""
+"""Scores of models, and attacks on them."""

@@ -1,4 +1,4 @@
-"""Clients that lie (`fedgraph_flwr.clients.malicious`): where that means something, and what a backdoor has come to."""
+"""Malicious clients (`fedgraph_flwr.clients.malicious`): supported configurations, and the success of a backdoor."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from fedgraph_flwr.wire.messages import Arrays, derive_seed
 
 
 def check(cfg: RunConfig, sends_models: bool) -> None:
-    """Refuse a lie that the method gives no occasion for.
+    """Reject an attack that does not apply to the method.
 
     Args:
         cfg: the run's configuration.
@@ -49,7 +49,7 @@ def check(cfg: RunConfig, sends_models: bool) -> None:
 
 
 def check_clients(cfg: RunConfig) -> None:
-    """Refuse a liar who is not there, and a backdoor into what is no class.
+    """Reject clients that do not exist, and a backdoor with an invalid target class.
 
     Raises:
         FedGraphError: one sentence.
@@ -71,11 +71,11 @@ def check_clients(cfg: RunConfig) -> None:
 
 
 def success(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
-    """What a backdoor has come to in the shared parameters of a finished run.
+    """Measure a backdoor in the shared parameters of a finished run.
 
     Returns:
-        ``success``: of the honest clients' test nodes of other classes, the share that is taken for ``adversary.target`` when
-        each bears the whole trigger, all at once; ``without_trigger``: the same when none does.
+        ``success``: share of the honest clients' test nodes of other classes that are predicted as ``adversary.target`` when
+        all of them have the full trigger; ``without_trigger``: the same without triggers.
     """
     from fedgraph_flwr import partition
 
@@ -95,7 +95,7 @@ def success(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
 
 
 def _taken(cfg: RunConfig, graph: ClientGraph, arrays: Arrays, nodes: torch.Tensor) -> int:
-    """How many of ``nodes`` the shared parameters take for the target."""
+    """Count the ``nodes`` that the shared parameters predict as the target."""
     client = locate(cfg.strategy.client)(replace(cfg, device="cpu"), graph)
     client.set_parameters([arrays[name] for name in client.shared])
     return int((client.predict_shared()[nodes].argmax(1) == cfg.adversary.target).sum())

@@ -1,7 +1,7 @@
-"""Studies of what a method exposes, made on the finished model of a simulation: ``attack=link_inference``.
+"""Attacks on the final model of a simulation: ``attack=link_inference``.
 
-One of the user's own, ``attack=module:function``, takes the configuration, the final shared parameters by name, and its keys
-(``attack.KEY=``) as keywords, and returns its findings as a dict of what JSON knows.
+A custom attack, ``attack=module:function``, takes the configuration, the final shared parameters by name, and its keys
+(``attack.KEY=``) as keyword arguments, and returns its findings as a JSON-serialisable dict.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from fedgraph_flwr.wire.messages import Arrays, derive_seed
 
 
 def attack(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
-    """Run the attack that ``cfg.attack`` names on the shared parameters of a finished run; returns its findings."""
+    """Run the attack that ``cfg.attack`` names on the shared parameters of a finished run, and return its findings."""
     if is_own(cfg.attack.name):
         found = function(cfg.attack.name, "attack")(cfg, arrays, **cfg.attack.params)
         return {"name": cfg.attack.name, **found}
@@ -31,7 +31,7 @@ def attack(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
 
 
 def check(cfg: RunConfig) -> None:
-    """Say before the run what an attack cannot be made on.
+    """Reject an attack that does not apply, before the run.
 
     Raises:
         FedGraphError: the clients' graphs are typed, or on a fleet, where this machine does not hold them.
@@ -52,16 +52,16 @@ def check(cfg: RunConfig) -> None:
 def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     """Link inference from learned node representations (FedHERO, arXiv 2504.21206, Section 4.7).
 
-    The attacker holds the parameters that travel, hence every representation that the network computes from them alone
-    (`Model.representations`); what needs a private parameter, or what phases before training bring from other clients
+    The attacker has the shared parameters, and so every representation that the model computes from only these
+    (`Model.representations`). Anything that needs a private parameter, or content of other clients from earlier phases
     (FedStruct's structure features, FedSage-true's neighbours), is out of reach. Each client's edges and as many random
     non-edges are ranked by the cosine of the two ends' representations, and the upper half is called links: 0.5 is chance.
     The paper does not say on what graph the attacker computes, so both readings are reported: ``on_graph``, the
-    representations as the client computes them, and ``without_edges``, from the features alone. ``features`` ranks pairs
+    representations as the client computes them, and ``without_edges``, from the features without edges. ``features`` ranks pairs
     by the raw features, which no training exposes.
 
-    Linked nodes may also be less alike than others, as on heterophilic graphs, which tells as much to an attacker who
-    knows a few links: the headline counts the better of the two directions.
+    Linked nodes may also be less similar than others, as on heterophilic graphs. An attacker who knows a few links can use
+    this as well, so the headline takes the better of the two directions.
 
     Returns:
         ``accuracy`` and ``auc``, both at least 0.5, of the strongest representation on the graph (0.5 where nothing
@@ -93,10 +93,10 @@ def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
 
 
 def candidate_pairs(graph: ClientGraph, seed: int) -> tuple[Tensor, Tensor]:
-    """A client's undirected edges without loops, and as many distinct pairs that are not linked.
+    """Return a client's undirected edges without loops, and as many distinct unlinked pairs.
 
     Returns:
-        pairs int64 [2, P], and whether each is an edge, bool [P]. Non-edges are fewer where the graph is nearly complete.
+        pairs int64 [2, P], and whether each is an edge, bool [P]. There are fewer non-edges in a nearly complete graph.
     """
     n, rng = graph.num_nodes, np.random.default_rng(seed)
     low, high = graph.edge_index.sort(dim=0).values.cpu().numpy()
@@ -109,7 +109,7 @@ def candidate_pairs(graph: ClientGraph, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def rank_pairs(z: Tensor, pairs: Tensor, linked: Tensor) -> tuple[float, float]:
-    """Accuracy of calling the half of the pairs with the larger cosine links, and the AUC; a tie counts half.
+    """Return the accuracy of predicting the half of the pairs with the larger cosine as links, and the AUC; a tie counts half.
 
     Shapes: representations z [N, D], pairs [2, P], linked bool [P].
     """
@@ -122,9 +122,9 @@ def rank_pairs(z: Tensor, pairs: Tensor, linked: Tensor) -> tuple[float, float]:
 
 
 def _representations(cfg: RunConfig, graph: ClientGraph, arrays: Arrays) -> dict[str, Tensor]:
-    """What the client's network computes with parameters that all travel, by the name of its part.
+    """Return the representations that the client's model computes with shared parameters only, by name.
 
-    Hidden features, where the head alone stays with the clients.
+    These are the hidden features if only the head stays with the clients.
     """
     client = locate(cfg.strategy.client)(cfg, graph)
     client.set_parameters([arrays[name] for name in client.shared])

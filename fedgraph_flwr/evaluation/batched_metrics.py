@@ -1,4 +1,4 @@
-"""Scores of many clients' models at once: what `metrics.Scored.score` gives each of them, equal to rounding.
+"""Scores of many clients' models at once: equal to `metrics.Scored.score` of each, up to rounding.
 
 A client's nodes of a split are a segment, as of `curves.Curves`: ``val`` and ``test`` of the first client, then of the next.
 
@@ -16,7 +16,7 @@ from fedgraph_flwr.evaluation.metrics import AT_THRESHOLD, MAJORITY, OF_CLASS, S
 
 
 class Segments:
-    """The nodes that clients are scored on, looked up once for all of their models.
+    """Scored nodes of all clients, prepared once for all models.
 
     Args:
         scored: of each client, of one part each.
@@ -33,17 +33,17 @@ class Segments:
         self.majority = np.array([nodes.majority if nodes.y.size else np.nan for nodes in own])
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Of values [K] in each segment: [S]."""
+        """Sum values [K] within each segment: [S]."""
         return np.bincount(self.of, values, len(self.count))
 
     def by_class(self, labels: np.ndarray, classes: int, chosen: np.ndarray | None = None) -> np.ndarray:
-        """How many nodes of each segment have each label, among those that are chosen: [S, C]."""
+        """Count the selected nodes of each segment by label: [S, C]."""
         cells = self.of * classes + labels
         cells = cells if chosen is None else cells[chosen]
         return np.bincount(cells, minlength=len(self.count) * classes).reshape(-1, classes)
 
     def score(self, logits: Sequence[Tensor], metrics: Sequence[str]) -> list[dict[str, list[float]]]:
-        """Scores of each client's model.
+        """Return the scores of each client's model.
 
         Args:
             logits: [N, C] of each.
@@ -75,7 +75,7 @@ class Segments:
         return told
 
     def _of_guesses(self, guess: np.ndarray, classes: int) -> dict[str, np.ndarray]:
-        """What a look at the predictions tells, [S] each."""
+        """Return the scores that need only predicted classes, [S] each."""
         found, held = self.by_class(self.y, classes, guess == self.y), self.by_class(self.y, classes)
         f1 = 2 * found / (held + self.by_class(guess, classes))
         return {
@@ -86,7 +86,7 @@ class Segments:
         }
 
     def _of_margin(self, scores: np.ndarray) -> dict[str, np.ndarray]:
-        """What sorts two classes, [S] each."""
+        """Return the ranking scores for two classes, [S] each."""
         curves = Curves(scores, self.y == 1, self.count)
         best = curves.best().reshape(-1, len(SPLITS))[:, SPLITS.index("val")]
         return {
@@ -96,7 +96,7 @@ class Segments:
         }
 
     def _of_chances(self, outputs: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """What sorts each of more classes against the rest, their mean [S]."""
+        """Return the mean over classes of one-against-rest ranking scores, [S]."""
         if not names:
             return {}
         curves = [Curves(of, self.y == c, self.count) for c, of in enumerate(chances(outputs).T)]
@@ -104,6 +104,6 @@ class Segments:
 
 
 def _known_mean(values: np.ndarray) -> np.ndarray:
-    """Of what is there in each row [S, C] → [S]; NaN of nothing."""
+    """Average the known values of each row [S, C] → [S]; NaN without any."""
     known = ~np.isnan(values)
     return np.where(known, values, 0).sum(axis=1) / known.sum(axis=1)

@@ -1,4 +1,4 @@
-"""What several seeds say of a figure: its mean, how far to trust it, and differences paired by seed."""
+"""Mean of a score over seeds, its 95 % interval, and differences paired by seed."""
 
 import math
 import statistics
@@ -27,17 +27,17 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def ended(values: BySeed) -> dict[int, float]:
-    """The seeds that gave a figure."""
+    """Return the seeds with a score."""
     return {seed: value for seed, value in values.items() if not math.isnan(value)}
 
 
 def paired(ours: BySeed, theirs: BySeed) -> Interval | None:
-    """The mean difference over the seeds that both have a figure of; None where there is none."""
+    """Return the mean difference over the seeds with both scores; None without any."""
     ours, theirs = ended(ours), ended(theirs)
     pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     return interval(pairs) if pairs else None
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Of a sample; NaN of one value."""
+    """Return the standard deviation of a sample; NaN for one value."""
     return statistics.stdev(values) if len(values) > 1 else math.nan

@@ -16,16 +16,16 @@ from fedgraph_flwr.evaluation.chance import MAJORITY
 from fedgraph_flwr.evaluation.curves import OF_RANKS, Curves, chances, margin, surprise
 
 DEFINED = ("loss", "accuracy", "macro_f1", "balanced_accuracy")
-"""Scores that any nodes have; of others there may be none (no AUC of one class, no majority without training nodes)."""
+"""Scores that are always defined; others may not be (AUC of one class, majority without training nodes)."""
 
 SPLITS = ("val", "test")
 
 CONFUSION = "confusion"
-"""What a client calls `confusion` of its test nodes, row after row."""
+"""Name of the `confusion` counts of a client's test nodes, row by row."""
 
 
 def confusion(guess: ArrayLike, y: ArrayLike, num_classes: int) -> np.ndarray:
-    """How many nodes of each class (row) are taken for which (column): [C, C] of labels and predictions [N]."""
+    """Count the nodes of each class (row) by predicted class (column): [C, C] from labels and predictions [N]."""
     pairs = np.asarray(y) * num_classes + np.asarray(guess)
     return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
@@ -58,7 +58,7 @@ def macro_f1(logits: ArrayLike, y: ArrayLike) -> float:
 
 
 def balanced_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
-    """Unweighted mean over the classes that occur in the labels of the share that is found."""
+    """Unweighted mean recall over the classes that occur in the labels."""
     return _balanced_accuracy(_confusion(logits, y))
 
 
@@ -122,7 +122,7 @@ def _ranked(measure: Callable[[Curves], np.ndarray], logits: ArrayLike, y: Array
 
 
 def threshold(logits: Tensor, y: Tensor, nodes: Tensor) -> float | None:
-    """The chance of class 1 of two from which on F1 is best, the highest of equals; None where no such node is known.
+    """Return the probability threshold of class 1 with the best F1, the highest of equals; None without a known positive.
 
     Shapes: logits [N, 2], labels y [N], mask of the nodes that decide [N].
     """
@@ -136,12 +136,12 @@ OF_CLASS = "f1_class_"
 
 
 def _share(y: np.ndarray, label: int | None) -> float:
-    """Of a label among others; NaN where there are none, or no such label."""
+    """Return the share of a label; NaN without labels, or without this label."""
     return float(np.mean(y == label)) if y.size and label is not None else float("nan")
 
 
 class _Nodes(NamedTuple):
-    """Of a split of one part: its nodes, their labels, and among those the share of the majority of its training nodes."""
+    """Nodes of a split of one part, their labels, and the share of the majority class of its training nodes."""
 
     rows: np.ndarray
     y: np.ndarray
@@ -149,13 +149,13 @@ class _Nodes(NamedTuple):
 
 
 class Scored:
-    """The nodes that models are scored on, looked up once for all of them.
+    """Scored nodes of a client, prepared once for all models.
 
     Args:
         y: labels [N].
         masks: bool [N] for each split, ``val`` and ``test``.
-        part: the client each node belongs to [N], for the pooled graph of Central: one score a client.
-        train: the training nodes, int64 [n]: their most frequent class is what ``majority`` always says.
+        part: the client each node belongs to [N], for the pooled graph of Central: one score per client.
+        train: the training nodes, int64 [n]; ``majority`` predicts their most frequent class.
     """
 
     def __init__(self, y: Tensor, masks: Mapping[str, Tensor], part: Tensor | None = None, train: Tensor | None = None):
@@ -178,7 +178,7 @@ class Scored:
     def score(
         self, logits: Tensor, metrics: Sequence[str], own: Mapping[str, str] | None = None
     ) -> dict[str, list[float]]:
-        """Scores of one model.
+        """Return the scores of one model.
 
         Args:
             logits: [N, C].
@@ -186,8 +186,8 @@ class Scored:
             own: the user's metrics among them, ``module:function`` by name: ``(logits [n, C], y [n]) -> float``, in NumPy.
 
         Returns:
-            ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each a list with one entry a part; NaN where a part
-            has no node of the split, or what the metric needs is not there.
+            ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each a list with one entry per part; NaN if a part has
+            no node of the split, or the metric is not defined.
         """
         # In NumPy: on a graph of a few hundred nodes, torch's calls would cost more than the prediction itself.
         outputs = logits.detach().cpu().numpy()
@@ -230,14 +230,14 @@ def score(
     part: Tensor | None = None,
     train: Tensor | None = None,
 ) -> dict[str, list[float]]:
-    """Scores of one model on one client's nodes, looked up for it alone: as `Scored.score`."""
+    """Score one model on one client's nodes: as `Scored.score`."""
     return Scored(y, masks, part, train).score(logits, metrics)
 
 
 def _values(
     logits: np.ndarray, y: np.ndarray, metrics: Sequence[str], curve: Curves | None, threshold: np.ndarray
 ) -> dict[str, float]:
-    """The metrics of one split's nodes that their logits tell; of two classes, of their curve."""
+    """Return the metrics of one split's nodes from their logits; for two classes, from their curve."""
     table = _confusion(logits, y)
     of_class = _class_f1(table)
     values = {
@@ -257,7 +257,7 @@ def _values(
 
 
 def _own(target: str, logits: np.ndarray, y: np.ndarray) -> float:
-    """What a metric of the user's own gives."""
+    """Compute a custom metric."""
     try:
         return float(function(target, "evaluation.metrics")(logits, y))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -275,9 +275,9 @@ def _own_or_nan(target: str, logits: np.ndarray, y: np.ndarray) -> float:
 
 
 def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
-    """What is scored: what one look at the predictions tells, always; what sorts them, and each class, where it costs little.
+    """Return the names of the computed metrics.
 
-    Of two classes everything; of more, AUC and average precision where they are the headline, and with ``evaluation.full``.
+    Two classes: all. More classes: AUC and average precision only as headline, or with ``evaluation.full``.
     """
     names = ["accuracy", "macro_f1", "balanced_accuracy", MAJORITY]
     if cfg.full or num_classes == 2:
@@ -294,7 +294,7 @@ def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
 
 
 def averages(per_client: dict[str, list[float]], nodes: list[float] | None = None) -> dict[str, float]:
-    """Means over clients of every score.
+    """Average every score over clients.
 
     Args:
         per_client: what `score` gives, concatenated over clients.
@@ -329,7 +329,7 @@ _SUFFIX = dict(zip(AVERAGES, ("", "_by_test_nodes", "_by_nodes"), strict=True))
 
 
 def headline(cfg: EvaluationConfig, split: str) -> str:
-    """Key, among those of `averages`, of the protocol's figure."""
+    """Return the key of the headline score among those of `averages`."""
     return f"{split}_{cfg.headline}{_SUFFIX[cfg.average]}"
 
 
@@ -352,7 +352,7 @@ def _undefined(metric: str, count: float) -> str:
 
 
 def watched(cfg: EvaluationConfig, averages: Mapping[str, float]) -> float:
-    """What chooses the round, among means over clients of validation scores: more is better; NaN where it was not told."""
+    """Return the score that selects the round, from the mean validation scores: more is better; NaN if not reported."""
     name, sign = cfg.watched
     return sign * averages.get(f"val_{name}{_SUFFIX[cfg.average]}", float("nan"))
 
@@ -361,7 +361,7 @@ _ORDER = ("accuracy", MAJORITY, "balanced_accuracy", "macro_f1", AT_THRESHOLD, "
 
 
 def shown(averaged: Iterable[str], cfg: EvaluationConfig) -> list[str]:
-    """Keys of `averages` for a table of test scores, what belongs together side by side: plain means, and the protocol's."""
+    """Return keys of `averages` for a table of test scores: plain means, and the headline's mean."""
     ranks = {metric: place for place, metric in enumerate(_ORDER)}
     plain = [key for key in averaged if key.startswith("test_") and "loss" not in key and "_by_" not in key]
     own = _SUFFIX[cfg.average]
@@ -377,21 +377,21 @@ def shown(averaged: Iterable[str], cfg: EvaluationConfig) -> list[str]:
 
 
 class OwnRounds:
-    """Each client's scores at the best validation round of its own, for methods whose clients stop by themselves (Local).
+    """Scores of each client at its own best validation round, for methods whose clients stop separately (Local).
 
-    A client stops after ``evaluation.patience`` rounds without a better figure; what it scores later does not count.
+    A client stops after ``evaluation.patience`` rounds without a better score. Later scores do not count.
 
     Attributes:
-        scores: as `score` names them, one entry a client; empty before the first round.
+        scores: named as in `score`, one entry per client; empty before the first round.
     """
 
     def __init__(self, cfg: EvaluationConfig):
         self.cfg = cfg
         self.scores: dict[str, np.ndarray] = {}
-        self._best = self._since = np.empty(0)  # best figure, and the round it is from
+        self._best = self._since = np.empty(0)  # best score, and its round
 
     def take(self, server_round: int, per_client: dict[str, list[float]]) -> None:
-        """A round's scores of all clients; passed over are rounds that miss some, are scored by others, or tell of none."""
+        """Add a round's scores of all clients; rounds with missing clients or without scores are skipped."""
         if not per_client or self.cfg.clients == "cohort":
             return
         name, sign = self.cfg.watched
@@ -406,7 +406,7 @@ class OwnRounds:
                 self.scores[key][better] = np.asarray(column)[better]
 
     def all_stopped(self, server_round: int) -> bool:
-        """Whether no client waits for a better round any more."""
+        """Whether all clients have stopped."""
         return bool(self.scores) and not self._waiting(server_round).any()
 
     def _waiting(self, server_round: int) -> np.ndarray:

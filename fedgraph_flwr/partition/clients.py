@@ -1,4 +1,4 @@
-"""From a graph to its clients: who owns which nodes, and what each client then holds."""
+"""Split a graph into clients: ownership of nodes, and each client's graph."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from fedgraph_flwr.partition.merges import MERGES
 
 
 def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
-    """The clients of a configuration: the graph assigned, cut and split, and each client's edges flipped.
+    """Return the clients of a configuration: assign, cut and split the graph, and flip edges.
 
     Raises:
         FedGraphError: as `assign` and `split_graph`, or a client without a training node.
@@ -43,11 +43,11 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
 
 
 def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> list[Tensor]:
-    """The global node ids of each client, ascending, each int64 [N_i].
+    """Return the global node ids of each client, ascending, each int64 [N_i].
 
-    ``cfg.name`` groups the nodes (`groups`, or a ``module:function`` of the same signature), ``cfg.merge`` makes clients of the
-    groups (`merges`). Disjoint and covering, except with ``overlapping``. With ``random_merge`` the number of clients is what
-    results, else it is M.
+    ``cfg.name`` groups the nodes (`groups`, or a ``module:function`` of the same signature), ``cfg.merge`` makes clients from the
+    groups (`merges`). Clients are disjoint and cover all nodes, except with ``overlapping``. Their number is M, except with
+    ``random_merge``, which determines it.
 
     Raises:
         FedGraphError: an unknown partitioner, or more clients than nodes or groups.
@@ -74,7 +74,7 @@ def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
 
 
 def _checked(groups: Any, num_nodes: int, name: str) -> list[np.ndarray]:
-    """Groups of a function of the user's own, each ascending, without empty ones."""
+    """Return the groups of a custom function, each ascending, without empty ones."""
     try:
         found = [np.unique(np.asarray(group)) for group in groups]
     except (TypeError, ValueError) as error:
@@ -88,7 +88,7 @@ def _checked(groups: Any, num_nodes: int, name: str) -> list[np.ndarray]:
 
 
 def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
-    """One `ClientGraph` a client: its nodes, the edges among them relabelled, and its cut edges.
+    """Return one `ClientGraph` per client: its nodes, the relabelled edges between them, and its cut edges.
 
     An edge is kept by every client that holds both ends, and is a cut edge of every client that holds one end, if someone
     holds the other. Where clients share a node, its owner is the one with the lowest number. Edges keep their order.
@@ -110,7 +110,7 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
     owner[count > 0] = client[by_node[first[count > 0]]]
 
     def seen_from(near: np.ndarray, far: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Each edge once for every client that holds its near end: client, local near, local far or -1, edge."""
+        """Return each edge once per client that holds its near end: client, local near, local far or -1, edge."""
         edge = np.repeat(np.arange(near.size), count[near])
         within = np.arange(edge.size) - np.repeat(np.cumsum(count[near]) - count[near], count[near])
         member = by_node[first[near[edge]] + within]
@@ -121,14 +121,14 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
         return who, member - starts[who], np.where(known, place - starts[who], -1), edge
 
     def split(who: np.ndarray, *columns: np.ndarray) -> list[list[Tensor]]:
-        """Columns [E'] cut by client, their order kept."""
+        """Split columns [E'] by client, keeping their order."""
         order = np.argsort(who, kind="stable")
         ends = np.cumsum(np.bincount(who, minlength=m))[:-1]
         cut_up = [np.split(column[order], ends) for column in columns]
         return [[torch.from_numpy(piece) for piece in pieces] for pieces in zip(*cut_up, strict=True)]
 
     def crossing(who: np.ndarray, near: np.ndarray, far: np.ndarray) -> list[list[Tensor]]:
-        """Local near end, global far end and its owner, by client."""
+        """Return local near end, global far end and its owner, by client."""
         held = owner[far] >= 0
         return split(who[held], near[held], far[held], owner[far[held]])
 
@@ -165,11 +165,11 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
 
 
 def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
-    """The whole graph again, as the one client of the Central reference: all nodes, kept and cut edges, and ``part``.
+    """Return the whole graph as the single client of the Central reference: all nodes, kept and cut edges, and ``part``.
 
-    A node that several clients hold is the owner's (the lowest number), masks included; nodes that nobody holds are
-    gone. Where clients are disjoint this is the graph that was cut, and each client's masks are its masks here. Clients
-    that know no other (imported one by one: each holds all nodes of its own numbering) are put side by side.
+    A node that several clients hold is taken from the owner (the lowest number), with its masks. Nodes without a client are
+    omitted. For disjoint clients this is the original graph with each client's masks. Separately imported clients, each with
+    its own numbering, are concatenated.
     """
     if all(c.num_nodes == c.num_global_nodes for c in clients):
         starts = np.cumsum([0, *(c.num_nodes for c in clients)]).tolist()

@@ -1,4 +1,4 @@
-"""Grouping nodes: the first half of a partitioner, before the groups are merged into clients (see `merges`).
+"""Group nodes: the first step of a partition, before groups are merged into clients (see `merges`).
 
 Every function takes the graph, its configuration, the number of clients M and a seed below 2^31, and returns groups of
 global node ids, each ascending, in an order that depends on nothing else. Edges count as undirected and once.
@@ -20,7 +20,7 @@ Groups = list[np.ndarray]
 def louvain(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
     """Communities by modularity (Blondel et al., 2008), through python-louvain; ordered by their lowest node.
 
-    ``isolated_together`` in ``cfg.params`` puts the nodes without an edge into one group (FedStruct); else each is alone.
+    ``isolated_together`` in ``cfg.params`` puts the nodes without an edge into one group (FedStruct); else each is a group.
     """
     import community
     import networkx as nx
@@ -53,10 +53,10 @@ def dirichlet(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -
 
         p_c ~ Dir(α 1_M),   client i holds a share p_ci of the nodes of class c, unlabelled nodes being one class more
 
-    Drawn again until every client holds ``min_size`` nodes.
+    The draw is repeated until every client holds ``min_size`` nodes.
 
     Raises:
-        FedGraphError: a thousand draws gave none.
+        FedGraphError: a thousand draws failed.
     """
     rng, y = np.random.default_rng(seed), graph.y.numpy()
     label = np.empty(len(y), np.int64)
@@ -85,7 +85,7 @@ def overlapping(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int)
     """Clients that share nodes (Baek et al., ICML 2023): each draws a share of the nodes of one METIS part.
 
     M / ``clients_per_part`` parts; the client draws ``overlap`` of its part's nodes without replacement, independently of
-    the part's other clients. A node that nobody draws belongs to no client.
+    the part's other clients. A node without a draw belongs to no client.
     """
     share, per_part = cfg.overlap, cfg.clients_per_part
     if not 0 < share <= 1:
@@ -104,7 +104,7 @@ def overlapping(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int)
 
 
 def planted(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> Groups:
-    """The groups that the graph's source plants or lists (``graph.group``), in the order of their numbers."""
+    """Return the groups of the graph's source (``graph.group``), in the order of their numbers."""
     if not graph.group.numel():
         raise FedGraphError(
             f"partition=planted needs a dataset that assigns nodes to clients, such as csbm; '{graph.name}' does not"
@@ -123,11 +123,11 @@ GROUPINGS: dict[str, Callable[[Graph, PartitionConfig, int, int], Groups]] = {
 }
 
 FREE = ("louvain", "planted")
-"""The groupings that do not look at the number of clients."""
+"""Groupings that do not depend on the number of clients."""
 
 
 def simple_adjacency(graph: Graph) -> sparse.csr_matrix:
-    """The undirected simple graph as a pattern: symmetric, no loops; CSR [N, N] with sorted columns."""
+    """Return the pattern of the undirected simple graph: symmetric, without loops; CSR [N, N] with sorted columns."""
     source, target = graph.edge_index.numpy()
     kept = source != target
     rows = np.concatenate([source[kept], target[kept]])
@@ -138,7 +138,7 @@ def simple_adjacency(graph: Graph) -> sparse.csr_matrix:
 
 
 def _metis(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
-    """The METIS part of each node [N]."""
+    """Return the METIS part of each node [N]."""
     import pymetis
 
     adjacency = simple_adjacency(graph)
@@ -149,7 +149,7 @@ def _metis(graph: Graph, num_parts: int, seed: int) -> np.ndarray:
 
 
 def _by_label(label: np.ndarray) -> Groups:
-    """Labels [N] to groups, ascending by label."""
+    """Convert labels [N] to groups, ascending by label."""
     order = np.argsort(label, kind="stable").astype(np.int64)
     starts = np.flatnonzero(np.diff(label[order])) + 1
     return list(np.split(order, starts))

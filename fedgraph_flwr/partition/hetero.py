@@ -1,9 +1,9 @@
-"""From a heterogeneous graph to its clients (FedHGN, Fu & King, IJCAI 2023, section 5.1; arXiv:2305.09729).
+"""Split a heterogeneous graph into clients (FedHGN, Fu & King, IJCAI 2023, section 5.1; arXiv:2305.09729).
 
-Edges, or edge types, are dealt out in M + 2 segments of equal size: segment i < M goes to client i alone; each item of the
-next one to q clients at random, q uniform in 2..M-1; the last, with the remainder, to all. A client holds the nodes that
-its edges touch, so clients share nodes. Reverse edge types are added after that, so that a client has both directions
-of an edge or neither.
+Edges, or edge types, are assigned in M + 2 segments of equal size. Segment i < M goes only to client i. Each item of the
+next segment goes to q random clients, q uniform in 2..M-1. The last segment, with the remainder, goes to all. A client holds
+the nodes that its edges touch, so clients share nodes. Reverse edge types are added afterwards, so that a client has both
+directions of an edge or neither.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ ATTEMPTS = 1000
 
 
 def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
-    """The clients' graphs that a configuration asks for, reverse edge types included.
+    """Return the clients' graphs of a configuration, with reverse edge types.
 
     With ``strategy.private_schema`` a client names the types it holds; otherwise all clients name the types of all, in
     one order, which is what schema sharing (FedAvg) needs. With ``strategy.pooled`` there is one client, the whole graph.
-    With ``dataset.edge_types: name`` weights belong to names of edges, as in FedHGN's program, instead of to triples.
-    ``partition.seed: null`` deals anew for each seed of a run, a number once for all.
+    With ``dataset.edge_types: name`` weights belong to names of edges, as in FedHGN's authors' code, instead of to triples.
+    ``partition.seed: null`` assigns edges again for each seed of a run, a number once for all seeds.
 
     Raises:
         FedGraphError: an unknown partitioner, too few clients or edge types, or clients without labelled nodes.
@@ -53,7 +53,7 @@ def make(graph: HeteroGraph, cfg: RunConfig) -> list[HeteroClientGraph]:
 
 
 def deal(items: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Who holds which of the items in the M + 2 segments: bool [M, items]."""
+    """Assign the items of the M + 2 segments to clients: bool [M, items]."""
     order = rng.permutation(items)
     size = items // (num_clients + 2)
     held = np.zeros((num_clients, items), dtype=bool)
@@ -68,7 +68,7 @@ def deal(items: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _dealt(graph: HeteroGraph, name: str, num_clients: int, rng: np.random.Generator) -> list[HeteroClientGraph]:
-    """Deal until every client has training, validation and test nodes."""
+    """Repeat the assignment until every client has training, validation and test nodes."""
     if num_clients < 3:
         raise FedGraphError(
             f"partition={name} needs num_clients >= 3, got {num_clients}: some edges go to 2..M-1 clients"
@@ -113,7 +113,7 @@ def _edge_types(graph: HeteroGraph, num_clients: int, rng: np.random.Generator) 
 
 
 def _induced(graph: HeteroGraph, edges: list[torch.Tensor], client: int, num_clients: int) -> HeteroClientGraph:
-    """The client with these edges (by type, of which some are empty) and the nodes that they touch."""
+    """Return the client with these edges (by type, possibly empty) and the nodes that they touch."""
     kept = {r: index for r, index in zip(graph.edges, edges, strict=True) if index.size(1)}
     ids = {}
     for kind in graph.counts:
@@ -150,7 +150,7 @@ def _usable(part: HeteroClientGraph) -> bool:
 
 
 def _given(cfg: RunConfig) -> list[HeteroClientGraph]:
-    """The published client graphs."""
+    """Return the published client graphs."""
     if cfg.dataset.name != "aifb-published":
         raise FedGraphError(f"partition=given is for dataset=aifb-published, got dataset={cfg.dataset.name}")
     pooled = bool(cfg.strategy.pooled)
@@ -159,9 +159,9 @@ def _given(cfg: RunConfig) -> list[HeteroClientGraph]:
 
 
 def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
-    """The clients' graphs as one: a node or an edge that several hold counts once; a node keeps its first holder's data.
+    """Merge the clients' graphs: a shared node or edge counts once, and a node keeps its first holder's data.
 
-    A single client is returned as it is.
+    A single client is returned unchanged.
     """
     if len(clients) == 1:
         return clients[0]
@@ -205,7 +205,7 @@ def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:
 
 
 def share_schema(parts: list[HeteroClientGraph]) -> list[HeteroClientGraph]:
-    """The same clients, all naming the types of all in one order; what a client lacks is empty."""
+    """Return the clients with the types of all clients in one order; missing types are empty."""
     node_types = sorted({kind for part in parts for kind in part.counts})
     edge_types: list[EdgeType] = sorted({r for part in parts for r in part.edges})
     no_features = {kind: x[:0] for part in parts for kind, x in part.x.items()}

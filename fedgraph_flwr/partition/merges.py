@@ -1,4 +1,4 @@
-"""Merging groups of nodes into clients: the second half of a partitioner, by the rule of each paper.
+"""Merge groups of nodes into clients: the second step of a partition, by the rule of each paper.
 
 Every function takes the groups (at least one node each), the configuration, the number of clients M and a random
 generator, and returns the clients' nodes. Groups of equal size keep their order, clients of equal size go by number.
@@ -37,9 +37,9 @@ def ascending(groups: Groups, cfg: PartitionConfig, num_clients: int, rng: np.ra
 def first_fit(groups: Groups, cfg: PartitionConfig, num_clients: int, rng: np.random.Generator) -> Groups:
     """Groups cut at cap = ⌊N/M⌋ + ``delta`` nodes, then packed by first fit (FedStruct).
 
-    A group above cap gives its first cap nodes, and what remains is a group of its own. Of the groups by size, largest
-    first, M go to one client each. Each further one goes to the first client, counted round from the last that took one,
-    that holds less than ⌊N/M⌋ and does not get above cap; if there is none, to the smallest client.
+    A group above cap is split into its first cap nodes and the rest, which is another group. The M largest groups go to one
+    client each. Each further group goes to the first client, counted cyclically from the last receiver, that holds less than
+    ⌊N/M⌋ nodes and stays within cap; if there is none, to the smallest client.
     """
     share = sum(map(len, groups)) // num_clients
     cap = share + cfg.delta
@@ -68,7 +68,7 @@ def first_fit(groups: Groups, cfg: PartitionConfig, num_clients: int, rng: np.ra
 def random_merge(groups: Groups, cfg: PartitionConfig, num_clients: int, rng: np.random.Generator) -> Groups:
     """Each group of ``min_size`` nodes or more is a client; each smaller one joins a random client whole (FedHERO).
 
-    The number of clients is what results; ``num_clients`` is not looked at.
+    This determines the number of clients; ``num_clients`` is ignored.
     """
     large = [[group] for group in groups if len(group) >= cfg.min_size]
     if not large:

@@ -1,4 +1,4 @@
-"""PyG objects in memory, one a client or one for all, as the program's own graphs."""
+"""Convert PyG objects in memory, one per client or one for all, to internal graphs."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -20,23 +20,23 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.partition.hetero import share_schema
 
 MOST_IDS = 2**31
-"""A node's id is smaller."""
+"""Upper bound of node ids, exclusive."""
 
 SPLIT = ("train_mask", "test_mask")
-"""The masks that a split of one's own has; without validation nodes, some of its training nodes validate."""
+"""Masks of a given split; without a validation mask, some training nodes are used for validation."""
 
 
 def whole(data: Any, classes: Sequence[str] = (), target: str = "", where: str = "the graph") -> Graph | HeteroGraph:
-    """The graph of a ``Data`` or ``HeteroData``, which stays as it is.
+    """Return the graph of a ``Data`` or ``HeteroData``, which is not changed.
 
     Args:
         data: with ``x``, ``edge_index``, integer labels ``y`` (-1: unknown), and masks, if it is split.
         classes: names of the labels 0..C-1; empty: the numbers.
         target: typed nodes: the type with labels; empty: the only one that has ``y``.
-        where: names it in errors.
+        where: its name in error messages.
 
     Raises:
-        FedGraphError: it is something else, or what `from_data` raises.
+        FedGraphError: another type, or an error of `from_data`.
     """
     if not _typed(data):
         if target:
@@ -51,17 +51,17 @@ def whole(data: Any, classes: Sequence[str] = (), target: str = "", where: str =
 def clients(
     graphs: Sequence[Any], cfg: RunConfig, name: str, classes: Sequence[str] = (), target: str = ""
 ) -> list[Any]:
-    """One client's graph for each object; those that `ClientGraph.to_pyg` gave keep their cut edges and original ids.
+    """Return one client's graph per object; objects from `ClientGraph.to_pyg` keep their cut edges and original ids.
 
     Args:
-        graphs: at least one; `whole` says what each must hold; types that one of them lacks are empty there.
-        cfg: its ``split`` and ``seed`` split what brings no masks.
-        name: of the dataset that they are.
+        graphs: at least one; see `whole` for the required content; missing types are empty.
+        cfg: its ``split`` and ``seed`` apply to graphs without masks.
+        name: name of the dataset.
         classes: names of the labels; empty: numbers up to the largest of all graphs.
         target: as of `whole`.
 
     Raises:
-        FedGraphError: what `whole` raises, one without training nodes, or some split and some not.
+        FedGraphError: errors of `whole`, a graph without training nodes, or masks in only some graphs.
     """
     typed = _typed(graphs[0])
     for index, data in enumerate(graphs):
@@ -77,16 +77,16 @@ def clients(
 
 
 def say_unread(graphs: Sequence[Any]) -> None:
-    """Warn of what edges carry, which no network here reads."""
+    """Warn of edge attributes, which no model reads."""
     if unread := {"edge_weight", "edge_attr"} & {key for data in graphs for key in data.keys()}:  # noqa: SIM118
         log(WARNING, "%s is ignored: every edge has weight 1", " and ".join(sorted(unread)))
 
 
 def any_split(graphs: Sequence[Any], target: str = "") -> bool:
-    """Whether one of the objects brings training and test nodes of its own, so that all must.
+    """Whether an object has training and test masks, so that all must have them.
 
     Raises:
-        FedGraphError: they are no list of objects, or as `whole`, of their kind and target.
+        FedGraphError: not a list of objects, or an error of `whole` on type and target.
     """
     if not isinstance(graphs, list | tuple) or not graphs:
         got = "an empty one" if isinstance(graphs, list | tuple) else f"a {type(graphs).__name__}"
@@ -98,7 +98,7 @@ def any_split(graphs: Sequence[Any], target: str = "") -> bool:
 
 
 def _unmarked(data: Any, target: str) -> list[str]:
-    """Of the masks that a split has those that are missing, or mark no node."""
+    """Return the names of masks that are missing or mark no node."""
     labelled = _labelled(data, target)
     return [key for key in SPLIT if not (isinstance(mask := getattr(labelled, key, None), Tensor) and bool(mask.any()))]
 
@@ -132,7 +132,7 @@ def _client(
 
 
 def _ids(data: Any, nodes: int, where: str) -> Tensor | None:
-    """A ``Data``'s ``node_id`` [N], by which parties know a node that several of them hold; None: it has none."""
+    """Return a ``Data``'s ``node_id`` [N], which identifies nodes that several parties hold; None without one."""
     ids = getattr(data, "node_id", None)
     if ids is None:
         return None
@@ -153,7 +153,7 @@ def _typed(data: Any) -> bool:
 
 
 def _labelled(data: Any, target: str) -> Any:
-    """Where the labels are."""
+    """Return the node type with labels."""
     if not _typed(data):
         return data
     target = target or _target(data, "the graph")

@@ -1,9 +1,9 @@
-"""Where client files lie: a folder the user names, or a cache that computes each partition once.
+"""Storage of client files: a folder of the user, or a cache that computes each partition once.
 
-A folder holds ``client_0000.safetensors``... and ``partition.json`` (number of clients, sizes, key, configuration). A cached
-one is written under another name and renamed when it is whole; a file lock lets many processes ask at once, and those that
-find it whole read neither the dataset nor anybody else's file. There the files of very many clients are one, ``clients.pack``, in
-their order, and ``partition.json`` says what each client would tell of itself.
+A folder contains ``client_0000.safetensors``... and ``partition.json`` (number of clients, sizes, key, configuration). A cached
+folder is written under a temporary name and renamed when it is complete. A file lock lets many processes request it at once.
+Processes that find it complete read neither the dataset nor other clients' files. In the cache, the files of very many clients
+are one file, ``clients.pack``, in their order, and ``partition.json`` contains each client's description.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.prepared import SUFFIX
 
 VERSION = 1
-"""Of the way from a configuration to client files; a change in what a partitioner gives raises it."""
+"""Version of the partition code; a change of any partition's result increases it."""
 
 MODULES = {
     "Graph": "fedgraph_flwr.partition.clients",
@@ -55,24 +55,24 @@ MODULES = {
     "HeteroGraph": "fedgraph_flwr.partition.hetero",
     "HeteroClientGraph": "fedgraph_flwr.partition.hetero",
 }
-"""What cuts and pools a kind of graph: ``make(graph, cfg) -> list of client graphs`` and ``pool(clients) -> client graph``."""
+"""Functions for a type of graph: ``make(graph, cfg) -> list of client graphs`` and ``pool(clients) -> client graph``."""
 
 MANIFEST = "partition.json"
 
 PACK = "clients.pack"
 
 MANY = 256
-"""Clients beyond which their files in the cache are one: to write, sync and list a hundred thousand takes half an hour."""
+"""Number of clients above which the cache has one file: writing and listing 100,000 files takes half an hour."""
 
 
 class Manifest(NamedTuple):
-    """What a cached folder says of its clients, by index.
+    """Description of the clients of a cached folder, by index.
 
     Attributes:
-        sizes: of their files, in bytes.
-        starts: of their files in the `PACK`.
-        nodes: of their graphs.
-        told: of packed clients ``num_train``, and of all of them ``num_features`` and ``num_classes``; else empty.
+        sizes: sizes of their files in bytes.
+        starts: offsets of their files in the `PACK`.
+        nodes: numbers of nodes.
+        told: ``num_train`` of packed clients, and the common ``num_features`` and ``num_classes``; else empty.
     """
 
     sizes: list[int]
@@ -82,12 +82,12 @@ class Manifest(NamedTuple):
 
 
 def client_files(cfg: RunConfig) -> Path:
-    """The folder of client files of a configuration: checked if the user names one, else computed once.
+    """Return the folder of client files of a configuration: checked if the user names one, else computed once.
 
     A pooled configuration (``strategy.pooled``, Central) has one file with the whole graph.
 
     Raises:
-        FedGraphError: the dataset, split or partition is impossible, or the user's folder is not as it must be.
+        FedGraphError: the dataset, split or partition is impossible, or the user's folder is invalid.
     """
     if cfg.graph:
         given = _given(cfg)
@@ -102,7 +102,7 @@ def client_files(cfg: RunConfig) -> Path:
 
 
 def _given(cfg: RunConfig) -> Path:
-    """The user's folder, checked."""
+    """Return the user's folder after checking it."""
     folder = Path(cfg.graph).expanduser()
     check(folder)
     if cfg.dataset.edge_flip:
@@ -114,20 +114,20 @@ def _given(cfg: RunConfig) -> Path:
 
 
 def num_clients(cfg: RunConfig) -> int:
-    """How many client files there are: M, or 1 for the pooled graph."""
+    """Return the number of client files: M, or 1 for the pooled graph."""
     folder = client_files(cfg)
     return len(_manifest_of(folder).sizes if _packed(folder) else files(folder))
 
 
 def outline(cfg: RunConfig) -> Manifest | None:
-    """What is known of all clients without reading one of them; None where they are few, or their graphs are of other kinds."""
+    """Return what is known about all clients without reading their files; None for few clients or other types of graphs."""
     folder = client_files(cfg)
     manifest = _manifest_of(folder) if _packed(folder) else None
     return manifest if manifest and manifest.told else None
 
 
 def resolved(cfg: RunConfig) -> RunConfig:
-    """The configuration with ``num_clients`` as it results, where a folder or the partition decides it.
+    """Return the configuration with the resulting ``num_clients``, if a folder or the partition determines it.
 
     It names the same client files. A generated graph keeps the number of clients it was asked for; of a folder, the
     files say which dataset they are of.
@@ -149,7 +149,7 @@ def resolved(cfg: RunConfig) -> RunConfig:
 
 
 def load_client(cfg: RunConfig, index: int) -> Any:
-    """One client's graph; no other client's file is read.
+    """Load one client's graph without reading other clients' files.
 
     Raises:
         FedGraphError: there is no such client, or its file cannot be read.
@@ -169,7 +169,7 @@ def load_client(cfg: RunConfig, index: int) -> Any:
 
 
 def _place(folder: Path, index: int, whole: bool) -> Path | Piece | None:
-    """Where a client's file is; None where it is not, or ``whole`` is asked for and it is not as it was written."""
+    """Return the path of a client's file; None if it does not exist, or if it is incomplete and ``whole`` is required."""
     sizes, path = _manifest_of(folder).sizes if whole or _packed(folder) else [], _name(folder, index)
     if _packed(folder):
         found = index < len(sizes) and (not whole or _whole(folder))
@@ -178,10 +178,10 @@ def _place(folder: Path, index: int, whole: bool) -> Path | Piece | None:
 
 
 def load(path: Source) -> Any:
-    """One client file, of whichever kind.
+    """Load one client file of any type.
 
     Raises:
-        FedGraphError: it is missing, truncated, of another version, no client's graph, or its tensors do not fit together.
+        FedGraphError: it is missing, truncated, of another version, not a client's graph, or its tensors are inconsistent.
     """
     graph = load_graph(path)
     _client_kind(path, type(graph).__name__)
@@ -189,7 +189,7 @@ def load(path: Source) -> Any:
 
 
 def files(folder: Path) -> list[Path | Piece]:
-    """The client files of a folder, by number."""
+    """Return the client files of a folder by number."""
     if _packed(folder):
         manifest = _manifest_of(folder)
         return [_piece(folder, manifest, index) for index in range(len(manifest.sizes))]
@@ -197,7 +197,7 @@ def files(folder: Path) -> list[Path | Piece]:
 
 
 def _single(folder: Path) -> list[Path]:
-    """Client files that lie by themselves, by number: names have four digits or, from client 10,000 on, more."""
+    """Return separate client files by number: names have four digits, or more from client 10,000 on."""
     return sorted(folder.glob("client_*.safetensors"), key=lambda path: (len(path.name), path.name))
 
 
@@ -235,10 +235,10 @@ def check(folder: Path) -> None:
 
 
 def write(folder: Path, clients: Sequence[Any], cfg: RunConfig, packed: bool = False) -> None:
-    """Write client files, or all of them as one, and ``partition.json`` as a whole, in the place of what may be there.
+    """Write client files (or one file of all) and ``partition.json``, and replace the folder atomically.
 
     Raises:
-        FedGraphError: the folder cannot be written; what was there stays.
+        FedGraphError: the folder cannot be written; the old content stays.
     """
     with replacing(folder) as temporary:
         if packed:
@@ -260,7 +260,7 @@ def write(folder: Path, clients: Sequence[Any], cfg: RunConfig, packed: bool = F
 
 
 def _pack(folder: Path, clients: Sequence[Any]) -> list[int]:
-    """Write all client files as one; how long each is."""
+    """Write all client files as one, and return their sizes."""
     folder.mkdir(parents=True)
     ends = [0]
     (folder / PACK).touch(0o600)
@@ -274,7 +274,7 @@ def _pack(folder: Path, clients: Sequence[Any]) -> list[int]:
 
 
 def _told(clients: Sequence[Any]) -> dict[str, Any]:
-    """What clients would tell of themselves, where it is no more than this."""
+    """Return the clients' descriptions if they have only these fields."""
     if not all(isinstance(client, ClientGraph) and not client.schema for client in clients):
         return {}
     return {
@@ -285,7 +285,7 @@ def _told(clients: Sequence[Any]) -> dict[str, Any]:
 
 
 def copy(folder: Path, out: Path) -> None:
-    """What `write` wrote, to a folder that is not there, with a file a client."""
+    """Copy a written partition to a new folder, with one file per client."""
     if not _packed(folder):
         shutil.copytree(folder, out)
         return
@@ -297,9 +297,9 @@ def copy(folder: Path, out: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A path beside ``folder`` to write to; what is there at the end takes the folder's place, and an error leaves it.
+    """Yield a path next to ``folder`` to write to; it replaces the folder at the end, unless an error occurs.
 
-    What processes of this machine that were killed left there goes.
+    Leftovers of killed processes of this machine are deleted.
     """
     name = f".{folder.name}.{platform.node()}."
     temporary = folder.with_name(f"{name}{os.getpid()}")
@@ -318,12 +318,12 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def belongs(path: Path) -> bool:
-    """Whether a file is of the kind that `write` writes, or made of one by a client."""
+    """Whether a file was written by `write`, or derived from one by a client."""
     return path.name == MANIFEST or (path.suffix in (".safetensors", SUFFIX) and path.name.startswith("client_"))
 
 
 def key(cfg: RunConfig) -> str:
-    """Names a partition: a hash of everything its files are a function of."""
+    """Return the key of a partition: a hash of everything that determines its files."""
     versions = {"version": VERSION, "format": FORMAT_VERSION, "datasets": datasets.CACHE_VERSION}
     text = json.dumps(_relevant(cfg) | versions | {"content": content(cfg)}, sort_keys=True, default=str)
     return f"{cfg.dataset.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -339,7 +339,7 @@ def _relevant(cfg: RunConfig) -> dict[str, Any]:
 
 
 def content(cfg: RunConfig) -> list[str]:
-    """Hashes of the files a partition is made from, where their name alone does not say what is in them."""
+    """Return hashes of a partition's source files whose names do not determine their content."""
     if cfg.graph:
         paths = _single(Path(cfg.graph).expanduser())
     else:
@@ -356,9 +356,9 @@ def content(cfg: RunConfig) -> list[str]:
 
 
 def meaning(cfg: RunConfig) -> dict[str, Any]:
-    """What the clients' imported graphs say of their ``classes`` and features; empty of graphs that were not imported.
+    """Return ``classes`` and feature schema of imported graphs; empty for graphs that were not imported.
 
-    The ``schema`` is that of all; without statistics where each client has its own.
+    The ``schema`` is common to all clients; it has no statistics if each client has its own.
     """
     paths = files(client_files(cfg))
     if not read_header(paths[0])[1].get("schema"):  # they are all imported, or none is
@@ -397,7 +397,7 @@ def _cached(cfg: RunConfig) -> Path:
 
 
 def _whole(folder: Path) -> bool:
-    """Whether a cached folder holds the files that were written, at their full length."""
+    """Whether a cached folder contains all written files at full length."""
     sizes = _manifest_of(folder).sizes
     if _packed(folder):
         return (folder / PACK).stat().st_size == sum(sizes)
@@ -417,7 +417,7 @@ def _piece(folder: Path, manifest: Manifest, index: int) -> Piece:
 
 
 def _manifest_of(folder: Path) -> Manifest:
-    """What a cached folder said when it was written; of nobody, where it does not tell."""
+    """Return the stored description of a cached folder; empty without one."""
     try:
         return _manifest(folder / MANIFEST, (folder / MANIFEST).stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError):
@@ -444,7 +444,7 @@ def _make(cfg: RunConfig) -> Sequence[Any]:
 
 
 def make(graph: Any, cfg: RunConfig) -> Sequence[Any]:
-    """The clients of a graph of whichever kind: assigned, cut and split.
+    """Return the clients of a graph of any type: assigned, cut and split.
 
     Raises:
         FedGraphError: the partition or the split is impossible.
