@@ -1,1 +1,1 @@
-"""Sparse products, optimisers, and the constants of a graph that a network prepares once."""
+"""Sparse products, optimisers, and the constants of a graph that a model prepares once."""

@@ -13,12 +13,12 @@ Array = NDArray[Any]
 
 
 def hop_weights(beta: str | Sequence[float], hops: int) -> Array:
-    """The weights of the hops in each combination that is kept, [J, L].
+    """Return the weights of the hops in each combination, [J, L].
 
-    ``last`` is Â^L, ``uniform`` the mean of the powers, a list gives β_1..β_L, and ``learned`` keeps each power apart (J = L).
+    ``last`` is Â^L, ``uniform`` the mean of the powers, a list sets β_1..β_L, and ``learned`` keeps every power (J = L).
 
     Raises:
-        FedGraphError: another word, or a list of another length than L.
+        FedGraphError: an unknown value, or a list whose length is not L.
     """
     named = {"last": np.eye(hops)[-1:], "uniform": np.full((1, hops), 1 / hops), "learned": np.eye(hops)}
     if isinstance(beta, str):
@@ -33,7 +33,7 @@ def hop_weights(beta: str | Sequence[float], hops: int) -> Array:
 def with_loops(
     rows: Array, columns: Array, own: Array, shape: tuple[int, int], dtype: Any = np.float64
 ) -> sp.csr_matrix:
-    """Ã of the given edges: ones, once an entry, and a one at (row v, column ``own[v]``) for each row."""
+    """Return Ã of the given edges: ones at their entries, and at (row v, column ``own[v]``) for each row."""
     loops = np.arange(shape[0])
     rows, columns = np.concatenate([rows, loops]), np.concatenate([columns, own])
     matrix = sp.csr_matrix((np.ones(rows.size, dtype), (rows, columns)), shape=shape)
@@ -43,7 +43,7 @@ def with_loops(
 
 
 def row_normalized(matrix: sp.csr_matrix) -> sp.csr_matrix:
-    """D⁻¹ M for a matrix without empty rows."""
+    """Return D⁻¹ M for a matrix without empty rows."""
     scale = 1 / np.asarray(matrix.sum(axis=1)).ravel()
     return sp.csr_matrix(
         (matrix.data * np.repeat(scale, np.diff(matrix.indptr)), matrix.indices, matrix.indptr), matrix.shape

@@ -1,7 +1,7 @@
-"""Adam, AdamW and SGD, as `torch.optim` computes them.
+"""Adam, AdamW and SGD with the results of `torch.optim`.
 
-Why not `torch.optim` itself: making its first optimiser imports TorchDynamo, 1.3 s that every message of a fleet, answered by a
-fresh process, would pay; and on small graphs its bookkeeping costs a fifth of a step.
+`torch.optim` itself is too slow here: its first optimiser imports TorchDynamo, which costs 1.3 s per message on a fleet, where
+each message has a new process. On small graphs its bookkeeping costs a fifth of a step.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -16,41 +16,41 @@ from fedgraph_flwr.errors import FedGraphError
 
 
 class Optimizer(Protocol):
-    """What training needs of an optimiser."""
+    """Interface of an optimiser for training."""
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
 
     def state(self) -> dict[str, Tensor]:
-        """What must survive for the next step to be the same, by name."""
+        """Return the state that the next step depends on, by name."""
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Load the result of `state`."""
 
     @property
     def progress(self) -> Hashable:
-        """How far it has come: optimisers that differ in it are not computed as one."""
+        """Progress; optimisers with different progress cannot be stacked."""
 
     @classmethod
     def joined(cls, optimizers: "Sequence[Any]", parameters: Sequence[Tensor]) -> "Optimizer":
-        """One of theirs, of the same settings, over their tensors one upon the other, [M, ...] each.
+        """Return one optimiser of the same settings over the stacked tensors, [M, ...] each.
 
         Args:
-            optimizers: M of one kind, settings and `progress`.
-            parameters: of all, in the order of each one's.
+            optimizers: M optimisers of the same class, settings and `progress`.
+            parameters: stacked parameters, in the order of each optimiser.
         """
 
     def hand_out(self, optimizers: "Sequence[Any]") -> None:
-        """Give those that it was `joined` of what must survive."""
+        """Copy the state back to the optimisers that were `joined`."""
 
 
 class SGD:
     """Stochastic gradient descent with momentum.
 
-    g ← ∇ + wd · θ,   v ← ρ v + g (v = g at first),   θ ← θ − η v
+    g ← ∇ + wd · θ,   v ← ρ v + g (first step: v = g),   θ ← θ − η v
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
@@ -59,13 +59,13 @@ class SGD:
         self.velocity: dict[int, Tensor] = {}
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update."""
+        """Take one step."""
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is None:
                 continue
@@ -81,7 +81,7 @@ class SGD:
 
     @property
     def progress(self) -> Hashable:
-        """Which parameters have a velocity."""
+        """Indices of the parameters with a velocity."""
         return tuple(self.velocity)
 
     @classmethod
@@ -99,11 +99,11 @@ class SGD:
                 optimizer.velocity[index] = own.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """The velocities."""
+        """Return the velocities."""
         return {f"velocity/{index}": tensor for index, tensor in self.velocity.items()}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Load the result of `state`."""
         _check_fit(tensors, self.parameters)
         self.velocity = {int(name.rpartition("/")[2]): tensor.clone() for name, tensor in tensors.items()}
 
@@ -115,7 +115,7 @@ class Adam:
         θ ← θ − η · m/(1 − β1^t) / (√(v/(1 − β2^t)) + ε)
 
     A parameter without a gradient keeps its moments and its count t. ``decoupled`` is AdamW (Loshchilov & Hutter, ICLR 2019): the
-    gradient is as it is, and θ ← θ − η wd θ goes before the step.
+    gradient is unchanged, and θ ← θ − η wd θ precedes the step.
     """
 
     def __init__(
@@ -133,18 +133,18 @@ class Adam:
         self.slots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # m, v, t by parameter
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def step(self) -> None:
-        """One update."""
+        """Take one step."""
         self.step_all([self])
 
     @staticmethod
     @torch.no_grad()
     def step_all(optimizers: "Sequence[Adam]") -> None:
-        """One update of each, in one call; they have the same settings."""
+        """Take one step of each optimiser in one call; their settings are equal."""
         active = [(o, i, p, p.grad) for o in optimizers for i, p in enumerate(o.parameters) if p.grad is not None]
         if not active:
             return
@@ -154,7 +154,7 @@ class Adam:
                 optimizer.slots[index] = (*zeros, torch.zeros((), device=parameter.device))
         means, squares, counts = (list(slot) for slot in zip(*(o.slots[i] for o, i, *_ in active), strict=True))
         # The kernel behind `torch.optim.Adam(fused=True)`, a third of the time of the formula in tensor operations.
-        # It walks through memory, so a gradient must lie there as its parameter does.
+        # It iterates over memory, so a gradient must have the layout of its parameter.
         torch._foreach_add_(counts, 1)
         first = optimizers[0]
         first.kernel(
@@ -175,7 +175,7 @@ class Adam:
 
     @property
     def progress(self) -> Hashable:
-        """How many steps each parameter has had."""
+        """Number of steps of each parameter."""
         return tuple((index, float(count)) for index, (*_, count) in self.slots.items())
 
     @classmethod
@@ -195,12 +195,12 @@ class Adam:
                 optimizer.slots[index] = mean.clone(), square.clone(), count.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """The moments and the counts."""
+        """Return the moments and the counts."""
         names = "mean", "square", "count"
         return {f"{n}/{i}": t for i, slot in self.slots.items() for n, t in zip(names, slot, strict=True)}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Load the result of `state`."""
         _check_fit(tensors, self.parameters)
         self.slots = {}
         for name in tensors:
@@ -212,7 +212,7 @@ class Adam:
 
 
 def step_all(optimizers: Sequence[Optimizer]) -> None:
-    """One step of optimisers of one kind and the same settings: the bits that each gives alone."""
+    """Take one step of optimisers of the same class and settings, with the bits of separate steps."""
     kind = type(optimizers[0])
     if issubclass(kind, Adam):
         kind.step_all(optimizers)  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ def step_all(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _check_fit(tensors: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
-    """Raise unless every tensor is that of a parameter, by the number behind its slot: as large, or one number."""
+    """Check that every tensor belongs to a parameter, by the index of its slot: equal shape, or a scalar."""
     for name, tensor in tensors.items():
         number = name.rpartition("/")[2]
         of = parameters[int(number)] if number.isdecimal() and int(number) < len(parameters) else None
@@ -231,14 +231,14 @@ def _check_fit(tensors: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainConfig) -> Optimizer:
-    """The optimiser that a configuration names."""
+    """Return the optimiser of a configuration."""
     if train.optimizer == "sgd":
         return SGD(parameters, train.lr, train.momentum, train.weight_decay)
     return Adam(parameters, train.lr, train.weight_decay, decoupled=train.optimizer == "adamw")
 
 
 class NamedOptimizer:
-    """An optimiser whose gradients come from elsewhere: tensors and gradients in, updated tensors out, moments kept."""
+    """Functional optimiser: takes tensors and gradients, returns updated tensors, and keeps the moments."""
 
     def __init__(self, train: TrainConfig):
         self._train = train
@@ -246,7 +246,7 @@ class NamedOptimizer:
         self._optimizer: Optimizer = make_optimizer([], train)
 
     def step(self, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One step from ``values``; both mappings have the same names, and the same ones in every call."""
+        """Take one step from ``values``; both mappings have the same names in every call."""
         self._begin(values)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -256,17 +256,17 @@ class NamedOptimizer:
         return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """The moments, as ``slot/...``, with the tensors they belong to as ``value/NAME``."""
+        """Return the moments as ``slot/...`` and their tensors as ``value/NAME``."""
         values = {f"value/{name}": parameter.detach() for name, parameter in self._parameters.items()}
         return values | {f"slot/{name}": tensor for name, tensor in self._optimizer.state().items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Load the result of `state`."""
         self._begin({name.removeprefix("value/"): t for name, t in state.items() if name.startswith("value/")})
         self._optimizer.load_state({n.removeprefix("slot/"): t for n, t in state.items() if n.startswith("slot/")})
 
     def _begin(self, values: Mapping[str, Tensor]) -> None:
         if not self._parameters:
-            # By name, so that a checkpoint, which may list tensors in another order, meets the same indices.
+            # By name, because a checkpoint may list tensors in another order.
             self._parameters = {name: nn.Parameter(values[name].detach().clone()) for name in sorted(values)}
             self._optimizer = make_optimizer(self._parameters.values(), self._train)

@@ -1,7 +1,7 @@
-"""What a network needs of a graph, kept in a file beside the graph's own, for processes that live for one message.
+"""Cache of a model's inputs, next to the graph's file, for processes that handle one message.
 
-``client_0000.gcn-<key>.prepared`` holds the tensors of an `Inputs`; the key covers the network, its settings and the precision,
-and the file names the content of the graph it was made of. Features that a network takes as they are stay in the graph's file.
+``client_0000.gcn-<key>.prepared`` contains the tensors of an `Inputs`. The key covers the model, its settings and the precision,
+and the file records the content of its graph. Features that a model uses unchanged stay in the graph's file.
 """
 
 import contextlib
@@ -22,20 +22,20 @@ from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 
 VERSION = 4
-"""Of the layout, and of what networks prepare; a change in either raises it."""
+"""Version of the layout and of the prepared inputs; a change in either increases it."""
 
 SUFFIX = ".prepared"
 
 
 def prepared(file: Path, cfg: RunConfig, variant: Mapping[str, Any], graph: Graph, make: Callable[[], Any]) -> Any:
-    """What ``make`` gives, read from beside the graph's file where it was made before, written there where it can be.
+    """Return the result of ``make``, cached next to the graph's file if the folder is writable.
 
     Args:
         file: the graph's file.
         cfg: the run's configuration, whose model, client and precision the result depends on.
         variant: everything else it depends on.
-        graph: what the file holds.
-        make: prepares an `Inputs`; anything else it returns is not kept.
+        graph: content of the file.
+        make: prepares an `Inputs`; other results are not cached.
     """
     settings = {
         "model": dataclasses.asdict(cfg.model),
@@ -47,20 +47,20 @@ def prepared(file: Path, cfg: RunConfig, variant: Mapping[str, Any], graph: Grap
     path = file.with_name(f"{file.stem}.{cfg.model.name.replace(':', '.')}-{key}{SUFFIX}")
     content = hashlib.blake2b(file.read_bytes()).hexdigest()
     if path.is_file():
-        with contextlib.suppress(FedGraphError):  # damaged, or of another version: it is made again
+        with contextlib.suppress(FedGraphError):  # damaged, or another version: prepare it again
             tensors, values = read_tensors(path)
             if values["content"] == content:
                 return _unpack(tensors, values, graph)
     inputs = make()
     if packed := _pack(inputs, graph):
         tensors, values = packed
-        with contextlib.suppress(FedGraphError):  # a folder that cannot be written is no reason to stop
+        with contextlib.suppress(FedGraphError):  # a read-only folder is not an error
             write_tensors(path, tensors, values | {"content": content})
     return inputs
 
 
 def _pack(inputs: Any, graph: Graph) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Tensors and JSON values of an `Inputs`; None where a field is of a kind that is not kept."""
+    """Return tensors and JSON values of an `Inputs`; None if a field cannot be stored."""
     if not isinstance(inputs, Inputs):
         return None
     tensors: dict[str, Tensor] = {}

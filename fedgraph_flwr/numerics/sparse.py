@@ -1,4 +1,4 @@
-"""Fixed sparse matrices that stand on the left of a product, prepared once and differentiable in the right operand."""
+"""Constant sparse matrices as left operands of a product, prepared once and differentiable in the right operand."""
 
 import warnings
 from functools import cached_property
@@ -35,26 +35,26 @@ class Rows(NamedTuple):
         )[0]  # mode 0: sum
 
     def of_entries(self, kept: Tensor) -> "Rows":
-        """Without the entries that are not kept, bool [E]."""
+        """Return the matrix with only the kept entries, bool [E]."""
         before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
         return Rows(before[self.pointer], self.col[kept], self.value[kept])
 
     def tensor(self, columns: int) -> Tensor:
-        """As torch's CSR tensor [R, K]."""
+        """Convert to torch's CSR tensor [R, K]."""
         return torch.sparse_csr_tensor(self.pointer, self.col, self.value, (self.pointer.numel() - 1, columns))
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Rows":
-        """A copy on a device, with values of a type."""
+        """Return a copy on a device with values of a dtype."""
         return Rows(self.pointer.to(device), self.col.to(device), self.value.to(device, dtype or self.value.dtype))
 
 
 class _Product(torch.autograd.Function):
-    """S @ D with the transpose of S at hand, so that neither pass converts a layout."""
+    """S @ D with a stored transpose of S, so that neither pass converts a layout."""
 
     @staticmethod
     def forward(ctx: Any, rows: Rows, transposed: Rows, dense: Tensor) -> Tensor:
         ctx.transposed = transposed
-        # Detached, or the kernel prepares a backward pass of its own.
+        # Detached, because otherwise the kernel prepares its own backward pass.
         return rows.times(dense.detach())
 
     @staticmethod
@@ -65,12 +65,12 @@ class _Product(torch.autograd.Function):
 
 
 def product(rows: Rows, transposed: Rows, dense: Tensor) -> Tensor:
-    """S @ D [K, H] → [R, H] of a matrix whose transpose is at hand, differentiable in D."""
+    """S @ D [K, H] → [R, H] with a stored transpose of S, differentiable in D."""
     return _Product.apply(rows, transposed, dense)
 
 
 class _BatchedProduct(torch.autograd.Function):
-    """S @ D for a batch of D under torch's vmap, as one product whose columns are the batch's; far slower to call."""
+    """S @ D for a batch of D under torch's vmap, as one product over the batch's columns; much slower to call."""
 
     @staticmethod
     def forward(rows: Rows, dense: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class SparseMatrix:
 
     Args:
         matrix: any SciPy sparse matrix, shape [R, K].
-        dtype: of the values.
+        dtype: dtype of the values.
     """
 
     def __init__(self, matrix: Any, dtype: torch.dtype = torch.float32):
@@ -108,7 +108,7 @@ class SparseMatrix:
 
     @classmethod
     def from_parts(cls, parts: dict[str, Tensor], shape: tuple[int, int]) -> "SparseMatrix":
-        """From what `parts` gave."""
+        """Create a matrix from the result of `parts`."""
         return cls._of(
             shape,
             Rows(parts["crow"], parts["col"], parts["value"]),
@@ -116,35 +116,35 @@ class SparseMatrix:
         )
 
     def parts(self) -> dict[str, Tensor]:
-        """Its tensors by name, to be stored."""
+        """Return its tensors by name for storage."""
         names = ("crow", "col", "value")
         forth = dict(zip(names, self.rows, strict=True))
         return forth | {f"{name}_t": tensor for name, tensor in zip(names, self.transposed, strict=True)}
 
     @property
     def nnz(self) -> int:
-        """Stored entries."""
+        """Number of stored entries."""
         return int(self.rows.value.numel())
 
     @property
     def T(self) -> "SparseMatrix":
-        """The transpose, sharing memory."""
+        """Transpose that shares memory."""
         return self._of((self.shape[1], self.shape[0]), self.transposed, self.rows)
 
-    mT = T  # a tensor's name for it, whether it is one matrix or a stack of them
+    mT = T  # torch's name for it, for one matrix or a stack
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "SparseMatrix":
-        """A copy on a device, and of a type."""
+        """Return a copy on a device with a dtype."""
         return self._of(self.shape, self.rows.to(device, dtype), self.transposed.to(device, dtype))
 
     def of_columns(self, kept: Tensor) -> "SparseMatrix":
-        """Without the entries of the columns that are not kept, bool [K]; as wide as it is."""
+        """Remove the entries of other columns than the kept ones, bool [K]; the shape is unchanged."""
         rows, transposed = self.rows, self.transposed
         stays = (kept[rows.col], kept.repeat_interleave(transposed.pointer.diff()))
         return self._of(self.shape, *(part.of_entries(k) for part, k in zip((rows, transposed), stays, strict=True)))
 
     def among(self, kept: Tensor) -> "SparseMatrix":
-        """Rows and columns of some nodes alone, bool [N], of a matrix [N, N]."""
+        """Return the rows and columns of only some nodes, bool [N], of a matrix [N, N]."""
         rows, transposed = self.rows, self.transposed
         sides = kept.repeat_interleave(rows.pointer.diff()), kept.repeat_interleave(transposed.pointer.diff())
         place, nodes = kept.cumsum(0) - 1, int(kept.sum())
@@ -155,7 +155,7 @@ class SparseMatrix:
         return self._of((nodes, nodes), *parts)
 
     def reached(self, nodes: Tensor, steps: int) -> Tensor:
-        """Which columns some rows read in so many steps, themselves among them: [V] → bool [N], of a matrix [N, N]."""
+        """Return the columns that some rows reach within a number of steps, including themselves: [V] → bool [N]."""
         row = torch.arange(self.shape[0], device=nodes.device).repeat_interleave(self.rows.pointer.diff())
         found = torch.zeros(self.shape[0], dtype=torch.bool, device=nodes.device).index_fill_(0, nodes, True)
         for _ in range(steps):
@@ -194,7 +194,7 @@ class _Constant(torch.autograd.Function):
 
 
 class StackedRows:
-    """Sparse rows above dense ones, [R + G, K]: ``M @ D`` at the price of each."""
+    """Sparse rows above dense rows, [R + G, K], each with its own product in ``M @ D``."""
 
     def __init__(self, sparse: SparseMatrix, dense: Tensor):
         self.sparse, self.dense = sparse, dense
@@ -221,13 +221,13 @@ class SmoothedRows:
 
 
 class Pattern:
-    """Where a sparse matrix [N, N] has entries; its values are tensors of their own, which may carry gradient.
+    """Pattern of a sparse matrix [N, N]; its values are separate tensors, which may require gradients.
 
-    The two products are each other's backward pass, so memory is O(E) beside the operands, never E x H.
+    The two products are each other's backward pass, so they need O(E) memory in addition to the operands, never E x H.
 
     Args:
-        row: of each entry, int64 [E], ascending.
-        col: of each entry, int64 [E].
+        row: row of each entry, int64 [E], ascending.
+        col: column of each entry, int64 [E].
         num_nodes: N.
     """
 
@@ -236,15 +236,15 @@ class Pattern:
         self.pointer = _pointer(row, num_nodes)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Pattern":
-        """A copy on a device; it holds no values, so ``dtype`` changes nothing."""
+        """Return a copy on a device; ``dtype`` has no effect, because a pattern has no values."""
         return Pattern(self.row.to(device), self.col.to(device), self.num_nodes)
 
     def matrix(self, values: Tensor) -> Rows:
-        """The matrix with these values [E]."""
+        """Return the matrix with these values [E]."""
         return Rows(self.pointer, self.col, values)
 
     def transposed(self, values: Tensor) -> Rows:
-        """Its transpose."""
+        """Transposed pattern."""
         pointer, row, order = self._flipped
         return Rows(pointer, row, values[order])
 
@@ -253,7 +253,7 @@ class Pattern:
         return _Dot.apply(self, left, right)
 
     def product(self, values: Tensor, dense: Tensor) -> Tensor:
-        """The matrix with these values times a dense one: [E], [N, H] → [N, H]."""
+        """Multiply the matrix with these values by a dense one: [E], [N, H] → [N, H]."""
         return _ValuedProduct.apply(self, values, dense)
 
     def row_sum(self, values: Tensor) -> Tensor:
@@ -261,18 +261,18 @@ class Pattern:
         return values.new_zeros(self.num_nodes).index_add(0, self.row, values)
 
     def row_max(self, values: Tensor) -> Tensor:
-        """The largest of each row's values, −inf where there is none: [E] → [N]."""
+        """Maximum of each row's values, −inf for an empty row: [E] → [N]."""
         return values.new_full((self.num_nodes,), -torch.inf).scatter_reduce(0, self.row, values, "amax")
 
     @cached_property
     def _flipped(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the transpose: pointer, columns, and which entry each is. Only a backward pass needs it."""
+        """Return pointer, columns and entry indices of the transpose, for the backward pass."""
         order = torch.argsort(self.col, stable=True)
         return _pointer(self.col[order], self.num_nodes), self.row[order], order
 
 
 class ValuedMatrix:
-    """A matrix [N, N] of a pattern and values [E] that may carry gradient: ``M @ D``, as of a `SparseMatrix`."""
+    """Matrix [N, N] of a pattern and values [E] that may require gradients: ``M @ D`` like a `SparseMatrix`."""
 
     def __init__(self, pattern: Pattern, values: Tensor):
         self.pattern, self.values = pattern, values

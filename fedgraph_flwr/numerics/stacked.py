@@ -1,8 +1,8 @@
-"""The inputs of several clients as one, for a network that runs on all of them at once under `torch.func.vmap`.
+"""Stacked inputs of several clients, for a model that runs on all of them at once under `torch.func.vmap`.
 
-Graphs of M clients are padded to as many rows as the largest has: rows that are no nodes, without edges, without labels. Dense
-tensors become [M, N, ...], sparse matrices the blocks of one, so that every product is one call, whatever M is. A network under
-vmap sees shapes of one client, [N, ...].
+Graphs of M clients are padded to the rows of the largest. Padding rows have no edges and no labels. Dense tensors become
+[M, N, ...], and sparse matrices the blocks of one matrix, so that every product is one call for any M. A model under vmap sees
+shapes of one client, [N, ...].
 """
 
 import dataclasses
@@ -17,16 +17,16 @@ from fedgraph_flwr.numerics.sparse import Rows, SparseMatrix
 from fedgraph_flwr.numerics.streams import batch_first
 
 IGNORED = -100
-"""The label of a row that is no node: torch's losses leave it out."""
+"""Label of a padding row; torch's losses ignore it."""
 
 
 class StackedMatrix(SparseMatrix):
-    """The blocks S_1..S_M of one matrix; under vmap ``S @ D`` is S_i D_i for each i, [R, K] @ [K, H] → [R, H].
+    """Blocks S_1..S_M of one matrix; under vmap ``S @ D`` is S_i D_i for each i, [R, K] @ [K, H] → [R, H].
 
     Args:
         blocks: S_i [R_i, K_i].
-        rows: R, of which each block has that many after padding.
-        columns: K, likewise.
+        rows: R, the rows of each block after padding.
+        columns: K, the columns of each block after padding.
     """
 
     def __init__(self, blocks: Sequence[SparseMatrix], rows: int, columns: int):
@@ -43,7 +43,7 @@ class StackedMatrix(SparseMatrix):
 
 
 def _diagonal(blocks: Sequence[Rows], rows: int, columns: int) -> Rows:
-    """Blocks [R_i, K_i] along the diagonal of a matrix [M R, M K]."""
+    """Place blocks [R_i, K_i] along the diagonal of a matrix [M R, M K]."""
     pointers, cols, start = [blocks[0].pointer.new_zeros(1)], [], 0
     for index, block in enumerate(blocks):
         own = block.pointer[1:] + start
@@ -54,7 +54,7 @@ def _diagonal(blocks: Sequence[Rows], rows: int, columns: int) -> Rows:
 
 
 class _BlockProduct(torch.autograd.Function):
-    """`StackedMatrix` times a batch of dense matrices; exists under vmap alone."""
+    """`StackedMatrix` times a batch of dense matrices; exists only under vmap."""
 
     @staticmethod
     def forward(matrix: StackedMatrix, dense: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class _BlockProduct(torch.autograd.Function):
 
 
 def stackable(inputs: Any) -> bool:
-    """Whether inputs are of kinds that can be stacked: rows for nodes, and of a sparse matrix but X columns for nodes too."""
+    """Whether inputs can be stacked: rows are nodes, and so are the columns of sparse matrices other than X."""
     return isinstance(inputs, Inputs) and all(
         (isinstance(value, Tensor) and len(value) == rows_of(inputs))
         or (isinstance(value, SparseMatrix) and (name == "x" or value.shape == inputs.adj.shape))
@@ -79,7 +79,7 @@ def stackable(inputs: Any) -> bool:
 
 
 def kinds(inputs: Inputs) -> tuple[Any, ...]:
-    """What inputs that can be stacked have in common: of each field its kind, and its width where that is no number of nodes."""
+    """Return the common properties of stackable inputs: type of each field, and its width if that is not a number of nodes."""
     return tuple(
         (name, type(value), value.shape[1:] if isinstance(value, Tensor) or name == "x" else ())
         for name, value in _fields(inputs).items()
