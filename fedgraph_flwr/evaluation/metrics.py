@@ -113,7 +113,7 @@ def average_precision(logits: ArrayLike, y: ArrayLike) -> float:
 
 
 def _ranked(measure: Callable[[Curves], np.ndarray], logits: ArrayLike, y: ArrayLike) -> float:
-    """A measure of class 1 of two, else its mean over classes."""
+    """Return a score of class 1 of two classes, else its mean over classes."""
     outputs, labels = np.asarray(logits), np.asarray(y)
     if outputs.shape[1] == 2:
         return float(measure(Curves(margin(outputs), labels == 1))[0])
