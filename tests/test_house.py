@@ -206,6 +206,6 @@ def test_tests_mirror_the_package():
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))} == rooms | {"safety"}
     modules = {f"test_{path.stem}.py" for path in PACKAGE.glob("*.py")}
-    whole = {"bundle", "docs", "house", "notebook", "readme", "results_schema", "simulations", "sizes"}
+    whole = {"bundle", "docs", "house", "notebook", "prose", "readme", "results_schema", "simulations", "sizes"}
     loose = {path.name for path in (ROOT / "tests").glob("test_*.py")}
     assert loose - modules <= {f"test_{name}.py" for name in whole}
