@@ -62,4 +62,4 @@ def _html(lines: Iterable[str]) -> Iterator[Markup]:
 
 def _text(text: str) -> Markup:
     """A line's text with its code and bold words."""
-    return Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", re.sub(r"\*\*(.*?)\*\*", r"<b>\1</b>", escape(text))))
+    return Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", re.sub(r"\*\*(.*?)\*\*", r"<b>\1</b>", str(escape(text)))))
