@@ -13,8 +13,8 @@ from typing import Any, get_type_hints
 
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.config_file import load
-from fedgraph_flwr.config.lookup import default_of, params_of
-from fedgraph_flwr.config.schema import _KINDS, RunConfig, StrategyConfig, accepted, kind_of
+from fedgraph_flwr.config.lookup import default_of, locate, params_of
+from fedgraph_flwr.config.schema import _KINDS, ModelConfig, RunConfig, StrategyConfig, accepted, kind_of
 from fedgraph_flwr.errors import unknown
 
 
@@ -84,6 +84,8 @@ def _declared(cls: type, prefix: str) -> dict[str, Key]:
 def own_keys_of(group: str, path: Path) -> list[Key]:
     """The keys that the YAML of a name sets, with its comments, then those that a method declares in its ``Params``.
 
+    Types and ranges of a network's own keys are those of its ``__init__``.
+
     Raises:
         FedGraphError: the classes of a method cannot be imported.
     """
@@ -92,6 +94,9 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
     if group == "strategy":
         for params in params_of(*(body.get(side) or getattr(StrategyConfig, side) for side in ("server", "client"))):
             declared |= {key.name: key for key in _declared(params, f"{group}.").values()}
+    if group == "model":
+        schema_of = locate("fedgraph_flwr.models:own_schema")  # which takes a second to import
+        declared = {key.name: key for key in _declared(schema_of(ModelConfig(str(body["name"]))), "model.").values()}
     known = {key.name: key for key in keys_of(group)} | declared
     for name, value in body.items():
         full = f"{group}.{name!s}"
@@ -115,7 +120,10 @@ def _comments(cls: type) -> dict[str, str]:
 
 
 def _comments_in(cls: type) -> dict[str, str]:
-    source = inspect.cleandoc("\n" + inspect.getsource(cls))
+    try:
+        source = inspect.cleandoc("\n" + inspect.getsource(cls))
+    except OSError:  # made at run time
+        return {}
     found: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:

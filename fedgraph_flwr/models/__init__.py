@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import field, make_dataclass
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
 
@@ -80,11 +80,7 @@ def _own_keywords(kind: Any, name: str, params: str) -> dict[str, Any]:
     for key in values:
         if key not in accepted:
             raise unknown(f"model {name}: key", key, accepted)
-    finite = {"range": ANY}
-    schema = make_dataclass(
-        "Keywords",
-        [(key, _checkable(accepted[key], value), field(metadata=finite)) for key, value in values.items()],
-    )
+    schema = make_dataclass("Keywords", [(key, *_checkable(accepted[key], value)) for key, value in values.items()])
     return vars(typed(schema, values, f"model={name}"))
 
 
@@ -97,6 +93,18 @@ def _accepted(kind: Any) -> dict[str, Any]:
 def own_keys(cfg: ModelConfig) -> set[str]:
     """The keys of this network that not every network has."""
     return _accepted(network(cfg)).keys() - set(COMMON)
+
+
+def own_schema(cfg: ModelConfig) -> type:
+    """A dataclass with this network's own keys, their types, ranges and the defaults of its ``__init__``."""
+    parameters = inspect.signature(network(cfg), eval_str=True).parameters
+    fields = []
+    for key in sorted(own_keys(cfg)):
+        default = parameters[key].default
+        kind, made = _checkable(parameters[key].annotation, default)
+        made.default_factory = functools.partial(copy.copy, None if default is inspect.Parameter.empty else default)
+        fields.append((key, kind, made))
+    return make_dataclass("Keywords", fields)
 
 
 def probe(cfg: ModelConfig) -> Model:
@@ -147,8 +155,21 @@ def network(cfg: ModelConfig) -> Any:
     return found
 
 
-def _checkable(annotation: Any, value: Any) -> Any:
-    """An annotation as OmegaConf knows it: lists for sequences; of a word or a sequence, that which ``value`` looks like."""
+def _checkable(annotation: Any, value: Any) -> tuple[Any, Any]:
+    """A keyword's type as OmegaConf knows it, and a field with what it accepts.
+
+    ``Annotated[int, Range(1)]`` has a range, ``Literal["a", "b"]`` choices. OmegaConf has lists for sequences; of a word or a
+    sequence, the type is that which ``value`` looks like.
+    """
+    held = ANY
+    if get_origin(annotation) is Annotated:
+        annotation, held = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return str, field(metadata={"choices": get_args(annotation), "own": False})
+    return _known(annotation, value), field(metadata={"range": held})
+
+
+def _known(annotation: Any, value: Any) -> Any:
     sequences = [a for a in (annotation, *get_args(annotation)) if get_origin(a) is Sequence]
     if sequences and (annotation in sequences or isinstance(value, list | tuple)):
         return list[get_args(sequences[0])[0]]  # type: ignore[misc]

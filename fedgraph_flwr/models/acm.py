@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.layers import glorot, random_walk_adjacency
 from fedgraph_flwr.models.plain import Plain, of_modules
-from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.models.stack import Norm, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -76,7 +76,7 @@ class ACMGCN(Stack):
     adjacency = staticmethod(random_walk_adjacency)
 
     def __init__(
-        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: str = "none"
+        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: Norm = "none"
     ):
         super().__init__(num_features, num_classes, ACMLayer, hidden=hidden, layers=layers, dropout=dropout, norm=norm)
         self.width = hidden if self.layers else num_classes

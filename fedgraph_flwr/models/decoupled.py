@@ -9,10 +9,11 @@ Shapes: X [N, F], f(X) [N, C], P [N, N] → logits [N, C].
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
+from fedgraph_flwr.config import Range
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import propagate, random_walk_adjacency
 from fedgraph_flwr.models.mlp import MLP
@@ -45,15 +46,13 @@ class DecoupledGCN(MLP):
         hidden: int,
         layers: int,
         dropout: float,
-        hops: int = 2,
+        hops: Annotated[int, Range(1)] = 2,
         beta: str | Sequence[float] = "last",
         input_norm: bool = False,
     ):
         super().__init__(
             num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout, input_norm=input_norm
         )
-        if hops < 1:
-            raise FedGraphError(f"model.hops must be >= 1, got {hops}")
         if beta == "learned":
             raise FedGraphError("model.beta must be last, uniform or a list of numbers for decoupled, got 'learned'")
         self.weights = hop_weights(beta, hops)

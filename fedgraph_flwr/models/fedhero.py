@@ -12,16 +12,17 @@ paper is silent: f_0 is one layer, dropout on every Z and none on the ego featur
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgraph_flwr.config import Range
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, adjacency, dropout
-from fedgraph_flwr.models.structure_learner import LatentGraph, StructureLearner
+from fedgraph_flwr.models.structure_learner import EdgeWeight, Latent, LatentGraph, MetricName, StructureLearner
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern
 
@@ -74,19 +75,17 @@ class FedHERO(Model):
         hidden: int,
         layers: int,
         dropout: float,
-        alpha: float = 0.2,
+        alpha: Annotated[float, Range(0, 1)] = 0.2,
         dual_channel: bool = True,
-        heads: int = 4,
-        k: int = 20,
-        metric: str = "multi_head",
-        edge_weight: str = "value",
+        heads: Annotated[int, Range(1)] = 4,
+        k: Annotated[int, Range(1)] = 20,
+        metric: MetricName = "multi_head",
+        edge_weight: EdgeWeight = "value",
         symmetrize: bool = False,
-        latent: str = "top_k",
-        candidates: int = 5,
+        latent: Latent = "top_k",
+        candidates: Annotated[int, Range(1)] = 5,
     ):
         super().__init__()
-        if not 0 <= alpha <= 1:
-            raise FedGraphError(f"model.alpha must lie in [0, 1], got {alpha}")
         self.structure_learner = StructureLearner(
             num_features,
             hidden,

@@ -12,10 +12,12 @@ of all Â_r [kN, kN] propagates all of them.
 Shapes: X [N, F], z [N, H], V and W^l [k, H, H], c and b^l [k, 1, H], W_c [H, C].
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.config import at_least
+from fedgraph_flwr.config import Range
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, dropout, gcn_adjacency, glorot
@@ -49,10 +51,16 @@ class FedLIT(Model):
     """
 
     def __init__(
-        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, types: int = 4
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        types: Annotated[int, Range(1)] = 4,
     ):
         super().__init__()
-        at_least(types, 1, "model.types")
         self.projection = Linear(num_features, hidden)
         self.branches = nn.ModuleList([StackedLinear(types, hidden, hidden) for _ in range(layers + 1)])
         self.head = Linear(hidden, num_classes)

@@ -14,12 +14,12 @@ orthogonal each on its own; here O(W) takes all rows together.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.config import Range
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.models.layers import Linear
@@ -99,17 +99,13 @@ class OrthoGCN(GCN):
         layers: int,
         dropout: float,
         ortho: bool = True,
-        ortho_on: str = "transformed",
-        newton_steps: int = 8,
-        mix: float = 0.2,
+        ortho_on: Literal["transformed", "raw"] = "transformed",
+        newton_steps: Annotated[int, Range(1)] = 8,
+        mix: Annotated[float, Range(0, 1, without_low=True)] = 0.2,
         center: bool = False,
     ):
         if layers < 2:
             raise FedGraphError(f"model.layers must be >= 2 for fedomd (a GCNConv at each end), got {layers}")
-        if not 0 < mix <= 1:
-            raise FedGraphError(f"model.mix must lie in (0, 1], got {mix}")
-        at_least(newton_steps, 1, "model.newton_steps")
-        one_of(ortho_on, ("transformed", "raw"), "model.ortho_on")
         super().__init__(num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout)
         self.middle = range(1, layers - 1) if ortho else range(0)
         for i in self.middle:

@@ -42,7 +42,7 @@ C^t in N_tq is a plain sum, here ``sym`` by default, and it drops out a tenth of
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -271,14 +271,10 @@ class FedSPANet(Stack):
         hidden: int,
         layers: int,
         dropout: float,
-        profile: str = "plain",
-        normalization: str = "sym",
+        profile: Literal["plain", "acm", "acm_sep"] = "plain",
+        normalization: Literal["sym", "mean", "sum"] = "sym",
         sfpd: bool = True,
     ):
-        if profile not in PROFILES:
-            raise unknown("model.profile", profile, PROFILES)
-        if normalization not in NORMALIZATIONS:
-            raise unknown("model.normalization", normalization, NORMALIZATIONS)
         super().__init__(num_features, num_classes, PROFILES[profile], hidden=hidden, layers=layers, dropout=dropout)
         self.profile, self.normalization, self.sfpd = PROFILES[profile], normalization, sfpd
         self.width = hidden if self.layers else num_classes

@@ -15,13 +15,13 @@ Shapes: X [N, F], s [N, walks + degrees], Â [N, N], h and s^l [N, H], W_f [2H, 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.config import Range, at_least
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, adjacency, dropout
@@ -77,14 +77,11 @@ class FedStar(Model):
         hidden: int,
         layers: int,
         dropout: float,
-        walks: int = 16,
-        degrees: int = 16,
-        convolution: str = "gin",
+        walks: Annotated[int, Range()] = 16,
+        degrees: Annotated[int, Range()] = 16,
+        convolution: Literal["gin", "gcn"] = "gin",
     ):
         super().__init__()
-        one_of(convolution, ("gin", "gcn"), "model.convolution")
-        at_least(walks, 0, "model.walks")
-        at_least(degrees, 0, "model.degrees")
         at_least(walks + degrees, 1, "model.walks + model.degrees")
         self.features_in = Linear(num_features, hidden)
         self.structure = Linear(walks + degrees, hidden)

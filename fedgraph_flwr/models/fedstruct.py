@@ -16,11 +16,13 @@ hops: 1, or the number of hops where β is learned.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgraph_flwr.config import Range
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Model
@@ -120,13 +122,11 @@ class FedStruct(Model):
         structure_layers: Sequence[int] = (256,),
         structure_width: int = 256,
         structure_mlp: bool = True,
-        hops: int = 2,
-        structure_hops: int = 10,
+        hops: Annotated[int, Range(1)] = 2,
+        structure_hops: Annotated[int, Range(1)] = 10,
         beta: str | Sequence[float] = "last",
     ):
         super().__init__()
-        if min(hops, structure_hops) < 1:
-            raise FedGraphError(f"model.hops and model.structure_hops must be >= 1, got {hops} and {structure_hops}")
         if not isinstance(beta, str) and len(beta) != max(hops, structure_hops):
             raise FedGraphError(f"model.beta has {len(beta)} weights for {max(hops, structure_hops)} hops")
         self.num_classes = num_classes

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedgraph_flwr.models.base import Cost
 from fedgraph_flwr.models.layers import Linear, dropped_relu_, dropped_relu_grad_
 from fedgraph_flwr.models.plain import PlainLayer, plain_gcn
-from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.models.stack import Norm, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -36,7 +36,7 @@ class GCN(Stack):
     one_hop = True
 
     def __init__(
-        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: str = "none"
+        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: Norm = "none"
     ):
         super().__init__(num_features, num_classes, Linear, hidden=hidden, layers=layers, dropout=dropout, norm=norm)
 

@@ -20,7 +20,7 @@ Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, H hidden
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,14 +28,14 @@ import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.data.hetero import HeteroGraph
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.wire.messages import derive_seed
 
 NODE, EDGE = "node", "edge"
 
-TYPE_EMBEDDINGS = ("entity", "decoupled", "both")
+Profile = Literal["code", "paper"]
+TypeEmbedding = Literal["entity", "decoupled", "both"]
 
 
 class InEdges:
@@ -275,18 +275,10 @@ class HeteroModel(Model):
         hidden: int,
         layers: int,
         bases: int,
-        profile: str,
-        type_embedding: str,
+        profile: Profile,
+        type_embedding: TypeEmbedding,
     ):
         super().__init__()
-        for key, value, accepted in (
-            ("profile", profile, ("code", "paper")),
-            ("type_embedding", type_embedding, TYPE_EMBEDDINGS),
-        ):
-            if value not in accepted:
-                raise FedGraphError(f"model.{key} '{value}' unknown; expected one of: {', '.join(accepted)}")
-        if bases < 0:
-            raise FedGraphError(f"model.bases must be >= 0 (0: a free weight for each type), got {bases}")
         self.kinds: dict[str, str] = {}
         self.count = {NODE: num_features[0], EDGE: num_features[1]}
         self.hidden, self.num_layers, self.num_bases = hidden, layers, bases

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgraph_flwr.models.layers import Linear, no_adjacency
 from fedgraph_flwr.models.plain import PlainLayer, plain_linear
-from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.models.stack import Norm, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -29,7 +29,7 @@ class MLP(Stack):
         hidden: int,
         layers: int,
         dropout: float,
-        norm: str = "none",
+        norm: Norm = "none",
         input_norm: bool = False,
     ):
         super().__init__(

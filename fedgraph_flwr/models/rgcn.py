@@ -9,12 +9,24 @@ Shapes: h [N, H], W_r [H, H], T_a [H, H], Dec: H → C.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroInputs, HeteroModel, TypedSum, TypeWeight, plain_sum
+from fedgraph_flwr.config import Range
+from fedgraph_flwr.models.hetero import (
+    EDGE,
+    NODE,
+    Block,
+    HeteroInputs,
+    HeteroModel,
+    Profile,
+    TypedSum,
+    TypeEmbedding,
+    TypeWeight,
+    plain_sum,
+)
 from fedgraph_flwr.models.layers import dropout
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -40,9 +52,9 @@ class RGCN(HeteroModel):
         hidden: int,
         layers: int,
         dropout: float,
-        bases: int = 20,
-        profile: str = "code",
-        type_embedding: str = "entity",
+        bases: Annotated[int, Range()] = 20,
+        profile: Profile = "code",
+        type_embedding: TypeEmbedding = "entity",
         self_loop: bool = False,
     ):
         super().__init__(

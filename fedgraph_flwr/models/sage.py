@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.layers import Linear, mean_adjacency
 from fedgraph_flwr.models.plain import Plain, PlainLayer, plain_linear
-from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.models.stack import Norm, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -63,7 +63,7 @@ class GraphSAGE(Stack):
         hidden: int,
         layers: int,
         dropout: float,
-        norm: str = "none",
+        norm: Norm = "none",
         input_norm: bool = False,
         head: bool = False,
         out_neighbours: bool = False,

@@ -10,14 +10,15 @@ Shapes: h [N, H], K heads of width D = H / K (C in the last layer), W [H, K D], 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedgraph_flwr.config import Range
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroInputs, HeteroModel
+from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroInputs, HeteroModel, Profile, TypeEmbedding
 from fedgraph_flwr.models.layers import dropout
 
 
@@ -68,9 +69,9 @@ class SimpleHGN(HeteroModel):
         hidden: int,
         layers: int,
         dropout: float,
-        bases: int = 20,
-        profile: str = "code",
-        type_embedding: str = "entity",
+        bases: Annotated[int, Range()] = 20,
+        profile: Profile = "code",
+        type_embedding: TypeEmbedding = "entity",
         heads: int = 4,
         slope: float = 0.05,
     ):

@@ -9,7 +9,7 @@ Shapes: X [N, F], hidden H^l [N, H], logits [N, C].
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fedgraph_flwr.models.layers import dropout
 from fedgraph_flwr.models.plain import Plain, PlainLayer, of_modules
 from fedgraph_flwr.numerics.inputs import Inputs
 
+Norm = Literal["none", "batch", "layer"]
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 """Normalisation of hidden features [N, H]: over the nodes of a client, or over each node's features."""
 
@@ -66,7 +67,7 @@ class Stack(Model):
         layers: int,
         dropout: float,
         head: Layer | None = None,
-        norm: str = "none",
+        norm: Norm = "none",
         input_norm: bool = False,
         widths: Sequence[int] = (),
     ):

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -6,11 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.config import ModelConfig, compose
+from fedgraph_flwr.config import ANY, ModelConfig, compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models import MODELS, build, keywords, probe
+from fedgraph_flwr.models import MODELS, build, keywords, own_schema, probe
 from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.models.fedspa import NORMALIZATIONS, PROFILES
+from fedgraph_flwr.models.stack import NORMS
+from fedgraph_flwr.models.structure_learner import METRICS
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 NAMES = ["mlp", "gcn", "sage", "gat", "acm", "decoupled"]
@@ -349,6 +353,26 @@ def test_every_key_has_a_type(name):
         assert own[key] == value
         with pytest.raises(FedGraphError, match=rf"model\.{key} \(model={name}\) must be a?.*, got \{{'a': 1\}}"):
             keywords(ModelConfig(name, params={key: {"a": 1}}))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_network_refuses_what_its_keys_do_not_accept(name):
+    cfg = compose([f"model={name}"]).model
+    schema = own_schema(cfg)
+    assert {f.name for f in dataclasses.fields(schema)} >= cfg.params.keys()
+    for f in dataclasses.fields(schema):
+        held = f.metadata.get("range", ANY)
+        wrong = "nonsense" if "choices" in f.metadata else held.low - 1 if math.isfinite(held.low) else None
+        if wrong is not None:
+            with pytest.raises(FedGraphError, match=rf"model\.{f.name} .*{wrong}"):
+                keywords(dataclasses.replace(cfg, params={f.name: wrong}))
+
+
+def test_words_that_a_network_accepts_are_those_that_it_knows():
+    known = {"metric": METRICS, "norm": {"none", *NORMS}, "profile": PROFILES, "normalization": NORMALIZATIONS}
+    for name, key in (("fedhero", "metric"), ("gcn", "norm"), ("fedspa", "profile"), ("fedspa", "normalization")):
+        (made,) = (f for f in dataclasses.fields(own_schema(ModelConfig(name))) if f.name == key)
+        assert set(made.metadata["choices"]) == set(known[key])
 
 
 def test_values_take_the_type_of_their_key():
