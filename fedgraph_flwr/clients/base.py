@@ -21,35 +21,31 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.phases import REPEATS, Answer, phase, phases
 from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.seam import seam
-from fedgraph_flwr.clients.secure_sums import secure_exchange
+from fedgraph_flwr.clients.secure_sums import masked_reply, secure_exchange
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import NoParams, method_params
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.data.schema import fingerprint
-from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
+from fedgraph_flwr.errors import FedGraphError, plain, unknown
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.overrides import refuse_overrides
-from fedgraph_flwr.methods.uplink import ARRAYS, Groups, Uplink, declared, model_only, sums
+from fedgraph_flwr.methods.uplink import Groups, Uplink, declared, model_only, sums
 from fedgraph_flwr.moved import refuse_old_hooks
 from fedgraph_flwr.numerics.losses import class_weights, task_grad, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.secure.clipping import clipped_groups
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.protections import check_sent
 from fedgraph_flwr.secure.secagg import (
-    AGREED,
     DEAL,
-    ENVELOPES,
-    MEMBERS,
     PUBLISH,
-    RATIOS,
     SECAGG,
     UNMASK,
     Member,
@@ -218,17 +214,7 @@ class GraphClient(NumPyClient):
 
     def describe(self) -> dict[str, Any]:
         """What the server learns before round 1."""
-        part = self.graph.part
-        nodes = part.bincount().tolist() if part.numel() else self.graph.num_nodes
-        sizes = {
-            "num_train": self.num_train,
-            "num_features": self.graph.num_features,
-            "num_classes": self.graph.num_classes,
-        }
-        told = {"client": self.graph.client, **introduced(self.cfg, nodes, sizes)}
-        if (schema := fingerprint(self.graph)) != [0]:
-            told["schema"] = schema
-        return told
+        return describe(self.cfg, self.graph, self.num_train)
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take groups of arrays that come with a model to train or evaluate."""
@@ -480,7 +466,8 @@ class GraphClient(NumPyClient):
         told, received = (groups.pop(SECAGG, {}), digest(groups.get(MODEL, {}))) if secure else ({}, b"")
         sent, numbers = self.plain_answer(name, groups, config)
         check_sent(self.cfg, self.declared, name, sent, numbers, self._numbers_of(name))
-        return self._masked(name, sent, told, received) if secure else sent, numbers
+        terms = sums(self.declared.get(name, {})) if secure else ()
+        return masked_reply(sent, terms, told, self.member, self.server_round, received) if terms else sent, numbers
 
     @cached_property
     def declared(self) -> dict[str, Groups]:
@@ -495,10 +482,7 @@ class GraphClient(NumPyClient):
 
     @cached_property
     def _score_names(self) -> set[str]:
-        asked = self.cfg.evaluation
-        wanted = ("count", "loss", *metrics.wanted(asked, self.graph.num_classes), *asked.own)
-        names = {f"{split}-{key}" for split in metrics.SPLITS for key in wanted}
-        return {f"{prefix}{name}" for prefix in ("", "global-", "trained-") for name in names} | {metrics.CONFUSION}
+        return metrics.score_names(self.cfg.evaluation, self.graph.num_classes)
 
     def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """The answer to one message.
@@ -532,10 +516,10 @@ class GraphClient(NumPyClient):
             if self.cfg.privacy.dp == "none":
                 told["num_train"] = num_train
             received = dict(zip(self.shared, parameters, strict=False))
-            return self.bounded(name, sent, received), {**told, **numbers}
+            return self._bounded(name, sent, received), {**told, **numbers}
         self.messages_of(name)
         sent, numbers = getattr(self, name)(groups, config)
-        return self.bounded(name, sent, groups.get(MODEL, {})), numbers
+        return self._bounded(name, sent, groups.get(MODEL, {})), numbers
 
     @phase
     def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
@@ -576,41 +560,9 @@ class GraphClient(NumPyClient):
             raise unknown("phase", plain(name, 60), known, f"asked of {cls.__name__}")
         return {**REPEATS, **cls.repeats}.get(name, 1)
 
-    def bounded(self, name: str, sent: dict[str, Arrays], received: Arrays) -> dict[str, Arrays]:
-        """Groups of a reply, each clipped to its norm where ``privacy.dp=client_fixed``.
-
-        Args:
-            name: the phase.
-            sent: the groups.
-            received: the shared parameters that came with the message.
-        """
-        privacy = self.cfg.privacy
-        if privacy.dp != "client_fixed":
-            return sent
-        clipped = {}
-        for group in sums(self.declared.get(name, {})):
-            if group in sent:
-                own, origin = sent[group], received
-                if getattr(self.declared[name][group], "origin", "") != ARRAYS:
-                    origin = {key: np.zeros_like(array) for key, array in own.items()}
-                norm = privacy.clipping_norms.get(group, privacy.clipping_norm)
-                clipped[group] = clipped_model(own, origin, norm)
-        return {**sent, **clipped}
-
-    def _masked(self, name: str, answer: dict[str, Arrays], told: Arrays, received: bytes) -> dict[str, Arrays]:
-        """The groups of a reply that are added up as this client's terms of secure sums; others travel unchanged."""
-        terms = {group: answer[group] for group in sums(self.declared.get(name, {})) if group in answer}
-        if not terms:
-            return answer
-        if not told:
-            raise RunFailed(
-                f"client {self.graph.client} was not asked for a masked answer in round {self.server_round}, and gives no other "
-                "under privacy.secagg=true"
-            )
-        ratios = {group: told[f"{RATIOS}/{group}"] for group in terms if f"{RATIOS}/{group}" in told}
-        members, envelopes = told[MEMBERS], told[ENVELOPES]
-        masked = self.member.masked(terms, ratios, members, envelopes, self.server_round, received)
-        return {**answer, **masked, SECAGG: {AGREED: self.member.state[AGREED]}}
+    def _bounded(self, name: str, sent: dict[str, Arrays], received: Arrays) -> dict[str, Arrays]:
+        clips = self.cfg.privacy.dp == "client_fixed"
+        return clipped_groups(sent, self.declared.get(name, {}), received, self.cfg.privacy) if clips else sent
 
     # --- for when the run is over -------------------------------------------------------------------------------------
 
@@ -622,17 +574,6 @@ class GraphClient(NumPyClient):
 
         parts = self.tensors, self.shared, method if self.predicts_with else dict
         self.saved_models.take(scores, config, *parts)
-
-
-def introduced(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dict[str, Any]:
-    """What a client tells of its graph: its sizes, and where they weigh its nodes, of one part or of several."""
-    if cfg.privacy.dp != "none":
-        sizes = {key: size for key, size in sizes.items() if key != "num_train"}
-    return (
-        {**sizes, "num_nodes": nodes}
-        if cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes"
-        else sizes
-    )
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

@@ -1,9 +1,22 @@
 """A client's replies in the exchanges around a secure sum (`fedgraph_flwr.secure.secagg`)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
-from fedgraph_flwr.secure.secagg import CLIENTS, DEAL, KEYS, PUBLISH, SECAGG, SURVIVORS, Member
+from fedgraph_flwr.secure.secagg import (
+    AGREED,
+    CLIENTS,
+    DEAL,
+    ENVELOPES,
+    KEYS,
+    MEMBERS,
+    PUBLISH,
+    RATIOS,
+    SECAGG,
+    SURVIVORS,
+    Member,
+)
 from fedgraph_flwr.wire.messages import Arrays
 
 
@@ -35,3 +48,37 @@ def secure_exchange(
 def _publication(member: Member, server_round: int) -> str:
     """The subject of a signature: keys of one sum are no keys of the round's next one."""
     return f"{PUBLISH} {server_round} {member.exchange}"
+
+
+def masked_reply(
+    reply: dict[str, Arrays],
+    summed: Collection[str],
+    told: Arrays,
+    member: Member,
+    server_round: int,
+    received: bytes,
+) -> dict[str, Arrays]:
+    """A reply whose groups that are added up are masked; others travel unchanged.
+
+    Args:
+        reply: groups of arrays.
+        summed: names of the groups that are added up.
+        told: the server's part of the sum: members, envelopes and the client's share of the weights by group.
+        member: the client's part in it.
+        server_round: the round.
+        received: digest of the model that came with the request.
+
+    Raises:
+        RunFailed: the server asks for arrays outside a sum.
+    """
+    terms = {group: reply[group] for group in summed if group in reply}
+    if not terms:
+        return reply
+    if not told:
+        raise RunFailed(
+            f"client {member.client} was not asked for a masked answer in round {server_round}, and gives no other "
+            "under privacy.secagg=true"
+        )
+    ratios = {group: told[f"{RATIOS}/{group}"] for group in terms if f"{RATIOS}/{group}" in told}
+    masked = member.masked(terms, ratios, told[MEMBERS], told[ENVELOPES], server_round, received)
+    return {**reply, **masked, SECAGG: {AGREED: member.state[AGREED]}}

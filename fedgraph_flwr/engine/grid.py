@@ -113,7 +113,8 @@ def forget(run_id: int) -> None:
 def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
     """Tell a grid what it would have to ask very many clients, from the description of their partition: none is built for it."""
     from fedgraph_flwr import partition
-    from fedgraph_flwr.clients.base import GraphClient, introduced
+    from fedgraph_flwr.clients.base import GraphClient
+    from fedgraph_flwr.clients.description import client_description
     from fedgraph_flwr.clients.private_state import files_models
     from fedgraph_flwr.runs.checks import client_class
 
@@ -123,7 +124,9 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
         return
     columns = zip(known.nodes, known.told["num_train"], strict=True)
     sizes = {key: known.told[key] for key in ("num_features", "num_classes")}
-    grid.told = {i: introduced(cfg, nodes, {"num_train": trains, **sizes}) for i, (nodes, trains) in enumerate(columns)}
+    grid.told = {
+        i: client_description(cfg, nodes, {"num_train": trains, **sizes}) for i, (nodes, trains) in enumerate(columns)
+    }
     grid.files_models = files_models(kind, cfg, **sizes)
 
 

@@ -148,6 +148,12 @@ class _Nodes(NamedTuple):
     majority: float
 
 
+def score_names(cfg: EvaluationConfig, num_classes: int) -> set[str]:
+    """Names of all scores that a client may send."""
+    names = {f"{split}-{key}" for split in SPLITS for key in ("count", "loss", *wanted(cfg, num_classes), *cfg.own)}
+    return {f"{prefix}{name}" for prefix in ("", "global-", "trained-") for name in names} | {CONFUSION}
+
+
 class Scored:
     """Scored nodes of a client, prepared once for all models.
 

@@ -1,7 +1,11 @@
 """Updates of a bounded L2 norm, on either side."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from fedgraph_flwr.config.schema import PrivacyConfig
+from fedgraph_flwr.methods.uplink import ARRAYS, Groups, sums
 from fedgraph_flwr.wire.messages import Arrays, flat, shaped
 
 SLACK = 1e-6  # relative; by so much more a norm may come out elsewhere, where sums run in another order
@@ -22,3 +26,24 @@ def clipped_model(model: Arrays, origin: Arrays, bound: float) -> Arrays:
         if norm <= bound:
             return sent
         update *= bound / norm * (1 - SLACK / 10)  # rounding to float32 made it longer
+
+
+def clipped_groups(
+    sent: Mapping[str, Arrays], declared: Groups, received: Arrays, rules: PrivacyConfig
+) -> dict[str, Arrays]:
+    """The groups of a reply, each that is added up clipped to its norm.
+
+    Args:
+        sent: the groups.
+        declared: the uplink of the phase.
+        received: the shared parameters that came with the request.
+        rules: with the norms.
+    """
+    clipped = {}
+    for group in sums(declared):
+        if group in sent:
+            own, origin = sent[group], received
+            if getattr(declared[group], "origin", "") != ARRAYS:
+                origin = {key: np.zeros_like(array) for key, array in own.items()}
+            clipped[group] = clipped_model(own, origin, rules.clipping_norms.get(group, rules.clipping_norm))
+    return {**sent, **clipped}

@@ -1,0 +1,30 @@
+"""The description of a client: what the server learns before round 1."""
+
+from typing import Any
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.schema import fingerprint
+
+
+def describe(cfg: RunConfig, graph: ClientGraph, num_train: int) -> dict[str, Any]:
+    """The client's index, the sizes of its graph, and the fingerprint of its schema."""
+    nodes = graph.part.bincount().tolist() if graph.part.numel() else graph.num_nodes
+    sizes = {"num_train": num_train, "num_features": graph.num_features, "num_classes": graph.num_classes}
+    schema = fingerprint(graph)
+    return {
+        "client": graph.client,
+        **client_description(cfg, nodes, sizes),
+        **({"schema": schema} if schema != [0] else {}),
+    }
+
+
+def client_description(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dict[str, Any]:
+    """What a client tells of its graph: its sizes, and where they weigh its nodes, of one part or of several."""
+    if cfg.privacy.dp != "none":
+        sizes = {key: size for key, size in sizes.items() if key != "num_train"}
+    return (
+        {**sizes, "num_nodes": nodes}
+        if cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes"
+        else sizes
+    )
