@@ -105,9 +105,9 @@ def test_an_answer_that_is_refused_after_it_was_added_ends_the_run(go):
     ("words", "sentence"),
     [
         (["engine=inline"], "engine=inline has none: set engine=ray"),
-        (["strategy=fedproto"], "strategy=fedproto needs "),
-        (["strategy=fednova"], "needs weights that the training answers tell; use ray.aggregate=false"),
-        (["strategy.aggregator=median"], "needs single models for strategy.aggregator=median"),
+        (["strategy=fedtgp"], "strategy=fedtgp needs each client's values of 'prototypes'"),
+        (["strategy=fedlit"], "needs late weights of 'model' .* use ray.aggregate=false"),
+        (["strategy.aggregator=median"], "strategy.aggregator=median needs single models"),
         (["privacy.secagg=true"], "set one of the two"),
     ],
 )
@@ -118,7 +118,7 @@ def test_what_is_no_sum_is_refused(pool, tmp_path, words, sentence):
 
 def test_a_sum_has_the_same_bits_in_any_order_and_any_parts():
     rng = np.random.default_rng(0)
-    shares = dict(enumerate(rng.dirichlet(np.ones(40))))
+    shares = {node: {"model": share} for node, share in enumerate(rng.dirichlet(np.ones(40)))}
     fields = {"model": {"w": ArrayField((5, 3), "float64"), "b": ArrayField((), "float32")}}
     values = {
         node: {"w": rng.normal(size=(5, 3)) * 10.0 ** rng.integers(-6, 6), "b": np.float32(rng.normal())}
@@ -137,12 +137,14 @@ def test_a_sum_has_the_same_bits_in_any_order_and_any_parts():
     found = [total(rng.permutation(40), parts) for parts in (1, 2, 7, 40)]
     for other in found[1:]:
         assert_same_arrays(other, found[0])
-    exact = sum(shares[node] * np.longdouble(values[node]["w"]) for node in shares)
+    exact = sum(shares[node]["model"] * np.longdouble(values[node]["w"]) for node in shares)
     np.testing.assert_allclose(found[0]["w"], np.float64(exact), rtol=1e-12)
     assert found[0]["b"].dtype == np.float32
     some = PartialSum()
     some.add(3, {"model": {"w": values[3]["w"]}}, shares[3])
-    np.testing.assert_allclose(some.means(shares, fields)["model"]["w"], values[3]["w"], atol=2**-70 / shares[3])
-    with pytest.raises(FedGraphError, match=r"'w' has values of 2\^32 and more"):
-        some.add(4, {"model": {"w": np.array([2.0**32])}}, 0.1)
+    np.testing.assert_allclose(
+        some.means(shares, fields)["model"]["w"], values[3]["w"], atol=2**-70 / shares[3]["model"]
+    )
+    with pytest.raises(FedGraphError, match=r"'w' has values of 2\^32 or more"):
+        some.add(4, {"model": {"w": np.array([2.0**32])}}, {"model": 0.1})
     assert some.nodes == [3]
