@@ -193,11 +193,14 @@ def test_probabilities_by_hand(tmp_path):
 @pytest.mark.parametrize("method", ["apfl", "local"])
 def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path, monkeypatch, capsys):
     """Every message meets another process, as on a fleet; then the server and all it had is gone."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("min_nodes: 0\n")  # all test nodes are scored, as in a prediction
 
     def call(self, message):
         node = message.metadata.dst_node_id
         graph = imported / "parts" / f"client_{node - 1:04d}.safetensors"
-        self.contexts[node].node_config = {"graph": str(graph), "state": str(tmp_path / f"state_{node - 1}")}
+        told = {"graph": graph, "state": tmp_path / f"state_{node - 1}", "policy": policy}
+        self.contexts[node].node_config = {key: str(path) for key, path in told.items()}
         session.forget(self.run_id)
         return self.app(message, self.contexts[node])
 

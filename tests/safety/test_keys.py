@@ -196,12 +196,18 @@ def federate(request, run, tmp_path, monkeypatch, files):
 
     def federate(keys=range(4), pins=range(4), swap=None, plain=False):
         here = tmp_path / f"states{next(count)}"
+        here.mkdir()
 
         def told(self, *args, **kwargs):
             start(self, *args, **kwargs)
             for i, context in enumerate(self.contexts.values()):
                 graph = Path(from_run_config(context.run_config).graph) / f"client_{i:04d}.safetensors"
-                context.node_config = {"graph": str(graph), "state": str(here / str(i))}
+                (here / "policy.yaml").write_text("min_nodes: 0\n")  # two training nodes at one client
+                context.node_config = {
+                    "graph": str(graph),
+                    "state": str(here / str(i)),
+                    "policy": str(here / "policy.yaml"),
+                }
                 context.node_config |= {"key": str(files / f"node_{i}")} if i in keys else {}
                 context.node_config |= {"peers": str(files / "peers")} if i in pins else {}
 
