@@ -313,7 +313,7 @@ def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, mon
 @pytest.mark.parametrize(
     ("method", "phase", "group", "name"),
     [
-        ("fedomd", "moments", "moments", "range"),
+        ("fedomd", "moments_sum", "range", "range"),
         ("fedstruct", "acquire", "rows", "reached"),
         ("fedstruct", "train", "structure", "s"),
     ],

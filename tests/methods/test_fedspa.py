@@ -457,7 +457,7 @@ def replies_of(messages: list[Any]) -> list[dict[str, dict[str, np.ndarray]]]:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("words", [(), ("strategy.fraction=0.75", "seed=3")])
+@pytest.mark.parametrize("words", [(), ("strategy.fraction=0.75", "seed=9")])
 def test_each_group_is_averaged_with_its_own_weights(run, monkeypatch, profile, words):
     """A second derivation from the messages: S_i from the graphs, Eq. (8)-(12) in NumPy, on the cohort."""
     sizes = (12, 20, 16, 24)
