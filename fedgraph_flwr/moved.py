@@ -43,6 +43,7 @@ MOVED = {
     "methods.stages": "strategies.loop",
     "new_command": "cli.new",
     "partition.command": "cli.partition",
+    "places": "data.root",
     "predict_command": "cli.predict",
     "prediction": "runs.prediction",
     "progress": "runs.progress",

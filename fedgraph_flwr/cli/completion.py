@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.places import imported_names, user_cache
+from fedgraph_flwr.data.root import imported_names, user_cache
 from fedgraph_flwr.version import __version__
 
 _BASH = r"""# fedgraph-flwr completion bash > ~/.local/share/bash-completion/completions/fedgraph-flwr

@@ -1,13 +1,29 @@
-"""Where data lives: the root the user chose, and a folder that can be written."""
+"""Where data lives: the root the user chose, the user's cache folder, and a folder that can be written.
+
+Quick to import: the completion of a command line looks there at every key press.
+"""
 
 import hashlib
 import os
 from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.places import data_root as data_root
-from fedgraph_flwr.places import imported_names as imported_names
-from fedgraph_flwr.places import user_cache
+
+
+def user_cache() -> Path:
+    """The folder of what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedgraph-flwr"
+
+
+def data_root() -> Path:
+    """Folder of the raw files, in PyG's layout: ``FEDGRAPH_DATA``, else the user's cache folder."""
+    given = os.environ.get("FEDGRAPH_DATA")
+    return Path(given).expanduser().absolute() if given else user_cache()
+
+
+def imported_names() -> list[str]:
+    """The names of the user's own graphs."""
+    return sorted(path.stem for path in (data_root() / "imported").glob("*.safetensors"))
 
 
 def imported_path(name: str) -> Path:

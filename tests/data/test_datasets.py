@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from fedgraph_flwr.config import DatasetConfig, compose, group_names
-from fedgraph_flwr.data import datasets, load
+from fedgraph_flwr.data import datasets
 from fedgraph_flwr.data.cleaning import check, clean, largest_component, to_undirected
+from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.root import cache_dir, data_root
 from fedgraph_flwr.data.statistics import edge_homophily
@@ -77,7 +78,7 @@ def test_second_load_needs_neither_the_raw_files_nor_pyg(shared_data):
     for file in (root / "Planetoid").rglob("ind.*"):
         file.unlink()
     program = (
-        "import sys; from fedgraph_flwr.config import compose; from fedgraph_flwr.data import load;"
+        "import sys; from fedgraph_flwr.config import compose; from fedgraph_flwr.data.datasets import load;"
         "g = load(compose(['dataset=cora']).dataset); print(g.x.sum().item(), 'torch_geometric' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.data import datasets, load, typed
+from fedgraph_flwr.data import datasets, typed
+from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph, check, load_graph
 from fedgraph_flwr.errors import FedGraphError

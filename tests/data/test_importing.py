@@ -9,8 +9,8 @@ import torch
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.data import load
 from fedgraph_flwr.data.columns import Treatment
+from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.importing import Columns, client_graph, from_data, from_saved, from_tables, save_dataset
 from fedgraph_flwr.errors import FedGraphError

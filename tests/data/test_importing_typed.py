@@ -5,8 +5,8 @@ import torch
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.data import load
 from fedgraph_flwr.data.columns import Treatment
+from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.importing import Columns
 from fedgraph_flwr.data.importing_typed import edge_types, from_saved_typed, from_typed_tables, named_files

@@ -92,7 +92,7 @@ def make_graph(y: int = 0, half: bool = False, none: bool = False):
     ],
 )
 def test_a_users_own_function_is_checked_too(words, message, tmp_path, monkeypatch):
-    from fedgraph_flwr.data import load
+    from fedgraph_flwr.data.datasets import load
 
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
     cfg = compose(["dataset=tests.data.test_saved_values:make_graph", *words])

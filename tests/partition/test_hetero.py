@@ -191,7 +191,7 @@ def test_published_client_graphs(shared_data, kind, num_clients, edge_types, edg
 
 def test_our_splits_of_aifb_are_like_the_published_ones(shared_data):
     """Sizes agree within a few per cent: the same recipe, other draws."""
-    from fedgraph_flwr.data import load
+    from fedgraph_flwr.data.datasets import load
 
     shared_data("Entities/aifb")
     shared_data("FedHGN")
