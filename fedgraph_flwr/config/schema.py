@@ -589,6 +589,12 @@ class RunConfig(Section):
             "strategy.personal=true": self.strategy.personal,
             f"evaluation.clients={self.evaluation.clients}": self.evaluation.clients != "all",
         }
+        if self.privacy.scores == "noised" and is_own(self.evaluation.metric):
+            raise FedGraphError(
+                f"privacy.scores=noised needs a metric with values in [0, 1], and nothing bounds the values of"
+                f" evaluation.metric={self.evaluation.metric}: set evaluation.metric to one of {', '.join(METRICS)}, or"
+                " privacy.scores=none"
+            )
         if self.privacy.scores == "noised" and (asked := [key for key, holds in per_client.items() if holds]):
             raise FedGraphError(
                 f"privacy.scores=noised tells means over clients of one model's scores, and {asked[0]} asks for more"

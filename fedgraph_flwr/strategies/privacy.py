@@ -18,7 +18,8 @@ the run,
 
     (1/K) Σ_i s_i + N(0, (z √2 / K)² I),
 
-as ‖s_i‖₂ ≤ √2, which counts as a release with the models' z; a client without nodes to be scored on adds 0. No client's own
+as ‖s_i‖₂ ≤ √2, which counts as a release with the models' z; a client without nodes to be scored on adds 0. Scores are clipped to
+[0, 1], and a custom metric, which nothing bounds, is refused. No client's own
 scores are recorded then, no other metric, and no loss, which nothing bounds.
 
 A run that dies may have released models that no record tells of, and its resumption draws other noise for the same rounds. So
@@ -127,14 +128,13 @@ class Privacy:
         return shaped(start + total / terms.size, terms.origin)
 
     def release_scores(self, scores: Mapping[str, list[float]]) -> dict[str, float]:
-        """Noised means over all clients, from each client's scores by split and metric; books them."""
+        """Noised means over all clients, from each client's scores by split and metric, clipped to [0, 1]; books them."""
         told = {f"{split}_{self.metric}": scores[f"{split}-{self.metric}"] for split in SPLITS}
         spread = self.cfg.noise_multiplier * math.sqrt(len(told)) / self.clients
         noise = np.random.default_rng().normal(scale=spread, size=len(told))
         self.releases += 1
-        return {
-            key: float(np.nansum(v) / self.clients + more) for (key, v), more in zip(told.items(), noise, strict=True)
-        }
+        sums = {key: float(np.clip(np.nan_to_num(v), 0, 1).sum()) for key, v in told.items()}
+        return {key: total / self.clients + float(more) for (key, total), more in zip(sums.items(), noise, strict=True)}
 
     def next_round(self, pending: bool, releases: int = 1) -> int:
         """Releases of the next round: its exchanges and, where scores are noised, its scores and the ``pending`` ones before."""

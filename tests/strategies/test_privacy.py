@@ -10,10 +10,12 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from fedgraph_flwr.cli.run import print_summary
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.writing import write_report
 from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.strategies.privacy import Privacy
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 
@@ -219,6 +221,13 @@ def test_noised_scores_are_means_with_the_models_noise_and_count_as_releases(run
     assert "not covered: numbers of training nodes" in shown
 
 
+def test_scores_are_clipped_before_they_are_noised(no_noise):
+    """Even values that no built-in metric has move a mean by 1 / K at most."""
+    cfg = compose([*NOISY, "privacy.scores=noised", "num_clients=4"])
+    scores = {"val-accuracy": [491.8, 0.5, -3.0, math.nan], "test-accuracy": [math.inf, -math.inf, 0.25, 0.75]}
+    assert Privacy(cfg).release_scores(scores) == {"val_accuracy": 1.5 / 4, "test_accuracy": 2.0 / 4}
+
+
 def test_a_budget_covers_noised_scores_too(run):
     """Five releases: two rounds with their scores, which a third would make six."""
     budget = epsilon_at(1e-5, 4, 5) * 1.001
@@ -240,8 +249,6 @@ def test_the_terminal_and_the_report_tell_epsilon_and_what_it_does_not_cover(run
 
 def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path):
     """Two attempts die before their next checkpoint, one of them with another interval; the third ends."""
-    from fedgraph_flwr.strategies.privacy import Privacy
-
     released = 0
     aggregate = Privacy.release
 
@@ -321,6 +328,10 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
         ),
         (["strategy=fedavg_ft", UNIFORM, "privacy.scores=noised"], "strategy.personal=true asks for more"),
         ([UNIFORM, "privacy.scores=noised", "evaluation.confusion=true"], "evaluation.confusion=true asks for more"),
+        (
+            [UNIFORM, "privacy.scores=noised", "evaluation.metric=own_methods:kappa"],
+            r"nothing bounds the values of evaluation.metric=own_methods:kappa: set",
+        ),
         ([UNIFORM, "privacy.scores=none", "evaluation.patience=3"], "evaluation.patience=3 needs scores"),
         ([UNIFORM, "privacy.scores=none", "evaluation.confusion=true"], "evaluation.confusion=true needs scores"),
         ([UNIFORM, "privacy.clipping_norm=0"], "privacy.clipping_norm must be > 0"),
