@@ -45,11 +45,9 @@ def told(spent: dict[str, Any], scores: str) -> str:
     if spent["epsilon"] is None:
         return "privacy: updates were clipped and no noise was added, which gives no ε"
     budget = f" (budget {spent['budget']:g})" if spent.get("budget") else ""
-    beside = (
-        "scores, training losses and numbers of training nodes" if scores == "told" else "numbers of training nodes"
-    )
+    beside = "; not covered: scores, training losses and numbers of scored nodes" if scores == "told" else ""
     what = "the model and of scores" if scores == "noised" else "the model"
     return (
         f"privacy: ε = {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of {what},"
-        f" for one client more or less; not covered: {beside}"
+        f" for one client more or less{beside}"
     )

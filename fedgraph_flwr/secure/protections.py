@@ -118,6 +118,16 @@ def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
             f"train.class_weights=federated uploads each client's label shares, which privacy.dp={privacy.dp} does not"
             " cover: set train.class_weights=local, or privacy.dp=none"
         )
+    sizes = {
+        "strategy.weighting=nodes": (rules.weighting == "nodes", "strategy.weighting=uniform"),
+        "evaluation.average=nodes": (cfg.evaluation.average == "nodes", "evaluation.average=clients"),
+    }
+    for key, (holds, instead) in sizes.items():
+        if holds:
+            raise FedGraphError(
+                f"{key} uploads each client's number of nodes, which privacy.dp={privacy.dp} does not cover: set {instead}, or"
+                " privacy.dp=none"
+            )
     weighted = any(isinstance(r, Mean) and r.weight == "weighting" for _, _, r in shown(uplink))
     if weighted and rules.weighting != "uniform":
         raise FedGraphError(

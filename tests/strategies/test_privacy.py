@@ -187,13 +187,14 @@ def test_no_score_and_no_loss_travels_where_none_is_wanted(run, monkeypatch, cap
         done = run(*NOISY, "privacy.scores=none")
     numbers = [dict(c["metrics"]) for d, _, c in messages if d == "up" and "model" in c]
     assert len(numbers) == 9
-    assert all(sorted(told) == ["client", "num_train"] for told in numbers)
+    assert all(sorted(told) == ["client"] for told in numbers)
     assert {c["config"]["phase"] for d, _, c in messages if d == "down"} == {"describe", "train"}
     assert done.summary["privacy"]["releases"] == 3
     assert np.isnan(done.summary["test_accuracy"])
     print_summary(done.summary, done.cfg)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "not covered: numbers of training nodes" in shown
+    assert "for one client more or less" in shown
+    assert "not covered" not in shown
 
 
 def test_noised_scores_are_means_with_the_models_noise_and_count_as_releases(run, capsys):
@@ -218,7 +219,8 @@ def test_noised_scores_are_means_with_the_models_noise_and_count_as_releases(run
     print_summary(done.summary, done.cfg)
     shown = " ".join(capsys.readouterr().out.split())
     assert "after 60 releases of the model and of scores" in shown
-    assert "not covered: numbers of training nodes" in shown
+    assert "for one client more or less" in shown
+    assert "not covered" not in shown
 
 
 def test_scores_are_clipped_before_they_are_noised(no_noise):
@@ -244,7 +246,7 @@ def test_the_terminal_and_the_report_tell_epsilon_and_what_it_does_not_cover(run
     page = write_report([done.out], done.out / "report.html").read_text()
     for text in (shown, page):
         assert f"ε = {epsilon_at(1e-5, 4, 3):.3g} at δ = 1e-05 after 3 releases" in text
-        assert "not covered: scores, training losses and numbers of training nodes" in text
+        assert "not covered: scores, training losses and numbers of scored nodes" in text
 
 
 def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path):
@@ -317,6 +319,11 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
         (["strategy=central"], "central has one client"),
         (["strategy=fedavg"], "strategy.weighting=uniform"),
         ([UNIFORM, "train.loss=weighted", "train.class_weights=federated"], "uploads each client's label shares"),
+        (
+            ["strategy=fedproto", "strategy.weighting=nodes"],
+            "strategy.weighting=nodes uploads each client's number of nodes",
+        ),
+        ([UNIFORM, "evaluation.average=nodes"], "evaluation.average=nodes uploads each client's number of nodes"),
         ([UNIFORM, "privacy.delta=0"], "privacy.delta must lie"),
         ([UNIFORM, "privacy.delta=0.4"], "publish one of 3 clients whole: expected at most 0.33"),
         ([UNIFORM, "privacy.epsilon_budget=0.1"], "does not allow one round, whose ε is 4"),
