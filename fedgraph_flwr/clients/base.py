@@ -41,6 +41,7 @@ from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.clipping import clipped_groups
 from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.protections import check_sent
 from fedgraph_flwr.secure.secagg import (
@@ -49,7 +50,6 @@ from fedgraph_flwr.secure.secagg import (
     SECAGG,
     UNMASK,
     Member,
-    digest,
 )
 from fedgraph_flwr.wire.messages import (
     DESCRIBE,

@@ -20,7 +20,6 @@ evaluates the Fisher diagonal on the server, with all labels; here no label outs
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
@@ -42,7 +41,7 @@ from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.models.layers import adjacency
 from fedgraph_flwr.secure.keyring import SIGNATURES
-from fedgraph_flwr.secure.masked import PEERS, mask
+from fedgraph_flwr.secure.masked import PEERS, digest, keys_of, mask
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, as_arrays
@@ -209,16 +208,14 @@ class FedSPAClient(GraphClient):
             raise RunFailed(f"client {self.graph.client} is to mask its Fisher diagonals but never published a key")
         clients = [int(client) for client in self.peers["clients"]]
         self._may_sum(clients)
-        peers = {c: key.tobytes() for c, key in zip(clients, self.peers["keys"], strict=True)}
+        peers = keys_of(self.peers["clients"], self.peers["keys"])
         self.keyring.check("publish_key", self.sealer.public, peers, self.signatures)
         self.sealer.meet(peers)
         ratio = self.graph.num_nodes / float(self.peers["nodes"][0])
         weighted = {name: ratio * values.astype(np.float64) for name, values in self.fisher.items()}
         self.summed = [self.server_round, *clients]
-        keys = hashlib.sha256(self.peers["keys"].tobytes()).hexdigest()
-        return mask(
-            weighted, self.sealer, clients, f"fisher {self.server_round} {clients} {self.peers['nodes']} {keys}"
-        )
+        step = f"fisher {self.server_round} {digest(self.peers).hex()}"
+        return mask(weighted, self.sealer, clients, step)
 
     def _may_sum(self, clients: list[int]) -> None:
         who = f"client {self.graph.client} is asked to add up in round {self.server_round} with {clients}"

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
+from fedgraph_flwr.secure.masked import keys_of
 from fedgraph_flwr.secure.secagg import (
     AGREED,
     CLIENTS,
@@ -39,7 +40,7 @@ def secure_exchange(
         return {SECAGG: published | keyring.sign(_publication(member, server_round), published[KEYS].tobytes())}
     if phase == DEAL:
         dealt = member.deal(told[CLIENTS], told[KEYS], server_round)
-        keys = {int(client): key.tobytes() for client, key in zip(told[CLIENTS], told[KEYS], strict=True)}
+        keys = keys_of(told[CLIENTS], told[KEYS])
         keyring.check(_publication(member, server_round), keys[member.client], keys, groups.get(SIGNATURES, {}))
         return {SECAGG: dealt}
     return {SECAGG: member.reveal(told[SURVIVORS], server_round)}

@@ -1,14 +1,24 @@
-"""Sums of which the server learns the total alone: pairwise masks (Bonawitz et al., CCS 2017, Section 4).
+"""Masked integers, the arithmetic of every sum whose terms the server does not learn, and the simplest such sum.
 
-Numbers become integers modulo 2^64. Client i adds, for each peer j, a stream that both derive from their shared secret
-(`fedgraph_flwr.secure.sealed`), and subtracts it where i > j: a single share is uniformly random, and in the sum over exactly the
-clients that were named all masks cancel, without rounding. Where a client is missing the others make new shares for a new
-step. Threat model as for envelopes: an honest-but-curious server, and clients that do not collude with it.
+Numbers become integers modulo 2^64 (`to_fixed`). Client i adds, for each peer j, a stream that both derive from their shared
+secret (`fedgraph_flwr.secure.sealed`), and subtracts it where i > j (`pairwise`). A single share is uniformly random, and in the
+sum over exactly the named clients all masks cancel, without rounding (Bonawitz et al., CCS 2017, Section 4). Two protocols
+use this:
+
+* `mask` and `unmask`, for one statistic of a method (FedSPA): keys of the run, one message a client. If a client is missing, the
+  others send new shares for a new step.
+* `fedgraph_flwr.secure.secagg`, for every sum of a run: keys of the sum and a second mask whose secret is shared, so that a
+  client may be missing, at the price of three more exchanges.
+
+Threat model as for envelopes: an honest-but-curious server, and clients that do not collude with it.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from numpy.typing import NDArray
 
 from fedgraph_flwr.errors import RunFailed
@@ -19,6 +29,9 @@ PEERS = "peers"  # the group of arrays that tells a client with whom it adds: cl
 FRACTION_BITS = 48
 RESOLUTION = 2.0**-FRACTION_BITS
 LIMIT = 2.0**14  # of one client's values; sums stay below 2^15
+
+
+# --- a sum of one message a client ------------------------------------------------------------------------------------
 
 
 def mask(values: Arrays, sealer: Sealer, clients: Iterable[int], step: str) -> Arrays:
@@ -38,13 +51,45 @@ def mask(values: Arrays, sealer: Sealer, clients: Iterable[int], step: str) -> A
         raise RunFailed(
             f"client {sealer.client} is to add up with no other client, which would show its values: expected at least 1"
         )
-    flat = np.concatenate([array.ravel() for array in values.values()]).astype(np.float64)
-    if not np.abs(flat).max(initial=0.0) < LIMIT:
+    total = to_fixed(flat({PEERS: values}), 2.0**FRACTION_BITS, LIMIT, sealer.client)
+    return shaped(total + pairwise(sealer, peers, step, total.size), {PEERS: values})[PEERS]
+
+
+def unmask(shares: Sequence[Arrays]) -> Arrays:
+    """The sum, float64, of all clients' shares of one step."""
+    terms = [{PEERS: share} for share in shares]
+    return shaped(from_fixed(added(terms), FRACTION_BITS), terms[0])[PEERS]
+
+
+# --- what every masked sum is made of ---------------------------------------------------------------------------------
+
+
+def to_fixed(
+    values: NDArray[np.floating], scale: float | NDArray[np.float64], limit: float, client: int, advice: str = ""
+) -> NDArray[np.uint64]:
+    """Values [P] times ``scale``, rounded, modulo 2^64.
+
+    Args:
+        values: of one client.
+        scale: 2^bits of the fixed point, times the client's share of the weights; of each value where it is an array.
+        limit: that no value may reach.
+        client: whose they are, for the error.
+        advice: what to do, behind the error.
+
+    Raises:
+        RunFailed: a value is not finite, or too large.
+    """
+    values = values.astype(np.float64)
+    if not np.abs(values).max(initial=0.0) < limit:
         raise RunFailed(
-            f"client {sealer.client} has a value of {np.abs(flat).max():g} to add, expected below {LIMIT:g}"
+            f"client {client} has a value of {np.abs(values).max():g} to add, expected below {limit:g}{advice}"
         )
-    total = np.rint(flat / RESOLUTION).astype(np.int64).view(np.uint64)
-    return _shaped(total + pairwise(sealer, peers, step, total.size), values)
+    return np.rint(values * scale).astype(np.int64).view(np.uint64)
+
+
+def from_fixed(total: NDArray[np.uint64], bits: int) -> NDArray[np.floating]:
+    """A sum of what `to_fixed` gave, without masks."""
+    return total.view(np.int64) * 2.0**-bits
 
 
 def pairwise(sealer: Sealer, clients: Iterable[int], step: str, count: int) -> NDArray[np.uint64]:
@@ -57,14 +102,40 @@ def pairwise(sealer: Sealer, clients: Iterable[int], step: str, count: int) -> N
     return total
 
 
-def unmask(shares: Sequence[Arrays]) -> Arrays:
-    """The sum, float64, of all clients' shares of one step."""
-    flat = np.zeros(sum(array.size for array in shares[0].values()), dtype=np.uint64)
-    for share in shares:
-        flat += np.concatenate([array.ravel() for array in share.values()])
-    return _shaped(flat.view(np.int64) * RESOLUTION, shares[0])
+def added(shares: Iterable[Mapping[str, Arrays]]) -> NDArray[np.uint64]:
+    """The sum modulo 2^64 of clients' groups of masked integers, of which all have the same shapes: [P]."""
+    total: NDArray[np.uint64]
+    total, *others = (flat(share) for share in shares)
+    for share in others:
+        total += share
+    return total
 
 
-def _shaped(flat: NDArray[np.generic], like: Arrays) -> Arrays:
-    ends = np.cumsum([array.size for array in like.values()])[:-1]
-    return {name: part.reshape(like[name].shape) for name, part in zip(like, np.split(flat, ends), strict=True)}
+def flat(groups: Mapping[str, Arrays]) -> NDArray[Any]:
+    """Groups of arrays as one vector, in their order: [P]."""
+    return np.concatenate([array.ravel() for group in groups.values() for array in group.values()])
+
+
+def shaped(vector: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str, Arrays]:
+    """A vector [P] cut to groups of these names and shapes."""
+    sizes = [array.size for group in like.values() for array in group.values()]
+    parts = iter(np.split(vector, np.cumsum(sizes)[:-1]))
+    return {
+        group: {name: next(parts).reshape(array.shape) for name, array in arrays.items()}
+        for group, arrays in like.items()
+    }
+
+
+def digest(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """SHA-256 of arrays with their names, types and shapes, in the order of the names: binds masks to what all were sent."""
+    found = Hash(SHA256())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        found.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        found.update(array.tobytes())
+    return found.finalize()
+
+
+def keys_of(clients: NDArray[np.int64], keys: NDArray[np.uint8]) -> dict[int, bytes]:
+    """Relayed public keys [n, ...] by client."""
+    return {int(client): key.tobytes() for client, key in zip(clients, keys, strict=True)}

@@ -23,7 +23,6 @@ Not seen: a client that adds other values than it trained, within the range; and
 (`fedgraph_flwr.secure.keyring`), a server that hands out its own.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.secure.masked import pairwise
+from fedgraph_flwr.secure.masked import added, digest, flat, from_fixed, keys_of, pairwise, shaped, to_fixed
 from fedgraph_flwr.secure.sealed import OVERHEAD, Sealer, key_stream
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME, combine, random_elements, split
 from fedgraph_flwr.wire.messages import Arrays
@@ -77,16 +76,6 @@ def mask_sealer(client: int, secret: bytes) -> Sealer:
 def self_stream(secret: bytes, step: str, count: int) -> NDArray[np.uint64]:
     """PRG(b) [count]."""
     return key_stream(HKDF(SHA256(), 32, salt=None, info=b"fedgraph self-mask" + step.encode()).derive(secret), count)
-
-
-def digest(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """SHA-256 of arrays with their names, types and shapes, in the order of the names."""
-    found = Hash(SHA256())
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        found.update(json.dumps([name, array.dtype.str, array.shape]).encode())
-        found.update(array.tobytes())
-    return found.finalize()
 
 
 def _step(server_round: int, agreed: bytes = b"") -> str:
@@ -219,12 +208,6 @@ class Member:
             self._opened(dict(zip(members.tolist(), envelopes, strict=True)), server_round),
             _step(server_round),
         )
-        flat = np.concatenate([np.ravel(a) for group in values.values() for a in group.values()]).astype(np.float64)
-        if not np.abs(flat).max(initial=0.0) < limit(self.bits):
-            raise RunFailed(
-                f"client {self.client} has a value of {np.abs(flat).max():g} to add, expected below {limit(self.bits):g}: "
-                f"lower privacy.secagg_bits={self.bits}"
-            )
         clients, keys = self.state[CLIENTS], self.state[KEYS]
         told = {
             CLIENTS: clients,
@@ -237,7 +220,8 @@ class Member:
         sizes = [sum(array.size for array in group.values()) for group in values.values()]
         place = members.tolist().index(self.client)
         scale = np.repeat([float(ratios[group][place]) * 2.0**self.bits for group in values], sizes)
-        total = np.rint(flat * scale).astype(np.int64).view(np.uint64)
+        advice = f": lower privacy.secagg_bits={self.bits}"
+        total = to_fixed(flat(values), scale, limit(self.bits), self.client, advice)
         total = total + self_stream(self.state["self"].tobytes(), step, total.size)
         total = total + pairwise(self._sealer(1), members.tolist(), _step(server_round, agreed), total.size)
         self.state = {
@@ -320,9 +304,7 @@ class Member:
         """The end of the envelopes (0) or of the masks (1), which has met the peers."""
         secret = self.state["mask" if which else "envelope"].tobytes()
         sealer = mask_sealer(self.client, secret) if which else Sealer(self.client, secret)
-        sealer.meet(
-            {int(c): key.tobytes() for c, key in zip(self.state[CLIENTS], self.state[KEYS][:, which], strict=True)}
-        )
+        sealer.meet(keys_of(self.state[CLIENTS], self.state[KEYS][:, which]))
         return sealer
 
 
@@ -353,9 +335,7 @@ def unmasked(
     """
     step, places = _step(server_round), {client: place for place, client in enumerate(sorted(keys), start=1)}
     like = next(iter(answers.values()))
-    total = np.zeros(sum(array.size for group in like.values() for array in group.values()), np.uint64)
-    for answer in answers.values():
-        total += np.concatenate([array.ravel() for group in answer.values() for array in group.values()])
+    total = added(answers.values())
     used = sorted(shares)[:needed]
     secrets = combine([places[helper] for helper in used], np.stack([shares[helper] for helper in used]))
     for client, secret in zip(members, map(np.ndarray.tobytes, secrets), strict=True):
@@ -375,25 +355,13 @@ def unmasked(
                 "published: one of them revealed a wrong share, or it dealt wrong ones; no sum can be told"
             )
         total = total - mask
-    found = total.view(np.int64) * 2.0**-bits
+    found = from_fixed(total, bits)
     if not np.abs(found).max(initial=0.0) < limit(bits):
         raise RunFailed(
             f"round {server_round}, unmask: the sum reaches {np.abs(found).max():g}, beyond the {limit(bits):g} that values "
             "can add up to: a client did not mask as the protocol says"
         )
     return shaped(found, like)
-
-
-def shaped(flat: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str, Arrays]:
-    """A flat array [P] cut to groups of these names and shapes."""
-    cut: dict[str, Arrays] = {}
-    start = 0
-    for group, arrays in like.items():
-        cut[group] = {}
-        for name, array in arrays.items():
-            cut[group][name] = flat[start : start + array.size].reshape(array.shape)
-            start += array.size
-    return cut
 
 
 def envelope_size() -> int:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.secure.masked import RESOLUTION, mask, unmask
+from fedgraph_flwr.secure.masked import RESOLUTION, added, digest, flat, from_fixed, mask, shaped, to_fixed, unmask
 from fedgraph_flwr.secure.sealed import Sealer
 
 
@@ -60,3 +60,46 @@ def test_a_client_alone_refuses(sealers):
 def test_an_unknown_peer_is_named(sealers):
     with pytest.raises(RunFailed, match="no public key of client 9"):
         mask(values(0), sealers[0], (0, 9), "round 1")
+
+
+# --- what every masked sum is made of ---------------------------------------------------------------------------------
+
+
+def test_fixed_point_adds_up_modulo_2_to_64():
+    """Negative values and weights of each value; what overflows comes back."""
+    first = to_fixed(np.array([1.5, -2.25, 4.0]), 2.0**20 * np.array([1, 0.5, 0]), 8.0, 0)
+    assert first.dtype == np.uint64
+    assert from_fixed(first, 20).tolist() == [1.5, -1.125, 0.0]
+    wrapped = first + np.uint64(2**64 - 1)
+    shares = [{"a": {"x": wrapped[:1], "y": wrapped[1:]}}, {"a": {"x": first[:1], "y": np.ones(2, np.uint64)}}]
+    assert from_fixed(added(shares), 20).tolist() == [3.0 - 2**-20, -1.125, 0.0]
+    assert shares[0]["a"]["x"] == wrapped[:1], "the shares stay as they came"
+
+
+def test_the_limit_is_that_of_the_values_before_weights():
+    with pytest.raises(RunFailed, match="client 7 has a value of 8 to add, expected below 8: lower it"):
+        to_fixed(np.array([8.0]), 0.0, 8.0, 7, ": lower it")
+
+
+def test_groups_become_a_vector_and_back():
+    groups = {"a": values(0), "b": {"c": np.float64(3.0) * np.ones(())}}
+    vector = flat(groups)
+    back = shaped(vector, groups)
+    assert vector.shape == (11,)
+    assert {g: {n: a.shape for n, a in arrays.items()} for g, arrays in back.items()} == {
+        "a": {"w": (3, 2), "b": (4,), "none": (0, 2)},
+        "b": {"c": ()},
+    }
+    np.testing.assert_array_equal(back["a"]["b"], groups["a"]["b"])
+
+
+def test_a_digest_knows_names_types_shapes_and_values():
+    told = {"clients": np.arange(2), "nodes": np.array([32])}
+    others = [
+        {**told, "nodes": np.array([33])},
+        {**told, "nodes": np.array([[32]])},
+        {**told, "nodes": np.array([32], np.int32)},
+        {"clients": told["clients"], "node": told["nodes"]},
+    ]
+    assert digest(told) == digest(dict(reversed(told.items())))
+    assert len({digest(each) for each in (told, *others)}) == 5
