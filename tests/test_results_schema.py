@@ -44,7 +44,9 @@ def test_runs_hold_what_is_documented(variant, tmp_path, monkeypatch):
             assert key in told or not always, key
             assert type(told.get(key, kind())) is kind, key
     phases = [entry for record in records for entry in record["phases"].values()]
-    assert all(entry.keys() == {"exchanges", "bytes_down", "bytes_up", "seconds"} for entry in phases)
+    assert all(
+        entry.keys() == {"exchanges", "bytes_down", "bytes_up", "bytes_up_by_group", "seconds"} for entry in phases
+    )
     told = [key for key in ("privacy", "attack", "adversary") if key in summary]
     assert told == {
         "private": ["privacy"],

@@ -50,7 +50,7 @@ from fedgraph_flwr.runs.folder import make_folder
 from fedgraph_flwr.runs.prepare import Prepared, prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
 from fedgraph_flwr.runs.serving import serve
-from fedgraph_flwr.wire.messages import CONFIG, FAILED, METRICS, TRAIN, Bare, bared, dressed
+from fedgraph_flwr.wire.messages import CONFIG, FAILED, METRICS, REFUSED, TRAIN, Bare, bared, dressed
 
 Letter = tuple[int, str, str, dict[str, Any]]
 """A message on its way to an actor: node, type, group, and its records, those shared as their place among the shared ones."""
@@ -222,7 +222,9 @@ def _added(reply: Message, plan: Plan, total: PartialSum) -> Message:
         groups, _ = plan.schema.read(arrays, f"client {node - 1} answered phase '{TRAIN}'")
         total.add(node, groups, plan.shares[node])
     except FedGraphError as error:
-        total.bytes += sum(len(array.data) for record in content.array_records.values() for array in record.values())
+        total.bytes[REFUSED] += sum(
+            len(array.data) for record in content.array_records.values() for array in record.values()
+        )
         return Message(Error(FAILED, str(error)), reply_to=reply)
     for group in groups:
         del content[group]

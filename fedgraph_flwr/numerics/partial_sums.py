@@ -4,6 +4,7 @@ Floating-point addition depends on its order; that of whole numbers does not. So
 2^-30 and lo of 2^-70, and loses what is below half of that: 4e-22, where a float64 of the size of a model's weights loses 1e-18.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -45,12 +46,12 @@ class PartialSum:
     Attributes:
         parts: hi and lo, int64 of an array's shape, by group and name.
         nodes: whose arrays are in it.
-        bytes: that these have.
+        bytes: size of their arrays, by group.
     """
 
     parts: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = field(default_factory=dict)
     nodes: list[int] = field(default_factory=list)
-    bytes: int = 0
+    bytes: Counter[str] = field(default_factory=Counter)
 
     def add(self, node: int, groups: Mapping[str, Arrays], shares: Mapping[str, float]) -> None:
         """One more client, with its share in the sum of each group.
@@ -68,13 +69,13 @@ class PartialSum:
         }
         self._take(terms)
         self.nodes.append(node)
-        self.bytes += sum(array.nbytes for arrays in groups.values() for array in arrays.values())
+        self.bytes.update({group: sum(a.nbytes for a in arrays.values()) for group, arrays in groups.items()})
 
     def merge(self, other: "PartialSum") -> None:
         """The clients of another part."""
         self._take(other.parts)
         self.nodes += other.nodes
-        self.bytes += other.bytes
+        self.bytes.update(other.bytes)
 
     def means(
         self,

@@ -330,7 +330,30 @@ def costs(page: Page, folds: Sequence[Fold]) -> list[Markup]:
         for phase, of in total.items()
     ]
     head = [*(["setting"] if len(shown) > 1 else []), "phase", "exchanges", "from clients", "to clients", "time"]
-    return [charts, table(head, rows), _machine(folds[0].runs[0])]
+    return [charts, table(head, rows), *_uploads(shown), _machine(folds[0].runs[0])]
+
+
+def _uploads(folds: Sequence[Fold]) -> list[Markup]:
+    """What clients sent, by phase and group of the uplink; nothing for runs of older versions."""
+    several = len(folds) > 1
+    rows = [
+        [*([fold.name] if several else []), phase, group, (size(sent), sent)]
+        for fold in folds
+        for (phase, group), sent in _by_group(fold).items()
+    ]
+    return [table([*(["setting"] if several else []), "phase", "group sent by clients", "bytes"], rows)] if rows else []
+
+
+def _by_group(fold: Fold) -> dict[tuple[str, str], float]:
+    """Means over seeds of the bytes from clients, by phase and group."""
+    total: dict[tuple[str, str], float] = {}
+    for run in fold.runs:
+        whole = run.summary.get("bytes_by_phase")
+        parts = [whole] if isinstance(whole, dict) else [record["phases"] for record in run.every_round]
+        for phase, entry in (item for part in parts for item in part.items()):
+            for group, sent in entry.get("bytes_up_by_group", {}).items():
+                total[phase, group] = total.get((phase, group), 0.0) + sent / len(fold.runs)
+    return total
 
 
 def _by_phase(fold: Fold) -> dict[str, dict[str, float]]:

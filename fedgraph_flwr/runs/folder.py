@@ -309,6 +309,8 @@ def check_told(told: Mapping[str, Any], found: Checkpoint, folder: str) -> None:
         now, before = told.get(client, {}), found.told.get(client)
         before = before if isinstance(before, dict) else {}
         for key in sorted(now.keys() | before.keys()):
+            if key == "num_train" and key not in now:  # older versions reported it under differential privacy, too
+                continue
             if now.get(key) != before.get(key):
                 raise FedGraphError(
                     f"resume={folder}: client {client} has {key} {now.get(key)}, in that run it had {before.get(key)}:"

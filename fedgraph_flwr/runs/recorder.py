@@ -90,12 +90,16 @@ class Recorder:
 
     # --- called by the strategy, in the order of a run --------------------------------------------------------------
 
-    def exchanged(self, phase: str, down: int, up: int, seconds: float, failures: dict[int, str]) -> None:
-        """Book one exchange under its phase."""
-        entry = self._open["phases"].setdefault(phase, {"exchanges": 0, "bytes_down": 0, "bytes_up": 0, "seconds": 0.0})
+    def exchanged(
+        self, phase: str, down: int, groups: Mapping[str, int], seconds: float, failures: dict[int, str]
+    ) -> None:
+        """Book one exchange under its phase; ``groups``: bytes from clients, by group of the uplink."""
+        zero = {"exchanges": 0, "bytes_down": 0, "bytes_up": 0, "bytes_up_by_group": {}, "seconds": 0.0}
+        entry = self._open["phases"].setdefault(phase, zero)
         entry["exchanges"] += 1
         entry["bytes_down"] += down
-        entry["bytes_up"] += up
+        entry["bytes_up"] += sum(groups.values())
+        _add(entry["bytes_up_by_group"], groups)
         entry["seconds"] += seconds
         self._open["failed"].update({f"{who} ({phase})": reason for who, reason in failures.items()})
 
@@ -265,11 +269,11 @@ class Recorder:
         every = [self.setup_record, *self.rounds, self.end_record]
         phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
         last_round = self.rounds[-1] if self.rounds else self.setup_record
-        by_phase: dict[str, dict[str, int]] = {}
+        by_phase: dict[str, dict[str, Any]] = {}
         for name, entry in phases:
-            total = by_phase.setdefault(name, {"bytes_up": 0, "bytes_down": 0, "exchanges": 0})
-            for key in total:
-                total[key] += entry[key]
+            total = by_phase.setdefault(name, {"bytes_up_by_group": {}})
+            _add(total, {key: entry[key] for key in ("bytes_up", "bytes_down", "exchanges")})
+            _add(total["bytes_up_by_group"], entry.get("bytes_up_by_group", {}))  # not in records of older versions
         left_out = metrics.left_out(self.cfg.evaluation, scored[-1]["clients"]) if scored else {}
         summary = {
             figure: at.get(choice, {}).get(figure, float("nan")),
@@ -327,6 +331,12 @@ class Recorder:
                 raise FedGraphError(f"cannot write {self.folder / ROUNDS}: {error.strerror or error}") from error
         if self.on_round:
             self.on_round(record)
+
+
+def _add(total: dict[str, Any], more: Mapping[str, int]) -> None:
+    """Add counts to those of the same key."""
+    for key, value in more.items():
+        total[key] = total.get(key, 0) + value
 
 
 def _blank(server_round: int, cohort: list[int]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class ActorAggregation:
     def book(self, phase: str, outcome: Outcome) -> None:
         """A client's arrays count as sent, though no process but its own has seen them."""
         if phase == TRAIN and self.plan:
-            outcome.up += self.grid.added.bytes
+            outcome.groups.update(self.grid.added.bytes)
 
     def reveal(self, replies: list[Reply]) -> dict[str, Arrays]:
         """The mean or sum of each group over the clients that replied.

@@ -476,7 +476,7 @@ class GraphStrategy(FlowerFedAvg):
         outcome = exchange(self.grid, messages, nodes, read, longest, name)
         if self.added:
             self.added.book(phase, outcome)
-        self.recorder.exchanged(phase, outcome.down, outcome.up, outcome.seconds, outcome.failures)
+        self.recorder.exchanged(phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures)
         self.failed |= outcome.failures
         self.silent |= outcome.silent
         return outcome

@@ -1,6 +1,7 @@
 """One exchange: messages go out, answers come back, are read by their schema, and put in the order of the clients."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -11,7 +12,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.errors import FedGraphError, plain
-from fedgraph_flwr.wire.messages import Reply, payload_bytes, record_bytes
+from fedgraph_flwr.wire.messages import REFUSED, Reply, record_bytes
 
 SIMULATED = 128
 """Messages out at once in Flower's simulation, whose engine at each look goes through all of them for each of its nodes."""
@@ -32,7 +33,7 @@ class Outcome:
         failures: why each other client (or node that has not said which it is) gave none.
         silent: those among them whose node said nothing at all: it may be gone.
         down: bytes sent.
-        up: bytes received.
+        groups: bytes received, by group of the uplink.
         seconds: from the first message to the last answer.
     """
 
@@ -40,8 +41,13 @@ class Outcome:
     failures: dict[int, str] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
     down: int = 0
-    up: int = 0
+    groups: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+
+    @property
+    def up(self) -> int:
+        """Bytes received."""
+        return sum(self.groups.values())
 
 
 def exchange(
@@ -112,9 +118,9 @@ def take(message: Message, node: int, client: int | None, read: Read, outcome: O
         return
     try:
         outcome.replies.append(read(message, client))
-        outcome.up += payload_bytes(message.content)
+        outcome.groups.update({group: record_bytes(record) for group, record in message.content.items()})
     except FedGraphError as error:
         outcome.failures[who] = plain(error, 1000)
-        outcome.up += sum(
+        outcome.groups[REFUSED] += sum(
             len(array.data) for record in message.content.array_records.values() for array in record.values()
         )

@@ -198,6 +198,10 @@ def _values(kind: type[Any], held: Any) -> dict[str, Any]:
     return {name: _array(*parts) for name, *parts in held} if kind is ArrayRecord else held
 
 
+REFUSED = "refused"
+"""In the ledger, the group of arrays from invalid replies, whose groups may have any name."""
+
+
 def payload_bytes(content: RecordDict) -> int:
     """Bytes a message carries: its arrays, 8 for each number, strings as they are; framing is not counted."""
     return sum(record_bytes(record) for record in content.values())

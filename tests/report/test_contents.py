@@ -518,3 +518,25 @@ def test_the_library_is_the_one_that_is_named():
     kilobytes = int(re.search(r"It is (\d+) kB", told)[1])
     assert len(library.encode()) / 1000 == pytest.approx(kilobytes, abs=1)
     assert re.search(r"ECharts\S* (\d+\.\d+\.\d+)", told)[1] in library
+
+
+def test_costs_list_what_clients_sent_by_group(runs, tmp_path):
+    def cells(folder):
+        page = write_report([folder], tmp_path / "page.html", alone=True).read_text()
+        found = re.search(r"group sent by clients.*?</table>", page, re.S)
+        return re.findall(r"<td[^>]*>(.*?)</td>", found[0], re.S) if found else []
+
+    told = summary(runs / "fedavg-0")
+    sent = told["bytes_by_phase"]["train"]["bytes_up_by_group"]
+    assert sent.keys() == {"model", "metrics"}
+    shown = [cell.strip() for cell in cells(runs / "fedavg-0")]
+    for group, count in sent.items():
+        place = next(i for i in range(len(shown)) if shown[i : i + 2] == ["train", group])
+        assert shown[place + 2] == units.size(count)
+
+    old = tmp_path / "old"
+    shutil.copytree(runs / "fedavg-0", old)
+    for entry in told["bytes_by_phase"].values():
+        del entry["bytes_up_by_group"]
+    (old / "summary.json").write_text(json.dumps(told))
+    assert cells(old) == []

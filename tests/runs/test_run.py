@@ -218,6 +218,51 @@ def test_the_ledger_counts_what_travels(run, monkeypatch):
     assert 0 <= train["bytes_down"] - 3 * size < 200
 
 
+@pytest.mark.parametrize("words", [[], ["privacy.secagg=true"]])
+def test_the_ledger_splits_a_phase_by_the_groups_of_the_uplink(run, monkeypatch, words):
+    with recorded_messages(monkeypatch) as messages:
+        finished = run("strategy=scaffold", "rounds=2", *words)
+    size, item = sum(a.size for a in finished.arrays.values()), 8 if words else 4  # masked: uint64
+    sent = [c for d, _, c in messages if d == "up" and "model" in c]
+    assert len(sent) == 6
+    assert {group for content in sent for group in content} == {
+        "model",
+        "variates",
+        "metrics",
+        *(["secagg"] * bool(words)),
+    }
+    for record in finished.rounds:
+        train = record["phases"]["train"]
+        assert sum(train["bytes_up_by_group"].values()) == train["bytes_up"]
+        assert {g: train["bytes_up_by_group"][g] for g in ("model", "variates")} == dict.fromkeys(
+            ("model", "variates"), 3 * item * size
+        )
+    for entry in finished.summary["bytes_by_phase"].values():
+        assert sum(entry["bytes_up_by_group"].values()) == entry["bytes_up"]
+
+
+def test_the_ledger_books_invalid_replies_apart(run):
+    words = ["rounds=1", "strategy.weighting=uniform", "privacy.dp=client_fixed", "privacy.clipping_norm=0.01"]
+    finished = run(*words, "adversary.kind=scaling", "adversary.strength=1.1", "adversary.clients=[1]")
+    size = sum(a.nbytes for a in finished.arrays.values())
+    groups = finished.rounds[0]["phases"]["train"]["bytes_up_by_group"]
+    assert groups["model"] == 2 * size
+    assert size <= groups["refused"] < size + 1000, "with the headers of its encoding"
+
+
+def test_a_resumed_record_of_an_older_version_has_no_groups(run):
+    half = run("rounds=2", "checkpoint_every=2")
+    path = half.out / "rounds.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        for entry in record["phases"].values():
+            del entry["bytes_up_by_group"]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    summary = run("rounds=3", f"resume={half.out}", f"out={half.out}").summary
+    train = summary["bytes_by_phase"]["train"]
+    assert 0 < sum(train["bytes_up_by_group"].values()) < train["bytes_up"]
+
+
 def test_local_bytes_hold_no_parameters(run):
     assert run("strategy=local", "rounds=2").summary["bytes_up"] < 2000
 
@@ -400,7 +445,7 @@ def test_state_of_another_run_is_not_taken(tmp_path):
 def test_summary_keys_are_those_documented(run):
     documented = set(re.findall(r"``(\w+)``", Recorder.finish.__doc__))
     summary = run("rounds=2").summary
-    when_asked = {"attack", "privacy", "adversary", "classes"}
+    when_asked = {"attack", "privacy", "adversary", "classes", "clients", "left_out", "test_auc"}
     assert documented - {"best_val", "own_best_val", "last", "last5"} - when_asked == set(summary)
     assert set(summary["metrics"]) == {"best_val", "own_best_val", "last", "last5"}
 
