@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import config_file
 from fedgraph_flwr.config.config_file import CHOICES, ConfigFile, choices, flat, laid_over, load
-from fedgraph_flwr.config.lookup import own_defaults, own_keys
+from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, expected, is_own
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -271,7 +271,7 @@ def _from_json(text: str) -> DictConfig:
 def described(group: str) -> dict[str, dict[str, Any]]:
     """What may be chosen of a group, by name: ``about``, the first line of its file, and ``keys``, what the file says.
 
-    Of a method, ``keys`` also hold the defaults of its ``Params``.
+    Of a method, ``keys`` also hold the defaults of its ``Params``; of one of our networks, those of its ``__init__``.
 
     Raises:
         FedGraphError: no such group.
@@ -282,9 +282,9 @@ def described(group: str) -> dict[str, dict[str, Any]]:
     for name in group_names(group):
         path = group_path(group, name)
         first = path.read_text().partition("\n")[0] if path else ""
-        said = {
-            key: value for key, value in _container(group_file(group, name)).items() if key not in ("name", "declares")
-        }
+        body = group_file(group, name)
+        body = _network(body) if group == "model" else body
+        said = {key: value for key, value in _container(body).items() if key not in ("name", "declares")}
         if group == "strategy":
             with contextlib.suppress(FedGraphError):  # a user's own, whose package is not on the path
                 said = own_defaults(said["server"], said["client"]) | said
@@ -346,7 +346,13 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
         return str(path), body
     for other in (*_WISHES.get(group, ()), "declares"):
         body.pop(other, None)
-    return str(path), OmegaConf.create({group: body})
+    return str(path), OmegaConf.create({group: _network(body) if group == "model" else body})
+
+
+def _network(body: DictConfig) -> Any:
+    """A network's file over its defaults; a user's class is not imported here."""
+    defaults = locate("fedgraph_flwr.models:own_defaults")(str(body.get("name", "")))
+    return OmegaConf.merge(defaults, body)
 
 
 def _own_defaults(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import io
 import re
@@ -13,7 +14,7 @@ from typing import Any, get_type_hints
 
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.config_file import load
-from fedgraph_flwr.config.lookup import default_of, locate, params_of
+from fedgraph_flwr.config.lookup import default_of, params_of
 from fedgraph_flwr.config.schema import _KINDS, ModelConfig, RunConfig, StrategyConfig, accepted, kind_of
 from fedgraph_flwr.errors import unknown
 
@@ -84,7 +85,7 @@ def _declared(cls: type, prefix: str) -> dict[str, Key]:
 def own_keys_of(group: str, path: Path) -> list[Key]:
     """The keys that the YAML of a name sets, with its comments, then those that a method declares in its ``Params``.
 
-    Types and ranges of a network's own keys are those of its ``__init__``.
+    Types, ranges, defaults and comments of a network's own keys are those of its ``__init__``.
 
     Raises:
         FedGraphError: the classes of a method cannot be imported.
@@ -95,8 +96,11 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
         for params in params_of(*(body.get(side) or getattr(StrategyConfig, side) for side in ("server", "client"))):
             declared |= {key.name: key for key in _declared(params, f"{group}.").values()}
     if group == "model":
-        schema_of = locate("fedgraph_flwr.models:own_schema")  # which takes a second to import
-        declared = {key.name: key for key in _declared(schema_of(ModelConfig(str(body["name"]))), "model.").values()}
+        networks = importlib.import_module("fedgraph_flwr.models")  # which takes a second
+        chosen = ModelConfig(str(body["name"]))
+        own, comments = _declared(networks.own_schema(chosen), "model."), keyword_comments(networks.network(chosen))
+        declared = {f"model.{key}": _declared(ModelConfig, "model.")[key] for key in networks.COMMON}
+        declared |= {f"model.{n}": dataclasses.replace(key, meaning=comments.get(n, "")) for n, key in own.items()}
     known = {key.name: key for key in keys_of(group)} | declared
     for name, value in body.items():
         full = f"{group}.{name!s}"
@@ -119,9 +123,18 @@ def _comments(cls: type) -> dict[str, str]:
     return told
 
 
-def _comments_in(cls: type) -> dict[str, str]:
+def keyword_comments(cls: type) -> dict[str, str]:
+    """By keyword of a class's ``__init__``: the comments above it and behind it; of a base's keyword, also those there."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= _comments_in(vars(base)["__init__"]) if inspect.isfunction(vars(base).get("__init__")) else {}
+    return found
+
+
+def _comments_in(source_of: Any) -> dict[str, str]:
+    """The comments of a dataclass's fields, or of a function's keywords."""
     try:
-        source = inspect.cleandoc("\n" + inspect.getsource(cls))
+        source = inspect.cleandoc("\n" + inspect.getsource(source_of))
     except OSError:  # made at run time
         return {}
     found: dict[int, str] = {}
@@ -129,11 +142,14 @@ def _comments_in(cls: type) -> dict[str, str]:
         if token.type == tokenize.COMMENT:
             found[token.start[0]] = token.string.lstrip("# ")
     (tree,) = ast.parse(source).body
-    told: dict[str, str] = {}
-    last = 0
-    for node in tree.body:  # type: ignore[attr-defined]
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+    function = isinstance(tree, ast.FunctionDef)
+    nodes = tree.args.kwonlyargs if function else tree.body  # type: ignore[attr-defined]
+    last = tree.args.args[-1].end_lineno if function else 0  # type: ignore[attr-defined]
+    comments: dict[str, str] = {}
+    for node in nodes:
+        if function or (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            name = node.arg if function else node.target.id
             lines = [found[line] for line in range(last + 1, (node.end_lineno or 0) + 1) if line in found]
-            told |= {node.target.id: " ".join(lines)} if lines else {}
+            comments |= {name: " ".join(lines)} if lines else {}
         last = node.end_lineno
-    return told
+    return comments

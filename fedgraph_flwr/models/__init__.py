@@ -102,9 +102,23 @@ def own_schema(cfg: ModelConfig) -> type:
     for key in sorted(own_keys(cfg)):
         default = parameters[key].default
         kind, made = _checkable(parameters[key].annotation, default)
-        made.default_factory = functools.partial(copy.copy, None if default is inspect.Parameter.empty else default)
+        made.default_factory = functools.partial(_default, default)
         fields.append((key, kind, made))
     return make_dataclass("Keywords", fields)
+
+
+def own_defaults(name: str) -> dict[str, Any]:
+    """The keys of one of `MODELS` with their defaults: those of every network, then its own; nothing of a user's class."""
+    if name not in MODELS:
+        return {}
+    parameters = inspect.signature(network(ModelConfig(name))).parameters.values()
+    own = {p.name: _default(p.default) for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+    return {key: getattr(ModelConfig(), key) for key in COMMON} | own
+
+
+def _default(value: Any) -> Any:
+    """A parameter's default as YAML has it; None where there is none."""
+    return None if value is inspect.Parameter.empty else list(value) if isinstance(value, tuple) else value
 
 
 def probe(cfg: ModelConfig) -> Model:

@@ -46,8 +46,8 @@ class DecoupledGCN(MLP):
         hidden: int,
         layers: int,
         dropout: float,
-        hops: Annotated[int, Range(1)] = 2,
-        beta: str | Sequence[float] = "last",
+        hops: Annotated[int, Range(1)] = 2,  # L
+        beta: str | Sequence[float] = "last",  # last | uniform | a list of L numbers
         input_norm: bool = False,
     ):
         super().__init__(

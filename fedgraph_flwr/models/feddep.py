@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.models.layers import Linear, mean_adjacency
 from fedgraph_flwr.models.sage import GraphSAGE
+from fedgraph_flwr.models.stack import Norm
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -36,6 +37,11 @@ class FusedInputs(Inputs):
 
 class FusedSAGE(GraphSAGE):
     """GraphSAGE that hears generated embeddings from its second layer on."""
+
+    def __init__(
+        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: Norm = "none"
+    ):
+        super().__init__(num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout, norm=norm)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """H W_self + M' [H; Z̃] W_nb + b; on X, and without Z̃, as GraphSAGE."""

@@ -75,15 +75,15 @@ class FedHERO(Model):
         hidden: int,
         layers: int,
         dropout: float,
-        alpha: Annotated[float, Range(0, 1)] = 0.2,
-        dual_channel: bool = True,
-        heads: Annotated[int, Range(1)] = 4,
-        k: Annotated[int, Range(1)] = 20,
-        metric: MetricName = "multi_head",
-        edge_weight: EdgeWeight = "value",
-        symmetrize: bool = False,
-        latent: Latent = "top_k",
-        candidates: Annotated[int, Range(1)] = 5,
+        alpha: Annotated[float, Range(0, 1)] = 0.2,  # share of the local channel
+        dual_channel: bool = True,  # false: one channel for both graphs (Table 5)
+        heads: Annotated[int, Range(1)] = 4,  # N_H, of metric=multi_head
+        k: Annotated[int, Range(1)] = 20,  # neighbours kept per node
+        metric: MetricName = "multi_head",  # Table 4: multi_head | cos | att | gat | glcn | gaug
+        edge_weight: EdgeWeight = "value",  # (ours) value | ste | binary
+        symmetrize: bool = False,  # replace Ã by (Ã + Ãᵀ) / 2
+        latent: Latent = "top_k",  # at inference: top_k | bernoulli (Table 9)
+        candidates: Annotated[int, Range(1)] = 5,  # (ours) bernoulli draws from the candidates * k best of each row
     ):
         super().__init__()
         self.structure_learner = StructureLearner(

@@ -58,7 +58,7 @@ class FedLIT(Model):
         hidden: int,
         layers: int,
         dropout: float,
-        types: Annotated[int, Range(1)] = 4,
+        types: Annotated[int, Range(1)] = 4,  # k, latent types of links
     ):
         super().__init__()
         self.projection = Linear(num_features, hidden)

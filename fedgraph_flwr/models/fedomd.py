@@ -98,10 +98,14 @@ class OrthoGCN(GCN):
         hidden: int,
         layers: int,
         dropout: float,
-        ortho: bool = True,
+        ortho: bool = True,  # false: the plain GCN of as many layers ("CMD" alone in Table 6)
+        # what L_ortho judges: transformed, as in Ortho-GCN's program | raw
         ortho_on: Literal["transformed", "raw"] = "transformed",
+        # (ours) Ortho-GCN has 1 or 4 by dataset; 8 brings |O O' - I| below 1e-3
         newton_steps: Annotated[int, Range(1)] = 8,
+        # Ortho-GCN's hybrid initialisation, one of its values 0.1, 0.2, 0.5; 1 is off
         mix: Annotated[float, Range(0, 1, without_low=True)] = 0.2,
+        # Ortho-GCN's program centres rows; the weight is then singular and cannot become orthogonal
         center: bool = False,
     ):
         if layers < 2:

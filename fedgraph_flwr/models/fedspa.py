@@ -271,9 +271,11 @@ class FedSPANet(Stack):
         hidden: int,
         layers: int,
         dropout: float,
+        # plain: Eq. (4)-(6) | acm: the authors' code, on ACM-GCN channels | acm_sep: acm, weights by channel
         profile: Literal["plain", "acm", "acm_sep"] = "plain",
+        # c_uv: sym, the Â of Section 3 | mean | sum, Eq. (6) as printed (ours: Eq. (6) leaves it open)
         normalization: Literal["sym", "mean", "sum"] = "sym",
-        sfpd: bool = True,
+        sfpd: bool = True,  # false: every edge counts as homophilic, the same network without decoupling
     ):
         super().__init__(num_features, num_classes, PROFILES[profile], hidden=hidden, layers=layers, dropout=dropout)
         self.profile, self.normalization, self.sfpd = PROFILES[profile], normalization, sfpd

@@ -77,9 +77,10 @@ class FedStar(Model):
         hidden: int,
         layers: int,
         dropout: float,
+        # longest random walk whose chance of return is told; walks x edges x nodes products, once
         walks: Annotated[int, Range()] = 16,
-        degrees: Annotated[int, Range()] = 16,
-        convolution: Literal["gin", "gcn"] = "gin",
+        degrees: Annotated[int, Range()] = 16,  # largest degree that is told apart
+        convolution: Literal["gin", "gcn"] = "gin",  # gin | gcn (ours): how the feature channel reads neighbours
     ):
         super().__init__()
         at_least(walks + degrees, 1, "model.walks + model.degrees")

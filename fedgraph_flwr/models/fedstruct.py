@@ -119,11 +119,12 @@ class FedStruct(Model):
         hidden: int,
         layers: int,
         dropout: float,
-        structure_layers: Sequence[int] = (256,),
-        structure_width: int = 256,
-        structure_mlp: bool = True,
-        hops: Annotated[int, Range(1)] = 2,
-        structure_hops: Annotated[int, Range(1)] = 10,
+        structure_layers: Sequence[int] = (256,),  # widths of g's hidden layers
+        structure_width: int = 256,  # d_s; without `structure_mlp` it is C
+        structure_mlp: bool = True,  # false: g is the identity and s_u has one entry a class (Eq. 23)
+        hops: Annotated[int, Range(1)] = 2,  # L
+        structure_hops: Annotated[int, Range(1)] = 10,  # L_s
+        # last (the authors' program) | uniform | learned | a list of max(L, L_s) numbers
         beta: str | Sequence[float] = "last",
     ):
         super().__init__()

@@ -44,7 +44,14 @@ class GAT(Stack):
     dense_features = True
 
     def __init__(
-        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, heads: int = 8
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        heads: int = 8,  # of the hidden layers; hidden is their width together
     ):
         from torch_geometric.nn import GATConv  # 1.5 s to import: only for those who use it
 

@@ -52,10 +52,13 @@ class RGCN(HeteroModel):
         hidden: int,
         layers: int,
         dropout: float,
+        # B of Eq. (2); 0: a free matrix for each edge type (FedAvg, FedProx, Local, Central of Table 3)
         bases: Annotated[int, Range()] = 20,
+        # code: only edge types have weights, as in the authors' program | paper: node types too, Eq. (1)
         profile: Profile = "code",
+        # initial states: entity | decoupled (one vector a node type, by Eq. (2)) | both
         type_embedding: TypeEmbedding = "entity",
-        self_loop: bool = False,
+        self_loop: bool = False,  # one H x H matrix a layer for all types
     ):
         super().__init__(
             num_features,

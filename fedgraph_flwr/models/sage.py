@@ -65,8 +65,8 @@ class GraphSAGE(Stack):
         dropout: float,
         norm: Norm = "none",
         input_norm: bool = False,
-        head: bool = False,
-        out_neighbours: bool = False,
+        head: bool = False,  # a linear classifier after the last layer, which is then `hidden` wide
+        out_neighbours: bool = False,  # hear the nodes that one's edges lead to, where edges have a direction
         widths: Sequence[int] = (),
     ):
         super().__init__(

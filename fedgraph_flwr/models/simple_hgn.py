@@ -69,11 +69,12 @@ class SimpleHGN(HeteroModel):
         hidden: int,
         layers: int,
         dropout: float,
-        bases: Annotated[int, Range()] = 20,
+        bases: Annotated[int, Range()] = 20,  # 0: a free edge embedding for each type
+        # code: only edge types have weights | paper: node types transform their initial state
         profile: Profile = "code",
-        type_embedding: TypeEmbedding = "entity",
-        heads: int = 4,
-        slope: float = 0.05,
+        type_embedding: TypeEmbedding = "entity",  # entity | decoupled | both
+        heads: int = 4,  # of attention; hidden is their width together
+        slope: float = 0.05,  # of LeakyReLU
     ):
         super().__init__(
             num_features,

@@ -67,8 +67,9 @@ class Stack(Model):
         layers: int,
         dropout: float,
         head: Layer | None = None,
-        norm: Norm = "none",
-        input_norm: bool = False,
+        norm: Norm = "none",  # of hidden features, before the activation: none | batch, over a client's nodes | layer
+        input_norm: bool = False,  # layer normalisation of the features
+        # of the hidden layers, where they differ: as many as there are count; empty: each `hidden`
         widths: Sequence[int] = (),
     ):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A method's keys: declared once, in ``Params``, with type, range and meaning; read from there by all that show them."""
+"""Keys of methods, in ``Params``, and of networks, in ``__init__``: declared once, with type, range and meaning."""
 
 import dataclasses
 import math
@@ -9,13 +9,15 @@ import pytest
 
 from fedgraph_flwr.config import StrategyConfig, compose, described, group_names, number, to_json, to_yaml
 from fedgraph_flwr.config.composition import from_run_config, group_file, group_path
-from fedgraph_flwr.config.key_docs import own_keys_of
+from fedgraph_flwr.config.key_docs import keyword_comments, own_keys_of
 from fedgraph_flwr.config.lookup import default_of, own_defaults, params_of
 from fedgraph_flwr.config.schema import Range, check, choice
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import own_defaults as network_defaults
 from fedgraph_flwr.runs.checks import check_method
 
 METHODS = group_names("strategy")
+NETWORKS = group_names("model")
 
 
 def sides(name):
@@ -37,6 +39,61 @@ def test_no_default_is_written_twice(name):
     }
     for defaults in (common, *own):
         assert written_twice(body, defaults) == [], f"conf/strategy/{name}.yaml repeats defaults"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_default_of_a_network_is_written_twice(name):
+    """The common ones are those of `ModelConfig`, the others those of the signature."""
+    body = group_file("model", name)
+    repeated = written_twice(
+        {key: value for key, value in body.items() if key != "name"}, network_defaults(body["name"])
+    )
+    assert repeated == [], f"conf/model/{name}.yaml repeats defaults"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_has_all_its_keys_with_values_and_meanings(name):
+    """The file's values lie over the defaults, in the configuration and in every list of keys."""
+    body = group_file("model", name)
+    expected = {**network_defaults(body["name"]), **body}
+    keys = own_keys_of("model", group_path("model", name))
+    assert [key.name for key in keys if not key.meaning] == []
+    assert {key.name: key.default for key in keys} == {f"model.{k}": v for k, v in expected.items() if k != "name"}
+    cfg = compose([f"model={name}"]).model
+    assert {
+        "name": cfg.name,
+        "hidden": cfg.hidden,
+        "layers": cfg.layers,
+        "dropout": cfg.dropout,
+        **cfg.params,
+    } == expected
+    assert described("model")[name]["keys"] == {key: value for key, value in expected.items() if key != "name"}
+
+
+def test_another_network_starts_from_its_defaults_on_a_resolved_configuration():
+    base = to_json(compose(["model=fedspa", "model.hidden=7", "model.profile=acm"]))
+    assert compose([], base).model.hidden == 7
+    assert compose(["model=gcn"], base).model == compose(["model=gcn"]).model
+
+
+def test_comments_of_keywords_are_read_above_behind_and_from_the_base():
+    class Base:
+        def __init__(self, size: int, *, width: int = 1, norm: str = "none"):  # of no keyword but the last
+            """The width and the norm."""
+
+    class Own(Base):
+        def __init__(
+            self,
+            size: int,
+            *,
+            # how wide
+            # it is
+            width: int = 2,
+            depth: int = 3,  # how deep
+        ):
+            super().__init__(size, width=width)
+
+    assert keyword_comments(Own) == {"width": "how wide it is", "depth": "how deep"}
 
 
 def test_a_default_that_is_written_twice_is_found():
