@@ -40,6 +40,7 @@ from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.clipping import clipped_groups
+from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.policy import simulated
@@ -156,7 +157,8 @@ class GraphClient(NumPyClient):
         self.saved_models = SavedModels(cfg.evaluation)
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
-        self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits)
+        noise = DistributedNoise(cfg.privacy) if cfg.privacy.dp == "distributed" else None
+        self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits, noise)
         reseed(derive_seed(cfg.seed, "model"), self.device)
         self.model = self.build_model().to(self.device, self.dtype)
         self.inputs = self.build_inputs()
@@ -561,7 +563,7 @@ class GraphClient(NumPyClient):
         return {**REPEATS, **cls.repeats}.get(name, 1)
 
     def _bounded(self, name: str, sent: dict[str, Arrays], received: Arrays) -> dict[str, Arrays]:
-        clips = self.cfg.privacy.dp == "client_fixed"
+        clips = self.cfg.privacy.dp in ("client_fixed", "distributed")
         return clipped_groups(sent, self.declared.get(name, {}), received, self.cfg.privacy) if clips else sent
 
     # --- for when the run is over -------------------------------------------------------------------------------------

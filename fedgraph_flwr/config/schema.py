@@ -382,13 +382,17 @@ class StrategyConfig(Section, group="strategy"):
 LEAST_NOISE = 1e-3
 """Of ``privacy.noise_multiplier``: one release costs an ε of 5e5."""
 
+MAX_NOISE_BITS = 20
+"""Of ``privacy.secagg_bits`` under ``privacy.dp=distributed``: with 24, NumPy's Poisson variates are 3 % off."""
+
 
 @dataclass
 class PrivacyConfig(Section, group="privacy"):
     """Differential privacy of each client in the models that the server releases, and secure aggregation."""
 
-    # server_fixed: the server clips updates; client_fixed: each client does
-    dp: str = choice("none", ("none", "server_fixed", "client_fixed"))
+    # server_fixed: the server clips updates; client_fixed: each client does; distributed: each client clips and adds its part of
+    # the noise before secure aggregation, so that the server sees no update without noise
+    dp: str = choice("none", ("none", "server_fixed", "client_fixed", "distributed"))
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
     clipping_norm: float = number(1.0, without_low=True)  # largest L2 norm of a client's update
     # largest norms of single groups that the method uploads, such as {variates: 0.1}; others: clipping_norm
@@ -413,16 +417,16 @@ class PrivacyConfig(Section, group="privacy"):
         if self.noise_multiplier and self.dp == "none":
             raise FedGraphError(
                 f"privacy.noise_multiplier={self.noise_multiplier:g} adds no noise with privacy.dp=none: expected"
-                " privacy.dp=server_fixed or client_fixed"
+                " privacy.dp=server_fixed, client_fixed or distributed"
             )
         if 0 < self.noise_multiplier < LEAST_NOISE:
             raise FedGraphError(
                 f"privacy.noise_multiplier={self.noise_multiplier:g} protects nobody, its ε is beyond any number: expected 0 or"
                 f" at least {LEAST_NOISE:g}"
             )
-        if self.dp == "server_fixed" and not self.noise_multiplier:
+        if self.dp in ("server_fixed", "distributed") and not self.noise_multiplier:
             raise FedGraphError(
-                "privacy.dp=server_fixed with privacy.noise_multiplier=0 protects nobody: expected a multiplier > 0"
+                f"privacy.dp={self.dp} with privacy.noise_multiplier=0 protects nobody: expected a multiplier > 0"
                 " (to bound updates alone: strategy.aggregator=norm_bound)"
             )
         for group, norm in self.clipping_norms.items():
@@ -437,10 +441,39 @@ class PrivacyConfig(Section, group="privacy"):
             raise FedGraphError(
                 "privacy.scores=noised without privacy.noise_multiplier adds no noise: set both, or neither"
             )
-        if self.secagg and self.dp != "none":
+        if self.secagg and self.dp not in ("none", "distributed"):
             raise FedGraphError(
-                f"privacy.secagg=true hides from the server what privacy.dp={self.dp} clips or books: set one of the two"
+                f"privacy.secagg=true hides from the server what privacy.dp={self.dp} clips or books: set one of the two, or"
+                " privacy.dp=distributed"
             )
+        if self.dp == "distributed":
+            self._check_distributed()
+
+    def _check_distributed(self) -> None:
+        """Refuse noise at clients that nothing hides, or that would not be what the accountant assumes.
+
+        Raises:
+            FedGraphError: secure aggregation is off, scores would be noised by the server, or there are too many bits.
+        """
+        if not self.secagg:
+            raise FedGraphError(
+                "privacy.dp=distributed adds a part of the noise at each client, which only a secure sum hides: set"
+                " privacy.secagg=true"
+            )
+        if self.scores == "noised":
+            raise FedGraphError(
+                "privacy.scores=noised shows the server each client's scores, and privacy.dp=distributed is for a server that"
+                " is not trusted: set privacy.scores=none"
+            )
+        if self.secagg_bits > MAX_NOISE_BITS:
+            raise FedGraphError(
+                f"privacy.dp=distributed draws accurate noise with privacy.secagg_bits up to {MAX_NOISE_BITS}, got"
+                f" {self.secagg_bits}: set privacy.secagg_bits={MAX_NOISE_BITS}"
+            )
+
+    def norm(self, group: str) -> float:
+        """C_g, the largest L2 norm of a client's update of a group."""
+        return float(self.clipping_norms.get(group, self.clipping_norm))
 
 
 @dataclass

@@ -421,6 +421,7 @@ def protections(cfg: RunConfig) -> list[tuple[str, str]]:
         "none": "what a model tells of single clients is not bounded",
         "server_fixed": f"the server clips updates {noised}",
         "client_fixed": f"clients clip updates {noised} by the server",
+        "distributed": f"clients clip updates {noised} in parts by the clients, before secure sums",
     }
     scores = {
         "told": "the server learns each client's scores and losses",

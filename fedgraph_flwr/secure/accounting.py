@@ -6,14 +6,26 @@ when each depends on those before it (Dong, Roth & Su, JRSS B 2022, Corollary 3.
     δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)                                Balle & Wang, ICML 2018, Theorem 8
 
 and no less: what is told is no bound that a better accountant could lower.
+
+The noise of ``privacy.dp=distributed`` is Skellam on integers. A release of G groups of integer sensitivity Δ_g ≥ Δ and variances
+z² G Δ_g² has, for integers α > 1 and as ‖k‖₁ ≤ ‖k‖₂² of integers k, a Rényi divergence of at most
+
+    α / (2 z²) + min((2α + 5) / (4 z⁴ Δ²), 3 / (2 z²))                      Agarwal et al., NeurIPS 2021, Corollary 3.6
+
+which adds up over releases; ε follows by Canonne et al., NeurIPS 2020, Proposition 12. This is a bound, not the exact value.
 """
 
 import math
 from typing import Any
 
+import numpy as np
 from scipy.special import log_ndtr
 
+from fedgraph_flwr.config.schema import PrivacyConfig
+
 STEPS = 100  # of the bisection, more than a float64 has bits
+ORDERS = np.unique(np.round(np.geomspace(2, 1e6, 2000)))
+"""Integer orders of the Rényi divergence: every one up to about 150, then 0.7 % apart."""
 
 
 def delta_at(epsilon: float, mu: float) -> float:
@@ -35,6 +47,38 @@ def epsilon_at(delta: float, noise_multiplier: float, releases: int) -> float:
     return high
 
 
+def skellam_epsilon(delta: float, noise_multiplier: float, releases: int, sensitivity: float) -> float:
+    """A bound on ε of releases of Skellam noise; 0 before the first one.
+
+    Args:
+        delta: δ.
+        noise_multiplier: z.
+        releases: how many.
+        sensitivity: Δ, the least L2 sensitivity of a group in integers.
+    """
+    if not releases:
+        return 0.0
+    z = noise_multiplier
+    rough = np.minimum((2 * ORDERS + 5) / (4 * z**4 * sensitivity**2), 3 / (2 * z**2))
+    divergence = releases * (ORDERS / (2 * z**2) + rough)
+    bounds = divergence + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
+    return max(0.0, float(bounds.min()))
+
+
+def cost(rules: PrivacyConfig, clients: int, releases: int) -> float:
+    """ε of a run's releases, at its δ.
+
+    Args:
+        rules: the run's privacy.
+        clients: of the run; a sum has no more members.
+        releases: how many.
+    """
+    if rules.dp != "distributed":
+        return epsilon_at(rules.delta, rules.noise_multiplier, releases)
+    least = min([rules.clipping_norm, *rules.clipping_norms.values()]) * 2.0**rules.secagg_bits / clients
+    return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, least)
+
+
 def told(spent: dict[str, Any], scores: str) -> str:
     """One sentence for the user: what was spent, what it covers, and what it does not.
 
@@ -46,8 +90,9 @@ def told(spent: dict[str, Any], scores: str) -> str:
         return "privacy: updates were clipped and no noise was added, which gives no ε"
     budget = f" (budget {spent['budget']:g})" if spent.get("budget") else ""
     beside = "; not covered: scores, training losses and numbers of scored nodes" if scores == "told" else ""
+    sign = "≤" if spent.get("noise") == "distributed" else "="
     what = "the model and of scores" if scores == "noised" else "the model"
     return (
-        f"privacy: ε = {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of {what},"
-        f" for one client more or less{beside}"
+        f"privacy: ε {sign} {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of"
+        f" {what}, for one client more or less{beside}"
     )

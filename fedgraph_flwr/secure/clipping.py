@@ -31,7 +31,7 @@ def clipped_model(model: Arrays, origin: Arrays, bound: float) -> Arrays:
 def clipped_groups(
     sent: Mapping[str, Arrays], declared: Groups, received: Arrays, rules: PrivacyConfig
 ) -> dict[str, Arrays]:
-    """The groups of a reply, each that is added up clipped to its norm.
+    """The groups of a reply, each that is added up clipped to its norm; under ``privacy.dp=distributed`` its update alone.
 
     Args:
         sent: the groups.
@@ -39,11 +39,15 @@ def clipped_groups(
         received: the shared parameters that came with the request.
         rules: with the norms.
     """
-    clipped = {}
+    bounded: dict[str, Arrays] = {}
     for group in sums(declared):
         if group in sent:
             own, origin = sent[group], received
             if getattr(declared[group], "origin", "") != ARRAYS:
                 origin = {key: np.zeros_like(array) for key, array in own.items()}
-            clipped[group] = clipped_model(own, origin, rules.clipping_norms.get(group, rules.clipping_norm))
-    return {**sent, **clipped}
+            if rules.dp == "distributed":
+                update = clipped(flat(own) - flat(origin), rules.norm(group))
+                bounded[group] = shaped(update, {key: array.astype(np.float64) for key, array in own.items()})
+            else:
+                bounded[group] = clipped_model(own, origin, rules.norm(group))
+    return {**sent, **bounded}

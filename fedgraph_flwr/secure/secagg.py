@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.masked import added, digest, flat, from_fixed, keys_of, pairwise, shaped, to_fixed
 from fedgraph_flwr.secure.sealed import OVERHEAD, Sealer, key_stream
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME, combine, random_elements, split
@@ -89,6 +90,7 @@ class Member:
         client: its index.
         share: of the clients that must answer (``privacy.secagg_threshold``).
         bits: of the fixed point after the point (``privacy.secagg_bits``).
+        noise: added to the terms (``privacy.dp=distributed``).
 
     Attributes:
         state: all it must keep between the messages of a round, arrays by name; secret.
@@ -96,8 +98,8 @@ class Member:
         max_share: of the weights of those behind a sum, the most that one client may have.
     """
 
-    def __init__(self, client: int, share: float, bits: int):
-        self.client, self.share, self.bits = client, share, bits
+    def __init__(self, client: int, share: float, bits: int, noise: DistributedNoise | None = None):
+        self.client, self.share, self.bits, self.noise = client, share, bits, noise
         self.floor, self.max_share = 1, 1.0
         self.state: Arrays = {}
         self._envelopes: Sealer | None = None  # of `deal` for `masked`, where both are of one process
@@ -219,9 +221,13 @@ class Member:
         agreed = digest(told)
         sizes = [sum(array.size for array in group.values()) for group in values.values()]
         place = members.tolist().index(self.client)
-        scale = np.repeat([float(ratios[group][place]) * 2.0**self.bits for group in values], sizes)
+        own_ratios = {group: float(ratios[group][place]) for group in values}
+        scale = np.repeat([ratio * 2.0**self.bits for ratio in own_ratios.values()], sizes)
         advice = f": lower privacy.secagg_bits={self.bits}"
         total = to_fixed(flat(values), scale, limit(self.bits), self.client, advice)
+        if self.noise:
+            needed = threshold(self.share, len(self.state[CLIENTS]))
+            total = self.noise.terms(values, own_ratios, len(members), needed).view(np.uint64)
         total = total + self_stream(self.state["self"].tobytes(), step, total.size)
         total = total + pairwise(self._sealer(1), members.tolist(), _step(server_round, agreed), total.size)
         self.state = {

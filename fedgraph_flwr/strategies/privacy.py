@@ -9,6 +9,7 @@ release; what the server computes from released values costs nothing more. z is 
 the round: were it the number of those that answered, one client more or less would change the divisor too, and count twice. The
 server clips (``server_fixed``, it sees updates unclipped), or each client does and the server refuses what is longer
 (``client_fixed``). The server draws the noise, afresh and never from the run's seed, from which anybody could subtract it.
+Under ``distributed`` clients clip and add the noise themselves, before a secure sum (`fedgraph_flwr.secure.distributed`).
 NumPy's generator is no cryptographic one, and floats are no reals (Mironov, CCS 2012): neither is accounted for.
 
 What is accounted (`fedgraph_flwr.secure.accounting`) is the sequence of released models, with no amplification by sampling, for
@@ -39,7 +40,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import SPLITS
 from fedgraph_flwr.methods.uplink import Uplink, released_once, releases
-from fedgraph_flwr.secure.accounting import epsilon_at
+from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.clipping import SLACK, clipped
 from fedgraph_flwr.wire.messages import MODEL, Arrays, flat, shaped
 from fedgraph_flwr.wire.trees import Tree
@@ -83,7 +84,7 @@ class Privacy:
 
     def norm(self, group: str) -> float:
         """C_g, the largest L2 norm of a client's update of a group."""
-        return float(self.cfg.clipping_norms.get(group, self.cfg.clipping_norm))
+        return self.cfg.norm(group)
 
     def verify(self, client: int, group: str, arrays: Arrays, origin: Arrays) -> None:
         """Refuse an update that the client should have clipped.
@@ -101,10 +102,8 @@ class Privacy:
                 f"client {client} answered with an update{of} of L2 norm {norm:g}, expected at most {key}={bound:g}"
             )
 
-    def release(self, groups: Mapping[str, Terms]) -> dict[str, Arrays]:
-        """The noised means and sums of one exchange; books one release.
-
-        With G groups each has noise z C_g √G, so that all of them together are one Gaussian release with multiplier z.
+    def book(self) -> None:
+        """Count one release, before anything of it is known.
 
         Raises:
             RunFailed: the budget does not allow it.
@@ -114,6 +113,16 @@ class Privacy:
                 f"one more release would exceed privacy.epsilon_budget={self.cfg.epsilon_budget:g} after {self.releases}"
             )
         self.releases += 1
+
+    def release(self, groups: Mapping[str, Terms]) -> dict[str, Arrays]:
+        """The noised means and sums of one exchange; books one release.
+
+        With G groups each has noise z C_g √G, so that all of them together are one Gaussian release with multiplier z.
+
+        Raises:
+            RunFailed: the budget does not allow it.
+        """
+        self.book()
         return {group: self._released(group, terms, math.sqrt(len(groups))) for group, terms in groups.items()}
 
     def _released(self, group: str, terms: Terms, wider: float) -> Arrays:
@@ -144,13 +153,14 @@ class Privacy:
         """Releases so far, and the ε they cost at the run's δ, null where there is no noise."""
         noise = self.cfg.noise_multiplier
         budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
-        epsilon = epsilon_at(self.cfg.delta, noise, self.releases) if noise else None
-        return {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases, **budget}
+        epsilon = cost(self.cfg, self.clients, self.releases) if noise else None
+        kind = {"noise": "distributed"} if self.cfg.dp == "distributed" else {}
+        return {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases, **budget, **kind}
 
     def affordable(self, count: int) -> int:
         """How many of ``count`` further releases the budget allows."""
-        budget, noise = self.cfg.epsilon_budget, self.cfg.noise_multiplier
-        while budget and count and epsilon_at(self.cfg.delta, noise, self.releases + count) > budget:
+        budget = self.cfg.epsilon_budget
+        while budget and count and cost(self.cfg, self.clients, self.releases + count) > budget:
             count -= 1
         return count
 
@@ -204,10 +214,7 @@ def check_clients(cfg: RunConfig, uplink: Uplink) -> None:
             f" {1 / cfg.num_clients:g}"
         )
     least = released_once(uplink) + releases(uplink) + (privacy.scores == "noised")
-    if (
-        privacy.epsilon_budget
-        and (first := epsilon_at(privacy.delta, privacy.noise_multiplier, least)) > privacy.epsilon_budget
-    ):
+    if privacy.epsilon_budget and (first := cost(privacy, cfg.num_clients, least)) > privacy.epsilon_budget:
         raise FedGraphError(
             f"privacy.epsilon_budget={privacy.epsilon_budget:g} does not allow one round, whose ε is {first:.3g} at"
             f" privacy.noise_multiplier={privacy.noise_multiplier:g}"

@@ -99,6 +99,8 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
     late = [group for group, reducer in declared.items() if isinstance(reducer, LateMean)]
     found: dict[str, Arrays] = {}
     if early and method.secure:
+        if method.privacy:
+            method.privacy.book()
         found = method.secure.reveal(replies)
     elif early and method.added and phase == TRAIN:
         found = method.added.reveal(replies)
@@ -166,10 +168,17 @@ def _terms(method: Method, group: str, reducer: Reducer, replies: list[Reply]) -
     if isinstance(reducer, Sum):
         wide: Any = {name: array.astype(reducer.dtype) for name, array in origin.items()}
         return Terms(wide, values, [1.0] * len(values), 1.0)
+    factors, size = private_weights(method, reducer)
+    return Terms(origin, values, [factors[reply.client] for reply in replies], size)
+
+
+def private_weights(method: Method, reducer: Reducer) -> tuple[dict[int, float], float]:
+    """Each client's weight over the largest, and what the sum is divided by; both follow from the configuration."""
     everyone = sorted(method.clients)
+    if isinstance(reducer, Sum):
+        return dict.fromkeys(everyone, 1.0), 1.0
     weights = dict(zip(everyone, method.weights_in(reducer, everyone), strict=True))
     largest = max(weights.values())
     factors = {client: weight / largest for client, weight in weights.items()}
     size = method.cohort_size if method.server_round else len(everyone)
-    mean_factor = sum(factors.values()) / len(factors)
-    return Terms(origin, values, [factors[reply.client] for reply in replies], size * mean_factor)
+    return factors, size * sum(factors.values()) / len(factors)

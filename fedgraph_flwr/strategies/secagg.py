@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.methods.uplink import Reducer, Sum, sums
+from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
     AGREED,
@@ -33,6 +33,7 @@ from fedgraph_flwr.secure.secagg import (
 )
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME
 from fedgraph_flwr.strategies.contract import Method
+from fedgraph_flwr.strategies.reducing import private_weights
 from fedgraph_flwr.wire.messages import Arrays, Reply, to_record
 from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 
@@ -108,6 +109,10 @@ class SecureSums:
         self._enough(DEAL, len(dealt), len(self.keys))
         method.drop(set(asked) - set(dealt))
         for name in sums(declared := method.uplink_of[phase]):
+            if method.privacy:
+                factors, _ = private_weights(method, declared[name])
+                self.ratios[name] = {c: factors[c] / len(self.members) for c in self.members}
+                continue
             counts = method.weights_in(declared[name], self.members)
             total = sum(counts)
             self.ratios[name] = {
@@ -153,7 +158,7 @@ class SecureSums:
         declared = method.uplink_of[self.phase]
         return {
             group: {
-                name: self._value(declared[group], group, total, survivors).astype(
+                name: self._value(declared[group], group, name, total, survivors).astype(
                     getattr(declared[group], "dtype", fields[group][name].dtype)
                 )
                 for name, total in arrays.items()
@@ -161,14 +166,20 @@ class SecureSums:
             for group, arrays in found.items()
         }
 
-    def _value(self, reducer: Reducer, group: str, total: np.ndarray, survivors: list[int]) -> np.ndarray:
+    def _value(self, reducer: Reducer, group: str, name: str, total: np.ndarray, survivors: list[int]) -> np.ndarray:
         """The mean over the survivors, or the sum, of which each member's ratio is one part of as many as there are members.
+
+        Under differential privacy a mean is divided by what follows from the configuration, and added to its origin.
 
         Raises:
             FedGraphError: the weights of a mean sum to 0.
         """
         if isinstance(reducer, Sum):
             return total * len(self.members)
+        if self.strategy.privacy:
+            _, size = private_weights(self.strategy, reducer)
+            origin = self.strategy.arrays[name] if getattr(reducer, "origin", "") == ARRAYS else 0.0
+            return np.asarray(origin + total * (len(self.members) / size))
         weight = sum(self.ratios[group][client] for client in survivors)
         if not weight:
             raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")

@@ -14,12 +14,22 @@ from fedgraph_flwr.secure.protections import not_added, not_private, not_robust,
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 
 METHODS = group_names("strategy")
-DP = ("none", "server_fixed", "client_fixed")
+DP = ("none", "server_fixed", "client_fixed", "distributed")
 UNIFORM = "strategy.weighting=uniform"  # without which privacy is refused, whatever the method
 PROTECTED = {  # of each kind, what is run; `tests/secure/test_secagg.py` runs secure sums of every method
     "median": (["strategy.aggregator=median", "strategy.byzantine=0"], ("median", "none", False)),
     "krum": (["strategy.aggregator=krum", "strategy.byzantine=0"], ("krum", "none", False)),
     "dp": (["privacy.dp=client_fixed", "privacy.noise_multiplier=1", UNIFORM], ("mean", "client_fixed", False)),
+    "distributed": (
+        [
+            "privacy.dp=distributed",
+            "privacy.secagg=true",
+            "privacy.secagg_bits=20",
+            "privacy.noise_multiplier=1",
+            UNIFORM,
+        ],
+        ("mean", "distributed", True),
+    ),
 }
 TABLE = {  # secagg, ray.aggregate, DP, robust rules: what the uplinks are expected to give
     "yyyy": "fedavg fedprox fedsam fedbn fedper fedstar fedala fedavg_ft apfl ditto moon fgssl fedavgm fedadagrad fedadam fedyogi"
@@ -37,7 +47,8 @@ def refusal(base: RunConfig, aggregator: str, dp: str, secagg: bool) -> str:
     if dp != "none":
         rules = replace(rules, weighting="uniform")
     try:
-        privacy = PrivacyConfig(dp, noise_multiplier=float(dp != "none"), secagg=secagg)
+        bits = 20 if dp == "distributed" else 40
+        privacy = PrivacyConfig(dp, noise_multiplier=float(dp != "none"), secagg=secagg, secagg_bits=bits)
         cfg = replace(base, strategy=rules, privacy=privacy)
         check_method(cfg)
         check_clients(cfg)
@@ -54,9 +65,11 @@ def eligible(base: RunConfig) -> dict[str, bool]:
 
 
 def accepted(base: RunConfig, aggregator: str, dp: str, secagg: bool) -> bool:
-    """Whether it is to run: one protection at a time, and one that covers all that leaves a client."""
+    """Whether it is to run: one protection at a time, and one that covers all that leaves a client; distributed DP needs two."""
     served = eligible(base)
     chosen = [kind for kind, on in (("robust", aggregator != "mean"), ("dp", dp != "none"), ("secagg", secagg)) if on]
+    if dp == "distributed":
+        return chosen == ["dp", "secagg"] and served["dp"] and served["secagg"]
     return not chosen or (len(chosen) == 1 and served[chosen[0]])
 
 
@@ -100,6 +113,6 @@ def test_what_is_accepted_runs_and_books_what_it_releases(method, go):  # noqa: 
             continue
         done = go(method, "rounds=1", *words)
         assert done.summary["failures"] == {}
-        if kind == "dp":
+        if kind in ("dp", "distributed"):
             uplink = declared(locate(done.cfg.strategy.server), done.cfg)
             assert done.summary["privacy"]["releases"] == releases(uplink) == 1

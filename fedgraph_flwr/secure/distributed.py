@@ -1,0 +1,101 @@
+"""Noise that clients add to their terms of a secure sum (``privacy.dp=distributed``).
+
+With m members, of whom at least t answer, C_g the norm of each of G groups, z the multiplier and b the bits after the point,
+client i adds up integers
+
+    k_i = round(2^b p_i Δ̄_i) + Sk((z C_g √G 2^b / m)² / t),   p_i ≤ 1/m,   ‖round(2^b p_i Δ̄_i)‖₂ ≤ C_g 2^b / m
+
+where Δ̄_i is its clipped update and Sk(v) the Skellam distribution of variance v: the difference of two Poisson variates of
+mean v / 2 each. Sums of them are Skellam again. So the terms of t survivors hold the noise that `accounting` books, those of
+more hold more, and the server sees no single term. c clients that collude with the server can subtract their own noise:
+(t − c) / t of the variance stays. NumPy's generator draws it, seeded by the system's entropy; it is no cryptographic one.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgraph_flwr.config.schema import PrivacyConfig
+from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.secure.clipping import clipped
+from fedgraph_flwr.wire.messages import Arrays, flat
+
+LARGEST_VARIANCE = 2.0**42
+"""Of the noise of one client: NumPy's Poisson variates are accurate up to it."""
+
+
+class DistributedNoise:
+    """What one client adds to its terms.
+
+    Args:
+        rules: the run's privacy.
+        generator: draws the noise; default: a new one for each sum, seeded by the system's entropy.
+    """
+
+    def __init__(self, rules: PrivacyConfig, generator: np.random.Generator | None = None):
+        self.rules, self.generator = rules, generator
+
+    def terms(
+        self, values: Mapping[str, Arrays], ratios: Mapping[str, float], members: int, needed: int
+    ) -> NDArray[np.int64]:
+        """k_i of all groups in turn, [P].
+
+        Args:
+            values: clipped updates by group.
+            ratios: p_i by group.
+            members: m.
+            needed: t.
+
+        Raises:
+            RunFailed: a ratio exceeds 1/m, or the variance exceeds what can be drawn.
+        """
+        generator = self.generator or np.random.default_rng()
+        return np.concatenate(
+            [
+                self._term(group, flat(arrays), ratios[group], members, needed, len(values), generator)
+                for group, arrays in values.items()
+            ]
+        )
+
+    def _term(
+        self,
+        group: str,
+        update: NDArray[np.float64],
+        ratio: float,
+        members: int,
+        needed: int,
+        groups: int,
+        generator: np.random.Generator,
+    ) -> NDArray[np.int64]:
+        """k_i of one group."""
+        if ratio * members > 1 + 1e-9:
+            raise RunFailed(
+                f"the server gave this client a share of {ratio:g} of '{group}', expected at most 1/{members}:"
+                " privacy.dp=distributed weighs clients alike"
+            )
+        scale = 2.0**self.rules.secagg_bits
+        bound = self.rules.norm(group) * scale / members
+        variance = (self.rules.noise_multiplier * bound) ** 2 * groups / needed
+        if variance > LARGEST_VARIANCE:
+            raise RunFailed(
+                f"the noise of one client of '{group}' has a variance of {variance:g}, expected at most"
+                f" {LARGEST_VARIANCE:g}: lower privacy.secagg_bits={self.rules.secagg_bits}"
+            )
+        return rounded(update * (ratio * scale), bound) + skellam(variance, update.size, generator)
+
+
+def rounded(values: NDArray[np.float64], bound: float) -> NDArray[np.int64]:
+    """The nearest integers of values that are shrunk until those have an L2 norm of at most ``bound``."""
+    values = clipped(values, bound)
+    found = np.rint(values)
+    while (norm := float(np.linalg.norm(found))) > bound:
+        values = values * min(bound / norm, 1 - 1e-6)
+        found = np.rint(values)
+    return found.astype(np.int64)
+
+
+def skellam(variance: float, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Independent Skellam variates of mean 0, [count]."""
+    first, second = generator.poisson(variance / 2, count), generator.poisson(variance / 2, count)
+    return np.asarray(first - second, np.int64)
