@@ -97,11 +97,8 @@ def test_a_wrong_key_of_a_network_is_told_before_any_client_starts(
     assert not (tmp_path / "out").exists()
 
 
-def test_help_and_composition_need_no_torch():
-    code = (
-        "import sys; from fedgraph_flwr.cli import main;"
-        "main(['run', '--help']); main(['run', 'strategy=fedomd', '--dry-run']); sys.exit('torch' in sys.modules)"
-    )
+def test_help_needs_no_torch():
+    code = "import sys; from fedgraph_flwr.cli import main; main(['run', '--help']); sys.exit('torch' in sys.modules)"
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], cwd=root, stdout=subprocess.DEVNULL, check=True)
 

@@ -224,7 +224,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
         (["evaluation.metrics=[accuracy]"], "evaluation.metrics must name functions of your own as module:function"),
         (["evaluation.metrics=[a:auc]"], "another metric is called auc too"),
         (["evaluation.metrics=[a:f,b:f]"], "another metric is called f too"),
-        (["evaluation.metric=own_methods:silence"], "evaluation.metrics: own_methods:silence fails"),
+        (["evaluation.metric=own_methods:silence"], "evaluation.metrics: own_methods:silence failed"),
         (["evaluation.metric=own_methods.kappa"], "evaluation.metric 'own_methods.kappa' unknown"),
     ],
 )  # fmt: skip
