@@ -1,0 +1,142 @@
+"""Empirical audit of ε of client-level differential privacy, central and distributed.
+
+    python -m benchmarks.dp_audit                      # 20,000 trials a world
+    python -m benchmarks.dp_audit --trials 2000
+
+In one world a canary client sends an update ten times as long as the clipping norm, in the other it sends zeros. The
+project's own mechanism releases the sum, `RELEASES` times, and the auditor guesses the world from the projection on the canary's
+direction. Half of the trials choose the threshold, the other half count errors. Clopper-Pearson intervals bound both
+error rates α and β, which gives two lower bounds on what is lost:
+
+    threshold audit    ε ≥ log((1 − δ − β) / α), and the same with α and β exchanged
+    μ-GDP audit        μ ≥ Φ⁻¹(1 − α) − Φ⁻¹(β), and from μ the exact ε (Gaussian noise, Skellam of large variance)
+
+An audited value above the claimed one proves an error. `PLANTED` is one: noise half as wide as claimed.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta, norm
+
+from fedgraph_flwr.config import PrivacyConfig, compose
+from fedgraph_flwr.secure.accounting import cost, epsilon_at
+from fedgraph_flwr.secure.clipping import clipped
+from fedgraph_flwr.secure.distributed import DistributedNoise
+from fedgraph_flwr.strategies.privacy import Privacy, Terms
+from fedgraph_flwr.wire.messages import MODEL
+
+NOISE, RELEASES, DELTA, NORM = 2 / 3, 1, 1e-5, 0.5
+SIZE, CLIENTS, NEEDED, BITS = 12, 4, 3, 20
+PLANTED = 0.5
+"""Factor of the noise of the mechanism that the audit must catch."""
+
+Scores = NDArray[np.float64]
+Mechanism = Callable[[bool, float, int], float]
+"""From whether the canary takes part, the factor of the noise and the number of releases, the auditor's statistic."""
+
+
+def _canary(present: bool) -> NDArray[np.float64]:
+    """An update ten times as long as the norm, or none; its direction is that of the first axis."""
+    update = np.zeros(SIZE)
+    update[0] = 10 * NORM * present
+    return update
+
+
+def central(present: bool, factor: float, releases: int) -> float:
+    """`Privacy.release`, where the server clips and adds the noise."""
+    private = _privacy()
+    private.cfg = replace(private.cfg, noise_multiplier=NOISE * factor, clipping_norm=NORM)
+    origin = {"w": np.zeros(SIZE)}
+    values = [{"w": _canary(present)}, *[origin] * (CLIENTS - 1)]
+    terms = {MODEL: Terms(origin, values, [1.0] * CLIENTS, float(CLIENTS))}
+    return sum(float(private.release(terms)[MODEL]["w"][0]) for _ in range(releases))
+
+
+@cache
+def _privacy() -> Privacy:
+    keys = ["strategy.weighting=uniform", "privacy.dp=server_fixed", f"num_clients={CLIENTS}"]
+    return Privacy(compose([*keys, "privacy.noise_multiplier=2"]))
+
+
+def distributed(present: bool, factor: float, releases: int) -> float:
+    """`DistributedNoise` of the fewest survivors, added up as a secure sum would."""
+    rules = PrivacyConfig("distributed", NOISE * factor, NORM, secagg=True, secagg_bits=BITS)
+    noise, ratios, total = DistributedNoise(rules), {MODEL: 1 / CLIENTS}, 0.0
+    for _ in range(releases):
+        for client in range(NEEDED):
+            update = clipped(_canary(present and not client), NORM)
+            total += float(noise.terms({MODEL: {"w": update}}, ratios, CLIENTS, NEEDED)[0])
+    return total
+
+
+MECHANISMS: dict[str, Mechanism] = {"central": central, "distributed": distributed}
+
+
+def scores(mechanism: Mechanism, trials: int, factor: float = 1.0, releases: int = RELEASES) -> tuple[Scores, Scores]:
+    """The auditor's statistic in trials with the canary, and in as many without."""
+    inside, outside = (np.array([mechanism(here, factor, releases) for _ in range(trials)]) for here in (True, False))
+    return inside, outside
+
+
+def upper(errors: int, trials: int, confidence: float) -> float:
+    """Clopper and Pearson's upper bound on an error rate."""
+    return 1.0 if errors == trials else float(beta.ppf(confidence, errors + 1, trials - errors))
+
+
+def audited(inside: Scores, outside: Scores, delta: float, confidence: float = 0.95) -> dict[str, float]:
+    """Lower bounds on μ and ε that hold with the given confidence.
+
+    Args:
+        inside: statistics with the canary.
+        outside: without it.
+        delta: δ.
+        confidence: of both error rates together.
+    """
+    half, each = len(inside) // 2, 1 - (1 - confidence) / 2
+    thresholds = np.quantile(np.concatenate([inside[:half], outside[:half]]), np.linspace(0.01, 0.99, 99))
+
+    def bounds(threshold: float, chosen: slice) -> tuple[float, float]:
+        false_alarms, misses = int((outside[chosen] > threshold).sum()), int((inside[chosen] <= threshold).sum())
+        count = len(inside[chosen])
+        alpha, miss = upper(false_alarms, count, each), upper(misses, count, each)
+        mu = float(norm.isf(alpha) - norm.ppf(miss))
+        ratios = [(1 - delta - miss, alpha), (1 - delta - alpha, miss)]
+        return mu, max([0.0, *(math.log(over / under) for over, under in ratios if over > 0)])
+
+    first, second = slice(0, half), slice(half, None)
+    mu = bounds(max(thresholds, key=lambda t: bounds(t, first)[0]), second)[0]
+    epsilon = bounds(max(thresholds, key=lambda t: bounds(t, first)[1]), second)[1]
+    return {"threshold": epsilon, "gdp": epsilon_at(delta, 1 / mu, 1) if mu > 0 else 0.0, "mu": mu}
+
+
+def claimed(kind: str, releases: int = RELEASES) -> float:
+    """ε that a run would report."""
+    if kind == "central":
+        return epsilon_at(DELTA, NOISE, releases)
+    return cost(
+        PrivacyConfig("distributed", NOISE, NORM, delta=DELTA, secagg=True, secagg_bits=BITS), CLIENTS, releases
+    )
+
+
+def main() -> None:
+    """Print claimed and audited ε of each mechanism, as it is and with the planted error."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--trials", type=int, default=20_000, help="per world")
+    trials = parser.parse_args().trials
+    print(f"z = {NOISE:.3g}, {RELEASES} release(s), δ = {DELTA:g}, {trials} trials per world")
+    print(f"{'mechanism':<12} {'noise':>6} {'claimed':>8} {'threshold':>10} {'μ-GDP':>7}")
+    for kind, mechanism in MECHANISMS.items():
+        for factor in (1.0, PLANTED):
+            found = audited(*scores(mechanism, trials, factor), DELTA)
+            caught = "  caught" if max(found["gdp"], found["threshold"]) > claimed(kind) else ""
+            print(f"{kind:<12} {factor:6g} {claimed(kind):8.2f} {found['threshold']:10.2f} {found['gdp']:7.2f}{caught}")
+
+
+if __name__ == "__main__":
+    main()
