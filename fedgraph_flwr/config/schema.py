@@ -362,7 +362,7 @@ class StrategyConfig(Section, group="strategy"):
     private_schema: bool = False  # typed graphs: a client names the types that it holds, not those of all
     weighting: str = choice(
         "train", ("train", "nodes", "uniform")
-    )  # of clients in a mean: training nodes, nodes, or all alike
+    )  # of clients in a mean: training nodes, nodes, or all with training nodes alike (under privacy.dp: all alike)
     aggregator: str = choice("mean", AGGREGATORS)  # mean, which is weighted, or a robust one
     byzantine: int = 1  # f, liars a round that the aggregator is to stand
     norm_bound: float = 0.0  # aggregator=norm_bound: largest L2 norm of a client's update; 0: the median of the round's

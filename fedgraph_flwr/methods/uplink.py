@@ -63,7 +63,8 @@ class Mean(Reducer):
     Attributes:
         weight: one of `WEIGHTS`; under differential privacy all but ``weighting`` count as ``uniform``.
         origin: what clipping and robust rules measure values from: `ARRAYS`, or nothing: 0.
-        scale: factor of a client's weight, by its index; it must follow from the configuration.
+        scale: factor of a client's weight, by its index; it must follow from the configuration. A robust rule, which has no
+            weights, takes the updates of trained parameters times it.
         trained: whether clients without training nodes are left out.
     """
 

@@ -49,6 +49,7 @@ def check_method(cfg: RunConfig) -> None:
     if cfg.privacy.secagg:
         _check_secagg(cfg)
     model = models.probe(cfg.model)
+    _check_released_buffers(cfg, model)
     for side in sides:
         side.check(cfg, model)
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # one may be of a part that is off
@@ -138,6 +139,23 @@ def not_stacked(cfg: RunConfig) -> str:
     if cfg.engine not in STACKING:
         return f"engine={cfg.engine}"
     return refusal(cfg, client_class(cfg), models.probe(cfg.model))
+
+
+def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:
+    """Refuse noise on running statistics: a noised variance may be negative, and its square root NaN.
+
+    Raises:
+        FedGraphError: the model shares some under differential privacy.
+    """
+    if cfg.privacy.dp == "none":
+        return
+    buffers = {name for name, _ in model.named_buffers()}
+    if shared := sorted(buffers & model.shared(cfg.strategy.shared, cfg.strategy.private).keys()):
+        raise FedGraphError(
+            f"privacy.dp={cfg.privacy.dp} would add noise to the running statistics {', '.join(shared[:3])}, whose variances"
+            " may become negative: set model.norm=layer or model.norm=none, or keep normalisation at the clients"
+            " (strategy=fedbn)"
+        )
 
 
 def at_once(cfg: RunConfig) -> int:

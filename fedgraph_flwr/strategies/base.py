@@ -269,10 +269,16 @@ class GraphStrategy(FlowerFedAvg):
         return first[1]
 
     def weights(self, clients: list[int]) -> list[float]:
-        """Unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum."""
+        """Unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum.
+
+        ``uniform`` gives clients without training nodes 0 if others train. Under differential privacy all weigh 1: weights
+        follow from the configuration.
+        """
         rule = self.cfg.strategy.weighting
         if rule == "uniform":
-            return [1.0] * len(clients)
+            ones = [1.0] * len(clients)
+            trains = ones if self.privacy else [float(n > 0) for n in self.counts("num_train", clients)]
+            return trains if any(trains) else ones
         return capped(
             self.counts({"train": "num_train", "nodes": "num_nodes"}[rule], clients), self.cfg.strategy.max_share
         )

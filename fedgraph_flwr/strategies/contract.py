@@ -55,6 +55,9 @@ class Method(Protocol):
 
     def verify(self, phase: str, reply: Reply) -> None: ...
 
+    @property
+    def buffers(self) -> set[str]: ...
+
     def weights_in(self, reducer: Reducer, clients: list[int]) -> list[float]: ...
 
 

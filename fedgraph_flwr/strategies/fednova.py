@@ -8,9 +8,13 @@ p_i by ``strategy.weighting`` over the cohort. With S = Σ_i p_i/‖a_i‖₁ it
 
     x ← x + τ_eff S (ȳ − x)                                                                               (1')
 
-Running statistics are ȳ. Clients of equal ‖a_i‖₁ make it FedAvg (τ_eff S = 1, but for the proximal variant). One without steps
-counts in τ_eff alone. The authors' momentum on the server is not here: their runs leave it out. K_i and ‖a_i‖₁ follow from the
-configuration. Leaves the client: what FedAvg sends.
+A robust rule R takes updates per step, with τ_eff and ‖a_i‖₁ from the configuration:
+
+    x ← x + τ_eff R((y_1 − x)/‖a_1‖₁, ..., (y_n − x)/‖a_n‖₁)
+
+Running statistics are ȳ, or the rule's. Clients of equal ‖a_i‖₁ make it FedAvg (τ_eff S = 1, but for the proximal variant). One
+without steps counts in τ_eff alone. The authors' momentum on the server is not here: their runs leave it out. K_i and ‖a_i‖₁
+follow from the configuration. Leaves the client: what FedAvg sends.
 """
 
 from typing import ClassVar
@@ -56,9 +60,15 @@ class FedNova(GraphStrategy):
         else:
             steps = [train.steps_of(client) for client in reduced.clients]
         length, total = [work(count, train, mu) for count in steps], sum(weights)
+        effective = sum(p * t / total for p, t in zip(weights, steps if mu else length, strict=True))
+        if self.cfg.strategy.aggregator != "mean":  # the rule took updates over ‖a_i‖₁
+            return self._moved(arrays, mean, effective)
         worth = sum(p / a / total if a else 0.0 for p, a in zip(weights, length, strict=True))
         if not worth:
             return mean
-        stretch = worth * sum(p * t / total for p, t in zip(weights, steps if mu else length, strict=True))
+        return self._moved(arrays, mean, worth * effective)
+
+    def _moved(self, arrays: Arrays, mean: Arrays, stretch: float) -> Arrays:
+        """The next parameters; running statistics are those of the mean."""
         way = {n: arrays[n] + stretch * (mean[n] - arrays[n]) for n in arrays.keys() - self.buffers}
         return {n: way.get(n, mean[n]).astype(x.dtype) for n, x in arrays.items()}

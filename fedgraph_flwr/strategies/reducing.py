@@ -1,6 +1,6 @@
 """Reduction of the replies to one exchange, by what the method's uplink declares of each group."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,9 +156,21 @@ def _reduced(method: Method, reducer: Reducer, group: str, replies: list[Reply])
         return {name: len(values) * array.astype(reducer.dtype) for name, array in middle.items()}
     if isinstance(reducer, Mean) and reducer.trained and rules.aggregator != "mean":
         weights = method.weights_in(reducer, clients)
-        values = [value for value, weight in zip(values, weights, strict=True) if weight]
-        return combine(values, origin_of(method, reducer, values[0]), rules)
+        kept = [place for place, weight in enumerate(weights) if weight]
+        values, clients = [values[place] for place in kept], [clients[place] for place in kept]
+    if isinstance(reducer, Mean) and reducer.scale and rules.aggregator != "mean":
+        origin = origin_of(method, reducer, values[0])
+        scales = map(reducer.scale, clients)
+        values = [_scaled(value, origin, s, method.buffers) for value, s in zip(values, scales, strict=True)]
     return averaged(values, method.weights_in(reducer, clients), origin_of(method, reducer, values[0]), rules)
+
+
+def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[str]) -> Arrays:
+    """Arrays whose updates are ``scale`` times as long, in float64; running statistics as they are."""
+    return {
+        name: array if name in buffers else origin[name] + scale * (array.astype(np.float64) - origin[name])
+        for name, array in arrays.items()
+    }
 
 
 def _terms(method: Method, group: str, reducer: Reducer, replies: list[Reply]) -> Terms:

@@ -33,8 +33,13 @@ class VariateStrategy(GraphStrategy):
         return reduced[MODEL]
 
     def share(self, clients: list[int]) -> float:
-        """Σ_{i∈S} p_i: the weight of those who replied among all clients."""
-        return sum(self.weights(clients)) / sum(self.weights(sorted(self.clients)))
+        """Σ_{i∈S} p_i: the weight of those who replied among all clients, at most 1.
+
+        ``strategy.max_share`` caps p_i over all clients. In a mean over a part of them it caps the mean's own weights.
+        """
+        everyone = sorted(self.clients)
+        weights = dict(zip(everyone, self.weights(everyone), strict=True))
+        return sum(weights[client] for client in clients) / sum(weights.values())
 
     @property
     def _acknowledged(self) -> np.ndarray:

@@ -94,3 +94,23 @@ def test_steps_whose_worth_is_unknown_are_refused(run, words, told):
 def test_equal_steps_are_told(run, caplog, words, told):
     run(*WORDS, "strategy=fednova", "rounds=1", *words)
     assert len([r for r in caplog.records if "is FedAvg" in r.message]) == told
+
+
+@pytest.mark.parametrize("name", ["median", "norm_bound"])
+@pytest.mark.parametrize("rho", [0, 0.9])
+def test_a_robust_rule_takes_updates_per_step(run, name, rho):
+    """By hand: x ← x + τ_eff R(Δ_i / ‖a_i‖₁)."""
+    words = [f"strategy.aggregator={name}", "strategy.byzantine=0", f"train.momentum={rho}", "strategy.weighting=train"]
+    finished = run(*WORDS, "strategy=fednova", "rounds=3", UNEQUAL, *words)
+    x, p = start(run), weights("train")
+    for _ in finished.rounds:
+        ends, a = zip(*(local(x, i, STEPS[i], rho, 0) for i in range(3)), strict=True)
+        steps = np.stack([(y - x) / b for y, b in zip(ends, a, strict=True)])
+        lengths = np.linalg.norm(steps, axis=1)
+        if name == "median":
+            middle = np.sort(steps, axis=0)[1]
+        else:
+            bound = np.median(lengths)
+            middle = np.mean([s * min(1, bound / n) for s, n in zip(steps, lengths, strict=True)], axis=0)
+        x = x + (p @ np.array(a)) * middle
+    np.testing.assert_allclose(vector(finished.arrays), x, rtol=0, atol=1e-12)

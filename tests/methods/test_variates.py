@@ -1,5 +1,6 @@
 """What clients keep between rounds, and the server's sum of it, stay the same also when an answer is lost on its way."""
 
+import numpy as np
 import pytest
 from flwr.app import Error, Message
 
@@ -7,8 +8,11 @@ from fedgraph_flwr.clients.variates import VariateClient
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import InlineGrid
-from tests.methods.regression import WORDS, vector
+from fedgraph_flwr.strategies.variates import VariateStrategy
+from tests.methods.regression import LR, WORDS, gradient, start, vector
 from tests.support import assert_same_arrays, call_fresh
+
+BOUND = 1.6
 
 METHODS = [
     name
@@ -42,3 +46,43 @@ def test_a_lost_answer_is_as_if_the_client_had_been_away(run, monkeypatch, metho
 
 def test_there_are_such_methods():
     assert len(METHODS) >= 2
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddc"])
+def test_a_robust_rule_measures_variates_from_zero(run, method):
+    """A bound that holds back neither updates nor changes of variates, but is shorter than their distance to the model."""
+    words = [*WORDS, f"strategy={method}", "train.local_steps=2", "train.lr=0.1"]
+    plain = run(*words)
+    bounded = run(*words, "strategy.aggregator=norm_bound", "strategy.byzantine=0", f"strategy.norm_bound={BOUND}")
+    np.testing.assert_allclose(vector(bounded.arrays), vector(plain.arrays), rtol=0, atol=1e-12)
+
+
+def test_shares_are_of_all_clients_where_a_share_is_capped(run, monkeypatch):
+    """SCAFFOLD by hand: p = (0.375, 0.375, 0.25) of 6, 8 and 10 training nodes, of which none counts above 0.375."""
+    shares, share = [], VariateStrategy.share
+
+    def seen(self, clients):
+        shares.append((clients, share(self, clients)))
+        return shares[-1][1]
+
+    monkeypatch.setattr(VariateStrategy, "share", seen)
+    words = ["strategy.weighting=train", "strategy.max_share=0.375", "strategy.fraction=0.67"]
+    finished = run(*WORDS, "strategy=scaffold", *words, "train.local_steps=2")
+    left = 1 - 0.375
+    p = [left * 6 / 14, left * 8 / 14, 0.375]
+    assert [clients for clients, _ in shares] == [r["cohort"] for r in finished.rounds]
+    x, c, own = start(run), 0.0, [0.0, 0.0, 0.0]
+    for clients, found in shares:
+        assert found == pytest.approx(sum(p[i] for i in clients), rel=1e-12)
+        ends, changes = [], []
+        for i in clients:
+            y = x
+            for _ in range(2):
+                y = y - LR * (gradient(y, i) + c - own[i])
+            new = own[i] - c + (x - y) / (2 * LR)
+            ends.append(y)
+            changes.append(new - own[i])
+            own[i] = new
+        # Two clients of which none may have more than 0.375 of a mean have equal weights in it.
+        x, c = np.mean(ends, axis=0), c + sum(p[i] for i in clients) * np.mean(changes, axis=0)
+    np.testing.assert_allclose(vector(finished.arrays), x, rtol=0, atol=1e-12)

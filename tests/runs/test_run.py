@@ -18,7 +18,8 @@ from fedgraph_flwr.engine.inline import InlineGrid, run_identity, run_inline
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs.prepare import with_folder
 from fedgraph_flwr.runs.recorder import Recorder
-from fedgraph_flwr.wire.messages import METRICS
+from fedgraph_flwr.wire.messages import METRICS, PROTOCOL, from_record
+from tests.conftest import client_graph
 from tests.support import assert_same_arrays, recorded_messages
 
 
@@ -594,3 +595,34 @@ def test_a_simulation_is_given_messages_in_portions(monkeypatch):
     replies, failures, _ = _asked([], monkeypatch, grid=InMemoryGrid([]), clients=5)
     assert (replies, failures) == ([0, 1, 2, 3, 4], {})
     assert pushed == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("side", ["server", "node"])
+def test_another_version_of_the_protocol_is_one_error_on_each_side(run, monkeypatch, side):
+    old = PROTOCOL - 1
+    module = "strategies.base" if side == "server" else "clients.base"
+    monkeypatch.setattr(f"fedgraph_flwr.{module}.PROTOCOL", old)
+    if side == "server":
+        expected = f"the server speaks version {old} .* this node version {PROTOCOL}: install the same version"
+    else:
+        expected = f"node 1 speaks version {old} .* this server version {PROTOCOL}: install the same version"
+    with pytest.raises(FedGraphError, match=expected):
+        run("rounds=1")
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_uniform_weights_leave_out_clients_that_do_not_train(run, tmp_path, monkeypatch, private):
+    """Under differential privacy they count, since weights follow from the configuration."""
+    for client in range(3):
+        graph = client_graph(client)
+        graph.train_mask &= client != 1
+        graph.save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
+    words = ["rounds=1", "strategy.weighting=uniform", f"graph={tmp_path / 'graphs'}", "dtype=float64"]
+    with recorded_messages(monkeypatch) as messages:
+        moved = run(*words, *(["privacy.dp=client_fixed", "privacy.clipping_norm=100"] * private)).arrays
+    sent = [from_record(content["model"]) for way, _, content in messages if way == "up" and "model" in content]
+    for name, array in moved.items():
+        assert np.abs(sent[0][name] - sent[1][name]).max() > 1e-4
+        np.testing.assert_allclose(
+            array, np.mean([own[name] for own in (sent if private else sent[::2])], 0), atol=1e-13
+        )

@@ -15,7 +15,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.writing import write_report
 from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import clipped_model
-from fedgraph_flwr.strategies.privacy import Privacy
+from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from tests.conftest import client_graph
 from tests.support import recorded_messages
 
@@ -361,3 +361,44 @@ def test_what_cannot_be_covered_is_refused(run, words, told):
 def test_settings_that_do_nothing_are_refused(run, words, told):
     with pytest.raises(FedGraphError, match=told):
         run(UNIFORM, *words)
+
+
+def test_the_noise_of_each_of_several_groups_is_as_wide_as_said(monkeypatch):
+    """Unit noise injected: z C_g √G over the divisor, exactly."""
+    scales = []
+
+    class Unit:
+        def normal(self, scale, size):
+            scales.append(scale)
+            return np.full(size, scale)
+
+    monkeypatch.setattr("numpy.random.default_rng", lambda *seed: Unit())
+    cfg = compose([*NOISY, "num_clients=3", "privacy.clipping_norm=0.5", "privacy.clipping_norms={variates: 0.1}"])
+    privacy, zero = Privacy(cfg), {"w": np.zeros(4)}
+    groups = ("model", "variates", "counts")
+    found = privacy.release({group: Terms(zero, [zero] * 3, [1.0] * 3, 3.0) for group in groups})
+    for group, bound in zip(groups, (0.5, 0.1, 0.5), strict=True):
+        np.testing.assert_allclose(found[group]["w"], 4 * bound * math.sqrt(3) / 3, rtol=1e-15)
+    assert privacy.releases == 1
+    privacy.release({"model": Terms(zero, [zero] * 3, [1.0] * 3, 3.0)})
+    assert scales[-1] == 4 * 0.5
+
+
+def test_a_budget_covers_every_exchange_of_a_round(run):
+    """FedOMD releases moments and models: two releases a round, of which four fit and not six."""
+    budget = epsilon_at(1e-5, 4, 5) * 1.01
+    words = ["strategy=fedomd", "strategy.cmd_range=unit", f"privacy.epsilon_budget={budget}", "rounds=9"]
+    done = run(*NOISY, *words)
+    spent = done.summary["privacy"]
+    assert (len(done.rounds), spent["releases"]) == (2, 4)
+    assert spent["epsilon"] == epsilon_at(1e-5, 4, 4) < budget < epsilon_at(1e-5, 4, 6)
+
+
+@pytest.mark.parametrize("dp", ["server_fixed", "client_fixed"])
+def test_noise_on_running_statistics_is_refused_before_any_client_starts(run, monkeypatch, dp):
+    words = [UNIFORM, "rounds=1", f"privacy.dp={dp}", "privacy.noise_multiplier=4", "model.norm=batch"]
+    run(*words, "strategy=fedbn")  # they stay at the clients
+    run(*words[:-1], "model.norm=layer")
+    monkeypatch.setattr("fedgraph_flwr.clients.session._find", lambda *_: pytest.fail("a client started"))
+    with pytest.raises(FedGraphError, match=r"running statistics norms.*running_mean.*model.norm=layer"):
+        run(*words)
