@@ -3,7 +3,7 @@
 import importlib
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -65,6 +65,27 @@ MOVED = {
 }
 """Old module → new module, both below the package."""
 
+HOOKS = {
+    "client": {
+        "checkpoint": "save",
+        "instead": "with_parameters",
+        "own_values": "personal_parameters",
+        "restore": "load",
+        "slopes": "grads",
+        "snapshot": "save",
+        "unmasked": "uplink",
+    },
+    "server": {
+        "aggregate": "step(arrays, reduced)",
+        "average": "Mean(...) in uplink",
+        "exchange": "ask(phase, groups)",
+        "schema": "uplink, and fields(phase, group, client) for shapes that follow from earlier replies",
+        "sum_weights": "Mean(weight=..., scale=...) or Sum() in uplink",
+        **dict.fromkeys(("plain_average", "sends_models", "averages", "sums", "beyond_sums"), "uplink"),
+    },
+}
+"""Per side, members that a method's class must not define → what to define instead."""
+
 
 def successor(name: str) -> str:
     """The present name of a module; the same name where it did not move."""
@@ -91,15 +112,22 @@ class OldNames(MetaPathFinder, Loader):
         sys.modules[old] = importlib.import_module(new)
 
 
-def refuse_old_hooks(cls: type, renamed: Mapping[str, str]) -> None:
-    """Refuse a class that overrides a hook by a name of earlier releases, which nothing would call.
+def refuse_old_hooks(kind: type, side: str) -> None:
+    """Refuse a class that defines what its base no longer has or no longer lets it change.
+
+    Args:
+        kind: the new class.
+        side: ``client`` or ``server``, a key of `HOOKS`.
 
     Raises:
-        TypeError: it does.
+        TypeError: naming the class, the member, and its replacement.
     """
-    for old, new in renamed.items():
-        if old in vars(cls):
-            raise TypeError(f"{cls.__module__}.{cls.__qualname__}.{old} is now {new}: rename the override")
+    for old, new in HOOKS[side].items():
+        if old in vars(kind):
+            raise TypeError(
+                f"{kind.__module__}.{kind.__qualname__} defines '{old}', which a method no longer may: define {new} instead"
+                ' (docs/extend.md, "Migrate a method")'
+            )
 
 
 def install() -> None:

@@ -12,6 +12,8 @@ import grimp
 import networkx as nx
 import pytest
 
+from benchmarks.sizes import lines
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedgraph_flwr"
 
@@ -216,3 +218,10 @@ def test_tests_mirror_the_package():
     whole = {"bundle", "docs", "house", "notebook", "prose", "readme", "results_schema", "simulations", "sizes"}
     loose = {path.name for path in (ROOT / "tests").glob("test_*.py")}
     assert loose - modules <= {f"test_{name}.py" for name in whole}
+
+
+@pytest.mark.parametrize("side", ["clients", "strategies"])
+def test_the_bases_stay_small(side):
+    """A base has what methods override and use; each other concern has its own module next to it."""
+    path = PACKAGE / side / "base.py"
+    assert lines(str(path), path.read_text()) < 300

@@ -9,11 +9,10 @@ import warnings
 import pytest
 
 from fedgraph_flwr import moved
-from fedgraph_flwr.clients.base import RENAMED
 from fedgraph_flwr.clients.fedprox import FedProxClient
 from fedgraph_flwr.clients.personal import PersonalClient
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.moved import MOVED, PACKAGE, successor
+from fedgraph_flwr.moved import HOOKS, MOVED, PACKAGE, successor
 
 EVERY = """
 import contextlib, importlib, pkgutil, warnings, fedgraph_flwr
@@ -93,11 +92,11 @@ def test_only_an_old_name_warns(more, told):
     assert told in done.stderr
 
 
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+@pytest.mark.parametrize(("old", "new"), HOOKS["client"].items())
 def test_an_override_by_an_old_name_is_refused_with_the_new_one(old, new):
     assert hasattr(PersonalClient, new)
     assert not hasattr(PersonalClient, old)
-    with pytest.raises(TypeError, match=rf"\.Mine\.{old} is now {new}: rename the override$"):
+    with pytest.raises(TypeError, match=rf"\.Mine defines '{old}', which a method no longer may: define {new} instead"):
         type("Mine", (FedProxClient,), {old: lambda self: None})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

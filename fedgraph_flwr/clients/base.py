@@ -22,61 +22,31 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.description import describe
-from fedgraph_flwr.clients.phases import REPEATS, Answer, phase, phases
+from fedgraph_flwr.clients.phases import Answer, phase
+from fedgraph_flwr.clients.replies import plain_reply, reply
 from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.seam import seam
-from fedgraph_flwr.clients.secure_sums import masked_reply, secure_exchange
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import NoParams, method_params
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.errors import FedGraphError, plain, unknown
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
-from fedgraph_flwr.methods.overrides import refuse_overrides
-from fedgraph_flwr.methods.uplink import Groups, Uplink, declared, model_only, sums
+from fedgraph_flwr.methods.labels import LABELS, shares
+from fedgraph_flwr.methods.uplink import Groups, Uplink, declared, model_only
 from fedgraph_flwr.moved import refuse_old_hooks
 from fedgraph_flwr.numerics.losses import class_weights, task_grad, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.secure.clipping import clipped_groups
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.keyring import Keyring
-from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.policy import simulated
-from fedgraph_flwr.secure.protections import check_sent
-from fedgraph_flwr.secure.secagg import (
-    DEAL,
-    PUBLISH,
-    SECAGG,
-    UNMASK,
-    Member,
-)
-from fedgraph_flwr.wire.messages import (
-    DESCRIBE,
-    EVALUATE,
-    MODEL,
-    PROTOCOL,
-    SPEAKS,
-    TRAIN,
-    Arrays,
-    check_arrays,
-    derive_seed,
-)
+from fedgraph_flwr.secure.secagg import Member
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, moved
 
 OBJECTIVE = {"loss", "logits", "task_loss"}
 """The methods of a client that say what its local training minimises."""
-
-RENAMED = {
-    "checkpoint": "save",
-    "instead": "with_parameters",
-    "own_values": "personal_parameters",
-    "restore": "load",
-    "slopes": "grads",
-    "snapshot": "save",
-}
-"""Hooks of earlier releases, and what to override now."""
 
 
 class Batch(NamedTuple):
@@ -141,8 +111,7 @@ class GraphClient(NumPyClient):
 
     def __init_subclass__(cls, **words: Any) -> None:
         super().__init_subclass__(**words)
-        refuse_old_hooks(cls, RENAMED)
-        refuse_overrides(cls, {"unmasked": "uplink"})
+        refuse_old_hooks(cls, "client")
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
@@ -455,116 +424,34 @@ class GraphClient(NumPyClient):
     # --- answering a message ------------------------------------------------------------------------------------------
 
     def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """Answer one message with what `uplink` declares; where sums are secure, with a term of one.
+        """Reply to one message with what `uplink` declares; in a secure sum, with a masked term.
 
         Raises:
-            FedGraphError: the reply holds what is not declared.
-            RunFailed: arrays are asked for that would leave as they are.
+            FedGraphError: the reply has a group or a number that the uplink does not declare.
+            RunFailed: the server requests unmasked terms of a secure sum.
         """
         self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
-        secure = self.cfg.privacy.secagg
-        if secure and name in (PUBLISH, DEAL, UNMASK):
-            return secure_exchange(name, groups, self.member, self.keyring, self.server_round, self.exchange), {}
-        told, received = (groups.pop(SECAGG, {}), digest(groups.get(MODEL, {}))) if secure else ({}, b"")
-        sent, numbers = self.plain_answer(name, groups, config)
-        check_sent(self.cfg, self.declared, name, sent, numbers, self._numbers_of(name))
-        terms = sums(self.declared.get(name, {})) if secure else ()
-        return masked_reply(sent, terms, told, self.member, self.server_round, received) if terms else sent, numbers
+        return reply(self, name, groups, config)
+
+    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+        """Reply to one message, without masks."""
+        return plain_reply(self, name, groups, config)
 
     @cached_property
     def declared(self) -> dict[str, Groups]:
         """The uplink of this run."""
         return declared(type(self), self.cfg)
 
-    def _numbers_of(self, name: str) -> set[str]:
-        """Numbers that the framework itself sends in a reply."""
-        if name == DESCRIBE:
-            return {"num_train", "num_nodes", "num_features", "num_classes", "schema", SPEAKS}
-        return self._score_names | {"num_train", "train-loss"} if name in (TRAIN, EVALUATE) else set()
-
     @cached_property
-    def _score_names(self) -> set[str]:
+    def score_names(self) -> set[str]:
+        """Names of all scores that this client may send."""
         return metrics.score_names(self.cfg.evaluation, self.graph.num_classes)
-
-    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
-        """The answer to one message.
-
-        Args:
-            name: ``describe``, ``train``, ``evaluate``, or a phase of the method.
-            groups: named groups of arrays, as received; without `MODEL`, a client goes on with its own parameters.
-            config: scalars, as received.
-
-        Raises:
-            FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
-        """
-        if name == EVALUATE and self.cfg.privacy.scores == "none":
-            raise FedGraphError(f"client {self.graph.client} sends no scores: privacy.scores=none keeps them")
-        if self.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
-            self._weigh(groups.pop(CLASS_WEIGHTS, {}))
-        if name == "describe":
-            if MODEL in groups and config.get("keep"):  # where no scores were asked for
-                self.set_parameters(self._received(groups))
-                self.remember({}, config)
-            return {}, {**self.describe(), SPEAKS: PROTOCOL}
-        if name in ("train", "evaluate"):
-            parameters = self._received(groups) if MODEL in groups else []
-            self.receive(groups)
-            if name == "evaluate":
-                return {}, self.evaluate(parameters, config)[2]
-            trained, num_train, told = self.fit(parameters, config)
-            sent, numbers = self.send()
-            if MODEL in self.declared[TRAIN] and not config.get("keep_model"):
-                sent = {MODEL: dict(zip(self.shared, trained, strict=True)), **sent}
-            if self.cfg.privacy.dp == "none":
-                told["num_train"] = num_train
-            received = dict(zip(self.shared, parameters, strict=False))
-            return self._bounded(name, sent, received), {**told, **numbers}
-        self.messages_of(name)
-        sent, numbers = getattr(self, name)(groups, config)
-        return self._bounded(name, sent, groups.get(MODEL, {})), numbers
 
     @phase
     def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
         """Of the training nodes the share in each class, for `methods.labels`."""
         share = shares(self.batch.y.cpu().numpy(), self.graph.num_classes, self.policy.min_nodes)
         return {LABELS: {"share": share}}, {}
-
-    def _weigh(self, group: Arrays) -> None:
-        """Take the class weights of all clients.
-
-        Raises:
-            FedGraphError: they are missing, or no weights of this graph's classes.
-        """
-        check_arrays(group, {"w": (self.graph.num_classes,)}, "the server")
-        if (group["w"] < 0).any():
-            raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected none below 0")
-        self.class_weights = torch.from_numpy(group["w"]).to(self.device, self.dtype)
-
-    def _received(self, groups: dict[str, Arrays]) -> list[np.ndarray]:
-        """The shared parameters of a message, taken out of its groups, in the model's order."""
-        model = groups.pop(MODEL)
-        check_arrays(model, self._shapes, "the server")
-        return [model[key] for key in self.shared]
-
-    @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that travel."""
-        return {key: tuple(tensor.shape) for key, tensor in self.shared.items()}
-
-    @classmethod
-    def messages_of(cls, name: str) -> int:
-        """How many messages of a phase a round may bring.
-
-        Raises:
-            FedGraphError: no such phase.
-        """
-        if name not in (known := [DESCRIBE, TRAIN, EVALUATE, PUBLISH, DEAL, UNMASK, *phases(cls)]):
-            raise unknown("phase", plain(name, 60), known, f"asked of {cls.__name__}")
-        return {**REPEATS, **cls.repeats}.get(name, 1)
-
-    def _bounded(self, name: str, sent: dict[str, Arrays], received: Arrays) -> dict[str, Arrays]:
-        clips = self.cfg.privacy.dp in ("client_fixed", "distributed")
-        return clipped_groups(sent, self.declared.get(name, {}), received, self.cfg.privacy) if clips else sent
 
     # --- for when the run is over -------------------------------------------------------------------------------------
 

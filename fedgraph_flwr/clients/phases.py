@@ -4,7 +4,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, Arrays
+from fedgraph_flwr.errors import plain, unknown
+from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, TRAIN, Arrays
 
 Answer = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and numbers: the reply of a phase."""
@@ -25,3 +27,14 @@ def phase(method: PhaseMethod) -> PhaseMethod:
 def phases(kind: type) -> tuple[str, ...]:
     """The names of a class's own phases."""
     return tuple(name for name in dir(kind) if getattr(getattr(kind, name), "is_phase", False))
+
+
+def messages_of(kind: type, name: str) -> int:
+    """Number of messages of a phase that a round may bring to a client of this class.
+
+    Raises:
+        FedGraphError: no such phase.
+    """
+    if name not in (known := [DESCRIBE, TRAIN, EVALUATE, PUBLISH, DEAL, UNMASK, *phases(kind)]):
+        raise unknown("phase", plain(name, 60), known, f"asked of {kind.__name__}")
+    return int({**REPEATS, **getattr(kind, "repeats", {})}.get(name, 1))

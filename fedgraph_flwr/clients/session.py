@@ -22,6 +22,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.logger import log
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.phases import messages_of
 from fedgraph_flwr.clients.private_state import checkpoint, restore, snapshot
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
@@ -234,7 +235,7 @@ def _permit(
         FedGraphError: one sentence.
     """
     phase, server_round = config["phase"], config["round"]
-    most = client.policy.most(phase, client.messages_of(phase))
+    most = client.policy.most(phase, messages_of(type(client), phase))
     if not 0 <= server_round <= client.cfg.rounds:
         raise FedGraphError(
             f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds"

@@ -5,9 +5,12 @@
     evaluate                                          once, at the end, and where not all clients train
 
 A method declares in `uplink` what leaves a client and what the server needs of it (`fedgraph_flwr.methods.uplink`), overrides
-the hooks `setup`, `before_train` and `step`, and calls `ask` for its own exchanges. The loop of a run is in `loop`, one exchange
-in `exchange`, the reading of replies in `replies`, their reduction in `reducing`. An exchange is what costs on a fleet: scores of
-round r travel with the training replies of round r + 1.
+the hooks `setup`, `before_train` and `step`, and calls `ask` for its own exchanges. An exchange is what costs on a fleet: scores
+of round r travel with the training replies of round r + 1. Other modules hold the parts:
+
+    loop         the loop of a run                  replies      the reading of replies
+    requests     the messages of an exchange        reducing     the reduction of replies
+    exchange     sending and waiting                weighting    the weights of clients
 """
 
 from collections import Counter
@@ -18,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -28,10 +31,10 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import NoParams, method_params
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
-from fedgraph_flwr.methods.overrides import refuse_overrides
-from fedgraph_flwr.methods.uplink import Mean, Reducer, Uplink, declared, model_only, releases, sums
+from fedgraph_flwr.methods.uplink import Reducer, Uplink, declared, model_only, releases, sums
+from fedgraph_flwr.moved import refuse_old_hooks
 from fedgraph_flwr.runs.recorder import Recorder
+from fedgraph_flwr.strategies import weighting
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
@@ -39,6 +42,7 @@ from fedgraph_flwr.strategies.loop import Loop, Stage
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import Reduced, reduce
 from fedgraph_flwr.strategies.replies import ReplyReader
+from fedgraph_flwr.strategies.requests import Groups, GroupsFor, requests, with_own
 from fedgraph_flwr.strategies.scoring import as_list
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import (
@@ -52,29 +56,9 @@ from fedgraph_flwr.wire.messages import (
     Arrays,
     Reply,
     derive_seed,
-    pack,
-    to_record,
 )
 from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 from fedgraph_flwr.wire.trees import Tree, as_arrays
-
-Groups = Mapping[str, Any]
-"""Groups that travel: name → named arrays, or a record made of them."""
-
-GroupsFor = Groups | Mapping[int, Groups]
-"""The same groups for all clients, or each client's own by its index."""
-
-REPLACED = {
-    "aggregate": "step(arrays, reduced)",
-    "average": "Mean(...) in uplink",
-    "exchange": "ask(phase, groups)",
-    "schema": "uplink, and fields(phase, group, client) for shapes that follow from earlier replies",
-    "sum_weights": "Mean(weight=..., scale=...) or Sum() in uplink",
-    **dict.fromkeys(("plain_average", "sends_models", "averages", "sums", "beyond_sums"), "uplink"),
-}
-"""Members that a strategy no longer has, and what replaces them."""
-
-_TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
 
 
 class GraphStrategy(FlowerFedAvg):
@@ -116,7 +100,7 @@ class GraphStrategy(FlowerFedAvg):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse_overrides(cls, REPLACED)
+        refuse_old_hooks(cls, "server")
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(
@@ -274,14 +258,7 @@ class GraphStrategy(FlowerFedAvg):
         ``uniform`` gives clients without training nodes 0 if others train. Under differential privacy all weigh 1: weights
         follow from the configuration.
         """
-        rule = self.cfg.strategy.weighting
-        if rule == "uniform":
-            ones = [1.0] * len(clients)
-            trains = ones if self.privacy else [float(n > 0) for n in self.counts("num_train", clients)]
-            return trains if any(trains) else ones
-        return capped(
-            self.counts({"train": "num_train", "nodes": "num_nodes"}[rule], clients), self.cfg.strategy.max_share
-        )
+        return weighting.by_rule(self, clients)
 
     def counts(self, key: str, clients: list[int]) -> list[float]:
         """A number that clients describe themselves by, such as ``num_train``."""
@@ -289,21 +266,7 @@ class GraphStrategy(FlowerFedAvg):
 
     def weights_in(self, reducer: Reducer, clients: list[int]) -> list[float]:
         """Unnormalised weight of each client in a declared mean or sum; all of it is known before the exchange."""
-        if not isinstance(reducer, Mean):
-            return [1.0] * len(clients)
-        found = [1.0] * len(clients)
-        if reducer.weight == "weighting":
-            found = self.weights(clients)
-        elif reducer.weight != "uniform" and not self.privacy:
-            counts = self.counts({"train": "num_train", "nodes": "num_nodes"}[reducer.weight], clients)
-            found = counts if any(counts) else found
-        if reducer.scale:
-            scaled = [weight * reducer.scale(client) for weight, client in zip(found, clients, strict=True)]
-            found = scaled if any(scaled) else found
-        if reducer.trained and not self.privacy:
-            own = [w * bool(n) for w, n in zip(found, self.counts("num_train", clients), strict=True)]
-            found = own if any(own) else found
-        return found
+        return weighting.of_reducer(self, reducer, clients)
 
     @property
     def addressed(self) -> list[int]:
@@ -327,9 +290,8 @@ class GraphStrategy(FlowerFedAvg):
         """
         chosen, down = list(clients) if clients is not None else self.addressed, groups or {}
         if self.secure and sums(self.uplink_of.get(phase, {})):
-            masks, own = self.secure.begin(phase, chosen), _by_client(down)
-            down = {c: {**(down if own is None else own.get(c, {})), **mask} for c, mask in masks.items()}
-            chosen = list(masks)
+            masks = self.secure.begin(phase, chosen)
+            chosen, down = list(masks), with_own(down, masks)
         return self.reduce(phase, self.exchange(phase, self.messages(phase, chosen, down, config or {})).replies)
 
     def reduce(self, phase: str, replies: list[Reply]) -> Reduced:
@@ -360,9 +322,7 @@ class GraphStrategy(FlowerFedAvg):
 
     def send_beside(self, groups: Mapping[int, Groups]) -> None:
         """With this round's model, each client is also sent these groups of its own."""
-        own = _by_client(self.sent)
-        common = pack(self.sent if own is None else {})  # type: ignore[arg-type]
-        self.sent = {client: {**(common if own is None else own.get(client, {})), **g} for client, g in groups.items()}
+        self.sent = with_own(self.sent, groups)
 
     def drop(self, clients: Iterable[int]) -> None:
         """Take clients out of this round; they keep their place in the next."""
@@ -416,37 +376,21 @@ class GraphStrategy(FlowerFedAvg):
         config: Mapping[str, Any],
         model: ArrayRecord | None = None,
     ) -> list[Message]:
-        """One message of a phase for each client; arrays that all are sent are encoded once.
+        """One message of a phase per client (`requests`), counted as an exchange of this round.
 
         Args:
             phase: its name.
-            clients: who is asked.
+            clients: the receivers.
             groups: for all, or by client.
             config: further scalars.
-            model: shared parameters to go along; a client with parameters of its own is sent those.
+            model: shared parameters to send along.
         """
         if phase != DESCRIBE:
             self.involved.update(clients)
         earlier = self._asked[phase]
         self._asked[phase] += 1
         record = self.config(phase, {**config, **({"exchange": earlier} if earlier else {})})
-        own = _by_client(groups)
-        common = pack(groups if own is None else {})  # type: ignore[arg-type]
-        if self.class_weights and phase not in (DESCRIBE, EVALUATE):
-            beside = pack({CLASS_WEIGHTS: self.class_weights})
-        else:
-            beside = RecordDict()
-        messages = []
-        for client in clients:
-            content = RecordDict()
-            if model is not None:
-                content[MODEL] = to_record(self.models[client]) if client in self.models else model
-            content.update(common if own is None else pack(own.get(client, {})))
-            content.update(beside)
-            content[CONFIG] = record
-            kind = _TYPES.get(phase, MessageType.QUERY)
-            messages.append(Message(content, dst_node_id=self.clients[client].node_id, message_type=kind))
-        return messages
+        return requests(self, phase, clients, groups, record, model)
 
     def config(self, phase: str, config: Mapping[str, Any]) -> ConfigRecord:
         """The scalars of a message."""
@@ -542,27 +486,3 @@ class GraphStrategy(FlowerFedAvg):
         if self.cfg.evaluation.average != "nodes":
             return None
         return [float(v) for reply in replies for v in as_list(self.clients[reply.client].description["num_nodes"])]
-
-
-def capped(weights: list[float], most: float) -> list[float]:
-    """Weights of which none is more than a share ``most`` of their sum: what is above goes to the others, in their proportions.
-
-    Where even equal shares are above it, weights above 0 are equal; where none is above it, they are as they came.
-    """
-    values, total = np.array(weights), sum(weights)
-    if not total or (values <= most * total).all():
-        return weights
-    if most * np.count_nonzero(values) <= 1:
-        return [float(value > 0) for value in values]
-    full = np.zeros(len(weights), dtype=bool)
-    shares = values / total
-    while (shares[~full] > most).any():
-        full |= shares > most
-        left = values[~full].sum()
-        shares = np.where(full, most, values / left * (1 - most * full.sum()) if left else 0)
-    return [float(share) for share in shares]
-
-
-def _by_client(groups: GroupsFor) -> Mapping[int, Groups] | None:
-    """The groups by client index, or None where they are the same for all."""
-    return groups if groups and all(isinstance(key, int) for key in groups) else None  # type: ignore[return-value]

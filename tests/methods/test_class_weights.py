@@ -8,7 +8,7 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients import replies, session
 from fedgraph_flwr.clients.base import GraphClient, phase
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
@@ -149,13 +149,13 @@ def test_a_partys_policy_holds_for_it(run, tmp_path):
 
 def test_shares_are_terms_of_a_secure_sum_where_sums_are_secure(go, monkeypatch):
     weighed = []
-    weigh = GraphClient._weigh
+    weigh = replies.take_class_weights
 
-    def spy(self, group):
+    def spy(client, group):
         weighed.append(group["w"])
-        weigh(self, group)
+        weigh(client, group)
 
-    monkeypatch.setattr(GraphClient, "_weigh", spy)
+    monkeypatch.setattr(replies, "take_class_weights", spy)
     go("fedavg", "rounds=1", *FEDERATED)
     plain = weighed[-1]
     with recorded_messages(monkeypatch) as messages:

@@ -123,7 +123,7 @@ def test_fedspa_puts_its_groups_together_as_one_model(run, monkeypatch, name):
         calls.append([sorted(v) for v in values])
         return combine(values, origin, cfg)
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.base.combine", seen)
+    monkeypatch.setattr("fedgraph_flwr.strategies.reducing.combine", seen)
     done = run("strategy=fedspa", f"strategy.aggregator={name}", "strategy.byzantine=0", "rounds=1")
     assert calls == [[sorted(done.arrays)] * 3]
 

@@ -1,0 +1,164 @@
+"""Replies of a client to the server's messages.
+
+reply           checks what leaves the client against its uplink, and masks the terms of secure sums
+plain_reply     the content: a description, Flower's `fit` or `evaluate`, or a phase of the method
+"""
+
+# ruff: noqa: D102 (`base` documents each member)
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.clients.phases import Answer, messages_of
+from fedgraph_flwr.clients.secure_sums import masked_reply, secure_exchange
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
+from fedgraph_flwr.methods.uplink import Groups, sums
+from fedgraph_flwr.secure.clipping import clipped_groups
+from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.secure.protections import check_sent
+from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, SECAGG, UNMASK, Member
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, PROTOCOL, SPEAKS, TRAIN, Arrays, check_arrays
+
+
+class Respondent(Protocol):
+    """A client, as this module uses it; `fedgraph_flwr.clients.base` documents each member."""
+
+    cfg: RunConfig
+    graph: ClientGraph
+    device: torch.device
+    dtype: torch.dtype
+    class_weights: Tensor | None
+    keyring: Keyring
+    member: Member
+    server_round: int
+    exchange: int
+
+    @property
+    def declared(self) -> dict[str, Groups]: ...
+
+    @property
+    def score_names(self) -> set[str]: ...
+
+    @property
+    def shared(self) -> dict[str, Tensor]: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+    def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]: ...
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]: ...
+
+    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer: ...
+
+    def receive(self, groups: dict[str, Arrays]) -> None: ...
+
+    def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None: ...
+
+    def send(self) -> Answer: ...
+
+    def set_parameters(self, parameters: list[np.ndarray]) -> None: ...
+
+
+def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    """Reply to one message with what the uplink declares; in a secure sum, with a masked term.
+
+    Raises:
+        FedGraphError: the reply has a group or a number that the uplink does not declare.
+        RunFailed: the server requests unmasked terms of a secure sum.
+    """
+    secure, declared = client.cfg.privacy.secagg, client.declared
+    if secure and name in (PUBLISH, DEAL, UNMASK):
+        return secure_exchange(name, groups, client.member, client.keyring, client.server_round, client.exchange), {}
+    terms_of, received = (groups.pop(SECAGG, {}), digest(groups.get(MODEL, {}))) if secure else ({}, b"")
+    sent, numbers = client.plain_answer(name, groups, config)
+    check_sent(client.cfg, declared, name, sent, numbers, _framework_numbers(client, name))
+    terms = sums(declared.get(name, {})) if secure else ()
+    if terms:
+        sent = masked_reply(sent, terms, terms_of, client.member, client.server_round, received)
+    return sent, numbers
+
+
+def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    """Reply to one message, without masks.
+
+    Args:
+        client: who replies.
+        name: ``describe``, ``train``, ``evaluate``, or a phase of the method.
+        groups: named groups of arrays, as received; without `MODEL`, the client keeps its own parameters.
+        config: scalars, as received.
+
+    Raises:
+        FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
+    """
+    if name == EVALUATE and client.cfg.privacy.scores == "none":
+        raise FedGraphError(f"client {client.graph.client} sends no scores: privacy.scores=none keeps them")
+    if client.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
+        take_class_weights(client, groups.pop(CLASS_WEIGHTS, {}))
+    if name == DESCRIBE:
+        if MODEL in groups and config.get("keep"):  # where no scores were asked for
+            client.set_parameters(_parameters(client, groups))
+            client.remember({}, config)
+        return {}, {**client.describe(), SPEAKS: PROTOCOL}
+    if name in (TRAIN, EVALUATE):
+        parameters = _parameters(client, groups) if MODEL in groups else []
+        client.receive(groups)
+        if name == EVALUATE:
+            return {}, client.evaluate(parameters, config)[2]
+        return _trained(client, parameters, config)
+    messages_of(type(client), name)
+    sent, numbers = getattr(client, name)(groups, config)
+    return _bounded(client, name, sent, groups.get(MODEL, {})), numbers
+
+
+def take_class_weights(client: Respondent, group: Arrays) -> None:
+    """Set the class weights of all clients.
+
+    Raises:
+        FedGraphError: they are missing, negative, or not of this graph's classes.
+    """
+    check_arrays(group, {"w": (client.graph.num_classes,)}, "the server")
+    if (group["w"] < 0).any():
+        raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected none below 0")
+    client.class_weights = torch.from_numpy(group["w"]).to(client.device, client.dtype)
+
+
+def _trained(client: Respondent, parameters: list[np.ndarray], config: dict[str, Any]) -> Answer:
+    """The reply to ``train``: shared parameters and the method's groups; scores, losses and the method's numbers."""
+    trained, num_train, scores = client.fit(parameters, config)
+    sent, numbers = client.send()
+    if MODEL in client.declared[TRAIN] and not config.get("keep_model"):
+        sent = {MODEL: dict(zip(client.shared, trained, strict=True)), **sent}
+    if client.cfg.privacy.dp == "none":
+        scores["num_train"] = num_train
+    received = dict(zip(client.shared, parameters, strict=False))
+    return _bounded(client, TRAIN, sent, received), {**scores, **numbers}
+
+
+def _parameters(client: Respondent, groups: dict[str, Arrays]) -> list[np.ndarray]:
+    """The shared parameters of a message, taken out of its groups, in the model's order."""
+    model = groups.pop(MODEL)
+    check_arrays(model, {key: tuple(tensor.shape) for key, tensor in client.shared.items()}, "the server")
+    return [model[key] for key in client.shared]
+
+
+def _bounded(client: Respondent, name: str, sent: dict[str, Arrays], received: Arrays) -> dict[str, Arrays]:
+    """The groups of a reply, clipped where the client bounds its own influence."""
+    clips = client.cfg.privacy.dp in ("client_fixed", "distributed")
+    return clipped_groups(sent, client.declared.get(name, {}), received, client.cfg.privacy) if clips else sent
+
+
+def _framework_numbers(client: Respondent, name: str) -> set[str]:
+    """Numbers that the framework itself sends in a reply."""
+    if name == DESCRIBE:
+        return {"num_train", "num_nodes", "num_features", "num_classes", "schema", SPEAKS}
+    return client.score_names | {"num_train", "train-loss"} if name in (TRAIN, EVALUATE) else set()

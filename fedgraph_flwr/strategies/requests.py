@@ -1,0 +1,67 @@
+"""Messages of one exchange to the clients, and the groups of arrays that travel with them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
+from fedgraph_flwr.strategies.contract import RunnableMethod
+from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN, pack, to_record
+
+Groups = Mapping[str, Any]
+"""Groups that travel: name → named arrays, or a record made of them."""
+
+GroupsFor = Groups | Mapping[int, Groups]
+"""The same groups for all clients, or each client's own by its index."""
+
+_TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
+
+
+def requests(
+    method: RunnableMethod,
+    phase: str,
+    clients: list[int],
+    groups: GroupsFor,
+    record: ConfigRecord,
+    model: ArrayRecord | None = None,
+) -> list[Message]:
+    """One message of a phase per client; arrays that are the same for all are encoded once.
+
+    Args:
+        method: the strategy.
+        phase: its name.
+        clients: the receivers.
+        groups: for all, or by client.
+        record: the scalars.
+        model: shared parameters to send along; a client with its own shared parameters gets those instead.
+    """
+    common, own = _split(groups)
+    if method.class_weights and phase not in (DESCRIBE, EVALUATE):
+        extra = pack({CLASS_WEIGHTS: method.class_weights})
+    else:
+        extra = RecordDict()
+    messages = []
+    for client in clients:
+        content = RecordDict()
+        if model is not None:
+            content[MODEL] = to_record(method.models[client]) if client in method.models else model
+        content.update(common if own is None else pack(own.get(client, {})))
+        content.update(extra)
+        content[CONFIG] = record
+        kind = _TYPES.get(phase, MessageType.QUERY)
+        messages.append(Message(content, dst_node_id=method.clients[client].node_id, message_type=kind))
+    return messages
+
+
+def with_own(groups: GroupsFor, more: Mapping[int, Groups]) -> dict[int, Groups]:
+    """The groups of each client in ``more``, with these further ones of its own."""
+    common, own = _split(groups)
+    return {client: {**(common if own is None else own.get(client, {})), **extra} for client, extra in more.items()}
+
+
+def _split(groups: GroupsFor) -> tuple[RecordDict, Mapping[int, Groups] | None]:
+    """The groups that all clients get, encoded; the groups by client, None where all get the same."""
+    if groups and all(isinstance(key, int) for key in groups):
+        return RecordDict(), groups  # type: ignore[return-value]
+    return pack(groups), None  # type: ignore[arg-type]
