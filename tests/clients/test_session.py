@@ -65,7 +65,7 @@ def test_what_a_library_raises_is_about_its_callers_line(run, words):
 
 
 def test_where_no_frame_is_the_users_the_line_of_the_package_is_named(run):
-    with pytest.raises(Exception, match=r"TypeError: cannot unpack .*clients/base\.py, line \d+, in "):
+    with pytest.raises(Exception, match=r"TypeError: cannot unpack .*clients/replies\.py, line \d+, in "):
         run(*WORDS, f"strategy.client={__name__}:Forgetting")
 
 

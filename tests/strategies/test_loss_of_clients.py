@@ -24,8 +24,8 @@ def test_a_sum_over_clients_keeps_to_cross_entropy(run):
 
 def test_clients_of_other_schemas_do_not_train_together(run, monkeypatch):
     """Each party's file tells a fingerprint of its schema; one differs in a column."""
-    from fedgraph_flwr.clients import base
+    from fedgraph_flwr.clients import description
 
-    monkeypatch.setattr(base, "fingerprint", lambda graph: [1, 2, 3, 4 + (graph.client == 2)])
+    monkeypatch.setattr(description, "fingerprint", lambda graph: [1, 2, 3, 4 + (graph.client == 2)])
     with pytest.raises(FedGraphError, match="schemas of clients 0 and 2 differ: column 2"):
         run("strategy=fedavg")
