@@ -104,9 +104,9 @@ def silent(monkeypatch):
     monkeypatch.setattr(distributed, "skellam", lambda variance, count, generator: np.zeros(count, np.int64))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fednova", "scaffold", "fedproto"])
-def test_without_its_noise_a_run_is_that_of_clients_that_clip(run, silent, monkeypatch, method):
-    words = [f"strategy={method}", "rounds=2", "dtype=float64", "model.dropout=0"]
+@pytest.mark.parametrize("form", ["fedavg", "fednova train.local_steps_by_client=[1,2,4]", "scaffold", "fedproto"])
+def test_without_its_noise_a_run_is_that_of_clients_that_clip(run, silent, monkeypatch, form):
+    words = [f"strategy={form.split()[0]}", *form.split()[1:], "rounds=2", "dtype=float64", "model.dropout=0"]
     found = run(*words, *NOISY)
     zero = type("Zero", (), {"normal": lambda self, scale, size: np.zeros(size)})
     seeded = np.random.default_rng
