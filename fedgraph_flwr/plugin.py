@@ -6,7 +6,7 @@ from fedgraph_flwr.plugin import ARRAYS, MODEL, TRAIN, ArrayField, GraphClient, 
 from fedgraph_flwr.clients.base import Batch, GraphClient, phase
 from fedgraph_flwr.config import at_least, choice, number, one_of
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Mean, Once, Public, Relay, Sum
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Mean, Once, Public, Relay, Sum, every_model
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import METRICS, MODEL, TRAIN, Arrays
@@ -34,6 +34,7 @@ __all__ = [
     "Sum",
     "at_least",
     "choice",
+    "every_model",
     "number",
     "one_of",
     "phase",

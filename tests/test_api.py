@@ -328,9 +328,9 @@ def test_a_split_of_ones_own_is_kept_to_and_the_graphs_stay_as_they_are(folder):
     assert int(second.val_mask.sum()) == round(0.2 * int(graphs[1].train_mask.sum()))
     drawn = load_client(fg.run(graphs=graphs, split={"kind": "ratio"}, rounds=1, progress=False).config, 0)
     assert int(drawn.train_mask.sum()) == int(0.6 * 16)
-    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] marks no node in train_mask, of which"):
+    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] marks no node in train_mask, but"):
         fg.run(graphs=[data(0), data(1, train_mask=None)])
-    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] marks no node in test_mask, of which"):
+    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] marks no node in test_mask, but"):
         fg.run(graphs=[data(0), data(1, test_mask=torch.zeros_like(data(1).test_mask))])
 
 
@@ -416,7 +416,7 @@ def test_typed_graphs_in_memory():
     assert run.predict(client=1).logits.shape == (20, 2)
     two = hetero(0)
     two["author"].y = torch.zeros(10, dtype=torch.int64)
-    with pytest.raises(fg.FedGraphError, match="say target=TYPE"):
+    with pytest.raises(fg.FedGraphError, match="pass target=TYPE"):
         fg.run(graphs=[two], model="rgcn")
 
 

@@ -129,6 +129,11 @@ def model_only(cfg: RunConfig, params: Any) -> Uplink:
     return {TRAIN: {MODEL: Mean(ARRAYS, origin=ARRAYS)}}
 
 
+def every_model(cfg: RunConfig, params: Any) -> Uplink:
+    """The uplink of a method whose server mixes clients' models into one for each."""
+    return {TRAIN: {MODEL: Individual(ARRAYS, why="each client receives its own mixture of models")}}
+
+
 def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
     """The uplink of a method's server or client class, with what the framework itself asks.
 

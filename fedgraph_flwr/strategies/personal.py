@@ -9,13 +9,19 @@ has not trained yet, from θ. Leaves a client: what FedAvg sends, and what the m
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.uplink import every_model
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import Arrays, Reply, weighted_mean
 
 
 class PersonalStrategy(GraphStrategy):
-    """Mixes clients' models by a matrix; clients that did not answer keep theirs in `models`."""
+    """Mixes clients' models by a matrix; clients that did not answer keep theirs in `models`.
+
+    Its client declares the same uplink: ``uplink = staticmethod(every_model)``.
+    """
+
+    uplink = staticmethod(every_model)
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
         """A [n, n] of the n clients that answered, in their order; each row sums to 1."""

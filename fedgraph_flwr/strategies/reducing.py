@@ -147,7 +147,7 @@ def origin_of(method: Method, reducer: Reducer, like: Arrays) -> Arrays:
 
 def _reduced(method: Method, reducer: Reducer, group: str, replies: list[Reply]) -> Arrays:
     """The mean or sum of a group, in the clear."""
-    values, clients = [reply.groups[group] for reply in replies], [reply.client for reply in replies]
+    values, clients = [reply.groups.get(group, {}) for reply in replies], [reply.client for reply in replies]
     rules = method.cfg.strategy
     if isinstance(reducer, Sum):
         if rules.aggregator == "mean":
@@ -175,7 +175,7 @@ def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[st
 
 def _terms(method: Method, group: str, reducer: Reducer, replies: list[Reply]) -> Terms:
     """The clipped sum that differential privacy releases of a group."""
-    values = [reply.groups[group] for reply in replies]
+    values = [reply.groups.get(group, {}) for reply in replies]
     origin = origin_of(method, reducer, values[0])
     if isinstance(reducer, Sum):
         wide: Any = {name: array.astype(reducer.dtype) for name, array in origin.items()}

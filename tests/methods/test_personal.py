@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from fedgraph_flwr.clients import session
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.private_state import restore, snapshot
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.uplink import every_model
 from fedgraph_flwr.strategies.personal import PersonalStrategy
 from fedgraph_flwr.wire.messages import MODEL, Reply
 from fedgraph_flwr.wire.trees import flatten, unflatten
@@ -153,7 +155,7 @@ def test_a_client_without_training_nodes_is_scored_by_the_shared_model(method):
     ("words", "message"),
     [
         (["strategy=fedbn", "model=gcn"], r"strategy\.private: 'norms\.' matches no parameter of model=gcn"),
-        (["strategy=fedper", "strategy.private=[haed]"], r"'haed' matches no parameter .* begin with head\., layers\."),
+        (["strategy=fedper", "strategy.private=[haed]"], r"'haed' matches no parameter .* start with head\., layers\."),
         (["strategy.shared=[layer0]"], r"strategy\.shared: 'layer0' matches no parameter"),
         (["strategy=fedala", "strategy.mixed=[last]"], r"strategy\.mixed: 'last' matches no parameter"),
     ],
@@ -226,8 +228,12 @@ class Narrow(PersonalStrategy):
         return np.full((1, len(replies)), 1 / len(replies))
 
 
-def server(kind: type) -> str:
-    return f"strategy.server={__name__}:{kind.__name__}"
+class Mixed(GraphClient):
+    uplink = staticmethod(every_model)
+
+
+def server(kind: type) -> list[str]:
+    return [f"strategy.server={__name__}:{kind.__name__}", f"strategy.client={__name__}:Mixed"]
 
 
 def models_of(finished: Finished) -> dict[str, np.ndarray]:
@@ -235,20 +241,20 @@ def models_of(finished: Finished) -> dict[str, np.ndarray]:
 
 
 def test_the_identity_is_local(run):
-    own, local = run(server(Identity), "rounds=4"), run("strategy=local", "rounds=4")
+    own, local = run(*server(Identity), "rounds=4"), run("strategy=local", "rounds=4")
     assert scores_by_client(own) == scores_by_client(local)
     assert [r["train"] for r in own.rounds] == [r["train"] for r in local.rounds]
 
 
 def test_the_identity_on_what_is_shared_alone_is_local(run):
-    own = run(server(Identity), "strategy.private=[head]", "rounds=4")
+    own = run(*server(Identity), "strategy.private=[head]", "rounds=4")
     assert scores_by_client(own) == scores_by_client(run("strategy=local", "rounds=4"))
     assert not any("head" in name for name in models_of(own))
 
 
 def test_uniform_rows_are_fedavg(run):
     words = ["strategy.weighting=uniform", "dtype=float64", "rounds=4"]
-    own, fedavg = run(server(Uniform), *words), run(*words)
+    own, fedavg = run(*server(Uniform), *words), run(*words)
     for name, array in models_of(own).items():
         np.testing.assert_allclose(array, fedavg.arrays[name.partition("/")[2]], rtol=1e-12, atol=1e-12)
     for name, array in own.arrays.items():
@@ -258,7 +264,7 @@ def test_uniform_rows_are_fedavg(run):
 def test_a_row_is_the_recipe_of_its_client(run, monkeypatch):
     """Client i has half of its own and half of client i + 1's, by hand; the shared model is the weighted mean."""
     with recorded_messages(monkeypatch) as messages:
-        finished = run(server(Neighbour), "rounds=1")
+        finished = run(*server(Neighbour), "rounds=1")
     up = [c.array_records[MODEL] for way, _, c in messages if way == "up" and MODEL in c.array_records]
     own = models_of(finished)
     assert len(own) == 3 * len(up[0])
@@ -271,7 +277,7 @@ def test_a_row_is_the_recipe_of_its_client(run, monkeypatch):
 
 def test_an_absent_client_keeps_its_model_and_a_new_one_starts_from_the_mean(run, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
-        finished = run(server(Neighbour), "strategy.fraction=0.67", "rounds=4", "evaluation.every=99")
+        finished = run(*server(Neighbour), "strategy.fraction=0.67", "rounds=4", "evaluation.every=99")
     down: list[tuple[int, int, Any]] = [  # round, client, what it was sent
         (int(c["config"]["round"]), node, c[MODEL])
         for way, node, c in messages
@@ -305,7 +311,7 @@ def test_an_absent_client_keeps_its_model_and_a_new_one_starts_from_the_mean(run
 
 
 def test_mixed_models_are_resumed(run):
-    words = [server(Neighbour), "strategy.fraction=0.67"]
+    words = [*server(Neighbour), "strategy.fraction=0.67"]
     whole = run(*words, "rounds=4")
     half = run(*words, "rounds=2", "checkpoint_every=1")
     session.forget(0)
@@ -323,4 +329,4 @@ def test_mixed_models_are_resumed(run):
 )
 def test_a_matrix_that_mixes_wrongly_is_refused(kind, message, run):
     with pytest.raises(FedGraphError, match=message):
-        run(server(kind))
+        run(*server(kind))

@@ -8,7 +8,7 @@ from fedgraph_flwr.config import group_names
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import threshold
-from fedgraph_flwr.strategies.secagg import SecureSums
+from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import MODEL
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.secure.test_secagg import SECURE, Round, accepted
@@ -51,8 +51,9 @@ def test_weights_for_fewer_clients_than_a_party_wants_are_refused():
 @pytest.mark.parametrize("weights", [[0.2] * 4, [0.2] * 6, [2.0] + [0.2] * 4, [-0.2] + [0.2] * 4, [np.nan] + [0.2] * 4])
 def test_a_list_that_is_none_of_weights_is_refused(weights):
     made = Round().deal()
+    ratios = {group: np.array(weights) for group in made.values[0]}
     with pytest.raises(RunFailed, match="and a weight in"):
-        made.members[0].masked(made.values[0], np.array(weights), np.arange(5), made.dealt[0]["envelopes"], made.round)
+        made.members[0].masked(made.values[0], ratios, np.arange(5), made.dealt[0]["envelopes"], made.round)
 
 
 def noise(made, answers):
@@ -113,12 +114,11 @@ def fleet(monkeypatch):
 @pytest.mark.parametrize("method", [name for name in group_names("strategy") if accepted(name)])
 def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):  # noqa: F811
     """Weight 1 for client 0 and 0 for the others gave the server that client's model in one round."""
-    begin = SecureSums.begin
 
-    def alone(self, phase, weights):
-        return begin(self, phase, lambda clients: [float(client == clients[0]) for client in clients])
+    def alone(self, reducer, clients):
+        return [float(client == clients[0]) for client in clients]
 
     go(method, "rounds=1", SECURE)
-    monkeypatch.setattr(SecureSums, "begin", alone)
+    monkeypatch.setattr(GraphStrategy, "weights_in", alone)
     with pytest.raises((FedGraphError, RunFailed), match=r"one client may have a share of 1, 1 clients"):
         go(method, "rounds=1", SECURE)
