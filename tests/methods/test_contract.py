@@ -121,7 +121,7 @@ def test_every_method_can_be_attacked(method, go, first):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_meets_flipped_edges(method, go, first):
     if is_typed([f"strategy={method}"]):
-        with pytest.raises(FedGraphError, match=r"dataset\.edge_flip=0\.3 does not reach"):
+        with pytest.raises(FedGraphError, match=r"dataset\.edge_flip=0\.3 does not apply"):
             go(method, "dataset.edge_flip=0.3")
         return
     flipped = go(method, "dataset.edge_flip=0.3")

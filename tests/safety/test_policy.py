@@ -295,6 +295,7 @@ def test_no_second_sum_of_a_round_but_over_those_left(adding):
 
 
 def test_the_masks_name_all_that_changes_what_is_masked(monkeypatch, adding):
+    from fedgraph_flwr.secure.masked import digest
     from fedgraph_flwr.secure.sealed import Sealer
 
     drawn = []
@@ -302,11 +303,14 @@ def test_the_masks_name_all_that_changes_what_is_masked(monkeypatch, adding):
     monkeypatch.setattr(
         Sealer, "stream", lambda self, peer, step, n: drawn.append((peer, step)) or stream(self, peer, step, n)
     )
+    steps = []
     for _ in range(2):
         asked, peers, _ = adding()
+        steps.append(f"fisher 1 {digest(peers([0, 1, 2])).hex()}")
         asked.ask("share_again", 1, {"peers": peers([0, 1], 28)})
     assert len(drawn) == len(set(drawn)) == 6
-    assert all("48" in step for _, step in drawn[:2])
+    assert [step for _, step in drawn][:2] == [steps[0]] * 2
+    assert digest(peers([0, 1, 2], 47)) != digest(peers([0, 1, 2], 48)), "the number of nodes scales what is masked"
 
 
 def test_a_party_says_with_how_many_it_adds_up(adding):

@@ -80,7 +80,13 @@ def test_children_do_not_outlive_a_sweep_that_is_killed(toy):
 @pytest.mark.slow
 def test_a_run_whose_process_dies_is_told_and_the_others_go_on(toy, capsys):
     """A class of one's own, named in the words, ends its process without a word."""
-    (toy.parent / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    (toy.parent / "deadly.py").write_text(
+        "import os, signal\n"
+        "from fedgraph_flwr.strategies.fedavg import FedAvg\n"
+        "class Server(FedAvg):\n"
+        "    def __init__(self, *args):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     words = "strategy=fedavg, 'strategy.server=deadly:Server'"
     toy.write_text(TOY.replace("Local: [strategy=local]", f"Odd: [{words}]\n  Local: [strategy=local]"))
     process = start(toy.parent, "toy.yaml", "--jobs", "1", "--only", "few", "seed=0")
