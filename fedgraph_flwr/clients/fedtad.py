@@ -1,7 +1,8 @@
-"""FedTAD client (Zhu et al., IJCAI 2024, arXiv:2404.14061): FedAvg's, which says how reliable it is for each class.
+"""FedTAD client (Zhu et al., IJCAI 2024, arXiv:2404.14061): FedAvg's client, which also reports its reliability for each class.
 
-Leaves the client: what FedAvg sends, and once Φ_i [C], which tells of each class how many training nodes it has and how like
-their neighbours they are, relative to the others (`fedgraph_flwr.methods.fedtad`).
+Leaves the client: what FedAvg sends, and once Ψ_i [C] (`fedgraph_flwr.methods.fedtad`). Ψ_i[c] is the number of training nodes of
+class c times their mean similarity to their neighbours, so the server learns roughly how many training nodes of each class the
+client holds. A policy's ``min_nodes`` sets classes with fewer training nodes to 0.
 """
 
 from functools import cached_property
@@ -16,7 +17,7 @@ from fedgraph_flwr.models import Model
 
 
 class FedTADClient(GraphClient):
-    """FedAvg's client with Φ_i in its description."""
+    """FedAvg's client with Ψ_i in its description."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedtad.uplink)
@@ -30,10 +31,10 @@ class FedTADClient(GraphClient):
             )
 
     def describe(self) -> dict[str, Any]:
-        """Also Φ_i."""
+        """Add Ψ_i."""
         return super().describe() | {RELIABILITY: self.reliability}
 
     @cached_property
     def reliability(self) -> list[float]:
-        """Φ_i."""
+        """Ψ_i."""
         return reliability(self.graph, self.params.walks, self.policy.min_nodes).tolist()

@@ -1,7 +1,11 @@
-"""FedTAD: its keys, and how reliable a client is for a class.
+"""FedTAD: its keys, and the reliability of a client for a class.
 
 t_v = (T_vv, T²_vv, .., T^p_vv),   T = A D^{-1}                                        the topology embedding of a node
-Φ_i[c] ∝ Σ_{v trains, y_v = c} mean_{u ∈ N(v), v} cos([x_v ‖ t_v], [x_u ‖ t_u]),   Σ_c Φ_i[c] = 1
+Ψ_i[c] = Σ_{v trains, y_v = c} mean_{u ∈ N(v), v} cos([x_v ‖ t_v], [x_u ‖ t_u])        uploaded by client i
+Φ_i[c] = Ψ_i[c] / Σ_j Ψ_j[c]                                                           weight of teacher i, over all clients
+
+Normalised over clients, as in the authors' code (zyl24/FedTAD 3285d54, train_fedtad.py, line 115): a client with one training
+node of a class has little weight for it next to a client with many.
 """
 
 from dataclasses import dataclass
@@ -10,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.data.graph import Graph
@@ -18,10 +23,10 @@ from fedgraph_flwr.models.layers import adjacency, random_walk_adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.walks import return_probabilities
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
-from fedgraph_flwr.wire.reply_schema import NumberField, up_to
+from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField, up_to
 
 RELIABILITY = "reliability"
-"""What a client tells of itself: Φ_i [C]."""
+"""Key of a client's description: Ψ_i [C]."""
 
 
 @dataclass
@@ -42,23 +47,28 @@ class Params:
 
 
 def reliability(graph: Graph, walks: int, least: int = 0) -> np.ndarray:
-    """Φ_i, float64 [C]; 0 of classes with fewer than ``least`` training nodes, and of all where none is like its neighbours."""
+    """Compute Ψ_i, float64 [C]; 0 for classes with fewer than ``least`` training nodes or a negative sum."""
     source, target = graph.edge_index
     proper = graph.edge_index[:, source != target]
-    told = torch.from_numpy(return_probabilities(adjacency(proper, graph.num_nodes), walks))
-    unit = F.normalize(torch.cat([graph.x.double().cpu(), told], 1), dim=1)
+    returns = torch.from_numpy(return_probabilities(adjacency(proper, graph.num_nodes), walks))
+    unit = F.normalize(torch.cat([graph.x.double().cpu(), returns], 1), dim=1)
     around = SparseMatrix(random_walk_adjacency(graph.edge_index, graph.num_nodes), torch.float64) @ unit
     alike = (unit * around).sum(1)[graph.train_mask]  # the mean of cosines is the cosine's sum with the mean
     total = torch.zeros(graph.num_classes, dtype=torch.float64).index_add(0, graph.y[graph.train_mask], alike)
     few = graph.y[graph.train_mask].bincount(minlength=graph.num_classes) < least
-    total = total.clamp(min=0).masked_fill(few, 0)
-    return (total / total.sum().clamp(min=1e-300)).numpy()
+    return total.clamp(min=0).masked_fill(few, 0).numpy()
+
+
+def teacher_weights(sums: Tensor) -> Tensor:
+    """Divide Ψ [clients, C] by each class's sum over clients; 0 for a class that no client knows."""
+    total = sums.sum(0)
+    return torch.where(total > 0, sums / total.clamp(min=torch.finfo(sums.dtype).tiny), 0)
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model, and at first how reliable the client is for each class."""
-    shares = {RELIABILITY: NumberField(0, 1, length=up_to(2**16))}
+    """Declare the model, and once the client's reliability for each class."""
+    sums = {RELIABILITY: NumberField(0, LARGEST, length=up_to(2**16))}
     return {
-        DESCRIBE: {METRICS: Individual(shares, why="each teacher weighs by its classes")},
+        DESCRIBE: {METRICS: Individual(sums, why="each teacher is weighted by its share of every class")},
         TRAIN: {MODEL: Individual(ARRAYS, why="every client's model is a teacher")},
     }

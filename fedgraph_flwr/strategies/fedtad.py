@@ -1,4 +1,4 @@
-"""FedTAD (Zhu et al., IJCAI 2024, arXiv:2404.14061), server side: FedAvg, then what clients know goes into its model, by class.
+"""FedTAD (Zhu et al., IJCAI 2024, arXiv:2404.14061), server side: FedAvg, then class-wise distillation of the clients' models.
 
     θ = Σ_i p_i θ_i                                                                                    FedAvg
     x̂ = g(z, y),  z ~ N(0, I), y in balance;  Â its nearest neighbours                         `fedgraph_flwr.models.fedtad`
@@ -6,14 +6,21 @@
     generator: min Σ_i Σ_c Φ_i[c] CE(f_{θ_i}(x̂)_c, c) − λ1 d(θ) + λ2 n exp(−mean ‖z_a − z_b‖² ‖x̂_a − x̂_b‖₁)
     student:   min d(θ) over θ, x̂ fixed
 
-``epochs`` times ``generator_steps`` of the one and ``student_steps`` of the other, after each average; n clients answered, Φ_i
-is the reliability that client i tells (`fedgraph_flwr.methods.fedtad`). Generator and both Adams go on from round to round;
-networks are taken without dropout. From memory of the paper, so without its numbers of equations, and by OpenFGL, whose
-topology embedding is made of the numbers of nodes on sampled walks, which outweigh the features: here it is the chance of
-return, as the paper says, and Â has one loop a node, not two. 0 epochs are FedAvg. Leaves a client: what FedAvg sends, and Φ_i,
-once. The server reads every client's model. Cost on the server: n models in memory and epochs · (n + 1) · (generator_steps +
-student_steps) passes over ``nodes`` nodes a round; at a client walks · E · N products, once. It helps where clients know
-different classes well.
+After each average: ``epochs`` times ``generator_steps`` generator steps and ``student_steps`` student steps. n is the number of
+clients that replied. Φ_i[c] is client i's share of the reliability for class c over all clients
+(`fedgraph_flwr.methods.fedtad`). The generator and both Adam states are kept between rounds; models run without dropout.
+Written from memory of the paper, so without its equation numbers, and checked against the authors' code (zyl24/FedTAD 3285d54),
+which differs in four points:
+
+- It builds the topology embedding from node ids of sampled walks (util/task_util.py, lines 79-105), which outweigh the features.
+  Here it is the return probability, as in the paper.
+- It trains the student with dropout (train_fedtad.py, line 286).
+- It stops the generator's gradient of d at the teachers (line 269).
+- It sets weight decay 5e-4 for generator and student (lines 85 and 86); here the key ``weight_decay``, 0 by default.
+
+0 epochs are FedAvg. Leaves a client: what FedAvg sends, and Ψ_i, once. The server reads every client's model. Cost on the server:
+n models in memory and epochs · (n + 1) · (generator_steps + student_steps) passes over ``nodes`` nodes a round; at a client
+walks · E · N products, once. It helps where clients know different classes well.
 """
 
 from logging import WARNING
@@ -30,7 +37,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedtad
-from fedgraph_flwr.methods.fedtad import RELIABILITY, Params
+from fedgraph_flwr.methods.fedtad import RELIABILITY, Params, teacher_weights
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.numerics.optim import Adam
@@ -39,7 +46,7 @@ from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import DESCRIBE, Arrays, Reply, derive_seed, weighted_mean
 from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
 
-ROUNDING = 1e-9  # of a sum of shares
+ROUNDING = 1e-9  # relative, of a sum of cosines
 
 
 class FedTAD(GraphStrategy):
@@ -59,14 +66,15 @@ class FedTAD(GraphStrategy):
             )
 
     def verify(self, phase: str, reply: Reply) -> None:
-        """Φ_i has a share for each class, and they sum to 1, or all are 0."""
+        """Check that Ψ_i has a value per class and sums to at most the number of training nodes, as no cosine exceeds 1."""
         if phase != DESCRIBE:
             return
-        told, classes = reply.metrics[RELIABILITY], reply.metrics["num_classes"]
-        if len(told) != classes or not (abs(sum(told) - 1) < ROUNDING or not any(told)):
+        sums, classes, nodes = reply.metrics[RELIABILITY], reply.metrics["num_classes"], reply.metrics["num_train"]
+        if len(sums) != classes or sum(sums) > nodes * (1 + ROUNDING):
             raise FedGraphError(
-                f"client {reply.client} answered phase '{phase}' with {RELIABILITY} of {len(told)} classes that sum to"
-                f" {sum(told):g}, expected {classes} that sum to 1"
+                f"client {reply.client} replied to phase '{phase}' with {RELIABILITY} of {len(sums)} classes that sum to"
+                f" {sum(sums):g}, expected {classes} classes and at most its {nodes} training nodes: install the same version of"
+                " fedgraph-flwr on both sides"
             )
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
@@ -80,12 +88,10 @@ class FedTAD(GraphStrategy):
             return self.distilled(mean, replies)
 
     def distilled(self, mean: Arrays, replies: list[Reply]) -> Arrays:
-        """θ towards what the clients that answered say of generated nodes; the mean, where that ends in what are no numbers."""
+        """Distil the teachers' logits on generated nodes into θ; return the mean if that ends in values that are not finite."""
         p = self.params
         student, teachers = self.network(mean), [self.network(reply.arrays) for reply in replies]
-        share = torch.tensor(
-            [self.clients[reply.client].description[RELIABILITY] for reply in replies], dtype=self.dtype
-        )
+        share = self.teacher_weights([reply.client for reply in replies])
         made = Generator(p.noise, self.num_features(), self.agreed("num_classes")).to(self.dtype)
         if "generator" in self.memory:
             made.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in self.memory["generator"].items()})
@@ -121,6 +127,12 @@ class FedTAD(GraphStrategy):
         )
         trained = student.state_dict()
         return {name: trained[name].numpy().copy() for name in mean}
+
+    def teacher_weights(self, clients: list[int]) -> Tensor:
+        """Φ [clients, C] of these clients, normalised over all that are connected."""
+        known = sorted(self.clients)
+        sums = torch.tensor([self.clients[client].description[RELIABILITY] for client in known], dtype=torch.float64)
+        return teacher_weights(sums)[[known.index(client) for client in clients]].to(self.dtype)
 
     def generator_loss(
         self, x: Tensor, z: Tensor, y: Tensor, student: Model, teachers: list[Model], share: Tensor

@@ -7,8 +7,9 @@ from torch import nn
 
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.fedtad import reliability
+from fedgraph_flwr.methods.fedtad import reliability, teacher_weights
 from fedgraph_flwr.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo, difference
@@ -37,17 +38,45 @@ def test_the_reliability_by_hand():
         total[graph.y[v]] += np.mean(cosines)
     assert (total > 0).sum() == 2
     found = reliability(graph, 3)
-    np.testing.assert_allclose(found, total / total.sum(), rtol=1e-12)
+    np.testing.assert_allclose(found, total, rtol=1e-12)
     assert found[3] == 0
-    assert found.sum() == pytest.approx(1)
     graph.train_mask[:] = False
     assert not reliability(graph, 3).any()
 
 
+def alone(*per_class):
+    """Graph without edges, with these numbers of training nodes per class and one other node of each: every mean cosine is 1."""
+    y = torch.arange(len(per_class)).repeat_interleave(torch.tensor(per_class) + 1)
+    first = torch.cat([torch.ones(1, dtype=torch.bool), y[1:] != y[:-1]])
+    x = torch.randn(len(y), 5, generator=torch.Generator().manual_seed(0))
+    none = torch.zeros(len(y), dtype=torch.bool)
+    return Graph(x, torch.zeros(2, 0, dtype=torch.long), y, ~first, first, none, len(per_class))
+
+
+def test_a_teacher_weighs_by_its_share_of_a_classs_training_nodes():
+    """Without edges a reliability counts nodes, so weights are ratios of counts, whatever other classes a client has."""
+    clients = [alone(9, 1, 0, 0), alone(1, 3, 0, 2), alone(0, 0, 0, 1)]
+    server = server_of()
+    server.clients = {
+        i: ClientInfo(i, 10 + i, {"reliability": reliability(graph, 3).tolist()}) for i, graph in enumerate(clients)
+    }
+    third = [[0.9, 0.25, 0, 0], [0.1, 0.75, 0, 2 / 3], [0, 0, 0, 1 / 3]]
+    np.testing.assert_allclose(server.teacher_weights([0, 1, 2]), third, rtol=1e-12)
+    np.testing.assert_allclose(server.teacher_weights([2]), third[2:], rtol=1e-12, err_msg="a cohort of one")
+
+
+def test_one_training_node_of_one_class_does_not_outweigh_many():
+    """The third client knows nothing else; normalised over its own classes its weight would be 1."""
+    sums = torch.tensor([reliability(graph, 3).tolist() for graph in (alone(20, 20), alone(10, 40), alone(1, 0))])
+    weights = teacher_weights(sums)
+    assert weights[2, 0] == pytest.approx(1 / 31)
+    assert weights.sum(0).tolist() == pytest.approx([1, 1])
+
+
 def server_of(*words, clients=2):
     server = FedTAD(compose(["strategy=fedtad", "model.hidden=4", "dtype=float64", *words]), None)
-    shares = [[0.2, 0.5, 0.3], [1.0, 0.0, 0.0]]
-    told = [{"num_features": 5, "num_classes": C, "num_train": 4, "reliability": s} for s in shares[:clients]]
+    sums = [[0.8, 2.0, 1.2], [3.2, 0.0, 0.0]]
+    told = [{"num_features": 5, "num_classes": C, "num_train": 4, "reliability": s} for s in sums[:clients]]
     server.clients = {i: ClientInfo(i, 10 + i, description) for i, description in enumerate(told)}
     server.arrays = server.initial_arrays()
     server.server_round = 1
@@ -79,7 +108,8 @@ def test_the_losses_by_hand():
     assert y.tolist() == [0, 1, 2, 0, 1, 2, 0]
     x = torch.randn(7, 5, dtype=torch.float64)
     student, *teachers = (server.network({n: s * a for n, a in server.arrays.items()}) for s in (1, 2, -3))
-    share = torch.tensor([server.clients[i].description["reliability"] for i in (0, 1)], dtype=torch.float64)
+    share = torch.tensor([[0.2, 1, 1], [0.8, 0, 0]], dtype=torch.float64)
+    np.testing.assert_allclose(server.teacher_weights([0, 1]), share, rtol=1e-12)
     inputs = server.inputs(x, student)
     say = [m(inputs).detach().numpy() for m in (student, *teachers)]
     known = apart = 0.0
@@ -161,10 +191,14 @@ def test_the_generator_goes_on_after_a_resumption(run):
     same_result(run(*words, "rounds=4", f"resume={half.out}", f"out={half.out}"), whole)
 
 
-@pytest.mark.parametrize("told", [[0.5, 0.5], [0.5, 0.2, 0.2], [2.0, 0.0, 0.0]])
-def test_a_wrong_reliability_is_refused(told):
-    with pytest.raises(FedGraphError, match=r"client 3 .*reliability"):
-        server_of().verify("describe", Reply(3, {}, {"reliability": told, "num_classes": C}))
+@pytest.mark.parametrize("sums", [[0.5, 0.5], [3.0, 2.0, 2.0], [7.1, 0.0, 0.0]])
+def test_a_wrong_reliability_is_refused(sums):
+    """A value per class, and no more in sum than training nodes, here 6."""
+    description = {"num_classes": C, "num_train": 6}
+    with pytest.raises(FedGraphError, match=r"client 3 .*reliability.* at most its 6 training nodes"):
+        server_of().verify("describe", Reply(3, {}, {"reliability": sums, **description}))
+    for accepted in ([6.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.5, 1.5, 1.5]):
+        server_of().verify("describe", Reply(3, {}, {"reliability": accepted, **description}))
 
 
 @pytest.mark.parametrize("word", ["epochs=-1", "nodes=0", "neighbours=1", "lr=0"])
@@ -192,7 +226,6 @@ def test_classes_of_few_nodes_are_told_as_unknown():
     told = reliability(graph, 3, least=few)
     assert (count < few).sum() > 0
     assert not told[(count < few).numpy()].any()
-    assert told.sum() == pytest.approx(1)
 
 
 def test_a_teacher_that_is_beyond_numbers_teaches_nothing(caplog):
