@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -67,9 +68,12 @@ MOVED = {
 
 HOOKS = {
     "client": {
+        "answer": "reply",
         "checkpoint": "save",
         "instead": "with_parameters",
         "own_values": "personal_parameters",
+        "plain_answer": "plain_reply",
+        "remark": "startup_note",
         "restore": "load",
         "slopes": "grads",
         "snapshot": "save",
@@ -78,7 +82,8 @@ HOOKS = {
     "server": {
         "aggregate": "step(arrays, reduced)",
         "average": "Mean(...) in uplink",
-        "exchange": "ask(phase, groups)",
+        "exchange": "request(phase, groups)",
+        "remark": "startup_note",
         "schema": "uplink, and fields(phase, group, client) for shapes that follow from earlier replies",
         "sum_weights": "Mean(weight=..., scale=...) or Sum() in uplink",
         **dict.fromkeys(("plain_average", "sends_models", "averages", "sums", "beyond_sums"), "uplink"),
@@ -128,6 +133,16 @@ def refuse_old_hooks(kind: type, side: str) -> None:
                 f"{kind.__module__}.{kind.__qualname__} defines '{old}', which a method no longer may: define {new} instead"
                 ' (docs/extend.md, "Migrate a method")'
             )
+
+
+def renamed(new: str) -> Any:
+    """Return a method that warns and calls the method's new name, for one release."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"call {new} instead: the old name goes with the next release", FutureWarning, 2)
+        return getattr(self, new)(*args, **kwargs)
+
+    return call
 
 
 def install() -> None:

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, phase
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.clients.personal import assign, copied
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
@@ -97,7 +97,7 @@ class AdaFGLClient(GraphClient):
         return [*super().parameters(), *self.branches.parameters()]
 
     @phase
-    def extractor(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def extractor(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Take θ."""
         told = groups.get(EXTRACTOR, {})
         check_arrays(told, {name: tuple(tensor.shape) for name, tensor in self.shared.items()}, "the server")

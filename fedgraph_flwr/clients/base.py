@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.description import describe
-from fedgraph_flwr.clients.phases import Answer, phase
+from fedgraph_flwr.clients.phases import ReplyContent, phase
 from fedgraph_flwr.clients.replies import plain_reply, reply
 from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.seam import seam
@@ -159,7 +159,7 @@ class GraphClient(NumPyClient):
         """
 
     @classmethod
-    def remark(cls, cfg: RunConfig) -> str:
+    def startup_note(cls, cfg: RunConfig) -> str:
         """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
         return ""
 
@@ -264,7 +264,7 @@ class GraphClient(NumPyClient):
         self.batch = whole
         return loss
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """Groups of arrays, and numbers, that travel back beside the trained parameters."""
         return {}, {}
 
@@ -423,7 +423,7 @@ class GraphClient(NumPyClient):
 
     # --- answering a message ------------------------------------------------------------------------------------------
 
-    def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply to one message with what `uplink` declares; in a secure sum, with a masked term.
 
         Raises:
@@ -433,7 +433,7 @@ class GraphClient(NumPyClient):
         self.exchange, self.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
         return reply(self, name, groups, config)
 
-    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def plain_reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply to one message, without masks."""
         return plain_reply(self, name, groups, config)
 
@@ -448,7 +448,7 @@ class GraphClient(NumPyClient):
         return metrics.score_names(self.cfg.evaluation, self.graph.num_classes)
 
     @phase
-    def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Of the training nodes the share in each class, for `methods.labels`."""
         share = shares(self.batch.y.cpu().numpy(), self.graph.num_classes, self.policy.min_nodes)
         return {LABELS: {"share": share}}, {}

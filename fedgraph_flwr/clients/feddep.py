@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import feddep
@@ -77,7 +77,7 @@ class FedDEPClient(GraphClient):
             return self.model.encode(inputs), inputs
 
     @phase
-    def prototype(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def prototype(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Means of the clusters of embeddings, and how many nodes each is of; 0 for too few."""
         seed = derive_seed(self.cfg.seed, self.graph.client, PROTOTYPES)
         mean, count = clustered(self.encode(groups)[0], self.params.prototypes, seed)
@@ -86,7 +86,7 @@ class FedDEPClient(GraphClient):
         return {PROTOTYPES: {"mean": to_numpy(mean), "count": to_numpy(count)}}, {}
 
     @phase
-    def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Train the generator, generate, and forget it."""
         p = self.params
         peers = Peers.of([torch.from_numpy(own).to(self.device) for own in groups.get(PROTOTYPES, {}).values()])

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedfa
@@ -78,7 +78,7 @@ class FedFAClient(GraphClient):
             )
             self.received = {key: groups[RUNNING][key].astype(np.float64) for key in STATISTICS}
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """The running statistics, and how far they are from those received."""
         if not self.running:
             return {}, {}

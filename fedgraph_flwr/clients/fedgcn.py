@@ -30,7 +30,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, phase
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
@@ -92,7 +92,7 @@ class FedGCNClient(GraphClient):
         return self.graph.x.numpy().astype(np.float64) / np.sqrt(self.degree)[:, None]
 
     @phase
-    def sums(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def sums(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """s_v^i of external nodes, by their owner; zeros for those of too few nodes."""
         x = self.scaled
         told = {}
@@ -103,7 +103,7 @@ class FedGCNClient(GraphClient):
         return {SUMS: told}, {}
 
     @phase
-    def smooth(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def smooth(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Take the sums in; with two hops, answer with z and d of the own nodes at cut edges, by who needs them.
 
         ``behind`` counts the nodes in each z; of a client whose sum is left out, and so zero, there are none.
@@ -129,7 +129,7 @@ class FedGCNClient(GraphClient):
         return sent, {}
 
     @phase
-    def extend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def extend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Take in z and d of the external neighbours; one that its owner does not tell of has d = 0."""
         external = {k: np.flatnonzero(self.arriving.owner == k) for k in self.arriving.peers}
         z = np.zeros((self.arriving.nodes.size, self.graph.num_features))

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
@@ -57,7 +57,7 @@ class FedGLClient(GraphClient):
             return super().describe() | {WIDTH: self.model.encode(self.inputs).size(1)}
 
     @phase
-    def identify(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def identify(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Global ids, ascending."""
         return {IDS: {"node": np.sort(to_numpy(self.graph.node_id))}}, {}
 
@@ -129,7 +129,7 @@ class FedGLClient(GraphClient):
         return loss + self.params.label_weight * F.cross_entropy(logits, label, ignore_index=-1)
 
     @torch.no_grad()
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """What it says of its nodes."""
         if not self.params.due(self.server_round):
             return {}, {}

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgta
@@ -76,7 +76,7 @@ class FedGTAClient(GraphClient):
         adj = adjacency(self.graph.edge_index, self.graph.num_nodes, self_loops=self.params.labels == "paper")
         return torch.from_numpy(adj.sum(axis=1)).view(-1).to(self.device)
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """M and H at the trained model; zeros of a graph that is too small."""
         if self.graph.num_nodes < self.least:
             shape = self.params.kinds, self.params.orders, self.graph.num_classes

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase
+from fedgraph_flwr.clients.base import Batch, GraphClient, ReplyContent, phase
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
@@ -68,7 +68,7 @@ class FedHGNClient(GraphClient):
         return told
 
     @phase
-    def tell_coefficients(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def tell_coefficients(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """β as initialised; with a shared schema, which rows are of types that the client holds."""
         rows = {} if self.cfg.strategy.private_schema else {ROWS: {n: r.numpy() for n, r in self.rows.items()}}
         return {**self.send()[0], **rows}, {}
@@ -77,7 +77,7 @@ class FedHGNClient(GraphClient):
         """The pools of this round; none while a model is only scored."""
         self.pool = {n: torch.from_numpy(p).to(self.device, self.dtype) for n, p in groups.get(POOL, {}).items()}
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """β of the types that the client holds."""
         own = {n: b.detach()[self.rows[n]].cpu().numpy() for n, b in self.model.coefficients.items()}
         return {COEFFICIENTS: own}, {}

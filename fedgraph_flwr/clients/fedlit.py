@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedlit
@@ -111,7 +111,7 @@ class FedLITClient(GraphClient):
             touched[types, end] = True
         return found
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """Centroids, and how many training nodes each type has.
 
         A centroid is a mean over first ends beside one over second ends: there must be enough nodes behind both, in the step

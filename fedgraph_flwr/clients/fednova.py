@@ -22,6 +22,6 @@ class FedNovaClient(FedProxClient):
     uplink = staticmethod(fednova.uplink)
 
     @classmethod
-    def remark(cls, cfg: RunConfig) -> str:
+    def startup_note(cls, cfg: RunConfig) -> str:
         """The server's side says it."""
         return ""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, phase, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedomd
@@ -122,20 +122,20 @@ class FedOMDClient(GraphClient):
         return {**told, "num_nodes": self.graph.num_nodes} if wanted and "num_nodes" not in told else told
 
     @phase
-    def means(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def means(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """First of ``two_phase``: own mean [H, D] (Algorithm 1, lines 3 and 8)."""
         z, moments = self._features_of(groups[MODEL])
         return self._statistics(z, mean=moments[:, 0])
 
     @phase
-    def moments_about(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def moments_about(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Second of ``two_phase``: moments about the pooled mean, [H, 4, D] (lines 12-15)."""
         z, _ = self._features_of(groups[MODEL])
         mean = torch.from_numpy(groups["point"]["mean"]).to(z)
         return {MOMENTS: {"spread": to_numpy(moments_about(z, mean))}}, {}
 
     @phase
-    def moments_sum(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def moments_sum(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """The only statistics exchange of ``one_phase``: moments about a point that all are sent, [H, 5, D]."""
         z, _ = self._features_of(groups[MODEL])
         return self._statistics(z, powers=powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device)))
@@ -189,7 +189,7 @@ class FedOMDClient(GraphClient):
             )
         self.memory["statistics"] = asked
 
-    def _statistics(self, z: Tensor, **statistics: Tensor) -> Answer:
+    def _statistics(self, z: Tensor, **statistics: Tensor) -> ReplyContent:
         """A reply with statistics of features z [N', H, D] and, with ``cmd_range=pooled``, their range in a group of its own."""
         groups = {MOMENTS: {name: to_numpy(value) for name, value in statistics.items()}}
         if self.params.cmd_range == "pooled":

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import prototypes
@@ -79,7 +79,7 @@ class FedProtoClient(GraphClient):
         own, count = class_means(h, y, len(self.known))
         return torch.linalg.vector_norm((own - goal)[self.known & (count > 0)], dim=1).sum()
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """Of each class the sum of its nodes' embeddings, in float64, and how many nodes they are."""
         mean, count = self.prototypes_told()
         return {PROTOTYPES: {"sum": mean.astype(np.float64) * count[:, None], "count": count.astype(np.float64)}}, {}

@@ -41,7 +41,7 @@ class FedProxClient(GraphClient):
     stacks: ClassVar[tuple[str, ...] | None] = ("anchor",)
 
     @classmethod
-    def remark(cls, cfg: RunConfig) -> str:
+    def startup_note(cls, cfg: RunConfig) -> str:
         """One step is FedAvg's."""
         if max(cfg.train.steps_of(client) for client in range(cfg.num_clients)) > 1:
             return ""

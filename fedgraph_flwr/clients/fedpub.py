@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.personal import PersonalClient, assign
 from fedgraph_flwr.config import RunConfig
@@ -106,7 +106,7 @@ class FedPUBClient(PersonalClient):
             loss = loss + proximal_term(self.shared, self.received, 2 * self.params.lam2)
         return loss
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """e_i."""
         return {EMBEDDING: {"mean": to_numpy(self.embedding())}}, {}
 

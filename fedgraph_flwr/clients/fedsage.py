@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase, to_numpy
+from fedgraph_flwr.clients.base import Batch, GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.personal import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
@@ -88,7 +88,7 @@ class FedSageClient(GraphClient):
     # --- phases -------------------------------------------------------------------------------------------------------
 
     @phase
-    def generate(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def generate(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """A step by what the peers said last, then what is predicted now."""
         if self.exchange:
             self.step(groups.get(APART), self.exchange - 1)
@@ -98,7 +98,7 @@ class FedSageClient(GraphClient):
         return {PROPOSED: {"rows": to_numpy(rows)}, OWNERS: {"rows": to_numpy(owner.int())}}, {}
 
     @phase
-    def judge(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def judge(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """x̃ − x of every client's rows; 0 for the own, and where no node has neighbours."""
         if self.policy.min_nodes > 1 and not self.cfg.privacy.secagg:
             raise FedGraphError(
@@ -127,7 +127,7 @@ class FedSageClient(GraphClient):
         return {APART: told}, {}
 
     @phase
-    def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """The last step; then generate, and forget the generator."""
         p, rounds = self.params, self.params.generator_rounds
         if rounds:

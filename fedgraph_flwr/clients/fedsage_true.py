@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, phase, to_numpy
+from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
@@ -43,13 +43,13 @@ class FedSageTrueClient(FedGradClient):
         self.external_x = torch.zeros(0, self.graph.num_features)
 
     @phase
-    def wanted(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def wanted(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Ask for the external neighbours: their ids, by owner."""
         owners = self.owner.unique().tolist()
         return {"wanted": {str(k): to_numpy(self.external[self.owner == k].int()) for k in owners}}, {}
 
     @phase
-    def features(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def features(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Hand out X of own nodes [b, F], by the client that asked.
 
         Raises:
@@ -77,7 +77,7 @@ class FedSageTrueClient(FedGradClient):
         return to_numpy(self.graph.x[places])
 
     @phase
-    def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Take the neighbours' features, by owner, and prepare the mended graph.
 
         Raises:

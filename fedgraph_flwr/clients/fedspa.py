@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, Batch, GraphClient, phase
+from fedgraph_flwr.clients.base import Batch, GraphClient, ReplyContent, phase
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import Graph
@@ -169,7 +169,7 @@ class FedSPAClient(GraphClient):
             inputs, nodes = self.folds[step % len(self.folds)]
             yield Batch(inputs, nodes, self.y[nodes])
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """The Fisher diagonals at the trained parameters, or this client's share of their sum."""
         if not self.params.posterior:
             return {}, {}
@@ -180,20 +180,20 @@ class FedSPAClient(GraphClient):
     # --- fisher_exchange=scalar ---------------------------------------------------------------------------------------
 
     @phase
-    def publish_key(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def publish_key(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """A public key for masks between clients, drawn for this run."""
         self.sealer = Sealer(self.graph.client)
         public = self.sealer.public
         return {"key": {"key": np.frombuffer(public, np.uint8), **self.keyring.sign("publish_key", public)}}, {}
 
     @phase
-    def share_again(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def share_again(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """The share of a sum over fewer clients, after one was lost."""
         self.receive(groups)
         return {FISHER: self.share()}, {}
 
     @phase
-    def deviate(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def deviate(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """I_g → Δ_i of each channel, Eq. (11)."""
         return {}, {f"deviation_{c}": deviation(self.fisher, groups[FISHER], c) for c in ("hom", "het")}
 

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, phase
+from fedgraph_flwr.clients.base import ReplyContent, phase
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
@@ -75,7 +75,7 @@ class FedStructClient(FedGradClient):
     # --- setup: Algorithm 3 -------------------------------------------------------------------------------------------
 
     @phase
-    def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Publish a key, and which nodes are this client's."""
         public = {
             "key": np.frombuffer(self.sealer.public, np.uint8),
@@ -84,7 +84,7 @@ class FedStructClient(FedGradClient):
         return {"identity": {**public, "nodes": self.graph.node_id.numpy().astype(np.int32)}}, {}
 
     @phase
-    def acquire(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def acquire(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """One exchange of Algorithm 3: take in what the others sent, answer with the next envelopes until all hops are there.
 
         The next block of columns begins in the answer that would have ended the one before.
@@ -232,7 +232,7 @@ class FedStructClient(FedGradClient):
         return bool(self.params.features == "hop2vec")
 
     @phase
-    def place(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def place(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Take the structure features of the support, once, where they are not learned."""
         self.receive(groups)
         return {}, {}
@@ -264,7 +264,7 @@ class FedStructClient(FedGradClient):
         features = self.model.feature_part(self.inputs)[self.train_nodes]
         return self.summed_loss(features + self.model.structure_part(times(self.train_rows, embedded)))
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """The rows of G_S^i that can differ from zero."""
         if "s" not in self.gradients:
             return {}, {}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, phase, to_numpy
+from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
@@ -43,7 +43,7 @@ class FedStructAClient(FedGradClient):
         return model
 
     @phase
-    def reveal(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def reveal(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Tell the server the edges that leave this client's nodes, by global ids [2, E]."""
         node = self.graph.node_id
         inner = node[self.graph.edge_index]
@@ -69,7 +69,7 @@ class FedStructAClient(FedGradClient):
         """Logits [N, C]."""
         return super().predict() + self.z["scored" if "scored" in self.z else "train"].detach()
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """The residuals of the training nodes, [|V~_i|, C], and their places among the client's nodes."""
         rows = self.train_nodes
         return {STRUCTURE: {"places": to_numpy(rows.int()), "residuals": to_numpy(self.gradients["z"][rows])}}, {}

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, phase, to_numpy
+from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedstruct, hops
@@ -78,7 +78,7 @@ class PrivateFedStructClient(FedStructClient):
         return self.sealed(contents, "blocks")
 
     @phase
-    def take(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def take(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Take the other clients' columns."""
         self.take_blocks(self.opened(groups, "blocks", lambda _: self.block_fields))
         return {}, {}
@@ -97,7 +97,7 @@ class PrivateFedStructClient(FedStructClient):
     # --- a round ------------------------------------------------------------------------------------------------------
 
     @phase
-    def embed(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def embed(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Phase 1: s̄^(j) for every client, sealed; the own part is kept."""
         self.model.g.load_state_dict({name: torch.from_numpy(a) for name, a in groups.get("g", {}).items()})
         wanted = [kind for kind in ("train", "scored") if config[kind]]
@@ -159,13 +159,13 @@ class PrivateFedStructClient(FedStructClient):
             parts = self.parts["scored" if "scored" in self.parts else "train"]
             return self.model.feature_part(self.inputs) + self.model.structure_part(parts)
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """U_i of Eq. (52), of the nodes that training nodes reach."""
         upstream = self.rows.T @ to_numpy(self.gradients["parts"])
         return {STRUCTURE: {"s": upstream[self.reached]}}, {}
 
     @phase
-    def step_own(self, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def step_own(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Phase 3: back-propagate ∂F/∂g(S) of the own nodes, step s_u, answer with the gradient of θ_s."""
         s = self.s.detach().requires_grad_()
         self.s = s

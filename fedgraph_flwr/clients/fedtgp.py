@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.clients.base import Answer
+from fedgraph_flwr.clients.base import ReplyContent
 from fedgraph_flwr.clients.fedproto import FedProtoClient
 from fedgraph_flwr.methods import prototypes
 from fedgraph_flwr.methods.prototypes import PROTOTYPES, FedTGPParams
@@ -24,7 +24,7 @@ class FedTGPClient(FedProtoClient):
     Params: ClassVar[type] = FedTGPParams
     uplink = staticmethod(prototypes.single_uplink)
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """The client's prototypes; a count of 1 says that there is one."""
         mean, count = self.prototypes_told()
         return {PROTOTYPES: {"mean": mean, "count": np.minimum(count, 1)}}, {}

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.personal import assign
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
@@ -184,7 +184,7 @@ class FGGPClient(GraphClient):
         return member.T @ h / total.clamp(min=torch.finfo(h.dtype).tiny)[:, None], total
 
     @torch.no_grad()
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """P^c."""
         h = self.features()
         mean, total = self.prototypes(h, self.model.classify(h, self.inputs))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from fedgraph_flwr.clients.base import Answer, GraphClient
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent
 from fedgraph_flwr.methods import gcfl
 from fedgraph_flwr.methods.gcfl import GRADIENT, Params
 
@@ -19,7 +19,7 @@ class GCFLClient(GraphClient):
     Params: ClassVar[type] = Params
     uplink = staticmethod(gcfl.uplink)
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """The norm, where it is asked for."""
         if not (self.params.plus and self.params.series == "gradient"):
             return {}, {}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgraph_flwr.clients.base import Answer, GraphClient, to_numpy
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.config import RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.poisoning import Trigger, with_flipped_labels
@@ -61,10 +61,10 @@ class MaliciousClient(GraphClient):
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         super().__init__(cfg, poisoned(cfg, graph), device, None)
 
-    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def plain_reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """As the method's client, but for the model that it sends."""
         received = groups.get(MODEL) or {key: to_numpy(tensor) for key, tensor in self.shared.items()}
-        answer, numbers = super().plain_answer(name, groups, config)
+        answer, numbers = super().plain_reply(name, groups, config)
         if name == TRAIN and MODEL in answer:
             lie = self.cfg.adversary
             rng = np.random.default_rng(derive_seed(self.cfg.seed, "adversary", self.graph.client, self.server_round))

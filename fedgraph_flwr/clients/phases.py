@@ -8,13 +8,13 @@ from fedgraph_flwr.errors import plain, unknown
 from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, TRAIN, Arrays
 
-Answer = tuple[dict[str, Arrays], dict[str, Any]]
+ReplyContent = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and numbers: the reply of a phase."""
 
 REPEATS = {DESCRIBE: 16, EVALUATE: 4}
 """Messages of a phase per round: servers lose track of nodes; models are scored before, after and without training."""
 
-PhaseMethod = TypeVar("PhaseMethod", bound=Callable[..., Answer])
+PhaseMethod = TypeVar("PhaseMethod", bound=Callable[..., ReplyContent])
 
 
 def phase(method: PhaseMethod) -> PhaseMethod:

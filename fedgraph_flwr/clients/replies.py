@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.phases import Answer, messages_of
+from fedgraph_flwr.clients.phases import ReplyContent, messages_of
 from fedgraph_flwr.clients.secure_sums import masked_reply, secure_exchange
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
@@ -58,18 +58,18 @@ class Respondent(Protocol):
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]: ...
 
-    def plain_answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer: ...
+    def plain_reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent: ...
 
     def receive(self, groups: dict[str, Arrays]) -> None: ...
 
     def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None: ...
 
-    def send(self) -> Answer: ...
+    def send(self) -> ReplyContent: ...
 
     def set_parameters(self, parameters: list[np.ndarray]) -> None: ...
 
 
-def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
     """Reply to one message with what the uplink declares; in a secure sum, with a masked term.
 
     Raises:
@@ -80,7 +80,7 @@ def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict
     if secure and name in (PUBLISH, DEAL, UNMASK):
         return secure_exchange(name, groups, client.member, client.keyring, client.server_round, client.exchange), {}
     terms_of, received = (groups.pop(SECAGG, {}), digest(groups.get(MODEL, {}))) if secure else ({}, b"")
-    sent, numbers = client.plain_answer(name, groups, config)
+    sent, numbers = client.plain_reply(name, groups, config)
     check_sent(client.cfg, declared, name, sent, numbers, _framework_numbers(client, name))
     terms = sums(declared.get(name, {})) if secure else ()
     if terms:
@@ -88,7 +88,7 @@ def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict
     return sent, numbers
 
 
-def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
     """Reply to one message, without masks.
 
     Args:
@@ -132,7 +132,7 @@ def take_class_weights(client: Respondent, group: Arrays) -> None:
     client.class_weights = torch.from_numpy(group["w"]).to(client.device, client.dtype)
 
 
-def _trained(client: Respondent, parameters: list[np.ndarray], config: dict[str, Any]) -> Answer:
+def _trained(client: Respondent, parameters: list[np.ndarray], config: dict[str, Any]) -> ReplyContent:
     """The reply to ``train``: shared parameters and the method's groups; scores, losses and the method's numbers."""
     trained, num_train, scores = client.fit(parameters, config)
     sent, numbers = client.send()

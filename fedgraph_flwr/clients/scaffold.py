@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import Answer, to_numpy
+from fedgraph_flwr.clients.base import ReplyContent, to_numpy
 from fedgraph_flwr.clients.variates import OFFER, OWN, Named, VariateClient
 from fedgraph_flwr.methods import variates
 from fedgraph_flwr.methods.variates import VARIATES, ScaffoldParams
@@ -56,7 +56,7 @@ class ScaffoldClient(VariateClient):
             found = {name: -self.correction[name] - way[name] / reach for name in self.first}
         return {CONTROL: self.own(CONTROL) | found}
 
-    def send(self) -> Answer:
+    def send(self) -> ReplyContent:
         """c_i⁺ − c_i, zero where nothing trained."""
         former = self.own(CONTROL)
         latter = self.memory.get(OFFER, {}).get(OWN, {}).get(CONTROL, former)

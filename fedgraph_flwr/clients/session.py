@@ -141,7 +141,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
     reseed(seed, client.device)
     client.server_round = server_round
-    groups, metrics = client.answer(phase, groups, config)
+    groups, metrics = client.reply(phase, groups, config)
     if phase not in ("describe", "evaluate") or (phase == "evaluate" and client.saved_models.state):
         version += 1
         _keep(client, version, context)

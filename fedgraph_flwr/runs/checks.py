@@ -16,7 +16,7 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
 from fedgraph_flwr.secure import protections
-from fedgraph_flwr.secure.secagg import FEWEST
+from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
@@ -104,17 +104,17 @@ def _check_secagg(cfg: RunConfig) -> None:
     """Refuse secure aggregation of too few clients."""
     rules = cfg.strategy
     size = min(max(round(rules.fraction * cfg.num_clients), rules.min_clients), cfg.num_clients)
-    if size < FEWEST:
+    if size < MIN_CLIENTS:
         raise FedGraphError(
-            f"privacy.secagg=true adds up at least {FEWEST} clients, a round of this run has {size} "
+            f"privacy.secagg=true adds up at least {MIN_CLIENTS} clients, a round of this run has {size} "
             f"(num_clients={cfg.num_clients}, strategy.fraction={rules.fraction:g})"
         )
 
 
-def remarks(cfg: RunConfig) -> list[str]:
+def startup_notes(cfg: RunConfig) -> list[str]:
     """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
-    told = [remark for side in sides if (remark := side.remark(cfg))]
+    told = [remark for side in sides if (remark := side.startup_note(cfg))]
     if cfg.privacy.reveal:
         told.append(
             f"privacy.secagg=true masks what is averaged; by privacy.reveal the server still sees each client's"

@@ -16,7 +16,7 @@ from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries, chance
 from fedgraph_flwr.partition import meaning
-from fedgraph_flwr.runs.checks import remarks
+from fedgraph_flwr.runs.checks import startup_notes
 from fedgraph_flwr.runs.folder import FAILURE, MEANING, InUse, headline_score, owned
 from fedgraph_flwr.runs.prepare import Prepared, here, prepare, with_folder
 from fedgraph_flwr.runs.progress import OnRound
@@ -38,7 +38,7 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
     try:
         prepared = run if isinstance(run, Prepared) else prepare(cfg)
         cfg, data = prepared.cfg, prepared.data
-        for remark in remarks(cfg):
+        for remark in startup_notes(cfg):
             log(WARNING, remark)
         with owned(out):
             recorder = Recorder(cfg, tell, data)

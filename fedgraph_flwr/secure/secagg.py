@@ -43,7 +43,7 @@ from fedgraph_flwr.wire.reply_schema import ArrayField, check
 HEADROOM = (
     8  # bits: a sum of random integers, as wrong masks leave it, passes for one of values with chance 2^-8 a value
 )
-FEWEST = 3  # clients: of a sum of two, each knows the other's term
+MIN_CLIENTS = 3  # clients: of a sum of two, each knows the other's term
 CLIENTS, KEYS, ENVELOPES, SHARES, SURVIVORS = "clients", "keys", "envelopes", "shares", "survivors"
 MEMBERS, RATIOS, AGREED = "members", "ratios", "agreed"
 PUBLISH, DEAL, UNMASK, SECAGG = "secagg_keys", "secagg_shares", "unmask", "secagg"
@@ -146,7 +146,7 @@ class Member:
             RunFailed: the keys are of another round, were dealt before, are too few, or the own ones are not as published.
         """
         self._expect("self", CLIENTS, server_round)
-        if len(clients) < (least := max(FEWEST, self.floor)):
+        if len(clients) < (least := max(MIN_CLIENTS, self.floor)):
             raise RunFailed(
                 f"client {self.client} is to add up with {len(clients) - 1} others, expected at least {least - 1}"
             )
@@ -190,7 +190,7 @@ class Member:
         """
         self._expect("kept", MEMBERS, server_round)
         chosen = set(members.tolist())
-        least = max(FEWEST, self.floor, threshold(self.share, len(self.state[CLIENTS])))
+        least = max(MIN_CLIENTS, self.floor, threshold(self.share, len(self.state[CLIENTS])))
         if (
             not {self.client} <= chosen <= set(self.state[CLIENTS].tolist())
             or len(chosen) < max(least, len(members))

@@ -42,7 +42,7 @@ class AdaFGL(GraphStrategy):
         if self.server_round > self.params.extractor_rounds:
             due = self.cohort if self.holds.any() else sorted(self.clients)
             if lacking := [client for client in due if not self.holds[self.places[client]]]:
-                for reply in self.ask(EXTRACTOR, {EXTRACTOR: arrays}, lacking):
+                for reply in self.request(EXTRACTOR, {EXTRACTOR: arrays}, lacking):
                     self.holds[self.places[reply.client]] = True
             self.drop(client for client in self.cohort if not self.holds[self.places[client]])
         return {}

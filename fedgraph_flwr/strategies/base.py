@@ -32,7 +32,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import NoParams, method_params
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.uplink import Reducer, Uplink, declared, model_only, releases, sums
-from fedgraph_flwr.moved import refuse_old_hooks
+from fedgraph_flwr.moved import refuse_old_hooks, renamed
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies import weighting
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
@@ -156,7 +156,7 @@ class GraphStrategy(FlowerFedAvg):
         """
 
     @classmethod
-    def remark(cls, cfg: RunConfig) -> str:
+    def startup_note(cls, cfg: RunConfig) -> str:
         """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
         return ""
 
@@ -273,7 +273,7 @@ class GraphStrategy(FlowerFedAvg):
         """Who is asked unless said otherwise: the cohort, or all clients during setup."""
         return self.cohort if self.server_round else sorted(self.clients)
 
-    def ask(
+    def request(
         self,
         phase: str,
         groups: GroupsFor | None = None,
@@ -298,13 +298,13 @@ class GraphStrategy(FlowerFedAvg):
         """Replies as the uplink lets this strategy see them."""
         return reduce(self, phase, replies)
 
-    def ask_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> Reduced:
+    def request_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> Reduced:
         """One exchange that every client must answer.
 
         Raises:
             RunFailed: one did not.
         """
-        replies = self.ask(phase, groups, clients=sorted(self.clients), config=config)
+        replies = self.request(phase, groups, clients=sorted(self.clients), config=config)
         if len(replies) < len(self.clients):
             missing = sorted(set(self.clients) - set(replies.clients))
             raise RunFailed(
@@ -312,6 +312,8 @@ class GraphStrategy(FlowerFedAvg):
                 f"client {missing[0]}: {self.failed[missing[0]]}"
             )
         return replies
+
+    ask, ask_all = renamed("request"), renamed("request_all")
 
     def releases_in(self, server_round: int) -> int:
         """Releases under differential privacy in the exchanges of a round."""
@@ -359,12 +361,12 @@ class GraphStrategy(FlowerFedAvg):
         return self.cfg.strategy.cohort_size(len(self.clients))
 
     @property
-    def fewest(self) -> int:
+    def min_clients(self) -> int:
         """How many of a round's clients have to answer."""
         rules = self.cfg.strategy
         if rules.on_failure == "fail":
             return len(self.cohort)
-        return max(rules.min_clients, self.secure.fewest(len(self.cohort)) if self.secure else 0)
+        return max(rules.min_clients, self.secure.min_clients(len(self.cohort)) if self.secure else 0)
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class FedDC(Scaffold):
     Params: ClassVar[type] = FedDCParams
 
     @classmethod
-    def remark(cls, cfg: RunConfig) -> str:
+    def startup_note(cls, cfg: RunConfig) -> str:
         """No schedule makes it FedAvg."""
         return ""
 

@@ -45,7 +45,7 @@ class FedDEP(GraphStrategy):
         """After R rounds: collect prototypes, and let all clients mend."""
         if self.scores_first:
             everyone = sorted(self.clients)
-            replies = self.ask("prototype", {ENCODER: arrays}, everyone)
+            replies = self.request("prototype", {ENCODER: arrays}, everyone)
             told = {reply.client: self.known(reply.groups[PROTOTYPES]) for reply in replies}
             groups = {
                 client: {
@@ -54,7 +54,7 @@ class FedDEP(GraphStrategy):
                 }
                 for client in everyone
             }
-            say_added(self.ask("mend", groups, everyone).replies, self.cfg.strategy.name)
+            say_added(self.request("mend", groups, everyone).replies, self.cfg.strategy.name)
             self.memory["mended"] = np.array(True)
         return {}
 

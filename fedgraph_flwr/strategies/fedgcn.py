@@ -40,7 +40,7 @@ class FedGCN(GraphStrategy):
         """Sums to the owners, their rows to the neighbours' clients."""
         if not self.params.hops:
             return
-        told = self.ask_all("sums")
+        told = self.request_all("sums")
         if not any(reply.groups.get(SUMS) for reply in told):
             log(
                 WARNING,
@@ -48,7 +48,7 @@ class FedGCN(GraphStrategy):
                 self.cfg.strategy.name,
             )
         sums = relayed(told, SUMS)
-        replies = self.ask_all("smooth", sums)
+        replies = self.request_all("smooth", sums)
         if self.params.hops == 2:
             rows, degrees = (relayed(replies, group) for group in (ROWS, DEGREES))
-            self.ask_all("extend", {client: {**rows[client], **degrees[client]} for client in rows})
+            self.request_all("extend", {client: {**rows[client], **degrees[client]} for client in rows})

@@ -58,7 +58,7 @@ class FedGL(GraphStrategy):
     def setup(self) -> None:
         """Who has which nodes."""
         if self.params.discovers:
-            self.memory[IDS] = {str(reply.client): reply.groups[IDS]["node"] for reply in self.ask_all("identify")}
+            self.memory[IDS] = {str(reply.client): reply.groups[IDS]["node"] for reply in self.request_all("identify")}
             self._check_ids(list(self.memory[IDS].values()))
 
     @staticmethod

@@ -119,7 +119,7 @@ class FedHGN(GraphStrategy):
         """Collect the initial coefficients, and where the schema is shared, who holds which types."""
         if self.params.first_pool != "initial" and self.cfg.strategy.private_schema:
             return
-        for reply in self.ask(TELL):
+        for reply in self.request(TELL):
             self.rows[reply.client] = reply.groups.get(ROWS, {})
             if self.params.first_pool == "initial":
                 self.coefficients[reply.client] = reply.groups[COEFFICIENTS]

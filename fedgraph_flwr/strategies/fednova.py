@@ -41,7 +41,7 @@ class FedNova(GraphStrategy):
         method_params(cls, cfg).check(cfg)
 
     @classmethod
-    def remark(cls, cfg: RunConfig) -> str:
+    def startup_note(cls, cfg: RunConfig) -> str:
         """Equal steps of all clients are FedAvg's."""
         if method_params(cls, cfg).mu or len({cfg.train.steps_of(client) for client in range(cfg.num_clients)}) > 1:
             return ""

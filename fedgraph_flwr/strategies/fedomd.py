@@ -96,21 +96,21 @@ class FedOMD(GraphStrategy):
         layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
         point = self.memory.get("mean", np.zeros((layers, width)))
         self.point = point
-        replies = self.ask("moments_sum", {MODEL: arrays, "point": {"mean": point}})
+        replies = self.request("moments_sum", {MODEL: arrays, "point": {"mean": point}})
         pooled = central(replies[MOMENTS]["powers"], point)
         self.memory["mean"] = pooled[:, 0]
         return replies, pooled
 
     def _two_phase(self, arrays: Arrays) -> tuple[Reduced, np.ndarray]:
         """Means, then moments about the pooled one; where a client fails between them, means of powers about it of those left."""
-        told = self.ask("means", {MODEL: arrays})
+        told = self.request("means", {MODEL: arrays})
         point = told[MOMENTS]["mean"]
         sent = {MODEL: arrays, "point": {"mean": point}}
-        about = self.ask("moments_about", sent, told.clients)
+        about = self.request("moments_about", sent, told.clients)
         if about.clients == told.clients:
             return told, np.concatenate([point[:, None], about[MOMENTS]["spread"]], axis=1).astype(np.float64)
         self.point = point
-        left = self.ask("moments_sum", sent, about.clients)
+        left = self.request("moments_sum", sent, about.clients)
         return left, central(left[MOMENTS]["powers"], point.astype(np.float64))
 
 

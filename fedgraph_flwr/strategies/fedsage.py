@@ -73,8 +73,8 @@ class FedSage(GraphStrategy):
             return
         apart: dict[int, Groups] = {}
         for _ in range(self.params.generator_rounds):
-            apart = self.judged(self.ask_all("generate", apart))
-        say_added(self.ask_all("mend", apart).replies, self.cfg.strategy.name)
+            apart = self.judged(self.request_all("generate", apart))
+        say_added(self.request_all("mend", apart).replies, self.cfg.strategy.name)
 
     def judged(self, replies: Reduced) -> dict[int, Groups]:
         """Of each client's rows the sum of differences over its peers."""
@@ -84,5 +84,5 @@ class FedSage(GraphStrategy):
             return {}
         rows = {str(reply.client): reply.groups[PROPOSED]["rows"] for reply in told}
         owners = {str(reply.client): reply.groups[OWNERS]["rows"] for reply in told}
-        total = self.ask("judge", {PROPOSED: rows, OWNERS: owners})[APART]
+        total = self.request("judge", {PROPOSED: rows, OWNERS: owners})[APART]
         return {int(i): {APART: {"sum": total[i].astype(self.cfg.dtype)}} for i in rows}

@@ -45,8 +45,8 @@ class FedSageTrue(FedGrad):
 
     def setup(self) -> None:
         """Each client's wishes to the owners, their features back to the client."""
-        wishes = self.ask_all("wanted")
+        wishes = self.request_all("wanted")
         inbox = relayed(wishes, "wanted")
         self.wishes = {client: groups["wanted"] for client, groups in inbox.items()}
-        features = self.ask_all("features", inbox)
-        self.ask_all("mend", relayed(features, "features"))
+        features = self.request_all("features", inbox)
+        self.request_all("mend", relayed(features, "features"))

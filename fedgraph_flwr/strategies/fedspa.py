@@ -125,7 +125,7 @@ class FedSPA(GraphStrategy):
                 "expected at least 2"
             )
         if self.params.masked:
-            told = self.ask_all("publish_key")
+            told = self.request_all("publish_key")
             self.keys = {reply.client: reply.groups["key"]["key"] for reply in told}
             self.signatures = signatures(told.replies, "key")
 
@@ -165,7 +165,7 @@ class FedSPA(GraphStrategy):
         named, shares = self.cohort, replies
         while len(shares) < len(named):  # masks cancel over exactly the clients that were named
             named = [reply.client for reply in shares]
-            shares = self.ask("share_again", self.peers(named), named).replies
+            shares = self.request("share_again", self.peers(named), named).replies
         pooled = unmask([share.groups[FISHER] for share in shares])
         low, high = min(a.min() for a in pooled.values()), max(a.max() for a in pooled.values())
         if low < -len(named) * RESOLUTION or high > LIMIT:  # no mean of squares; whose share is wrong nobody can tell
@@ -173,7 +173,7 @@ class FedSPA(GraphStrategy):
                 f"round {self.server_round}: the masked Fisher diagonals of clients {named} add up to values from {low:g} to"
                 f" {high:g}, expected 0 to {LIMIT:g}: one of them sent another share than it was asked for"
             )
-        told = {reply.client: reply.metrics for reply in self.ask("deviate", {FISHER: pooled}, named)}
+        told = {reply.client: reply.metrics for reply in self.request("deviate", {FISHER: pooled}, named)}
         kept = [reply for reply in replies if reply.client in told]
         biases = {}
         for channel in ("hom", "het"):

@@ -142,11 +142,11 @@ class FedStruct(FedGrad):
         replies, _ = self.acquire()
         self.s = torch.from_numpy(self.gathered({r.client: r.groups[STRUCTURE]["s"] for r in replies}))
         if self.params.features != "hop2vec":
-            self.ask_all("place", self.rows_for(sorted(self.clients)))
+            self.request_all("place", self.rows_for(sorted(self.clients)))
 
     def acquire(self) -> tuple[Reduced, GroupsFor]:
         """The phases `announce` and `acquire`: the replies that end them, and the envelopes in them by receiver."""
-        replies = self.ask_all("announce")
+        replies = self.request_all("announce")
         self.nodes = {r.client: r.groups["identity"]["nodes"] for r in replies}
         largest, owner = max(int(ids.max()) for ids in self.nodes.values()), np.full(self.num_nodes, -1, np.int32)
         for client, ids in self.nodes.items():
@@ -160,7 +160,7 @@ class FedStruct(FedGrad):
         exchange = 0
         while not ended:  # all clients take as many exchanges, two a hop at most
             exchange += 1
-            replies = self.ask_all("acquire", inbox)
+            replies = self.request_all("acquire", inbox)
             inbox = relayed(replies, ENVELOPES)
             ended = {reply.client for reply in replies if reply.metrics["done"]}
             if ended and len(ended) < len(replies):

@@ -74,7 +74,7 @@ class FedStructA(FedGrad):
 
     def setup(self) -> None:
         """The edges of all clients, then S and sGNN."""
-        replies = self.ask_all("reveal")
+        replies = self.request_all("reveal")
         self.nodes = {r.client: r.groups["graph"]["nodes"] for r in replies}
         edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(np.int64)
         n = sum(map(len, self.nodes.values()))

@@ -60,7 +60,7 @@ class PrivateFedStruct(FedStruct):
     def setup(self) -> None:
         """Algorithm 3, then the columns to their owners."""
         _, inbox = self.acquire()
-        self.ask_all("take", inbox)
+        self.request_all("take", inbox)
         self.embeddings = 0
         torch.manual_seed(derive_seed(self.cfg.seed, "model"))
         model = models.build(self.cfg.model, self.agreed("num_features"), self.agreed("num_classes"))
@@ -75,7 +75,7 @@ class PrivateFedStruct(FedStruct):
         self.embeddings += 1
         config = {"train": train, "scored": scored, "embedding": self.embeddings}
         groups = {"g": {name: tensor.numpy() for name, tensor in self.g.items()}} if self.g else {}
-        return relayed(self.ask_all("embed", groups, **config), ENVELOPES)
+        return relayed(self.request_all("embed", groups, **config), ENVELOPES)
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """Phase 1 of training, and of scores where they are due."""
@@ -100,7 +100,7 @@ class PrivateFedStruct(FedStruct):
             upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[STRUCTURE]["s"]
         rows: dict[int, Groups] = {client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()}
         # s_u changes after training, so what a checkpoint holds of it is filed here
-        owners = self.ask_all("step_own", rows, labelled=self.labelled(reduced), **self.filing)
+        owners = self.request_all("step_own", rows, labelled=self.labelled(reduced), **self.filing)
         gradients = FedGrad.gradients(self, arrays, reduced)
         for name in self.g:
             gradients[f"g.{name}"] = torch.from_numpy(owners["g"][name])

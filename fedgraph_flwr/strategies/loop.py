@@ -141,7 +141,7 @@ class Loop:
 
     def _class_weights(self) -> Arrays:
         """The weights ``w`` [C] of all clients together (`methods.labels`)."""
-        return {"w": weights(self.strategy.ask(LABELS)[LABELS]["share"])}
+        return {"w": weights(self.strategy.request(LABELS)[LABELS]["share"])}
 
     def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
         """Ask nodes who they are."""
@@ -229,7 +229,7 @@ class Loop:
         method, away, began, pause = self.strategy, self._silent, time.perf_counter(), 1.0
         if not away:
             return
-        while away and len(method.cohort) - len(away) < method.fewest:
+        while away and len(method.cohort) - len(away) < method.min_clients:
             left = self.cfg.strategy.timeout - (time.perf_counter() - began)
             if left <= pause:
                 return  # the round tells what is missing

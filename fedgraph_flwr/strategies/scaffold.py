@@ -35,7 +35,7 @@ class Scaffold(VariateStrategy):
         method_params(cls, cfg).check(cfg)
 
     @classmethod
-    def remark(cls, cfg: RunConfig) -> str:
+    def startup_note(cls, cfg: RunConfig) -> str:
         """One plain step of all clients is FedAvg's."""
         several = max(cfg.train.steps_of(client) for client in range(cfg.num_clients)) > 1
         if several or not cfg.train.plain_sgd or cfg.strategy.fraction < 1 or method_params(cls, cfg).server_lr != 1:

@@ -18,9 +18,9 @@ from fedgraph_flwr.secure.secagg import (
     CLIENTS,
     DEAL,
     ENVELOPES,
-    FEWEST,
     KEYS,
     MEMBERS,
+    MIN_CLIENTS,
     PUBLISH,
     RATIOS,
     SECAGG,
@@ -98,12 +98,12 @@ class SecureSums:
             RunFailed: too few clients replied.
         """
         method, self.phase, self.ratios = self.strategy, phase, {}
-        told = list(method.ask(PUBLISH, clients=asked))
+        told = list(method.request(PUBLISH, clients=asked))
         self.keys = {reply.client: reply.groups[SECAGG][KEYS] for reply in told}
         self._enough(PUBLISH, len(self.keys), len(asked))
         group = {CLIENTS: np.array(list(self.keys), np.int64), KEYS: np.stack(list(self.keys.values()))}
         down = {SECAGG: to_record(group), **signatures(told, SECAGG)}
-        told = list(method.ask(DEAL, down, list(self.keys)))
+        told = list(method.request(DEAL, down, list(self.keys)))
         dealt = {reply.client: reply.groups[SECAGG][ENVELOPES] for reply in told}
         self.members = list(dealt)
         self._enough(DEAL, len(dealt), len(self.keys))
@@ -146,7 +146,7 @@ class SecureSums:
                 f"round {method.server_round}, {self.phase}: clients masked their values under different lists of weights, keys"
                 " or models, so that their masks do not cancel: the server sent them different ones, or a client answers wrongly"
             )
-        told = list(method.ask(UNMASK, {SECAGG: {SURVIVORS: np.array(survivors, np.int64)}}, survivors))
+        told = list(method.request(UNMASK, {SECAGG: {SURVIVORS: np.array(survivors, np.int64)}}, survivors))
         self._enough(UNMASK, len(told), len(self.keys))
         shares = {reply.client: reply.groups[SECAGG][SHARES] for reply in told}
         answers = {r.client: {g: arrays for g, arrays in r.groups.items() if g in self.ratios} for r in replies}
@@ -185,12 +185,12 @@ class SecureSums:
             raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")
         return total / weight
 
-    def fewest(self, of: int) -> int:
+    def min_clients(self, of: int) -> int:
         """How many of the clients that are asked for a sum have to begin it."""
-        return max(threshold(self.rules.secagg_threshold, of), FEWEST)
+        return max(threshold(self.rules.secagg_threshold, of), MIN_CLIENTS)
 
     def _enough(self, phase: str, count: int, of: int) -> None:
-        needed = self.fewest(of) if phase in (PUBLISH, DEAL) else threshold(self.rules.secagg_threshold, of)
+        needed = self.min_clients(of) if phase in (PUBLISH, DEAL) else threshold(self.rules.secagg_threshold, of)
         if count < needed:
             method = self.strategy
             why = "".join(f"; client {client}: {reason}" for client, reason in list(method.failed.items())[:1])

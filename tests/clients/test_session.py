@@ -71,7 +71,7 @@ def test_where_no_frame_is_the_users_the_line_of_the_package_is_named(run):
 
 def test_a_partys_node_names_no_folder(node, caplog):  # noqa: F811
     one = node(f"strategy.client={__name__}:Unlike", "rounds=1", policy={"modules": ["tests"]})
-    told = one.ask("evaluate", 1)
+    told = one.request("evaluate", 1)
     line = line_of("joins")
     assert told.startswith(f"the request cannot be answered: RuntimeError (test_session.py, line {line}, in logits); ")
     assert "same number of dimensions" not in told  # a message may quote data

@@ -323,7 +323,7 @@ def test_what_a_server_may_name_is_the_nodes_to_say(own, run, tmp_path, monkeypa
     def asked(policy):
         (tmp_path / "policy.yaml").write_text(json.dumps(policy))
         node = Node(cfg, graph=str(graph / "client_0000.safetensors"), policy=str(tmp_path / "policy.yaml"))
-        return node.ask("describe")
+        return node.request("describe")
 
     refused = "this node's policy refuses strategy.client=own_methods:Patient: it accepts modules none"
     assert refused in asked({})

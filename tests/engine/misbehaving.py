@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.clients.base import Answer, GraphClient
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.wire.messages import MODEL, Arrays
 
@@ -17,14 +17,14 @@ WRONG = {(1, 0): "error", (1, 1): "nan", (2, 1): "shapes", (2, 2): "names", (3, 
 class Misbehaving(GraphClient):
     """FedAvg's client but for its answers to ``train`` in `WRONG`."""
 
-    def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """As asked, or wrongly."""
         wrong = WRONG.get((self.server_round, self.graph.client), "") if name == "train" else ""
         if wrong == "error":
             raise RuntimeError("out of order")
         if wrong == "phase":
-            return super().answer("describe", {}, {})
-        sent, told = super().answer(name, groups, config)
+            return super().reply("describe", {}, {})
+        sent, told = super().reply(name, groups, config)
         if wrong == "nan":
             next(iter(sent[MODEL].values())).flat[0] = np.nan
         elif wrong == "shapes":

@@ -18,7 +18,7 @@ from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.numerics.optim import SGD
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.stacked import StackedMatrix, padded
-from fedgraph_flwr.runs.checks import at_once, remarks
+from fedgraph_flwr.runs.checks import at_once, startup_notes
 from fedgraph_flwr.runs.prepare import with_folder
 from tests.support import Finished
 
@@ -158,14 +158,14 @@ def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):
     assert "stacked" not in alone.summary
     for name, array in alone.arrays.items():
         np.testing.assert_array_equal(stacked.arrays[name], array)
-    assert remarks(stacked.cfg) == ["stack=4 does nothing with strategy=Undeclared: each client trains by itself"]
+    assert startup_notes(stacked.cfg) == ["stack=4 does nothing with strategy=Undeclared: each client trains by itself"]
     for words, why in (
         (["model=gat"], "model=gat"),
         (["model.norm=batch"], "model=gcn with model.norm=batch"),
         (["train.loss=focal"], "train.loss=focal"),
         (["engine=flower-simulation"], "engine=flower-simulation"),
     ):
-        assert remarks(compose([*words, "stack=2"])) == [
+        assert startup_notes(compose([*words, "stack=2"])) == [
             f"stack=2 does nothing with {why}: each client trains by itself"
         ]
 
@@ -193,7 +193,7 @@ def test_auto_leaves_the_simulation_of_flower_and_fleets_as_they_are():
     for engine in ("flower-simulation", "somewhere"):
         cfg = compose(["stack=auto", f"engine={engine}"])
         assert at_once(cfg) == 0
-        assert not remarks(cfg)
+        assert not startup_notes(cfg)
 
 
 @pytest.mark.parametrize("value", ["-3", "many", "1.5", "1000001", "9" * 12])

@@ -213,7 +213,7 @@ def test_indices_with_gaps_get_the_extractor():
     server = AdaFGL(compose(["strategy=adafgl", "num_clients=3", "strategy.extractor_rounds=1"]), None)
     server.clients = {name: ClientInfo(name, name, {}) for name in (0, 3, 7)}
     server.cohort, server.server_round, asked = [3, 7], 2, []
-    server.ask = lambda phase, groups, clients: asked.append(clients) or [Reply(c) for c in clients if c != 3]
+    server.request = lambda phase, groups, clients: asked.append(clients) or [Reply(c) for c in clients if c != 3]
     server.before_train({"w": np.zeros(2)})
     server.cohort = [3, 7]
     server.before_train({"w": np.zeros(2)})

@@ -52,7 +52,7 @@ def test_a_rare_class_is_not_told_and_counts_as_the_rarest():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
     seen: dict[int, torch.Tensor] = {}
-    answer = GraphClient.answer
+    answer = GraphClient.reply
 
     def spy(self, name, groups, config):
         told = answer(self, name, groups, config)
@@ -60,7 +60,7 @@ def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
             seen[self.graph.client] = self.class_weights
         return told
 
-    monkeypatch.setattr(GraphClient, "answer", spy)
+    monkeypatch.setattr(GraphClient, "reply", spy)
     if method in UNWEIGHTED:
         with pytest.raises(FedGraphError, match=r"sums train\.loss=cross_entropy, got weighted"):
             go(method, "rounds=1", *FEDERATED)
@@ -140,7 +140,7 @@ def test_a_partys_policy_holds_for_it(run, tmp_path):
     count = np.bincount(y, minlength=3)
     assert (count < 4).any()
     assert (count >= 4).any()
-    told = Node(cfg, graph=graph, policy=str(tmp_path / "policy.yaml")).ask("labels")
+    told = Node(cfg, graph=graph, policy=str(tmp_path / "policy.yaml")).request("labels")
     share = from_record(told.array_records["labels"])["share"]
     shown = large_enough(count, 4)
     assert not shown[count < 4].any()

@@ -291,7 +291,7 @@ def test_cpu_and_gpu_agree(method, go):
 @pytest.mark.parametrize("method", SHARING)
 def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, monkeypatch):
     """Client 1 answers one request of a phase as though it were asked to describe itself."""
-    original = GraphClient.answer
+    original = GraphClient.reply
     for phase in sorted(first(method).summary["bytes_by_phase"].keys() - {"describe", "evaluate"}):
         wrong: list[str] = []
 
@@ -301,7 +301,7 @@ def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, mon
                 return original(self, "describe", {}, {})
             return original(self, name, groups, config)
 
-        monkeypatch.setattr(GraphClient, "answer", answer)
+        monkeypatch.setattr(GraphClient, "reply", answer)
         try:
             told = " ".join(go(method, "rounds=1").summary["failures"])
         except RunFailed as failure:  # of a method that needs all clients
@@ -319,7 +319,7 @@ def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, mon
     ],
 )
 def test_an_answer_that_lacks_one_array_is_rejected(go, monkeypatch, method, phase, group, name):
-    original = GraphClient.answer
+    original = GraphClient.reply
 
     def answer(self, asked, groups, config):
         sent, told = original(self, asked, groups, config)
@@ -327,7 +327,7 @@ def test_an_answer_that_lacks_one_array_is_rejected(go, monkeypatch, method, pha
             sent[group] = {key: array for key, array in sent[group].items() if key != name}
         return sent, told
 
-    monkeypatch.setattr(GraphClient, "answer", answer)
+    monkeypatch.setattr(GraphClient, "reply", answer)
     try:
         told = str(go(method, "rounds=1").summary["failures"])
     except RunFailed as failure:

@@ -714,14 +714,14 @@ def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in, seed):
     words = ("rounds=1", "evaluation.every=5", f"seed={seed}")
     with recorded_messages(monkeypatch) as messages:
         run("strategy=fedspa", *SGD, *words, sizes=sizes)
-    sent, original = replies_of(messages), FedSPAClient.answer
+    sent, original = replies_of(messages), FedSPAClient.reply
 
     def fails(self, phase, *args):
         if self.graph.client == 1 and phase == lost_in:
             raise FedGraphError("out of order")
         return original(self, phase, *args)
 
-    monkeypatch.setattr(FedSPAClient, "answer", fails)
+    monkeypatch.setattr(FedSPAClient, "reply", fails)
     finished = run(*SCALAR, *words, sizes=sizes)
     assert ("share_again" in finished.rounds[0]["phases"]) == (lost_in == "train")
     named = kept if lost_in == "train" else [0, 1, 2, 3]
@@ -741,14 +741,14 @@ def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in, seed):
 
 
 def test_the_last_client_does_not_share_alone(run, monkeypatch):
-    original = FedSPAClient.answer
+    original = FedSPAClient.reply
 
     def fails(self, phase, *args):
         if self.graph.client > 0 and phase == "train":
             raise FedGraphError("out of order")
         return original(self, phase, *args)
 
-    monkeypatch.setattr(FedSPAClient, "answer", fails)
+    monkeypatch.setattr(FedSPAClient, "reply", fails)
     with pytest.raises(FedGraphError, match="client 0 is to add up with no other client"):
         run(*SCALAR, "rounds=1")
 
@@ -797,7 +797,7 @@ def test_a_fisher_diagonal_of_another_shape_is_refused(run, monkeypatch):
 
 
 def test_a_second_share_of_another_shape_is_refused(run, monkeypatch):
-    original = FedSPAClient.answer
+    original = FedSPAClient.reply
 
     def odd(self, phase, *args):
         if self.graph.client == 1 and phase == "train":
@@ -805,7 +805,7 @@ def test_a_second_share_of_another_shape_is_refused(run, monkeypatch):
         groups, told = original(self, phase, *args)
         return ({FISHER: {n: a[:1] for n, a in groups[FISHER].items()}} if phase == "share_again" else groups), told
 
-    monkeypatch.setattr(FedSPAClient, "answer", odd)
+    monkeypatch.setattr(FedSPAClient, "reply", odd)
     with pytest.raises(FedGraphError, match="of shape"):
         run(*SCALAR, "rounds=1")
 

@@ -111,9 +111,9 @@ def test_what_files_tell_is_what_clients_tell(many, monkeypatch, tmp_path, words
 )
 def test_clients_are_asked_at_the_end_where_they_have_a_model_of_their_own(many, monkeypatch, tmp_path, words, asks):
     asked: list[bool] = []
-    plain = GraphClient.plain_answer
+    plain = GraphClient.plain_reply
     monkeypatch.setattr(
-        GraphClient, "plain_answer", lambda own, *given: asked.append("keep" in given[2]) or plain(own, *given)
+        GraphClient, "plain_reply", lambda own, *given: asked.append("keep" in given[2]) or plain(own, *given)
     )
     finished(tmp_path / "run", *words)
     assert any(asked) == asks

@@ -287,7 +287,7 @@ def test_clients_that_disagree_are_named():
 def test_a_wrong_phase_is_refused_and_named(run, monkeypatch):
     from fedgraph_flwr.strategies.base import GraphStrategy
 
-    monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.ask("trian") and {})
+    monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.request("trian") and {})
     with pytest.raises(RunFailed, match=r"client 0: .*'trian'.*describe.*train"):
         run()
 
@@ -352,7 +352,7 @@ def test_a_node_that_failed_in_any_exchange_of_a_round_is_replaced(run, monkeypa
 
     from fedgraph_flwr.strategies.base import GraphStrategy
 
-    monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.ask("describe") and {})
+    monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.request("describe") and {})
     call = InlineGrid._call
 
     def hangs(self, message):

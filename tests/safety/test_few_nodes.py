@@ -68,7 +68,7 @@ def test_a_constant_model_counts_no_rare_class(node, method):  # noqa: F811
         model = {name: np.zeros_like(a) for name, a in model_of(asked).items()}
         bias = [name for name, a in model.items() if a.shape == (3,)][-1]
         model[bias][label] = 9
-        told = asked.ask("evaluate", label + 1, {"model": model})
+        told = asked.request("evaluate", label + 1, {"model": model})
         assert not isinstance(told, str), told
         numbers = told[METRICS]
         correct = numbers["test-accuracy"][0] * numbers["test-count"][0]
@@ -76,12 +76,12 @@ def test_a_constant_model_counts_no_rare_class(node, method):  # noqa: F811
         assert numbers["test-count"][0] == 11
     asked = node(f"strategy={method}", "model.dropout=0", size=60, policy={"check_start": False, "min_nodes": 0})
     graph.save(file)
-    assert asked.ask("evaluate", 1, {"model": model_of(asked)})[METRICS]["test-count"][0] == 15
+    assert asked.request("evaluate", 1, {"model": model_of(asked)})[METRICS]["test-count"][0] == 15
 
 
 def test_a_confusion_matrix_is_of_the_same_nodes(node):  # noqa: F811
     asked = node("evaluation.confusion=true", size=20)
-    told = asked.ask("evaluate", 1, {"model": model_of(asked)})[METRICS]
+    told = asked.request("evaluate", 1, {"model": model_of(asked)})[METRICS]
     assert sum(c for c in told["confusion"] if c > 0) <= sum(told["test-count"])
 
 

@@ -28,7 +28,7 @@ class Node:
         self.context.node_config = config
         self.exchanges: dict[tuple[str, int], itertools.count] = {}
 
-    def ask(self, phase, server_round=0, groups=None, **config):
+    def request(self, phase, server_round=0, groups=None, **config):
         """The answer, or the sentence of a refusal. The exchange is counted, as an honest server does."""
         counted = next(self.exchanges.setdefault((phase, server_round), itertools.count()))
         told = {"phase": phase, "round": server_round, "exchange": counted, "protocol": PROTOCOL, **config}
@@ -105,7 +105,7 @@ def model_of(node, scale=1.0):
 )
 def test_what_a_policy_refuses(node, caplog, policy, words, told):
     asked = node(*words, policy=policy)
-    assert told in asked.ask("train", 1, {"model": model_of(node(*words))})
+    assert told in asked.request("train", 1, {"model": model_of(node(*words))})
     assert told in caplog.text, "the node's own log has it"
 
 
@@ -115,8 +115,8 @@ def test_what_a_policy_accepts(node):
         **{"demands": {"strategy.mu": [0.5, 1.0], "privacy.dp": "none"}, "max_parameters": 75},
     }
     asked = node("strategy=fedprox", "strategy.mu=0.5", "strategy.min_clients=3", policy=policy)
-    assert not isinstance(asked.ask("describe"), str)
-    assert not isinstance(asked.ask("train", 1, {"model": model_of(asked)}), str)
+    assert not isinstance(asked.request("describe"), str)
+    assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}), str)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_what_a_policy_accepts(node):
     ],
 )
 def test_a_wrong_policy_is_one_sentence(node, text, told):
-    assert node(policy=text).ask("describe").startswith(told)
+    assert node(policy=text).request("describe").startswith(told)
 
 
 def test_a_policy_that_is_not_there(node, tmp_path):
     asked = node(policy={})
     asked.context.node_config["policy"] = str(tmp_path / "nothing.yaml")
-    assert asked.ask("describe") == "policy=<policy> of --node-config cannot be read: No such file or directory"
+    assert asked.request("describe") == "policy=<policy> of --node-config cannot be read: No such file or directory"
 
 
 def test_every_key_of_a_policy_is_described():
@@ -156,47 +156,47 @@ def test_every_key_of_a_policy_is_described():
 def test_a_round_asks_once(node):
     asked = node()
     model = {"model": model_of(asked)}
-    assert not isinstance(asked.ask("train", 1, model), str)
-    assert asked.ask("train", 1, model) == "the server asks phase 'train' of round 1 2 times, accepted are 1"
-    assert not isinstance(asked.ask("train", 2, model), str)
-    assert "of round 1 after round 2: what is past is not answered again" in asked.ask("train", 1, model)
-    assert "of round 6 in a run of 5 rounds" in asked.ask("train", 6, model)
-    assert "of round -1 in a run" in asked.ask("train", -1, model)
+    assert not isinstance(asked.request("train", 1, model), str)
+    assert asked.request("train", 1, model) == "the server asks phase 'train' of round 1 2 times, accepted are 1"
+    assert not isinstance(asked.request("train", 2, model), str)
+    assert "of round 1 after round 2: what is past is not answered again" in asked.request("train", 1, model)
+    assert "of round 6 in a run of 5 rounds" in asked.request("train", 6, model)
+    assert "of round -1 in a run" in asked.request("train", -1, model)
 
 
 def test_a_restarted_node_remembers_what_was_asked(node):
     asked = node(state=True)
     model = {"model": model_of(asked)}
-    assert not isinstance(asked.ask("train", 2, model), str)
+    assert not isinstance(asked.request("train", 2, model), str)
     asked.restart()
-    assert "2 times, accepted are 1" in asked.ask("train", 2, model)
-    assert "after round 2" in asked.ask("train", 1, model)
+    assert "2 times, accepted are 1" in asked.request("train", 2, model)
+    assert "after round 2" in asked.request("train", 1, model)
     file = next(Path(asked.context.node_config["state"]).rglob("asked.json"))
     file.write_text("{")
     asked.restart()
-    assert "does not say what was asked of this node" in asked.ask("train", 3, model)
+    assert "does not say what was asked of this node" in asked.request("train", 3, model)
 
 
 def test_an_exchange_is_not_answered_again(node):
     """Phases that may be asked more than once are so in the order of their exchanges."""
     asked = node()
     model = {"model": model_of(asked)}
-    assert not isinstance(asked.ask("evaluate", 1, model, exchange=1), str)
-    assert "again (exchange 1 after 1): it was answered" in asked.ask("evaluate", 1, model, exchange=1)
-    assert not isinstance(asked.ask("evaluate", 1, model, exchange=2), str)
-    assert not isinstance(asked.ask("evaluate", 1, model, exchange=7), str)
-    assert not isinstance(asked.ask("evaluate", 1, model, exchange=8), str)
-    assert "5 times, accepted are 4" in asked.ask("evaluate", 1, model, exchange=9)
+    assert not isinstance(asked.request("evaluate", 1, model, exchange=1), str)
+    assert "again (exchange 1 after 1): it was answered" in asked.request("evaluate", 1, model, exchange=1)
+    assert not isinstance(asked.request("evaluate", 1, model, exchange=2), str)
+    assert not isinstance(asked.request("evaluate", 1, model, exchange=7), str)
+    assert not isinstance(asked.request("evaluate", 1, model, exchange=8), str)
+    assert "5 times, accepted are 4" in asked.request("evaluate", 1, model, exchange=9)
 
 
 def test_a_round_goes_back_in_no_run(node):
     asked = node("train.optimizer=sgd", "train.optimizer_state=reset")
     model = {"model": model_of(asked)}
-    assert not isinstance(asked.ask("describe", resume=3, run="a"), str)
-    assert "of round 3" not in str(asked.ask("train", 4, model))
-    assert "of round 2 after round 4" in asked.ask("train", 2, model)
-    assert "after round 4" in asked.ask("describe", 0, resume=1, run="a")
-    assert "resumes after round 1 in a run that is in round 5" in asked.ask("describe", 5, resume=1, run="a")
+    assert not isinstance(asked.request("describe", resume=3, run="a"), str)
+    assert "of round 3" not in str(asked.request("train", 4, model))
+    assert "of round 2 after round 4" in asked.request("train", 2, model)
+    assert "after round 4" in asked.request("describe", 0, resume=1, run="a")
+    assert "resumes after round 1 in a run that is in round 5" in asked.request("describe", 5, resume=1, run="a")
 
 
 def test_a_ledger_survives_as_numbers():
@@ -209,12 +209,12 @@ def test_a_ledger_survives_as_numbers():
 
 @pytest.mark.parametrize("config", [{"round": "one"}, {"round": 1.5}, {"exchange": "x"}, {"resume": "x"}])
 def test_a_message_of_wrong_types_is_a_sentence(node, config):
-    assert node().ask("describe", **config).startswith(f"the server's message has {next(iter(config))}=")
+    assert node().request("describe", **config).startswith(f"the server's message has {next(iter(config))}=")
 
 
 def test_an_unknown_phase_is_not_taken_down(node):
     asked = node()
-    assert "phase 'mine [' unknown (asked of GraphClient)" in asked.ask("mine [")
+    assert "phase 'mine [' unknown (asked of GraphClient)" in asked.request("mine [")
     assert session.ASKED not in asked.context.state
 
 
@@ -226,13 +226,13 @@ def test_moments_of_one_model_a_round(node):
     asked = node("strategy=fedomd", "strategy.exchange=two_phase", policy={"check_start": False})
     model = model_of(asked)
     about = {name: np.zeros_like(a) for name, a in {"mean": np.zeros((1, 8), np.float32)}.items()}
-    assert not isinstance(asked.ask("means", 1, {"model": model}), str)
-    assert "2 times, accepted are 1" in asked.ask("means", 1, {"model": model})
-    assert not isinstance(asked.ask("moments_about", 1, {"model": model, "point": about}), str)
+    assert not isinstance(asked.request("means", 1, {"model": model}), str)
+    assert "2 times, accepted are 1" in asked.request("means", 1, {"model": model})
+    assert not isinstance(asked.request("moments_about", 1, {"model": model, "point": about}), str)
     other = {"model": {name: 2 * a for name, a in model.items()}, "point": about}
-    assert asked.ask("moments_about", 1, other) == "client 0 is asked for statistics of a second model in round 1"
-    assert "of a second model in round 1" in asked.ask("moments_sum", 1, other)
-    assert not isinstance(asked.ask("moments_about", 1, {"model": model, "point": about}), str)
+    assert asked.request("moments_about", 1, other) == "client 0 is asked for statistics of a second model in round 1"
+    assert "of a second model in round 1" in asked.request("moments_sum", 1, other)
+    assert not isinstance(asked.request("moments_about", 1, {"model": model, "point": about}), str)
 
 
 @pytest.mark.parametrize(
@@ -245,13 +245,13 @@ def test_moments_of_one_model_a_round(node):
 )
 def test_moments_of_few_nodes_stay(node, words, policy, least):
     asked = node("strategy=fedomd", *words, policy=policy)
-    told = asked.ask("moments_sum", 1, {"model": model_of(asked)})
+    told = asked.request("moments_sum", 1, {"model": model_of(asked)})
     assert told.startswith(f"client 0 has 12 nodes to tell moments of, at least {least} are needed")
 
 
 def test_the_floor_holds_without_a_policy_whatever_the_server_says(node):
     asked = node("strategy=fedomd", "strategy.min_nodes=1", size=4)
-    assert "client 0 has 4 nodes to tell moments of, at least 5" in asked.ask(
+    assert "client 0 has 4 nodes to tell moments of, at least 5" in asked.request(
         "moments_sum", 1, {"model": model_of(asked)}
     )
 
@@ -263,7 +263,7 @@ def adding(node):
 
     def make(*words, **kwargs):
         asked = node("strategy=fedspa", "strategy.fisher_exchange=scalar", *words, **kwargs)
-        keys = [asked.ask("publish_key")["key"]["key"].numpy()]
+        keys = [asked.request("publish_key")["key"]["key"].numpy()]
         keys += [np.frombuffer(Sealer(i).public, np.uint8) for i in (1, 2)]
 
         def peers(clients, nodes=48):
@@ -273,7 +273,7 @@ def adding(node):
                 "nodes": np.array([nodes]),
             }
 
-        return asked, peers, asked.ask("train", 1, {"model": model_of(asked), "peers": peers([0, 1, 2])})
+        return asked, peers, asked.request("train", 1, {"model": model_of(asked), "peers": peers([0, 1, 2])})
 
     return make
 
@@ -283,11 +283,11 @@ def test_no_second_sum_of_a_round_but_over_those_left(adding):
     asked, peers, first = adding(state=True)
     assert not isinstance(first, str)
     for clients, nodes in (([0, 1, 2], 48), ([0, 1, 2], 96), ([2, 1, 0], 48), ([0, 1, 1], 48), ([1, 2], 48), ([0], 12)):
-        told = asked.ask("share_again", 1, {"peers": peers(clients, nodes)})
+        told = asked.request("share_again", 1, {"peers": peers(clients, nodes)})
         assert isinstance(told, str), clients
-    again = asked.ask("share_again", 1, {"peers": peers([0, 1], 28)})
+    again = asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
     asked.restart()
-    assert "after [0, 1]: expected some of those alone" in asked.ask("share_again", 1, {"peers": peers([0, 2], 32)})
+    assert "after [0, 1]: expected some of those alone" in asked.request("share_again", 1, {"peers": peers([0, 2], 32)})
     for name, share in from_record(again["fisher"]).items():  # fresh masks: what differs is as random as a share
         difference = share - from_record(first["fisher"])[name]
         assert difference.dtype == np.uint64
@@ -307,7 +307,7 @@ def test_the_masks_name_all_that_changes_what_is_masked(monkeypatch, adding):
     for _ in range(2):
         asked, peers, _ = adding()
         steps.append(f"fisher 1 {digest(peers([0, 1, 2])).hex()}")
-        asked.ask("share_again", 1, {"peers": peers([0, 1], 28)})
+        asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
     assert len(drawn) == len(set(drawn)) == 6
     assert [step for _, step in drawn][:2] == [steps[0]] * 2
     assert digest(peers([0, 1, 2], 47)) != digest(peers([0, 1, 2], 48)), "the number of nodes scales what is masked"
@@ -316,7 +316,7 @@ def test_the_masks_name_all_that_changes_what_is_masked(monkeypatch, adding):
 def test_a_party_says_with_how_many_it_adds_up(adding):
     asked, peers, first = adding("strategy.min_clients=3", policy={"min_clients": 3})
     assert not isinstance(first, str)
-    told = asked.ask("share_again", 1, {"peers": peers([0, 1], 28)})
+    told = asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
     assert "with [0, 1]: its node's policy wants at least 3 (min_clients)" in told
 
 
@@ -326,9 +326,9 @@ def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node):
     words = ("privacy.secagg=true", "privacy.secagg_threshold=0.6", "num_clients=5", "strategy.min_clients=4")
     for others, refused in ((2, "with 2 others, expected at least 3"), (3, "")):
         asked = node(*words, policy={"min_clients": 4})
-        keys = [asked.ask("secagg_keys", 1)["secagg"]["keys"].numpy()]
+        keys = [asked.request("secagg_keys", 1)["secagg"]["keys"].numpy()]
         keys += [Member(client, 0.6, 24).publish(1)["keys"] for client in range(1, others + 1)]
-        told = asked.ask("secagg_shares", 1, {"secagg": {"clients": np.arange(len(keys)), "keys": np.stack(keys)}})
+        told = asked.request("secagg_shares", 1, {"secagg": {"clients": np.arange(len(keys)), "keys": np.stack(keys)}})
         assert (refused in told) if refused else not isinstance(told, str)
 
 
@@ -337,7 +337,7 @@ def test_no_checkpoint_brings_a_key_back(node, adding, tmp_path):
     from fedgraph_flwr.data.graph import read_tensors
 
     asked, peers, _ = adding(state=True)
-    told = asked.ask("train", 2, {"model": model_of(asked), "peers": peers([0, 1, 2])}, checkpoint=True, run="a")
+    told = asked.request("train", 2, {"model": model_of(asked), "peers": peers([0, 1, 2])}, checkpoint=True, run="a")
     assert not isinstance(told, str)
     kept, _ = read_tensors(next((tmp_path / "state").rglob("round_000002.safetensors")))
     assert not [name for name in kept if "key" in name or "summed" in name]
@@ -363,7 +363,7 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
     asked = node(state=True)
     model = {"model": model_of(asked)}
     before = set(tmp_path.rglob("*"))
-    assert "is no name: expected" in asked.ask("train", 1, model, checkpoint=True, run=name)
+    assert "is no name: expected" in asked.request("train", 1, model, checkpoint=True, run=name)
     assert set(tmp_path.rglob("*")) == before
     assert not list(tmp_path.parent.rglob("ESCAPED*"))
 
@@ -399,7 +399,7 @@ def test_a_servers_configuration_names_nothing_here(node, monkeypatch, run_confi
     monkeypatch.setenv("HOME", "/home/secret")
     asked = node()
     asked.context.run_config = {"num-clients": 3, "overrides": "", "config": "", **run_config}
-    reason = asked.ask("describe")
+    reason = asked.request("describe")
     assert told in reason
     assert "root:" not in reason
     assert "secret" not in reason.replace("../secrets", "")

@@ -55,5 +55,5 @@ def test_the_first_round_shows_none(node):  # noqa: F811
     """The node builds the first parameters itself; those of the second round it cannot."""
     asked = node("model.hidden=64", "train.local_steps=1", *SGD)
     sent, _, _ = binning(model_of(asked), 64, 5)
-    assert "other parameters than its seed=0 gives" in asked.ask("train", 1, {"model": sent})
-    assert not isinstance(asked.ask("train", 2, {"model": sent}), str)
+    assert "other parameters than its seed=0 gives" in asked.request("train", 1, {"model": sent})
+    assert not isinstance(asked.request("train", 2, {"model": sent}), str)

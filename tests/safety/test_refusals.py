@@ -27,7 +27,7 @@ METHODS = group_names("strategy")
 @pytest.mark.parametrize("method", METHODS)
 def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):  # noqa: F811
     """With `demands: {privacy.scores: none}` a server had the scores of any model, and by them labels."""
-    answer, told = GraphClient.answer, []
+    answer, told = GraphClient.reply, []
 
     def greedy(self, name, groups, config):
         if name == "train":
@@ -37,7 +37,7 @@ def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):  # noq
             return {}, told[-1]
         return answer(self, name, groups, config)
 
-    monkeypatch.setattr(GraphClient, "answer", greedy)
+    monkeypatch.setattr(GraphClient, "reply", greedy)
     with contextlib.suppress(FedGraphError):
         go(method, "privacy.scores=none", "rounds=1")
     assert told
@@ -64,11 +64,11 @@ def test_a_method_by_name_means_its_own_sharing(method, monkeypatch):
 
 def test_the_model_of_fedproto_stays(node):  # noqa: F811
     asked = node("strategy=fedproto", "strategy.shared=['']", policy={"strategies": ["fedproto"]})
-    assert "refuses strategy.shared=[''] with strategy.private=[], which sends 'head" in asked.ask("describe")
+    assert "refuses strategy.shared=[''] with strategy.private=[], which sends 'head" in asked.request("describe")
     policy = {"strategies": ["fedproto"], "demands": {"strategy.shared": [[""]]}}
-    assert not isinstance(node("strategy=fedproto", "strategy.shared=['']", policy=policy).ask("describe"), str)
+    assert not isinstance(node("strategy=fedproto", "strategy.shared=['']", policy=policy).request("describe"), str)
     policy = {"strategies": ["fedavg"]}
-    assert not isinstance(node("strategy.private=[head]", policy=policy).ask("describe"), str), "less may leave"
+    assert not isinstance(node("strategy.private=[head]", policy=policy).request("describe"), str), "less may leave"
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ def test_the_model_of_fedproto_stays(node):  # noqa: F811
 def test_a_network_is_counted_before_it_takes_memory(node, words):  # noqa: F811
     """`model.hidden=65536` took 17 GB a layer before its size was looked at."""
     asked = node(*words, "model.dropout=0", policy={"max_parameters": 50_000})
-    assert "parameters: it accepts at most 50000 (max_parameters)" in asked.ask("describe")
+    assert "parameters: it accepts at most 50000 (max_parameters)" in asked.request("describe")
     had = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert "parameters: it accepts at most 50000 (max_parameters)" in asked.ask("describe")
+    assert "parameters: it accepts at most 50000 (max_parameters)" in asked.request("describe")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - had < 20_000, "kB"
 
 
@@ -90,9 +90,9 @@ def test_a_network_is_counted_before_it_takes_memory(node, words):  # noqa: F811
 def test_a_layer_is_as_wide_as_a_party_allows(node, model):  # noqa: F811
     """Thousands of units, each open for one node, showed 30 nodes' values in one message."""
     words = ["strategy=fedavg", f"model={model}"]
-    assert "wide: it accepts at most 1024 (max_width)" in node(*words, "model.hidden=4000").ask("describe")
-    assert not isinstance(node(*words, "model.hidden=64").ask("describe"), str)
-    assert "at most 16 (max_width)" in node(*words, "model.hidden=64", policy={"max_width": 16}).ask("describe")
+    assert "wide: it accepts at most 1024 (max_width)" in node(*words, "model.hidden=4000").request("describe")
+    assert not isinstance(node(*words, "model.hidden=64").request("describe"), str)
+    assert "at most 16 (max_width)" in node(*words, "model.hidden=64", policy={"max_width": 16}).request("describe")
 
 
 # --- one network a run ------------------------------------------------------------------------------------------------
@@ -100,33 +100,33 @@ def test_a_layer_is_as_wide_as_a_party_allows(node, model):  # noqa: F811
 
 def test_a_run_has_one_configuration(node):  # noqa: F811
     asked = node("model.hidden=8", state=True)
-    assert not isinstance(asked.ask("describe"), str)
+    assert not isinstance(asked.request("describe"), str)
     other = to_json(compose(["num_clients=3", "rounds=5", "model.hidden=9"]))
     kept = asked.context.run_config
     asked.context.run_config = {**kept, "config": other}
-    assert "the server changed the configuration of this run" in asked.ask("train", 1)
+    assert "the server changed the configuration of this run" in asked.request("train", 1)
     asked.restart()
-    assert "the server changed the configuration of this run" in asked.ask("train", 1)
+    assert "the server changed the configuration of this run" in asked.request("train", 1)
     asked.context.run_config = kept
-    assert not isinstance(asked.ask("train", 1, {"model": model_of(asked)}), str)
+    assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}), str)
 
 
 def test_a_run_starts_where_its_seed_says(node):  # noqa: F811
     """First parameters of a server's choice read training nodes out of one update."""
     asked = node()
-    assert "other parameters than its seed=0 gives" in asked.ask("train", 1, {"model": model_of(asked, 1.5)})
+    assert "other parameters than its seed=0 gives" in asked.request("train", 1, {"model": model_of(asked, 1.5)})
     asked = node()
-    assert not isinstance(asked.ask("train", 1, {"model": model_of(asked)}), str)
-    assert not isinstance(asked.ask("train", 2, {"model": model_of(asked, 1.5)}), str), "later ones cannot be told"
+    assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}), str)
+    assert not isinstance(asked.request("train", 2, {"model": model_of(asked, 1.5)}), str), "later ones cannot be told"
     asked = node(policy={"check_start": False})
-    assert not isinstance(asked.ask("train", 1, {"model": model_of(asked, 1.5)}), str)
+    assert not isinstance(asked.request("train", 1, {"model": model_of(asked, 1.5)}), str)
 
 
 @pytest.mark.parametrize("folds", [1, 3, 6])
 def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
     """A fold of one node told that node's label by the sign of the head's gradient."""
     asked = node("strategy=fedspa", f"strategy.folds={folds}")
-    told = asked.ask("train", 1, {"model": model_of(asked)})
+    told = asked.request("train", 1, {"model": model_of(asked)})
     if folds == 1:
         assert not isinstance(told, str)
     else:
@@ -135,7 +135,7 @@ def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
 
 def test_a_party_of_few_training_nodes_does_not_train(node):  # noqa: F811
     asked = node(size=8)
-    assert "has 4 training nodes in a step" in asked.ask("train", 1, {"model": model_of(asked)})
+    assert "has 4 training nodes in a step" in asked.request("train", 1, {"model": model_of(asked)})
 
 
 # --- requests that are none -------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_a_malformed_request_is_an_error(node, method, phase, groups):  # noqa: 
     asked = node(f"strategy={method}", *words)
     if phase == "train":
         groups = {"model": model_of(asked), **groups}
-    told = asked.ask(phase, 1, groups)
+    told = asked.request(phase, 1, groups)
     assert isinstance(told, str)
     assert "Traceback" not in told
 
@@ -172,7 +172,7 @@ def test_an_array_of_text_is_an_error(node, method):  # noqa: F811
     record = ArrayRecord({"w": Array(np.array(["a", "bc"]))})
     asked = node(f"strategy={method}")
     for phase in ("train", "evaluate"):
-        assert "array 'w' of a message cannot be read" in asked.ask(phase, 1, {"model": record})
+        assert "array 'w' of a message cannot be read" in asked.request(phase, 1, {"model": record})
 
 
 def test_judged_rows_take_no_memory_by_their_index(node):  # noqa: F811
@@ -182,19 +182,19 @@ def test_judged_rows_take_no_memory_by_their_index(node):  # noqa: F811
         "proposed": {"1": np.zeros((2, 5), np.float32)},
         "owners": {"1": np.array([0, 2_000_000_000], np.int32)},
     }
-    assert "owners" in asked.ask("judge", 0, groups)
+    assert "owners" in asked.request("judge", 0, groups)
 
 
 @pytest.mark.parametrize("words", [["strategy.widths=[100000000]"], ["strategy.neighbours=100000000"]])
 def test_a_generator_is_counted_too(node, words):  # noqa: F811
     for method, phase in (("fedsage", "generate"), ("fedsage", "mend")):
-        told = node(f"strategy={method}", *words).ask(phase, 0, {})
+        told = node(f"strategy={method}", *words).request(phase, 0, {})
         assert "at most 100000000 (max_parameters)" in told
 
 
 @pytest.mark.parametrize("text", ["strategies: ['${oc.env:HOME}']", "rounds: ${oc.env:NOTHING}", "min_nodes: ${x}"])
 def test_a_policy_resolves_nothing(node, text):  # noqa: F811
-    assert "holds '${', which is not resolved" in node(policy=text).ask("describe")
+    assert "holds '${', which is not resolved" in node(policy=text).request("describe")
 
 
 def test_a_server_class_that_is_none_is_an_error():
@@ -205,7 +205,7 @@ def test_a_server_class_that_is_none_is_an_error():
 
 def test_the_ledger_keeps_what_it_pins(node):  # noqa: F811
     asked = node(state=True)
-    asked.ask("describe")
+    asked.request("describe")
     record = json.loads(json.dumps(dict(asked.context.state.config_records[session.ASKED])))
     assert len(record["config"]) == 64
     assert record["resumed"] is False

@@ -14,7 +14,7 @@ from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Sum, declared
-from fedgraph_flwr.runs.checks import check_method, remarks
+from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.secure.protections import not_secure
 from fedgraph_flwr.secure.secagg import Member, limit, unmasked
 from fedgraph_flwr.strategies.fedavg import FedAvg
@@ -266,7 +266,7 @@ def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypat
         plain, masked = answered(messages)
         assert plain == seen
         assert masked == {"moments", MODEL}
-        told = remarks(finished.cfg)
+        told = startup_notes(finished.cfg)
         assert [text for text in told if "the server still sees each client's range" in text] == told[: len(seen)]
 
 
@@ -288,8 +288,10 @@ def test_coefficients_that_are_handed_on_travel_beside_the_sum_and_the_user_is_t
     with recorded_messages(monkeypatch) as messages:
         finished = go("fedhgn", "rounds=2", SECURE, "privacy.reveal=[coefficients]")
     assert answered(messages) == ({"coefficients"}, {MODEL})
-    assert any(text.endswith("the server still sees each client's coefficients") for text in remarks(finished.cfg))
-    assert not remarks(compose(["strategy=fedavg", SECURE]))
+    assert any(
+        text.endswith("the server still sees each client's coefficients") for text in startup_notes(finished.cfg)
+    )
+    assert not startup_notes(compose(["strategy=fedavg", SECURE]))
 
 
 @pytest.mark.parametrize(
@@ -301,12 +303,12 @@ def test_a_client_gives_no_statistics_that_are_no_term_of_a_sum(name, exchange):
     model = {name: to_numpy(tensor) for name, tensor in client.shared.items()}
     groups = {MODEL: model, "point": {"mean": np.zeros((3, 8), np.float32)}}
     with pytest.raises(RunFailed, match="client 0 was not asked for a masked answer in round 0, and gives no other"):
-        client.answer(name, groups, {})
+        client.reply(name, groups, {})
 
 
 def falling(monkeypatch, *falls):
     """Clients that give an error in these phases, as (round, phase, client)."""
-    answer = GraphClient.answer
+    answer = GraphClient.reply
 
     def spy(self, name, groups, config):
         told = answer(self, name, groups, config)
@@ -314,7 +316,7 @@ def falling(monkeypatch, *falls):
             raise RunFailed("the power is out")
         return told
 
-    monkeypatch.setattr(GraphClient, "answer", spy)
+    monkeypatch.setattr(GraphClient, "reply", spy)
 
 
 def test_clients_may_fall_at_every_step(run, monkeypatch):

@@ -43,10 +43,10 @@ def test_clients_that_take_no_part_are_not_asked_and_a_resumed_run_is_the_same(r
     words = [*WORDS, *words, "evaluation.clients=cohort"]
     whole = run(*words, "rounds=6", sizes=SIZES)
     seen = set()
-    answer = session.GraphClient.answer
+    answer = session.GraphClient.reply
     monkeypatch.setattr(
         session.GraphClient,
-        "answer",
+        "reply",
         lambda self, phase, groups, config: (
             (phase != "describe" or config.get("run")) and seen.add(self.graph.client),
             answer(self, phase, groups, config),
