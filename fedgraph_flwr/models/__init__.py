@@ -26,6 +26,10 @@ MODELS = {
     "acm": "fedgraph_flwr.models.acm:ACMGCN",
     "decoupled": "fedgraph_flwr.models.decoupled:DecoupledGCN",
     "gat": "fedgraph_flwr.models.gat:GAT",
+    "gatv2": "fedgraph_flwr.models.edge_networks:GATv2",
+    "gine": "fedgraph_flwr.models.edge_networks:GINE",
+    "pna": "fedgraph_flwr.models.edge_networks:PNA",
+    "transformer": "fedgraph_flwr.models.edge_networks:GraphTransformer",
     "mlp": "fedgraph_flwr.models.mlp:MLP",
     "sage": "fedgraph_flwr.models.sage:GraphSAGE",
     "fedhero": "fedgraph_flwr.models.fedhero:FedHERO",
@@ -42,10 +46,11 @@ MODELS = {
 }
 
 
-def build(cfg: ModelConfig, num_features: Any, num_classes: int) -> Model:
+def build(cfg: ModelConfig, num_features: Any, num_classes: int, num_edge_features: int = 0) -> Model:
     """The network that ``cfg`` names, one of `MODELS` or ``module:Class``, freshly initialised from torch's global generator.
 
     Its class takes (F, C) and, by keyword, what `keywords` gives; F is a list for typed graphs (``HeteroGraph.num_features``).
+    A class with ``reads_edges`` takes the number of edge features as a third argument; others ignore edge features.
 
     Raises:
         FedGraphError: no such model, one for another kind of graph, or a wrong key.
@@ -56,7 +61,8 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int) -> Model:
         raise FedGraphError(
             f"model={cfg.name} is for graphs with {kinds[kind.heterogeneous]}, this one has {kinds[not kind.heterogeneous]}"
         )
-    model: Model = kind(num_features, num_classes, **keywords(cfg))
+    sizes = (num_features, num_classes, num_edge_features) if kind.reads_edges else (num_features, num_classes)
+    model: Model = kind(*sizes, **keywords(cfg))
     return model
 
 

@@ -44,6 +44,7 @@ class Model(nn.Module):
         head_prefixes: of the names of the parameters that `classify` reads.
         private: prefixes of parameters that never travel, whatever a strategy shares.
         heterogeneous: whether it is for typed graphs.
+        reads_edges: whether it reads features of edges; its class then takes (F, C, D).
         stacks: whether it can run on many clients' graphs at once under `torch.func.vmap`: rows of zeros below a graph's own
             nodes, without edges, change nothing of theirs.
     """
@@ -51,6 +52,7 @@ class Model(nn.Module):
     head_prefixes: tuple[str, ...] = ("head.",)
     private: tuple[str, ...] = ()
     heterogeneous: bool = False
+    reads_edges: bool = False
     stacks: bool = False
     adjacency = staticmethod(gcn_adjacency)
     dense_features: bool = False

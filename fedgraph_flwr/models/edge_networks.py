@@ -1,0 +1,327 @@
+"""Networks that read features of edges: GINE, GATv2, the graph transformer and PNA, in the layout of Multi-GNN.
+
+    H^0 = X W + b,   H^{l+1} = σ(norm(conv_l(H^l, e)))  for l < L,   logits = H^L W_head + b_head
+
+GINE (Hu et al., ICLR 2020, arXiv:1905.12265), with aggregated messages in the last formula of each:
+
+    h'_v = MLP((1 + ε) h_v + Σ_{u→v} ReLU(h_u + W e_uv))
+
+GATv2 (Brody et al., ICLR 2022, arXiv:2105.14491) and the graph transformer (Shi et al., IJCAI 2021, arXiv:2009.03509), on PyG's
+``GATv2Conv`` and ``TransformerConv``: e enters the keys, and the values of the transformer. PNA (Corso et al., NeurIPS 2020,
+arXiv:2004.05718), with messages m_uv = W [h_v ‖ h_u ‖ W_e e_uv] and in-degree d_v:
+
+    h'_v = U [h_v ‖ {mean, min, max, std}_u m_uv × {1, ln(d_v + 1) / δ, δ / ln(d_v + 1)}]
+
+Options of Multi-GNN (Egressy et al., AAAI 2024, arXiv:2306.11586): messages against the direction of the edges with weights of
+their own (``reverse``), means of a layer's input and output (``residual``), and edge features that are updated from both ends,
+e ← e + MLP([h_u ‖ h_v ‖ e]) / 2 (``edge_updates``).
+
+Edge features of zero give the same logits as no edge features: nothing that is added for them has a bias. 0 is the mean of a
+standardised column. Parallel edges each send a message.
+Shapes: X [N, F], e [E, D] → logits [N, C].
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.config import Range
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.layers import Linear, glorot, no_adjacency
+from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.models.stack import Norm, Stack
+from fedgraph_flwr.numerics.inputs import Inputs
+
+
+@dataclass
+class EdgeFeatureInputs(Inputs):
+    """`Inputs` with the edges as a list, ``edge_index`` [2, E], and their features, ``edge_attr`` [E, D]; None without any."""
+
+    edge_index: Tensor
+    edge_attr: Tensor | None
+
+
+class EdgeNetwork(Stack):
+    """``layers`` convolutions of width ``hidden`` between a linear embedding of the nodes and a linear head.
+
+    Args:
+        num_features: F.
+        num_classes: C.
+        num_edge_features: D.
+        hidden: H.
+        layers: L, the number of convolutions.
+        dropout: of hidden features.
+        norm: of hidden features, as in `Stack`.
+        reverse: whether messages also travel against the edges.
+        residual: whether a layer gives the mean of its input and its output.
+        edge_updates: whether edge features are updated between convolutions.
+
+    Attributes:
+        loops: whether each node also sends itself a message, with edge features of zero.
+    """
+
+    reads_edges = True
+    adjacency = staticmethod(no_adjacency)
+    loops: bool = False
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        num_edge_features: int = 0,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        norm: Norm = "none",
+        reverse: bool = False,  # messages also against the edges, with weights of their own
+        residual: bool = False,  # each layer gives the mean of its input and its output
+        edge_updates: bool = False,  # edge features are updated from both ends between the convolutions
+    ):
+        width = hidden if edge_updates else num_edge_features
+
+        def layer(num_in: int, num_out: int) -> nn.Module:
+            made = [self.convolution(num_in, num_out, width) for _ in range(1 + reverse)]
+            return nn.ModuleList(made)
+
+        super().__init__(
+            hidden, num_classes, layer, hidden=hidden, layers=layers + 1, dropout=dropout, head=Linear, norm=norm
+        )
+        self.num_edge_features, self.reverse, self.residual = num_edge_features, reverse, residual
+        self.embed = Linear(num_features, hidden)
+        embeds = edge_updates and num_edge_features
+        self.embed_edges = Linear(num_edge_features, hidden, bias=False) if embeds else None
+        self.edge_updates = edge_updates
+        between = range(layers - 1 if edge_updates else 0)
+        self.updates = nn.ModuleList([mlp(3 * hidden, hidden) for _ in between])
+
+    @abstractmethod
+    def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
+        """Return a layer called with (H [N, a], edge_index [2, E], e [E, D] or None) → [N, b]."""
+
+    def prepare(
+        self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> EdgeFeatureInputs:
+        """Features, edges and edge features.
+
+        Raises:
+            FedGraphError: the graph has another number of edge features than the network.
+        """
+        base = super().prepare(graph, device, dtype)
+        found = getattr(graph, "edge_attr", None)
+        width = 0 if found is None else found.size(1)
+        if width != self.num_edge_features:
+            raise FedGraphError(
+                f"the network reads {self.num_edge_features} features per edge, but the graph has {width}:"
+                " import every graph of a run by the same schema"
+            )
+        edge_index, attr = graph.edge_index, found.to(dtype) if width and found is not None else None
+        if self.loops:
+            edge_index = torch.cat([edge_index, torch.arange(graph.num_nodes).expand(2, -1)], dim=1)
+            attr = None if attr is None else torch.cat([attr, attr.new_zeros(graph.num_nodes, width)])
+        return EdgeFeatureInputs(base.x, base.adj, edge_index, attr).to(device)
+
+    def hidden(self, inputs: Any, layers: Any = None) -> list[Tensor]:
+        """H^1..H^L, each [N, H]; ``layers`` may stand in for the network's own."""
+        return self.states(inputs, layers)[0]
+
+    def states(self, inputs: EdgeFeatureInputs, layers: Any = None) -> tuple[list[Tensor], Tensor | None]:
+        """H^1..H^L, each [N, H], and the edge features that the last convolution reads."""
+        found: list[Tensor] = []
+        h, e = self.embed(inputs.x), self.first_edges(inputs)
+        own = self.layers if layers is None else layers
+        for index, layer in enumerate(own):
+            if index and e is not None and self.updates:
+                source, target = inputs.edge_index
+                e = e + self.updates[index - 1](torch.cat([h[source], h[target], e], dim=1)) / 2
+            new = self.between(self.both_ways(layer, self.dropped(h) if index else h, inputs.edge_index, e), index)
+            h = (h + new) / 2 if self.residual else new
+            found.append(h)
+        return found, e
+
+    def first_edges(self, inputs: EdgeFeatureInputs) -> Tensor | None:
+        """Edge features as the first convolution reads them: embedded where they are updated, [E, H]."""
+        if not self.edge_updates:
+            return inputs.edge_attr
+        if self.embed_edges is None:
+            return self.embed.weight.new_zeros(inputs.edge_index.size(1), self.embed.weight.size(1))
+        return self.embed_edges(inputs.edge_attr)
+
+    def both_ways(self, layer: Any, h: Tensor, edge_index: Tensor, e: Tensor | None) -> Tensor:
+        """A convolution along the edges or, with ``reverse``, the mean of that and one against them."""
+        forth = layer[0](h, edge_index, e)
+        return (forth + layer[1](h, edge_index.flip(0), e)) / 2 if self.reverse else forth
+
+    def classify(self, h: Tensor, inputs: Any) -> Tensor:
+        """Logits [N, C]."""
+        return self.head(self.dropped(h))
+
+    def plain(self, layers: Any = None) -> Plain:
+        """Refuse: exported code does not read edge features."""
+        raise FedGraphError(
+            f"a {type(self).__name__} cannot be exported: exported models do not read edge features yet; use"
+            " `fedgraph-flwr predict`"
+        )
+
+
+def mlp(num_in: int, num_out: int) -> nn.Module:
+    """Two linear layers with ReLU between them, [n, a] → [n, b]."""
+    return nn.Sequential(Linear(num_in, num_out), nn.ReLU(), Linear(num_out, num_out))
+
+
+class GINEConv(nn.Module):
+    """One layer of GINE; PyG's has a bias for edge features, and needs them.
+
+    Shapes: H [N, a], edge_index [2, E], e [E, D] or None → [N, b].
+    """
+
+    def __init__(self, num_in: int, num_out: int, num_edge_features: int):
+        super().__init__()
+        self.mlp = mlp(num_in, num_out)
+        self.eps = nn.Parameter(torch.zeros(()))
+        self.edge = glorot(num_edge_features, num_in) if num_edge_features else None
+
+    def forward(self, h: Tensor, edge_index: Tensor, e: Tensor | None) -> Tensor:
+        """[N, b]."""
+        source, target = edge_index
+        message = h[source] if e is None or self.edge is None else h[source] + e @ self.edge
+        return self.mlp(((1 + self.eps) * h).index_add(0, target, message.relu()))
+
+
+class PNAConv(nn.Module):
+    """One layer of PNA. As PyG's, which would send δ to the server with the weights.
+
+    Args:
+        num_in: a.
+        num_out: b.
+        num_edge_features: D.
+        delta: δ, the same at all parties.
+
+    Shapes: H [N, a], edge_index [2, E], e [E, D] or None → [N, b].
+    """
+
+    def __init__(self, num_in: int, num_out: int, num_edge_features: int, delta: float):
+        super().__init__()
+        self.pre, self.post = Linear(2 * num_in, num_in), Linear(13 * num_in, num_out)
+        self.edge = glorot(num_edge_features, num_in) if num_edge_features else None
+        self.delta = delta
+
+    def forward(self, h: Tensor, edge_index: Tensor, e: Tensor | None) -> Tensor:
+        """[N, b]."""
+        source, target = edge_index
+        message = self.pre(torch.cat([h[target], h[source]], dim=1))
+        message = message if e is None or self.edge is None else message + e @ self.edge
+        degree = target.bincount(minlength=h.size(0)).to(h.dtype).clamp_(min=1).unsqueeze(1)
+        mean, squares = (h.new_zeros(h.shape).index_add(0, target, m) / degree for m in (message, message.square()))
+        deviation = (squares - mean.square()).clamp(min=1e-5).sqrt()
+        deviation = deviation.masked_fill(deviation <= 1e-5**0.5, 0)
+        index = target.unsqueeze(1).expand_as(message)
+        low, high = (
+            h.new_zeros(h.shape).scatter_reduce(0, index, message, extreme, include_self=False)
+            for extreme in ("amin", "amax")
+        )
+        found, scale = torch.cat([mean, low, high, deviation], dim=1), (degree + 1).log() / self.delta
+        return self.post(torch.cat([h, found, found * scale, found / scale], dim=1))
+
+
+class GINE(EdgeNetwork):
+    """GINE of ``layers`` convolutions."""
+
+    def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
+        """`GINEConv`."""
+        return GINEConv(num_in, num_out, num_edge_features)
+
+
+class PNA(EdgeNetwork):
+    """PNA of ``layers`` convolutions.
+
+    Args:
+        delta: δ.
+        others: as of `EdgeNetwork`.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        num_edge_features: int = 0,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        norm: Norm = "none",
+        reverse: bool = False,
+        residual: bool = False,
+        edge_updates: bool = False,
+        # δ: mean of ln(in-degree + 1), agreed between the parties: each its own would give parameters other meanings
+        delta: Annotated[float, Range(0, without_low=True)] = 1.5,
+    ):
+        self.delta = delta
+        options: dict[str, Any] = {"norm": norm, "reverse": reverse, "residual": residual, "edge_updates": edge_updates}
+        super().__init__(
+            num_features, num_classes, num_edge_features, hidden=hidden, layers=layers, dropout=dropout, **options
+        )
+
+    def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
+        """`PNAConv`."""
+        return PNAConv(num_in, num_out, num_edge_features, self.delta)
+
+
+class Attention(EdgeNetwork):
+    """Convolutions with attention: PyG's, of ``heads`` heads that are ``hidden`` wide together.
+
+    Args:
+        heads: K.
+        others: as of `EdgeNetwork`; ``dropout`` also falls on the attention weights.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        num_edge_features: int = 0,
+        *,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        norm: Norm = "none",
+        reverse: bool = False,
+        residual: bool = False,
+        edge_updates: bool = False,
+        heads: int = 8,  # hidden is their width together
+    ):
+        if heads < 1 or hidden % heads:
+            raise FedGraphError(f"model.heads must divide model.hidden ({hidden}), got {heads}")
+        self.attention: dict[str, Any] = {"heads": heads, "dropout": dropout}
+        options: dict[str, Any] = {"norm": norm, "reverse": reverse, "residual": residual, "edge_updates": edge_updates}
+        super().__init__(
+            num_features, num_classes, num_edge_features, hidden=hidden, layers=layers, dropout=dropout, **options
+        )
+
+
+class GATv2(Attention):
+    """GATv2 of ``layers`` convolutions. Each node attends to itself too, with edge features of zero."""
+
+    loops = True
+
+    def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
+        """PyG's ``GATv2Conv``."""
+        from torch_geometric.nn import GATv2Conv  # 1.5 s to import: only for those who use it
+
+        width = num_out // self.attention["heads"]
+        return GATv2Conv(num_in, width, **self.attention, edge_dim=num_edge_features or None, add_self_loops=False)
+
+
+class GraphTransformer(Attention):
+    """The graph transformer of ``layers`` convolutions; a node reads itself by weights of their own."""
+
+    def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
+        """PyG's ``TransformerConv``."""
+        from torch_geometric.nn import TransformerConv
+
+        width = num_out // self.attention["heads"]
+        return TransformerConv(num_in, width, **self.attention, edge_dim=num_edge_features or None)
