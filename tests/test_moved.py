@@ -70,7 +70,7 @@ def test_a_name_outside_the_package_is_nobodys():
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_pickles_and_configurations_with_old_names_load(forgotten):
-    from fedgraph_flwr.clients.malicious import hostile
+    from fedgraph_flwr.clients.malicious import malicious
     from fedgraph_flwr.wire.reply_schema import ReplySchema
 
     stored = pickle.dumps(ReplySchema, protocol=0).replace(b"fedgraph_flwr.wire.reply_schema", b"fedgraph_flwr.answers")
@@ -78,8 +78,8 @@ def test_pickles_and_configurations_with_old_names_load(forgotten):
     assert pickle.loads(stored) is ReplySchema
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a stored name is not the user's to change
-        assert locate("fedgraph_flwr.clients.hostile:hostile") is hostile
-        assert locate("clients.hostile:hostile") is hostile
+        assert locate("fedgraph_flwr.clients.hostile:malicious") is malicious
+        assert locate("clients.hostile:malicious") is malicious
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-"""What all clients share: a GNN on a private graph, its local training, its scores, and its private state.
+"""The base of all clients: a GNN on a private graph, its local training, its scores, and its private state.
 
-A method's client overrides the hook its paper changes, from the inside out:
+A method's client overrides the hook that its paper changes, from the inside out:
 
-    logits        what the network says                      task_loss    how wrong that is on the nodes that train
+    logits        computes the model's outputs               task_loss    computes the task's loss on the training nodes
     loss          the local objective of one step            gradient     leaves its gradient in the parameters
-    batches       what each local step reads                 train        the loop over them
-    receive       takes groups that come with the model      send         groups and numbers that travel back beside it
+    batches       yields the batch of each local step        train        loops over the batches
+    receive       takes groups that come with the model      send         returns groups and numbers for the reply
 
-or adds phases with `@phase`. What it keeps between messages stands in `memory`.
+or adds phases with `@phase`. `memory` holds the state between messages.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,16 +46,16 @@ from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, moved
 
 OBJECTIVE = {"loss", "logits", "task_loss"}
-"""The methods of a client that say what its local training minimises."""
+"""Client methods that define the objective of local training."""
 
 
 class Batch(NamedTuple):
-    """What one local step reads.
+    """The batch of one local step.
 
     Attributes:
-        inputs: of the network.
-        nodes: rows of its logits that train, [V]; None: all of them.
-        y: their labels, [V].
+            inputs: inputs of the model.
+            nodes: rows of the logits that train, [V]; None: all rows.
+            y: labels of those rows, [V].
     """
 
     inputs: Any
@@ -64,40 +64,40 @@ class Batch(NamedTuple):
 
 
 class GraphClient(NumPyClient):
-    """FedAvg's client: takes the shared parameters, trains on its own graph, returns them.
+    """FedAvg's client: takes the shared parameters, trains on its own graph, and returns them.
 
-    Leaves the client: the shared parameters, the number of training nodes, and scores on its own nodes.
+    Leaves the client: the shared parameters, the number of training nodes, and scores on the client's nodes.
 
     Args:
         cfg: the run's configuration.
         graph: the client's private graph.
         device: where the model and its inputs live.
-        file: the graph's own file, beside which prepared inputs are kept; None keeps none.
+            file: the graph's own file; prepared inputs are cached next to it. None: no cache.
 
     Attributes:
-        model: the GNN; parameters whose names start with one of ``cfg.strategy.shared`` travel, the others stay.
-        inputs: what the model needs of the graph, prepared once.
-        batch: what the step at hand reads; between rounds, all training nodes.
-        member: its part in secure sums (``privacy.secagg``).
-        saved_models: what it keeps of the models it was scored by.
-        memory: what the method keeps between messages, a nested dict of tensors; private, and checkpointed as it is.
-        class_weights: of ``train.loss=weighted``, [C]: each class counts the same, among its training nodes or (by what the
-            server tells) those of all clients; else None.
-        steps: optimiser steps of the last local training.
-        server_round: the round of the message at hand.
-        exchange: how many exchanges of the same phase came before it in this round.
-        stage: of the run, where the method has several.
-        policy: what the node's owner lets a server ask.
-        keyring: signs the keys that the client publishes, and says whether others' are theirs.
-        repeats: phases that a round may bring more than one message of, and how many.
-        secrets: names in `memory` of what no checkpoint keeps: keys whose streams a resumed run would draw twice.
-        predicts_with: names in what `save` gives of what `predict` reads.
-        needs_others: what of other clients `predict` needs, in words; empty: nothing.
-        tunes: whether `predict` trains on the client's training nodes first.
-        stacks: attributes that the objective reads beside the network, the inputs, `batch` and `real`, each a tensor or a nested
-            dict of them, of one shape at all clients; None: more than that, so that clients are not computed together. A class
-            that overrides `loss`, `logits` or `task_loss` says it anew.
-        real: where clients are computed together, which rows of the inputs are nodes, bool [N]; None: all.
+            model: the GNN. Parameters whose names start with one of ``cfg.strategy.shared`` are shared; others stay private.
+            inputs: the model's inputs, prepared once from the graph.
+            batch: the batch of the current step; between rounds, all training nodes.
+            member: the client's part in secure sums (``privacy.secagg``).
+            saved_models: the models saved for prediction after the run.
+            memory: the method's state between messages, a nested dict of tensors; private and checkpointed.
+            class_weights: weights of ``train.loss=weighted``, [C], else None. Each class gets the same total weight, over this
+                client's training nodes or, with weights from the server, over those of all clients.
+            steps: optimiser steps of the last local training.
+            server_round: the round of the current message.
+            exchange: number of earlier exchanges of the same phase in this round.
+            stage: the current stage of the run, for methods with several.
+            policy: the node owner's policy: which requests the node accepts.
+            keyring: signs the keys that the client publishes and verifies the keys of others.
+            repeats: most messages per round, for phases that may come more than once.
+            secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
+            predicts_with: names in the result of `save` that `predict` reads.
+            needs_others: what `predict` needs from other clients, as text; empty: nothing.
+            tunes: whether `predict` trains on the client's training nodes first.
+            stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
+            or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
+            overrides `loss`, `logits` or `task_loss` must declare it again.
+        real: for stacked clients, which rows of the inputs are nodes, bool [N]; None: all rows.
     """
 
     Params: ClassVar[type] = NoParams
@@ -109,8 +109,8 @@ class GraphClient(NumPyClient):
     stacks: ClassVar[tuple[str, ...] | None] = ()
     real: Tensor | None = None
 
-    def __init_subclass__(cls, **words: Any) -> None:
-        super().__init_subclass__(**words)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         refuse_old_hooks(cls, "client")
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
@@ -139,44 +139,44 @@ class GraphClient(NumPyClient):
         self.class_weights = class_weights(self.batch.y, graph.num_classes) if weighted else None
         self.optimizer: Optimizer | None = None
 
-    # --- what a method may override ---------------------------------------------------------------------------------
+    # --- hooks of a method --------------------------------------------------------------------------------------------
 
     @staticmethod
     def uplink(cfg: RunConfig, params: Any) -> Uplink:
-        """What leaves the client, per phase and group: the function that the method's server names, too."""
+        """Declare what leaves the client, by phase and group. The method's server names the same function."""
         return model_only(cfg, params)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: models.Model) -> None:
-        """Refuse a configuration that the method cannot serve; asked once, before any client starts.
+        """Refuse a configuration that the method does not support; called once, before any client starts.
 
         Args:
             cfg: the run's configuration.
-            model: its network, of no particular graph's size.
+            model: the run's model, built for an arbitrary graph size.
 
         Raises:
-            FedGraphError: one sentence.
+            FedGraphError: an error message for the user.
         """
 
     @classmethod
     def startup_note(cls, cfg: RunConfig) -> str:
-        """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
+        """Return a note for the user if this configuration turns the method into another one; else an empty string."""
         return ""
 
     def build_model(self) -> models.Model:
-        """The network; every client and the server build it from the same seed."""
+        """Build the model; every client and the server build it from the same seed."""
         return models.build(self.cfg.model, self.graph.num_features, self.graph.num_classes)
 
     def build_inputs(self) -> Any:
-        """What the network needs of the graph, computed once."""
+        """Prepare the model's inputs from the client's graph."""
         return self.inputs_of(self.graph)
 
     def inputs_of(self, graph: Any, **variant: Any) -> Any:
-        """What the network needs of a graph, kept beside this client's file where it has one.
+        """Prepare the model's inputs from a graph; cached next to the client's file if it has one.
 
         Args:
-            graph: this client's, or one made of it and of the configuration.
-            variant: tells it from the others.
+            graph: the client's graph, or one derived from it and the configuration.
+            variant: keys that identify a derived graph in the cache.
         """
         if self.file is None or not isinstance(graph, ClientGraph):
             return self.model.prepare(graph, self.device, self.dtype)
@@ -184,28 +184,28 @@ class GraphClient(NumPyClient):
         return prepared(self.file, self.cfg, variant, graph, make).to(self.device)
 
     def describe(self) -> dict[str, Any]:
-        """What the server learns before round 1."""
+        """Return the client's description, which the server receives before round 1."""
         return describe(self.cfg, self.graph, self.num_train)
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """Take groups of arrays that come with a model to train or evaluate."""
+        """Take the groups of arrays that come with a model to train or evaluate."""
 
     def logits(self, inputs: Any) -> Tensor:
-        """Logits [N, C] of the model in its present mode: what the objective and every prediction are made of."""
+        """Return logits [N, C] of the model in its current mode, for the objective and every prediction."""
         return self.model(inputs)
 
     def task_loss(self, logits: Tensor) -> Tensor:
-        """``train.loss`` on the nodes of `batch`; logits [N, C] → a scalar."""
+        """Return ``train.loss`` on the nodes of `batch`: logits [N, C] → a scalar."""
         chosen = logits if self.batch.nodes is None else logits[self.batch.nodes]
         return task_loss(chosen, self.batch.y, self.cfg.train, self.class_weights)
 
     def loss(self) -> Tensor:
-        """The local objective on `batch`."""
+        """Return the local objective on `batch`."""
         return self.task_loss(self.logits(self.batch.inputs))
 
     @seam
     def gradient(self, optimizer: Optimizer) -> Tensor:
-        """Leave the gradient of `loss` in the parameters; returns its value."""
+        """Leave the gradient of `loss` in the parameters, and return the loss."""
         optimizer.zero_grad()
         if written_out := self._written_out():
             loss, grads = written_out
@@ -217,7 +217,7 @@ class GraphClient(NumPyClient):
         return loss
 
     def _written_out(self) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """The value of `loss` and its gradients where autograd is not needed for them, with the same bits."""
+        """Return `loss` and its closed-form gradients where they exist, with the same bits as autograd."""
         if not self.writes_out:
             return None
         with torch.no_grad():
@@ -228,31 +228,31 @@ class GraphClient(NumPyClient):
 
     @seam
     def grads(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """The value of `loss`, and its gradients with respect to tensors of the model by name, None for one it does not reach."""
+        """Return `loss` and its gradients with respect to the named tensors; None for a tensor that it does not depend on."""
         loss = self.loss()
         found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
         return loss, dict(zip(tensors, found, strict=True))
 
     @seam
     def update(self, optimizer: Optimizer) -> None:
-        """A step along the gradients that there are."""
+        """Take one optimiser step along the current gradients."""
         optimizer.step()
 
     def parameters(self) -> list[nn.Parameter]:
-        """What local training updates: the model's, in its order, and after them what the method trains beside it."""
+        """Return what local training updates: the model's parameters in order, then the method's own."""
         return list(self.model.parameters())
 
     def batches(self) -> Iterator[Batch]:
-        """What each local step reads: all training nodes, `local_steps` times."""
+        """Yield the batch of each local step: all training nodes, `local_steps` times."""
         yield from [Batch(self.inputs, self.train_nodes, self.batch.y)] * self.local_steps
 
     def train(self) -> float:
-        """Local training: a step on each of `batches`. Returns the last loss."""
+        """Train locally with one step per batch of `batches`, and return the last loss."""
         return float(self.descend(self.begin_training()).detach())
 
     @seam
     def descend(self, optimizer: Optimizer) -> Tensor:
-        """A step on each of `batches`; returns the last loss, 0 of none."""
+        """Take one step per batch of `batches`, and return the last loss; 0 without batches."""
         loss, whole = torch.zeros(()), self.batch
         self.steps = 0
         for batch in self.batches():
@@ -265,48 +265,48 @@ class GraphClient(NumPyClient):
         return loss
 
     def send(self) -> ReplyContent:
-        """Groups of arrays, and numbers, that travel back beside the trained parameters."""
+        """Return groups of arrays and numbers that travel with the trained parameters."""
         return {}, {}
 
     @seam
     def predict(self) -> Tensor:
-        """Logits [N, C] by which the client is scored, without dropout."""
+        """Return the logits [N, C] that the client is scored by, without dropout."""
         self.model.eval()
         with torch.no_grad():
             return self.logits(self.inputs)
 
     def personal_parameters(self) -> Mapping[str, Tensor]:
-        """Values of the network's tensors, by name, under which `predict` takes it; what is not named keeps its value."""
+        """Return tensors of the model, by name, that `predict` uses instead of the current ones."""
         return {}
 
     def save(self) -> Tree:
-        """What survives between messages beyond the model and the optimiser: `memory`."""
+        """Return the state between messages other than the model and the optimiser: `memory`."""
         return self.memory
 
     def load(self, tree: Tree) -> None:
-        """Go on from what `save` gave; leaves are tensors on the CPU."""
+        """Restore what `save` returned; leaves are tensors on the CPU."""
         self.memory = moved(tree, self.device)
 
-    # --- tools for methods ------------------------------------------------------------------------------------------
+    # --- tools for methods --------------------------------------------------------------------------------------------
 
     @property
     def num_train(self) -> int:
-        """Training nodes."""
+        """Number of training nodes."""
         return int(self.train_nodes.numel())
 
     @property
     def local_steps(self) -> int:
-        """Steps of a local training, as configured for this client."""
+        """Number of steps per local training, as configured for this client."""
         return self.cfg.train.steps_of(self.graph.client)
 
     @cached_property
     def shared(self) -> dict[str, Tensor]:
-        """The tensors that travel, by name, in the model's order; they alias the model."""
+        """The shared tensors by name, in the model's order; they alias the model."""
         return self.model.shared(self.cfg.strategy.shared, self.cfg.strategy.private)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """The network's parameters and buffers by name; they alias the model."""
+        """The model's parameters and buffers by name; they alias the model."""
         return self.model.state_dict(keep_vars=True)
 
     @cached_property
@@ -315,113 +315,113 @@ class GraphClient(NumPyClient):
 
     @property
     def writes_out(self) -> bool:
-        """Whether the objective is the task's loss of the model's logits, in all of its tensors, with gradients written out."""
+        """Whether the objective is the task's loss, trains all tensors, and has closed-form gradients."""
         trained = not self._ties_weights and all(tensor.requires_grad for tensor in self.tensors.values())
         return self.inherits(OBJECTIVE) and self.cfg.train.loss != "focal" and trained
 
     def inherits(self, names: Iterable[str]) -> bool:
-        """Whether this client's methods of these names are those of `GraphClient`."""
+        """Return whether this client's methods of these names are those of `GraphClient`."""
         return all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in names)
 
     def begin_training(self) -> Optimizer:
-        """The optimiser for this round, kept or fresh as configured; puts the model into training mode."""
+        """Put the model into training mode and return this round's optimiser, kept or new as configured."""
         self.model.train()
         if self.optimizer is None or not self.cfg.train.keeps_optimizer:
             self.optimizer = make_optimizer(self.parameters(), self.cfg.train)
         return self.optimizer
 
     def scores(self) -> dict[str, list[float]]:
-        """Scores on the validation and test nodes; of a personal method, of the shared parameters beside its own."""
+        """Return scores on the validation and test nodes; for a personal method, those of the shared parameters too."""
         logits = self.predict()
-        told = self.score(logits)
+        scores = self.score(logits)
         if self.cfg.evaluation.confusion:
-            told[metrics.CONFUSION] = self.confusion(logits)
+            scores[metrics.CONFUSION] = self.confusion(logits)
         if self.cfg.strategy.personal:
-            told |= {f"global-{key}": value for key, value in self.score(self.predict_shared()).items()}
-        return told
+            scores |= {f"global-{key}": value for key, value in self.score(self.predict_shared()).items()}
+        return scores
 
     def predict_shared(self) -> Tensor:
-        """Of a personal method: logits [N, C] of the shared parameters as they came."""
+        """Return logits [N, C] of the shared parameters as received, for a personal method."""
         return GraphClient.predict(self)
 
     @seam
     def score(self, logits: Tensor) -> dict[str, list[float]]:
-        """Scores of logits [N, C], by split and metric."""
+        """Return scores of logits [N, C], by split and metric."""
         evaluation = self.cfg.evaluation
         return self.scored.score(logits, metrics.wanted(evaluation, self.graph.num_classes), evaluation.own)
 
     @cached_property
     def scored(self) -> metrics.Scored:
-        """The nodes that models are scored on."""
+        """The nodes on which models are scored."""
         return metrics.Scored(self.y, self.scored_masks, self.graph.part, self.train_nodes)
 
     @cached_property
     def scored_masks(self) -> dict[str, Tensor]:
-        """`masks` without nodes of classes that have fewer in a split than the policy lets stand behind a statistic.
+        """`masks` without nodes of classes that have fewer nodes in a split than the policy's ``min_nodes``.
 
-        A model that always says one class would count them, and a loss can hold the counts of all.
+        A model that always predicts one class would reveal their number, and a loss can encode the numbers of all classes.
         """
         return metrics.without_small_classes(self.masks, self.y, self.graph.num_classes, self.policy.min_nodes)
 
     @property
     def least(self) -> int:
-        """Nodes behind a statistic that is told: ``strategy.min_nodes``, or what the node's owner asks for where that is more."""
+        """Fewest nodes behind a statistic that leaves the client: the larger of ``strategy.min_nodes`` and the policy's."""
         return max(getattr(self.params, "min_nodes", 0), self.policy.min_nodes)
 
     def check_step(self, nodes: int) -> None:
-        """Refuse a step on so few training nodes that its gradient shows them.
+        """Refuse a step on so few training nodes that its gradient could reveal them.
 
         Raises:
-            FedGraphError: the policy wants more.
+            FedGraphError: the policy requires more.
         """
         if nodes < self.policy.min_nodes:
             raise FedGraphError(
-                f"client {self.graph.client} has {nodes} training nodes in a step, its node's policy wants at least"
+                f"client {self.graph.client} has {nodes} training nodes in a step, its node's policy requires at least"
                 f" {self.policy.min_nodes} (min_nodes)"
             )
 
     def confusion(self, logits: Tensor) -> list[float]:
-        """Confusion matrix of the test nodes, row after row; -n for a count below n, the policy's ``min_nodes``."""
+        """Return the confusion matrix of the test nodes, row by row; -n for a count below n, the policy's ``min_nodes``."""
         test = self.scored_masks["test"] & (self.y >= 0)
         return metrics.counts_of(logits[test], self.y[test], self.graph.num_classes, self.policy.min_nodes)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
     def get_parameters(self, config: dict[str, Any]) -> list[np.ndarray]:
-        """The shared tensors, in the model's order."""
+        """Return the shared tensors, in the model's order."""
         return [to_numpy(t) for t in self.shared.values()]
 
     def set_parameters(self, parameters: list[np.ndarray]) -> None:
-        """Overwrite the shared tensors; private ones are untouched."""
+        """Overwrite the shared tensors; private ones do not change."""
         with torch.no_grad():
             for tensor, array in zip(self.shared.values(), parameters, strict=True):
                 tensor.copy_(torch.from_numpy(np.asarray(array)))
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        """Take the shared parameters, score them (``config["evaluate"]``), train, return the trained ones."""
+        """Take the shared parameters, score them if ``config["evaluate"]`` is set, train, and return the trained ones."""
         if parameters:
             self.set_parameters(parameters)
-        asked = config.get("evaluate") and self.cfg.privacy.scores != "none"
-        told: dict[str, Any] = self.scores() if asked else {}
-        self.remember(told, config)
+        scored = config.get("evaluate") and self.cfg.privacy.scores != "none"
+        reply: dict[str, Any] = self.scores() if scored else {}
+        self.remember(reply, config)
         if self.num_train:
             self.check_step(self.num_train)
             loss = self.train()
             if self.cfg.privacy.scores == "told":
-                told["train-loss"] = loss
+                reply["train-loss"] = loss
         if self.cfg.evaluation.trained:
-            told |= {f"trained-{key}": value for key, value in self.score(self.predict()).items()}
-        return self.get_parameters(config), self.num_train, told
+            reply |= {f"trained-{key}": value for key, value in self.score(self.predict()).items()}
+        return self.get_parameters(config), self.num_train, reply
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Score the shared parameters together with the client's private ones."""
         if parameters:
             self.set_parameters(parameters)
-        told = self.scores()
-        self.remember(told, config)
-        return float(np.nan_to_num(told["test-loss"][0])), int(sum(told["test-count"])), told
+        scores = self.scores()
+        self.remember(scores, config)
+        return float(np.nan_to_num(scores["test-loss"][0])), int(sum(scores["test-count"])), scores
 
-    # --- answering a message ------------------------------------------------------------------------------------------
+    # --- replies ------------------------------------------------------------------------------------------------------
 
     def reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply to one message with what `uplink` declares; in a secure sum, with a masked term.
@@ -449,14 +449,14 @@ class GraphClient(NumPyClient):
 
     @phase
     def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Of the training nodes the share in each class, for `methods.labels`."""
+        """Return the share of training nodes in each class, for `methods.labels`."""
         share = shares(self.batch.y.cpu().numpy(), self.graph.num_classes, self.policy.min_nodes)
         return {LABELS: {"share": share}}, {}
 
-    # --- for when the run is over -------------------------------------------------------------------------------------
+    # --- after the run ------------------------------------------------------------------------------------------------
 
     def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
-        """Keep the scored model, where the server says of which round it is."""
+        """Save the scored model if the server names its round."""
 
         def method() -> Tree:
             return {key: tree for key, tree in self.save().items() if key in self.predicts_with}
@@ -466,5 +466,5 @@ class GraphClient(NumPyClient):
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
-    """A copy on the CPU that later training does not change."""
+    """Return a copy on the CPU that later training does not change."""
     return tensor.detach().cpu().numpy().copy()

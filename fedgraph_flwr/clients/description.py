@@ -20,7 +20,7 @@ def describe(cfg: RunConfig, graph: ClientGraph, num_train: int) -> dict[str, An
 
 
 def client_description(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dict[str, Any]:
-    """What a client tells of its graph: its sizes, and where they weigh its nodes, of one part or of several."""
+    """Return the sizes of a client's graph; its number of nodes, per part, only where nodes weigh clients."""
     if cfg.privacy.dp != "none":
         sizes = {key: size for key, size in sizes.items() if key != "num_train"}
     return (

@@ -1,6 +1,6 @@
-"""What clients with a model of their own beside the shared one have in common: for a while, it takes the shared one's place.
+"""Base of clients with a personal model: it temporarily replaces the shared one.
 
-Leaves the client: what FedAvg sends.
+Leaves the client: FedAvg's uploads.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,19 +14,19 @@ from fedgraph_flwr.numerics.optim import Optimizer
 
 
 class PersonalClient(GraphClient):
-    """A client that trains or is scored under other values of its network's tensors, and goes on as though it had not."""
+    """A client that trains or is scored under other values of its model's tensors, without side effects."""
 
     @contextmanager
     def with_parameters(self, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None) -> Iterator[None]:
-        """Put values in the place of the network's; afterwards its own, its optimiser and the random stream are as before.
+        """Set tensors of the model; on exit restore its previous values, the optimiser and the random stream.
 
-        What is drawn within is what would have been drawn without, so both models train under the same dropout masks.
+        The random stream within is the one without this context, so both models train under the same dropout masks.
 
         Args:
-            tensors: by name; what is not named keeps its value.
-            optimizer: of the training within; None: a fresh one.
+            tensors: new values by name; other tensors keep theirs.
+            optimizer: optimiser of the training within; None: a new one.
         """
-        own, former = self.model.state_dict(), self.optimizer
+        own, previous = self.model.state_dict(), self.optimizer
         kept = {name: tensor.clone() for name, tensor in own.items()}
         self.optimizer = optimizer
         try:
@@ -35,21 +35,21 @@ class PersonalClient(GraphClient):
                 yield
         finally:
             assign(own, kept)
-            self.optimizer = former
+            self.optimizer = previous
 
     def predict(self) -> Tensor:
-        """Logits [N, C] under the client's `personal_parameters`."""
+        """Return logits [N, C] under the client's `personal_parameters`."""
         with self.with_parameters(self.personal_parameters()):
             return super().predict()
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values that later training does not change."""
+    """Return copies that later training does not change."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
 def assign(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Put values in the place of the tensors of the same names; other tensors keep theirs."""
+    """Set the tensors that values are given for, in place; other tensors keep theirs."""
     for name, value in values.items():
         tensors[name].copy_(value)

@@ -12,7 +12,7 @@ ReplyContent = tuple[dict[str, Arrays], dict[str, Any]]
 """Groups of named arrays, and numbers: the reply of a phase."""
 
 REPEATS = {DESCRIBE: 16, EVALUATE: 4}
-"""Messages of a phase per round: servers lose track of nodes; models are scored before, after and without training."""
+"""Most messages of a phase per round: servers lose track of nodes; models are scored before, after and without training."""
 
 PhaseMethod = TypeVar("PhaseMethod", bound=Callable[..., ReplyContent])
 
@@ -25,16 +25,16 @@ def phase(method: PhaseMethod) -> PhaseMethod:
 
 @cache
 def phases(kind: type) -> tuple[str, ...]:
-    """The names of a class's own phases."""
+    """Return the names of a class's own phases."""
     return tuple(name for name in dir(kind) if getattr(getattr(kind, name), "is_phase", False))
 
 
 def messages_of(kind: type, name: str) -> int:
-    """Number of messages of a phase that a round may bring to a client of this class.
+    """Return the most messages of a phase that a client of this class accepts per round.
 
     Raises:
         FedGraphError: no such phase.
     """
     if name not in (known := [DESCRIBE, TRAIN, EVALUATE, PUBLISH, DEAL, UNMASK, *phases(kind)]):
-        raise unknown("phase", plain(name, 60), known, f"asked of {kind.__name__}")
+        raise unknown("phase", plain(name, 60), known, f"requested from {kind.__name__}")
     return int({**REPEATS, **getattr(kind, "repeats", {})}.get(name, 1))

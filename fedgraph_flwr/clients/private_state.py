@@ -1,4 +1,4 @@
-"""A client's private state between messages: what a node keeps, what a checkpoint keeps, and how a client takes it up again."""
+"""A client's private state between messages: what a node stores, what a checkpoint stores, and how a client restores it."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
 
 
 def files_models(kind: type[GraphClient], cfg: RunConfig, num_features: int, num_classes: int) -> bool:
-    """Whether a simulated client predicts with anything of its own besides the shared parameters."""
+    """Return whether a simulated client predicts with anything private besides the shared parameters."""
     own_model = kind.build_model is not GraphClient.build_model
     if own_model or kind.predicts_with or cfg.evaluation.select == "own_best_val":
         return True
@@ -22,7 +22,7 @@ def files_models(kind: type[GraphClient], cfg: RunConfig, num_features: int, num
 
 
 def snapshot(client: GraphClient) -> Tree:
-    """Private state that must survive: unshared tensors, optimiser moments, `save()`, saved models and this round's keys."""
+    """Return all private state: unshared tensors, optimiser moments, `save()`, saved models and this round's keys."""
     tree: Tree = {"model": {n: t for n, t in client.model.state_dict().items() if n not in client.shared}}
     if client.optimizer is not None and client.cfg.train.keeps_optimizer:
         tree["optimizer"] = client.optimizer.state()
@@ -30,17 +30,17 @@ def snapshot(client: GraphClient) -> Tree:
 
 
 def checkpoint(client: GraphClient) -> Tree:
-    """The part of `snapshot` that a resumed run takes up: without the round's keys and the client's `secrets`."""
+    """Return the part of `snapshot` that a resumed run restores: no round's keys, and none of the client's `secrets`."""
     tree, secrets = snapshot(client), client.secrets
     del tree[SECAGG]
     return {**tree, "method": {key: value for key, value in tree["method"].items() if key not in secrets}}
 
 
 def restore(client: GraphClient, tree: Tree) -> None:
-    """Let a client continue from what `snapshot` or `checkpoint` gave.
+    """Restore what `snapshot` or `checkpoint` returned.
 
     Raises:
-        FedGraphError: it is another model's, or in another precision.
+        FedGraphError: the state belongs to another model, or has another precision.
     """
     own, found = snapshot(client)["model"], tree.get("model", {})
     for name in sorted(own.keys() | found.keys()):

@@ -94,18 +94,18 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
     Args:
         client: who replies.
         name: ``describe``, ``train``, ``evaluate``, or a phase of the method.
-        groups: named groups of arrays, as received; without `MODEL`, the client keeps its own parameters.
+        groups: named groups of arrays, as received; without `MODEL`, the client uses its own parameters.
         config: scalars, as received.
 
     Raises:
-        FedGraphError: an unknown phase, or arrays of other names or shapes than the shared ones.
+        FedGraphError: an unknown phase, or arrays with other names or shapes than the shared ones.
     """
     if name == EVALUATE and client.cfg.privacy.scores == "none":
-        raise FedGraphError(f"client {client.graph.client} sends no scores: privacy.scores=none keeps them")
+        raise FedGraphError(f"client {client.graph.client} sends no scores: the run has privacy.scores=none")
     if client.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
         take_class_weights(client, groups.pop(CLASS_WEIGHTS, {}))
     if name == DESCRIBE:
-        if MODEL in groups and config.get("keep"):  # where no scores were asked for
+        if MODEL in groups and config.get("keep"):  # for runs without scores
             client.set_parameters(_parameters(client, groups))
             client.remember({}, config)
         return {}, {**client.describe(), SPEAKS: PROTOCOL}
@@ -121,19 +121,19 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
 
 
 def take_class_weights(client: Respondent, group: Arrays) -> None:
-    """Set the class weights of all clients.
+    """Set the class weights that the server computed over all clients.
 
     Raises:
-        FedGraphError: they are missing, negative, or not of this graph's classes.
+        FedGraphError: they are missing or negative, or do not match this graph's classes.
     """
     check_arrays(group, {"w": (client.graph.num_classes,)}, "the server")
     if (group["w"] < 0).any():
-        raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected none below 0")
+        raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected no negative value")
     client.class_weights = torch.from_numpy(group["w"]).to(client.device, client.dtype)
 
 
 def _trained(client: Respondent, parameters: list[np.ndarray], config: dict[str, Any]) -> ReplyContent:
-    """The reply to ``train``: shared parameters and the method's groups; scores, losses and the method's numbers."""
+    """Return the reply to ``train``: shared parameters, the method's groups, scores, losses and the method's numbers."""
     trained, num_train, scores = client.fit(parameters, config)
     sent, numbers = client.send()
     if MODEL in client.declared[TRAIN] and not config.get("keep_model"):
@@ -145,20 +145,20 @@ def _trained(client: Respondent, parameters: list[np.ndarray], config: dict[str,
 
 
 def _parameters(client: Respondent, groups: dict[str, Arrays]) -> list[np.ndarray]:
-    """The shared parameters of a message, taken out of its groups, in the model's order."""
+    """Take the shared parameters out of a message's groups, in the model's order."""
     model = groups.pop(MODEL)
     check_arrays(model, {key: tuple(tensor.shape) for key, tensor in client.shared.items()}, "the server")
     return [model[key] for key in client.shared]
 
 
 def _bounded(client: Respondent, name: str, sent: dict[str, Arrays], received: Arrays) -> dict[str, Arrays]:
-    """The groups of a reply, clipped where the client bounds its own influence."""
+    """Return the groups of a reply, clipped if the run bounds each client's influence."""
     clips = client.cfg.privacy.dp in ("client_fixed", "distributed")
     return clipped_groups(sent, client.declared.get(name, {}), received, client.cfg.privacy) if clips else sent
 
 
 def _framework_numbers(client: Respondent, name: str) -> set[str]:
-    """Numbers that the framework itself sends in a reply."""
+    """Return the names of the numbers that the framework itself sends in a reply."""
     if name == DESCRIBE:
         return {"num_train", "num_nodes", "num_features", "num_classes", "schema", SPEAKS}
     return client.score_names | {"num_train", "train-loss"} if name in (TRAIN, EVALUATE) else set()

@@ -1,4 +1,4 @@
-"""What methods ask of the network that a user chose, each a refusal in one sentence."""
+"""Checks of what a method requires of the model, with an error message for the user."""
 
 from typing import Any
 
@@ -9,32 +9,32 @@ from fedgraph_flwr.numerics.inputs import Inputs
 
 
 def hidden_features(cfg: RunConfig, model: Model, does: str, layers: int = 2) -> None:
-    """Hidden features, of nodes of one type.
+    """Require hidden features, and nodes of one type.
 
     Args:
         cfg: the run's configuration.
-        model: its network.
-        does: what the method does with them, such as ``compares``.
-        layers: how many the network must have.
+        model: the run's model.
+        does: what the method does with the features, such as ``compares``.
+        layers: fewest layers that the model must have.
 
     Raises:
-        FedGraphError: the network has none.
+        FedGraphError: the model has too few layers, or nodes of several types.
     """
     if model.heterogeneous or cfg.model.layers < layers:
         raise FedGraphError(
-            f"strategy={cfg.strategy.name} {does} hidden features of nodes of one type, so model={cfg.model.name} with"
-            f" model.layers={cfg.model.layers} cannot serve: take a network for such graphs with model.layers >= {layers}"
+            f"strategy={cfg.strategy.name} {does} hidden features of nodes of one type, which model={cfg.model.name} with"
+            f" model.layers={cfg.model.layers} does not have: set model= to one for such graphs, with model.layers >= {layers}"
         )
 
 
 def one_adjacency(cfg: RunConfig, inputs: Any) -> None:
-    """A network that reads nothing of a graph but its features and one matrix, under which other edges can be laid.
+    """Require a model whose only inputs are features and one adjacency matrix, so that other edges can replace it.
 
     Raises:
-        FedGraphError: it reads more.
+        FedGraphError: the model has other inputs.
     """
-    if type(inputs) is not Inputs or inputs.adj.shape[0] != inputs.x.shape[0]:  # FedLIT's holds a matrix of each type
+    if type(inputs) is not Inputs or inputs.adj.shape[0] != inputs.x.shape[0]:  # FedLIT's inputs hold a matrix per type
         raise FedGraphError(
-            f"strategy={cfg.strategy.name} lays other edges under the network, and model={cfg.model.name} reads more"
-            " of a graph than its adjacency: take gcn, sage, acm or decoupled"
+            f"strategy={cfg.strategy.name} replaces the edges under the model, but model={cfg.model.name} reads more of a"
+            " graph than its adjacency matrix: set model= to gcn, sage, acm or decoupled"
         )

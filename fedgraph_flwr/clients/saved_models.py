@@ -1,8 +1,8 @@
-"""What a client keeps of the models it was scored by, so that it can predict with them when the run is over.
+"""The models that a client saves while it is scored, so that it can predict with them after the run.
 
-A party's own node keeps whole models, in its state folder; a simulated client what is its own alone, since the rest lies in the
-run's folder. Of which round the best ones are, the server tells, or under ``evaluation.select=own_best_val`` the client's own
-figure.
+A party's own node saves whole models in its state folder. A simulated client saves only its private tensors, since the rest
+is in the run folder. The server names the round of the best model; under ``evaluation.select=own_best_val`` the client's own
+validation score decides.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,18 +20,18 @@ LAST, BEST = "last", "best"
 NOTHING, PRIVATE, WHOLE = "", "private", "whole"
 
 BY_VALIDATION = ("best_val", "own_best_val")
-"""Values of ``evaluation.select`` whose figure is a best round's."""
+"""Values of ``evaluation.select`` that report the score of a best round."""
 
 
 class SavedModels:
-    """The last and the best model that a client was scored by.
+    """The last and the best model that a client was scored with.
 
     Args:
-        rules: which round is the best.
+        rules: the configuration that defines the best round.
 
     Attributes:
-        what: `NOTHING`, `PRIVATE` tensors and memory alone, or `WHOLE` models.
-        state: by `LAST` and `BEST`: ``model``, ``method``, ``round`` and the ``figure`` it is chosen by.
+        what: `NOTHING`, only `PRIVATE` tensors and memory, or `WHOLE` models.
+        state: for `LAST` and `BEST`: ``model``, ``method``, ``round`` and ``figure``, the score that selects it.
     """
 
     def __init__(self, rules: EvaluationConfig):
@@ -41,12 +41,12 @@ class SavedModels:
 
     @property
     def own_choice(self) -> bool:
-        """Whether the client's own figure decides, so that nobody else knows its best model."""
+        """Whether the client's own score selects its best model, so that only the client knows it."""
         return self.rules.select == "own_best_val"
 
     @property
     def whole(self) -> bool:
-        """Whether models are kept with the parameters that are shared."""
+        """Whether saved models include the shared parameters."""
         return self.what == WHOLE or (self.what == PRIVATE and self.own_choice)
 
     def take(
@@ -57,14 +57,14 @@ class SavedModels:
         shared: Collection[str],
         method: Callable[[], Tree],
     ) -> None:
-        """Keep a copy of the model that was just scored, where the server says of which round it is.
+        """Save a copy of the model that was just scored, if the server names its round.
 
         Args:
-            scores: of the model on the client's nodes.
-            config: of the message: the round of the model (``scored``), and the best round so far, as the server knows.
-            tensors: of the model, by name.
-            shared: names of those among them that are kept elsewhere.
-            method: gives what the method predicts with besides.
+            scores: scores of the model on the client's nodes.
+            config: scalars of the message: the model's round (``scored``), and the best round so far according to the server.
+            tensors: tensors of the model, by name.
+            shared: names of those among them that are stored elsewhere.
+            method: returns the method's state for prediction.
         """
         if not self.what or "scored" not in config:
             return
@@ -75,24 +75,24 @@ class SavedModels:
         if not leaves:
             return
         name, sign = self.rules.watched
-        scored, figure = int(config["scored"]), sign * float(np.mean(scores.get(f"val-{name}", np.nan)))
+        scored, score = int(config["scored"]), sign * float(np.mean(scores.get(f"val-{name}", np.nan)))
         self.state[LAST] = {
             **unflatten({path: leaf.detach().cpu().clone() for path, leaf in leaves.items()}),
             "round": torch.tensor(scored),
-            "figure": torch.tensor(figure, dtype=torch.float64),
+            "figure": torch.tensor(score, dtype=torch.float64),
         }
-        if self.own_choice and self._better(scored, figure):
+        if self.own_choice and self._better(scored, score):
             self.state[BEST] = self.state[LAST]
 
     def update_best(self, best: int) -> None:
-        """The server's best round may be the one that was scored last."""
+        """Make the last scored model the best one if the server names its round."""
         if self.rules.select == "best_val" and LAST in self.state and int(self.state[LAST]["round"]) == best:
             self.state[BEST] = self.state[LAST]
 
-    def _better(self, scored: int, figure: float) -> bool:
-        """As `metrics.OwnRounds` has it."""
+    def _better(self, scored: int, score: float) -> bool:
+        """Return whether a score is a new best, by the rule of `metrics.OwnRounds`."""
         if BEST not in self.state:
             return True
         held = self.state[BEST]
         waiting = not self.rules.patience or scored - 1 - int(held["round"]) < self.rules.patience
-        return waiting and figure > float(held["figure"]) + self.rules.min_delta
+        return waiting and score > float(held["figure"]) + self.rules.min_delta

@@ -1,4 +1,4 @@
-"""Seams: methods of a client that an engine may compute for many clients at once. Without an engine they run as written."""
+"""Seams: client methods that an engine may compute for many clients at once. Without an engine they run as written."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Handler = Callable[[Callable[..., Any], Any, tuple[Any, ...]], Any]
-"""Computes a call from its method, the client and the other arguments."""
+"""Computes a call from the method, the client and the other arguments."""
 
 _handler: Handler | None = None
 
 
 def seam(method: Method) -> Method:
-    """Mark a method of a client whose calls go through the present handler."""
+    """Route calls of a client method through the current handler."""
 
     @functools.wraps(method)
     def call(client: Any, *args: Any) -> Any:
@@ -24,7 +24,7 @@ def seam(method: Method) -> Method:
 
 @contextmanager
 def handled_by(handler: Handler) -> Iterator[None]:
-    """Let a handler compute the calls of all seams of this process."""
+    """Let a handler compute the calls of all seams in this process."""
     global _handler
     previous, _handler = _handler, handler
     try:

@@ -1,9 +1,9 @@
-"""From a Flower message to a client's answer: find or build the client, restore its state, answer, keep its state.
+"""From a Flower message to a client's reply: find or build the client, restore its state, reply, and store its state.
 
-A client object stays alive in its process between messages, because building one costs more than a round. Its private state
-also goes through ``context.state``, tagged with a version: a process that holds no client, or a stale one, rebuilds it from
-there. An engine that serves all messages of a client in one process says so with ``live`` in the node config, and spares
-the copying.
+A client object stays alive in its process between messages, because building one costs more than a round. Its private
+state also goes through ``context.state``, tagged with a version. A process that holds no client, or a stale one, rebuilds it
+from there. An engine that serves all messages of a client in one process sets ``live`` in the node config, which avoids
+the copies.
 """
 
 import dataclasses
@@ -59,19 +59,19 @@ VERSION = "fedgraph-version"
 ASKED = "fedgraph-asked"
 
 NODE_KEYS = ("graph", "state", "policy", "key", "peers", "device", "threads")
-"""What a SuperNode may be told by ``--node-config``; docs/fleet.md says what each means."""
+"""Keys of a SuperNode's ``--node-config``; docs/fleet.md documents them."""
 
 _PATHS = ("graph", "state", "policy", "key", "peers")
 _ENGINE_KEYS = ("partition-id", "num-partitions", "live")
 _live: dict[tuple[int, int], tuple[GraphClient, int]] = {}
-_ledgers: dict[tuple[int, int], Ledger] = {}  # of nodes that an engine keeps in this process
+_ledgers: dict[tuple[int, int], Ledger] = {}  # of nodes that an engine keeps alive in this process
 
 
 def respond(message: Message, context: Context) -> Message:
     """Reply to one message; an exception becomes an error reply, whose reason is an error message for the user.
 
-    The reason of an exception in a method's code has its file and line. A party's own node writes the message of such an
-    exception, its traceback and all folders to its own log only.
+    For an exception in a method's code, the reason contains its file and line. A party's own node writes the exception's
+    message, its traceback and all folders only to its own log.
     """
     try:
         return Message(_answer(message, context), reply_to=message)
@@ -83,8 +83,8 @@ def respond(message: Message, context: Context) -> Message:
         reason, trace = located(error), error
         if not _simulated(context):
             reason = (
-                f"the request cannot be answered: {located(error, public=True)}; it may lack arrays or numbers, or have them of"
-                " other types or shapes; the node's log has the message and the traceback"
+                f"the request failed: {located(error, public=True)}; arrays or numbers may be missing, or have other types or"
+                " shapes than expected; the node's log has the message and the traceback"
             )
     if not context.node_config.get("live"):
         log(ERROR, reason, exc_info=trace)
@@ -102,7 +102,7 @@ def forget(run_id: int) -> None:
 
 
 def private_state(context: Context) -> dict[str, torch.Tensor]:
-    """A node's private state as it stands, for an engine that keeps clients alive and may have to build one anew."""
+    """Return a node's current private state, for an engine that keeps clients alive and may have to rebuild one."""
     if live := _live.get((context.run_id, context.node_id)):
         return flatten(snapshot(live[0]))
     if STATE not in context.state.array_records:
@@ -112,7 +112,7 @@ def private_state(context: Context) -> dict[str, torch.Tensor]:
 
 
 def give_state(context: Context, state: Mapping[str, torch.Tensor]) -> None:
-    """Let the node's next message meet a client that is built anew, with this private state."""
+    """Store a private state with which the node's next message rebuilds its client."""
     _live.pop((context.run_id, context.node_id), None)
     if state:
         context.state[STATE] = to_record({name: t.detach().cpu().numpy() for name, t in state.items()})
@@ -155,25 +155,25 @@ def _answer(message: Message, context: Context) -> RecordDict:
 
 
 def _starts(client: GraphClient, context: Context, config: Mapping[str, Any]) -> bool:
-    """Whether parameters that come with this message must be those that follow from the seed: nothing was trained before."""
+    """Return whether the parameters in this message must follow from the seed, because nothing was trained before."""
     ledger = _ledger(client, context)
     early = config["round"] <= 1 and TRAIN not in ledger.asked and not ledger.resumed
     return early and config["phase"] not in (DESCRIBE, EVALUATE) and "resume" not in config
 
 
 def _check_start(client: GraphClient, received: Mapping[str, Any]) -> None:
-    """Refuse first parameters that do not follow from the run's seed: a server can choose some that read data out.
+    """Refuse first parameters that do not follow from the run's seed: a malicious server could choose some that leak data.
 
     Raises:
-        FedGraphError: naming the tensor.
+        FedGraphError: names the tensor.
     """
     if not received:
         return
     reseed(derive_seed(client.cfg.seed, "model"), client.device)
     first = client.build_model().to(client.device, client.dtype).state_dict()
     for name in client.shared.keys() & received.keys():
-        wanted, given = first[name].cpu().numpy(), received[name]
-        if given.shape == wanted.shape and not np.allclose(given, wanted, rtol=1e-3, atol=1e-5):
+        expected, actual = first[name].cpu().numpy(), received[name]
+        if actual.shape == expected.shape and not np.allclose(actual, expected, rtol=1e-3, atol=1e-5):
             raise FedGraphError(
                 f"the server starts this run with other parameters than its seed={client.cfg.seed} gives ('{plain(name, 60)}'):"
                 " this node's policy accepts no others in the first round (check_start)"
@@ -181,10 +181,10 @@ def _check_start(client: GraphClient, received: Mapping[str, Any]) -> None:
 
 
 def _config(message: Message) -> dict[str, Any]:
-    """The scalars of a message, those that every message has checked.
+    """Return the scalars of a message, after checking those that every message has.
 
     Raises:
-        FedGraphError: one is missing, or of another type.
+        FedGraphError: a scalar is missing, or has another type.
     """
     record = message.content.get(CONFIG)
     config: dict[str, Any] = {"exchange": 0, **(record if isinstance(record, ConfigRecord) else {})}
@@ -197,25 +197,25 @@ def _config(message: Message) -> dict[str, Any]:
 
 
 def _check_protocol(config: Mapping[str, Any]) -> None:
-    """Refuse a server whose program speaks another version of the protocol.
+    """Refuse a server that uses another version of the protocol.
 
     Raises:
-        FedGraphError: naming both versions.
+        FedGraphError: names both versions.
     """
     if config["phase"] == DESCRIBE and config.get(SPEAKS, 1) != PROTOCOL:
         raise FedGraphError(
-            f"the server speaks version {plain(config.get(SPEAKS, 1), 20)} of the protocol between server and clients, this node"
+            f"the server uses version {plain(config.get(SPEAKS, 1), 20)} of the protocol between server and clients, this node"
             f" version {PROTOCOL}: install the same version of fedgraph-flwr on both"
         )
 
 
 def _simulated(context: Context) -> bool:
-    """Whether this client belongs to whoever runs the server, as in a simulation."""
+    """Return whether the operator of the server also runs this client, as in a simulation."""
     return "partition-id" in context.node_config
 
 
 def _ledger(client: GraphClient, context: Context) -> Ledger:
-    """What was asked of this node in this run."""
+    """Return the record of the requests to this node in this run."""
     folder, live = _last_folder(context, client), context.node_config.get("live")
     ledger = _ledgers.get((context.run_id, context.node_id)) if live else None
     if ledger is None:
@@ -229,23 +229,23 @@ def _ledger(client: GraphClient, context: Context) -> Ledger:
 def _permit(
     client: GraphClient, context: Context, config: Mapping[str, Any], items: tuple[tuple[str, str], ...]
 ) -> None:
-    """Take a question down, or refuse it: for the policy, for what was asked before, or as the run's configuration changed.
+    """Record a request, or refuse it: by the policy, because of an earlier request, or for a changed configuration.
 
     Raises:
-        FedGraphError: one sentence.
+        FedGraphError: an error message for the server and the node's log.
     """
     phase, server_round = config["phase"], config["round"]
     most = client.policy.most(phase, messages_of(type(client), phase))
     if not 0 <= server_round <= client.cfg.rounds:
         raise FedGraphError(
-            f"the server asks phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds"
+            f"the server requests phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds"
         )
     folder, live, ledger = _last_folder(context, client), context.node_config.get("live"), _ledger(client, context)
     if not _simulated(context):
         try:
             ledger.pin(items)
         except FedGraphError:
-            _live.pop((context.run_id, context.node_id), None)  # it was built by the refused configuration
+            _live.pop((context.run_id, context.node_id), None)  # it was built from the refused configuration
             raise
     ledger.book(phase, server_round, config["exchange"], most)
     if "resume" in config:
@@ -262,9 +262,9 @@ def _run_config(items: tuple[tuple[str, str], ...], foreign: bool) -> RunConfig:
 
 
 def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
-    """The live client of this node if it is up to date, else one rebuilt from its graph and its state.
+    """Return this node's live client if it is up to date, else one rebuilt from its graph and its state.
 
-    That is in ``context.state``, or, where the SuperNode was started anew since, in the node's state folder.
+    The state is in ``context.state`` or, after a restart of the SuperNode, in the node's state folder.
     """
     key = (context.run_id, context.node_id)
     if key in _live and context.node_config.get("live"):
@@ -279,11 +279,13 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     policy.check_run(cfg)
     kind = locate(cfg.strategy.client)
     if not (isinstance(kind, type) and issubclass(kind, GraphClient)):
-        raise FedGraphError(f"strategy.client={plain(cfg.strategy.client, 80)} is no client: expected a GraphClient")
+        raise FedGraphError(
+            f"strategy.client={plain(cfg.strategy.client, 80)} is not a client: expected a subclass of GraphClient"
+        )
     protections.check(cfg, declared(kind, cfg))
     graph = load_graph(cfg, context)
     if graph.client in cfg.adversary.clients:
-        kind = _hostile(kind, cfg, context)
+        kind = _malicious(kind, cfg, context)
     if not _simulated(context):
         _check_size(policy, kind, cfg, graph)
     client = kind(cfg, graph, device(cfg, context), file)
@@ -300,7 +302,7 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
         if context.node_config.get("live"):
             del context.state[STATE]  # the client holds it now
     elif (folder := _last_folder(context, client)) and (kept := folder.read_last()):
-        with folder.blamed("last"):
+        with folder.reading("last"):
             restore(client, unflatten(kept[0]))
         stored = kept[1]
     _live[key] = (client, stored)
@@ -308,18 +310,18 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
 
 
 def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: Any) -> None:
-    """Refuse a network for its size before any of its memory is taken.
+    """Refuse a model by its size before any memory is allocated for it.
 
-    One that cannot be made without memory, as code of a party's own may not, is looked at once it is built.
+    A model that cannot be built on the meta device, for example one with custom code, is checked after it is built.
 
     Raises:
-        FedGraphError: one sentence.
+        FedGraphError: the model is larger than the policy accepts.
     """
     sizes = []
-    for more in (0, 1):
+    for extra in (0, 1):
         shell = object.__new__(kind)
-        features, classes = graph.num_features, graph.num_classes + more
-        varied = [f + more for f in features] if isinstance(features, list) else features + more
+        features, classes = graph.num_features, graph.num_classes + extra
+        varied = [f + extra for f in features] if isinstance(features, list) else features + extra
         shell.cfg, shell.params, shell.graph = cfg, method_params(kind, cfg), SimpleNamespace()  # type: ignore[assignment]
         vars(shell.graph).update(num_features=varied, num_classes=classes)
         try:
@@ -343,105 +345,107 @@ def _keep(client: GraphClient, version: int, context: Context) -> None:
 
 
 def _keep_models(client: GraphClient, folder: StateFolder, config: Mapping[str, Any]) -> None:
-    """File the models that the client predicts with from now on; a party's own with all that they mean."""
+    """Store the models that the client will predict with; a party's own node stores their configuration and schema too."""
     client.saved_models.update_best(int(config["best"]))
-    meaning: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if client.saved_models.what == WHOLE:
-        meaning = {"config": dataclasses.asdict(client.cfg), "file": str(client.file.absolute()) if client.file else ""}
-        meaning |= {key: getattr(client.graph, key) for key in ("schema", "num_classes", "num_features")}
+        values = {"config": dataclasses.asdict(client.cfg), "file": str(client.file.absolute()) if client.file else ""}
+        values |= {key: getattr(client.graph, key) for key in ("schema", "num_classes", "num_features")}
     for name, tree in client.saved_models.state.items():
         parts = flatten({key: tree[key] for key in ("model", "method") if key in tree})
-        folder.write_model(name, parts, meaning | {"round": int(tree["round"])})
+        folder.write_model(name, parts, values | {"round": int(tree["round"])})
 
 
-def _check(told: Mapping[str, Any]) -> None:
-    """Raise unless all that a node was told is known, and its state folder can be written."""
-    for key in told:
+def _check(node_config: Mapping[str, Any]) -> None:
+    """Refuse an unknown key of ``--node-config``, and a state folder that cannot be written."""
+    for key in node_config:
         if key not in NODE_KEYS + _ENGINE_KEYS:
             raise unknown("key", key, NODE_KEYS, "in --node-config")
-    if root := told.get("state"):
+    if root := node_config.get("state"):
         try:
             Path(str(root)).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FedGraphError(f"cannot make the folder state={root} of --node-config: {error.strerror}") from error
+            raise FedGraphError(f"cannot create the folder state={root} of --node-config: {error.strerror}") from error
         if not os.access(str(root), os.W_OK):
-            raise FedGraphError(f"cannot write into the folder state={root} of --node-config")
+            raise FedGraphError(
+                f"cannot write to the folder state={root} of --node-config: fix its permissions or pass another folder"
+            )
 
 
-def _hostile(kind: type[GraphClient], cfg: RunConfig, context: Context) -> type[GraphClient]:
-    """The class of a client that lies; a party's own node does not, whatever it is told."""
+def _malicious(kind: type[GraphClient], cfg: RunConfig, context: Context) -> type[GraphClient]:
+    """Return the class of a malicious client; a party's own node refuses to be one."""
     if "partition-id" not in context.node_config:
         raise FedGraphError(
-            f"adversary.kind={cfg.adversary.kind} is a study in simulation, and this is a party's own node"
+            f"adversary.kind={cfg.adversary.kind} works only in a simulation, and this is a party's own node: set"
+            " adversary.kind=none"
         )
-    from fedgraph_flwr.clients.malicious import hostile
+    from fedgraph_flwr.clients.malicious import malicious
 
-    return hostile(kind)
+    return malicious(kind)
 
 
 def _policy(context: Context) -> Policy:
-    """The party's own, where its node was given one."""
+    """Return the party's policy, or the default one."""
     if path := context.node_config.get("policy"):
         return read_policy(str(path))
     return simulated() if _simulated(context) else Policy()
 
 
 def _keyring(context: Context, client: GraphClient) -> Keyring:
-    """The party's own key and those it trusts; a fleet's node tells fingerprints in its log, and keeps them in its folder."""
-    told = context.node_config
-    own = read_key(str(told["key"])) if told.get("key") else None
-    pins = read_pins(str(told["peers"])) if told.get("peers") else None
-    return Keyring(
-        client.graph.client, context.run_id, own, pins, None if _simulated(context) else partial(_tell, context, client)
-    )
+    """Return the party's own key and the keys it trusts; the node logs fingerprints and stores them in its state folder."""
+    node = context.node_config
+    own = read_key(str(node["key"])) if node.get("key") else None
+    pins = read_pins(str(node["peers"])) if node.get("peers") else None
+    report = None if _simulated(context) else partial(_report_keys, context, client)
+    return Keyring(client.graph.client, context.run_id, own, pins, report)
 
 
-def _tell(context: Context, client: GraphClient, exchange: str, digits: str, clients: list[int]) -> None:
-    told = f"keys of clients {', '.join(map(str, clients))} ({exchange}): {digits}"
-    log(INFO, told if client.keyring.pins else f"{told}; none is pinned (peers=): compare this line with another party")
+def _report_keys(context: Context, client: GraphClient, exchange: str, digits: str, clients: list[int]) -> None:
+    line = f"keys of clients {', '.join(map(str, clients))} ({exchange}): {digits}"
+    log(INFO, line if client.keyring.pins else f"{line}; none is pinned (peers=): compare this line with another party")
     if folder := _last_folder(context, client):
         folder.add_fingerprint(exchange, digits, clients)
 
 
 def _threads(cfg: RunConfig, context: Context) -> int:
-    """Torch's threads: the node's own ``threads``, else the run's."""
+    """Return Torch's number of threads: the node's ``threads``, else the run's."""
     threads = context.node_config.get("threads", cfg.threads)
     if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
-        raise FedGraphError(f"threads={threads} of --node-config must be a whole number, 1 to {MOST_THREADS}")
+        raise FedGraphError(f"threads={threads} of --node-config: expected a whole number from 1 to {MOST_THREADS}")
     return threads
 
 
 def load_graph(cfg: RunConfig, context: Context) -> Any:
-    """The client's graph: the file named in the node config, else the one of its partition."""
+    """Return the client's graph: the file named in the node config, else that of its partition."""
     from fedgraph_flwr import partition
 
     if path := context.node_config.get("graph"):
         return partition.load(str(path))
     if "partition-id" not in context.node_config:
         raise FedGraphError(
-            "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', "
-            "a file made by `fedgraph-flwr partition` or `fedgraph-flwr import`"
+            "this node has no graph: start the SuperNode with --node-config 'graph=\"FILE\"', where FILE was written by"
+            " `fedgraph-flwr partition` or `fedgraph-flwr import`"
         )
     return partition.load_client(cfg, int(context.node_config["partition-id"]))
 
 
 def device(cfg: RunConfig, context: Context) -> torch.device:
-    """Where this node trains: its own ``device``, else the run's; ``auto`` takes a GPU where there is one."""
+    """Return where this node trains: its ``device``, else the run's; ``auto`` picks a GPU if there is one."""
     name = str(context.node_config.get("device", cfg.device))
     one_of(name, DEVICES, "device")
     if name == "cuda" and not torch.cuda.is_available():
-        raise FedGraphError("device=cuda, but this node sees no GPU; use device=auto or device=cpu")
+        raise FedGraphError("device=cuda, but this node has no GPU that PyTorch can use; set device=auto or device=cpu")
     return torch.device("cuda" if name in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
 def _last_folder(context: Context, client: GraphClient) -> StateFolder | None:
-    """Where a SuperNode keeps the state of this Flower run, if it was given a folder."""
+    """Return the folder for the state of this Flower run, if the SuperNode has a state folder."""
     root = context.node_config.get("state")
     return StateFolder(str(root), str(context.run_id), client.cfg.strategy.name, client.graph.client) if root else None
 
 
 def _checkpoint_folder(cfg: RunConfig, context: Context, client: GraphClient, run: str) -> StateFolder | None:
-    """Where checkpoints are kept: the node's ``state`` folder; in a simulation, the run's own."""
+    """Return the folder for checkpoints: in the node's ``state`` folder or, in a simulation, in the run folder."""
     root = context.node_config.get("state") or (f"{cfg.out}/state" if "partition-id" in context.node_config else None)
     return StateFolder(str(root), run, cfg.strategy.name, client.graph.client) if root else None
 
@@ -449,10 +453,10 @@ def _checkpoint_folder(cfg: RunConfig, context: Context, client: GraphClient, ru
 def _resume(client: GraphClient, folder: StateFolder | None, server_round: int) -> None:
     if folder is not None:
         state = folder.read_checkpoint(server_round)
-        with folder.blamed(f"round_{server_round:06d}"):
+        with folder.reading(f"round_{server_round:06d}"):
             restore(client, unflatten(state))
     elif flatten(checkpoint(client)):
         raise FedGraphError(
-            f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no folder for it; "
+            f"client {client.graph.client} cannot resume after round {server_round}: it has private state and no state folder; "
             "start the SuperNode with --node-config 'state=\"DIR\"'"
         )

@@ -1,9 +1,12 @@
-"""Private state on a node's own disk: what outlives its processes.
+"""Private state on a node's own disk, which survives its processes.
 
-``ROOT/<strategy>-<run>/client_0000/`` holds ``last.safetensors``, written after each message that changed the state of a
-SuperNode with a state folder, ``asked.json``, what the server has asked in the run, ``fingerprints.txt``, of the keys it relayed
-(`fedgraph_flwr.secure.keyring`), ``round_000010.safetensors`` for the last two checkpoints, from which a run is resumed, and at
-the end ``model_last.safetensors`` and ``model_best.safetensors``, to predict with.
+``ROOT/<strategy>-<run>/client_0000/`` holds:
+
+    last.safetensors               written after each message that changed the state, if the SuperNode has a state folder
+    asked.json                     the requests of the server in this run
+    fingerprints.txt               fingerprints of the keys that the server relayed (`fedgraph_flwr.secure.keyring`)
+    round_000010.safetensors       the last two checkpoints, from which a run resumes
+    model_last, model_best         at the end of the run: models for prediction
 """
 
 import contextlib
@@ -19,47 +22,47 @@ from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.secure.policy import Ledger, file_name
 
 SCHEMA = 1
-"""Of what a state file says beside its tensors."""
+"""Version of the metadata in a state file."""
 
 
 class StateFolder:
-    """The folder of one client in one run of one method.
+    """The state folder of one client in one run of one method.
 
     Args:
-        root: the folder that the node, or the simulation, keeps for all its runs; no name leads out of it.
-        run: Flower's id of the run for the last state; for checkpoints the server's own name of it, which outlives a resumption.
+        root: the folder that the node, or the simulation, keeps for all its runs; names cannot point outside of it.
+        run: Flower's run id for the last state; for checkpoints the server's name of the run, which a resumed run keeps.
         strategy: name of the method.
         client: index of the client.
     """
 
     def __init__(self, root: Path | str, run: str, strategy: str, client: int):
-        words = file_name(strategy, "strategy"), file_name(run, "the server's name of a run,")
-        self.folder = Path(root) / "-".join(words) / f"client_{client:04d}"
+        names = file_name(strategy, "strategy"), file_name(run, "the server's name of a run,")
+        self.folder = Path(root) / "-".join(names) / f"client_{client:04d}"
         self.owner = {"schema": SCHEMA, "run": run, "strategy": strategy, "client": client}
 
     def write_last(self, state: dict[str, Tensor], version: int) -> None:
-        """Keep the state of now, for a process that starts without it."""
+        """Write the current state, for a process that starts without it."""
         self._write("last", state, {"version": version})
 
     def read_last(self) -> tuple[dict[str, Tensor], int] | None:
-        """That state and its version; None where there is none yet."""
+        """Return the last state and its version; None if there is none yet."""
         if not self._file("last").is_file():
             return None
         state, values = self._read("last")
         version = values.get("version")
         if type(version) is not int or version < 0:
-            raise FedGraphError(f"{self._file('last')} has version {version!r}, expected a whole number")
+            raise FedGraphError(f"{self._file('last')} has version {version!r}, expected a whole number from 0")
         return state, version
 
     def write_asked(self, record: dict[str, Any]) -> None:
-        """Keep what was asked, before it is answered."""
+        """Write the record of requests, before the reply to the latest one."""
         write_bytes(self.folder / "asked.json", json.dumps(self.owner | {"asked": record}).encode())
 
     def read_asked(self) -> Ledger:
-        """What was asked in this run.
+        """Return the record of requests in this run.
 
         Raises:
-            FedGraphError: the file cannot be read: what was asked is not known, so nothing is answered.
+            FedGraphError: the file cannot be read. Without the record the node refuses every request.
         """
         path = self.folder / "asked.json"
         if not path.is_file():
@@ -67,15 +70,15 @@ class StateFolder:
         try:
             values = json.loads(path.read_bytes())
             if {key: values.get(key) for key in self.owner} != self.owner:
-                raise ValueError("it is of another run")
+                raise ValueError("it belongs to another run")
             return Ledger(values["asked"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise FedGraphError(
-                f"{path} does not say what was asked of this node ({error}): remove it to begin anew"
+                f"{path} does not hold the requests to this node ({error}): remove the file to start again without them"
             ) from error
 
     def add_fingerprint(self, exchange: str, digits: str, clients: list[int]) -> None:
-        """Keep what parties compare by telephone, a line an exchange of keys, the latest last."""
+        """Append the fingerprint of one key exchange, which parties compare by telephone; the latest comes last."""
         path = self.folder / "fingerprints.txt"
         line = f"{digits}  {exchange}, clients {' '.join(map(str, clients))}\n"
         before = path.read_text() if path.is_file() else ""
@@ -83,7 +86,7 @@ class StateFolder:
             write_bytes(path, (before + line).encode())
 
     def write_checkpoint(self, state: dict[str, Tensor], server_round: int) -> None:
-        """Write this checkpoint and drop all but the one before it, which an interrupted server may still need."""
+        """Write a checkpoint, and delete all but the one before it, which an interrupted server may still need."""
         for killed in leftovers(self.folder):
             killed.unlink(missing_ok=True)
         self._write(f"round_{server_round:06d}", state, {"round": server_round})
@@ -91,27 +94,27 @@ class StateFolder:
             old.unlink(missing_ok=True)
 
     def read_checkpoint(self, server_round: int) -> dict[str, Tensor]:
-        """The state after a round.
+        """Return the state after a round.
 
         Raises:
-            FedGraphError: there is none.
+            FedGraphError: there is no such checkpoint.
         """
         return self._read(f"round_{server_round:06d}")[0]
 
     def write_model(self, name: str, parts: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Keep a model to predict with; ``values`` say what it means."""
+        """Write a model for prediction, with its metadata in ``values``."""
         self._write(f"model_{name}", parts, values)
 
     @classmethod
     def find_model(cls, root: Path, name: str, client: int | None = None) -> Path | None:
-        """The latest of the models that `write_model` wrote below a folder; ``client``: of this one."""
+        """Return the latest model that `write_model` wrote below a folder; with ``client``, only of that client."""
         owner = "client_*" if client is None else f"client_{client:04d}"
         found = [*root.rglob(f"{owner}/model_{name}.safetensors"), *root.glob(f"model_{name}.safetensors")]
         return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     @contextlib.contextmanager
-    def blamed(self, name: str) -> Iterator[None]:
-        """Whatever is wrong with the state ``name`` while a client takes it up becomes one sentence with its file."""
+    def reading(self, name: str) -> Iterator[None]:
+        """Turn any error while a client restores the state ``name`` into an error message that names the file."""
         try:
             yield
         except (FedGraphError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -125,7 +128,7 @@ class StateFolder:
 
     def _read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         state, values = read_tensors(self._file(name))
-        for key, wanted in self.owner.items():
-            if values.get(key) != wanted:
-                raise FedGraphError(f"{self._file(name)} has {key} {values.get(key)}, expected {wanted}")
+        for key, expected in self.owner.items():
+            if values.get(key) != expected:
+                raise FedGraphError(f"{self._file(name)} has {key}={values.get(key)}, expected {expected}")
         return state, values

@@ -1,8 +1,8 @@
-"""A client that keeps variates between rounds: constants beside the gradient that say how its data differ from the others'.
+"""A client with control variates: constants added to the gradient that measure how its data differ from the others'.
 
-A variate changes when the client trains, and the server's sum over clients when the answer arrives. An answer may be lost, so
-a client only offers its new variates, and takes them up once a message acknowledges the round of the offer.
-Both sides then keep the same. What leaves a client, and what does not, is for the method to say.
+A variate changes when the client trains, and the server's sum over clients when the reply arrives. Replies may be lost, so a
+client only offers its new variates, and adopts them once a message acknowledges the round of the offer. Both sides then
+hold the same values. Each method documents what leaves the client.
 """
 
 from functools import cached_property
@@ -21,29 +21,29 @@ OWN, OFFER, ROUND = "own", "offer", "round"
 
 
 class VariateClient(GraphClient):
-    """Keeps in `memory` what it and the server agree on (by kind of variate), what it offers, and the round of the offer.
+    """A client whose `memory` holds the agreed variates by kind, the variates it offers, and the round of the offer.
 
     Attributes:
-        start: x, the parameters as they came.
-        common: the server's variate as it came.
+        start: x, the parameters as received.
+        common: the server's variate as received.
     """
 
     @cached_property
     def trained(self) -> Named:
-        """The shared parameters that train; they alias the model."""
+        """The shared parameters that are trained; they alias the model."""
         return {name: tensor for name, tensor in self.shared.items() if tensor.requires_grad}
 
     def own(self, kind: str) -> Named:
-        """This client's variates of a kind, zero at first."""
+        """Return this client's variates of a kind, initially zero."""
         zeros = {name: torch.zeros_like(tensor) for name, tensor in self.trained.items()}
         return zeros | self.memory.get(OWN, {}).get(kind, {})
 
     def renewed(self) -> dict[str, Named]:
-        """The variates that follow from the training just done, by kind."""
+        """Return the variates that follow from the last training, by kind."""
         raise NotImplementedError
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """Accept the offer if the server acknowledged it, else drop it; a model that is only scored leaves it."""
+        """Adopt the offer if the server acknowledged it, else drop it. A message that only scores a model changes nothing."""
         if ACKNOWLEDGED not in groups:
             return
         offer = self.memory.pop(OFFER, {})
@@ -52,7 +52,7 @@ class VariateClient(GraphClient):
         self.common = {n: torch.from_numpy(a).to(self.device) for n, a in groups.get(VARIATES, {}).items()}
 
     def train(self) -> float:
-        """Remember where training starts, train, and offer what follows."""
+        """Store the start of training, train, and offer the new variates."""
         self.start = {name: tensor.detach().clone() for name, tensor in self.trained.items()}
         loss = super().train()
         if self.steps:
@@ -60,11 +60,11 @@ class VariateClient(GraphClient):
         return loss
 
     def correct(self, terms: Named) -> None:
-        """Add to the gradients that there are; a parameter that the graph does not reach stays where it is."""
+        """Add terms to the current gradients; a parameter without a gradient does not move."""
         for name, term in terms.items():
             if (gradient := self.trained[name].grad) is not None:
                 gradient.add_(term)
 
     def moved(self) -> Named:
-        """θ − x."""
+        """Return θ − x."""
         return {name: tensor.detach() - self.start[name] for name, tensor in self.trained.items()}

@@ -318,7 +318,7 @@ class Ledger:
         Raises:
             FedGraphError: it was asked before, or too often.
         """
-        asks = f"the server asks phase '{phase}' of round {server_round}"
+        asks = f"the server requests phase '{phase}' of round {server_round}"
         if server_round < self.round:
             raise FedGraphError(f"{asks} after round {self.round}: what is past is not answered again")
         if server_round > self.round:

@@ -106,7 +106,7 @@ def test_help_needs_no_torch():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_code_2(clients, tmp_path, capsys):
     assert main(["run", *clients, "device=cuda", f"out={tmp_path / 'out'}"]) == 2
-    assert "this node sees no GPU; use device=auto or device=cpu" in capsys.readouterr().err
+    assert "this node has no GPU that PyTorch can use; set device=auto or device=cpu" in capsys.readouterr().err
     assert main(["run", *clients, "device=auto", "rounds=1", f"out={tmp_path / 'out'}", "--quiet", "--no-report"]) == 0
 
 

@@ -73,7 +73,7 @@ def test_a_partys_node_names_no_folder(node, caplog):  # noqa: F811
     one = node(f"strategy.client={__name__}:Unlike", "rounds=1", policy={"modules": ["tests"]})
     told = one.request("evaluate", 1)
     line = line_of("joins")
-    assert told.startswith(f"the request cannot be answered: RuntimeError (test_session.py, line {line}, in logits); ")
+    assert told.startswith(f"the request failed: RuntimeError (test_session.py, line {line}, in logits); ")
     assert "same number of dimensions" not in told  # a message may quote data
     assert "same number of dimensions" in caplog.text
     assert f'/test_session.py", line {line}, in logits' in caplog.text

@@ -177,7 +177,7 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
     ("words", "error", "sentence"),
     [
         (["client_cpus=1000"], RunFailed, "no machine has room for client_cpus=1000 and client_gpus=0; Ray sees"),
-        (["device=cuda"], FedGraphError, "device=cuda, but this node sees no GPU"),
+        (["device=cuda"], FedGraphError, "device=cuda, but this node has no GPU"),
     ],
 )
 def test_what_cannot_be_had_is_one_sentence(pool, tmp_path, words, error, sentence):

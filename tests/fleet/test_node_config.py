@@ -49,9 +49,7 @@ def test_threads_are_those_of_the_node_else_those_of_the_run(nodes, monkeypatch)
 def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     nodes({"device": "cpu"}, {"device": "auto"}, {"device": "cpu"})("device=cuda")
-    with pytest.raises(
-        RunFailed, match=r"2 of 3 clients told who they are; node 2: device=cuda, but this node sees no"
-    ):
+    with pytest.raises(RunFailed, match=r"2 of 3 clients told who they are; node 2: device=cuda, but this node has no"):
         nodes({}, {"device": "cuda"}, {})()
 
 
@@ -62,11 +60,11 @@ def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch)
         ({"graph": "HERE/cut"}, "<graph> cannot be read, it is truncated"),
         ({"graph": "HERE/other"}, "<graph> contains a Graph, expected a client's graph"),
         ({"grpah": "x"}, "key 'grpah' unknown (in --node-config); did you mean 'graph'?"),
-        ({"state": "HERE/cut/state"}, "cannot make the folder state=<state> of --node-config: Not a directory"),
+        ({"state": "HERE/cut/state"}, "cannot create the folder state=<state> of --node-config: Not a directory"),
         ({"device": "gpu"}, "device 'gpu' unknown; here it is cuda"),
-        ({"threads": 0}, "threads=0 of --node-config must be a whole number, 1 to 256"),
-        ({"threads": "two"}, "threads=two of --node-config must be a whole number"),
-        ({"threads": 1.5}, "threads=1.5 of --node-config must be a whole number"),
+        ({"threads": 0}, "threads=0 of --node-config: expected a whole number from 1 to 256"),
+        ({"threads": "two"}, "threads=two of --node-config: expected a whole number"),
+        ({"threads": 1.5}, "threads=1.5 of --node-config: expected a whole number"),
     ],
 )
 def test_a_wrong_value_is_a_sentence_on_the_server_and_with_its_path_on_the_node(nodes, tmp_path, caplog, config, told):
@@ -97,7 +95,7 @@ def test_a_state_folder_that_cannot_be_written(nodes, tmp_path, monkeypatch):
     import os
 
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("state"))  # tests may run as root
-    with pytest.raises(RunFailed, match=r"node 3: cannot write into the folder state=<state> of --node-config"):
+    with pytest.raises(RunFailed, match=r"node 3: cannot write to the folder state=<state> of --node-config"):
         nodes({}, {}, {"state": str(tmp_path / "state")})()
 
 

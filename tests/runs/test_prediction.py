@@ -276,5 +276,5 @@ def test_a_run_of_other_peoples_names_no_code_but_clients(go):
     stored = path.read_text()
     path.write_text(stored.replace(finished.cfg.strategy.client, "subprocess:Popen"))
     assert path.read_text() != stored
-    with pytest.raises(FedGraphError, match=r"strategy\.client=subprocess:Popen is no client"):
+    with pytest.raises(FedGraphError, match=r"strategy\.client=subprocess:Popen is not a client"):
         load_predictor(finished.out, 0).predict(partition.load_client(finished.cfg, 0))

@@ -603,7 +603,7 @@ def test_another_version_of_the_protocol_is_one_error_on_each_side(run, monkeypa
     module = "strategies.base" if side == "server" else "clients.replies"
     monkeypatch.setattr(f"fedgraph_flwr.{module}.PROTOCOL", old)
     if side == "server":
-        expected = f"the server speaks version {old} .* this node version {PROTOCOL}: install the same version"
+        expected = f"the server uses version {old} .* this node version {PROTOCOL}: install the same version"
     else:
         expected = f"node 1 speaks version {old} .* this server version {PROTOCOL}: install the same version"
     with pytest.raises(FedGraphError, match=expected):

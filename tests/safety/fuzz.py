@@ -138,7 +138,7 @@ def targets(folder: Path) -> dict[str, Target]:
 
     def resume(path: Path) -> None:
         tensors = kept.read_checkpoint(2)
-        with kept.blamed("round_000002"):
+        with kept.reading("round_000002"):
             restore(client, unflatten(tensors))
 
     wide = partition.load(graphs / "client_0001.safetensors")

@@ -100,7 +100,7 @@ def model_of(node, scale=1.0):
             ["strategy=fedprox"],
             "refuses strategy.mu=0.01: it accepts strategy.mu=0.5",
         ),
-        ({"messages": {"train": 0}}, [], "the server asks phase 'train' of round 1 1 times, accepted are 0"),
+        ({"messages": {"train": 0}}, [], "the server requests phase 'train' of round 1 1 times, accepted are 0"),
     ],
 )
 def test_what_a_policy_refuses(node, caplog, policy, words, told):
@@ -157,7 +157,7 @@ def test_a_round_asks_once(node):
     asked = node()
     model = {"model": model_of(asked)}
     assert not isinstance(asked.request("train", 1, model), str)
-    assert asked.request("train", 1, model) == "the server asks phase 'train' of round 1 2 times, accepted are 1"
+    assert asked.request("train", 1, model) == "the server requests phase 'train' of round 1 2 times, accepted are 1"
     assert not isinstance(asked.request("train", 2, model), str)
     assert "of round 1 after round 2: what is past is not answered again" in asked.request("train", 1, model)
     assert "of round 6 in a run of 5 rounds" in asked.request("train", 6, model)
@@ -174,7 +174,7 @@ def test_a_restarted_node_remembers_what_was_asked(node):
     file = next(Path(asked.context.node_config["state"]).rglob("asked.json"))
     file.write_text("{")
     asked.restart()
-    assert "does not say what was asked of this node" in asked.request("train", 3, model)
+    assert "does not hold the requests to this node" in asked.request("train", 3, model)
 
 
 def test_an_exchange_is_not_answered_again(node):
@@ -214,7 +214,7 @@ def test_a_message_of_wrong_types_is_a_sentence(node, config):
 
 def test_an_unknown_phase_is_not_taken_down(node):
     asked = node()
-    assert "phase 'mine [' unknown (asked of GraphClient)" in asked.request("mine [")
+    assert "phase 'mine [' unknown (requested from GraphClient)" in asked.request("mine [")
     assert session.ASKED not in asked.context.state
 
 
@@ -389,7 +389,7 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
         ({"overrides": "evaluation.metric=os:listdir"}, "refuses evaluation.metrics (listdir)=os:listdir"),
         (
             {"overrides": "strategy.client=fedgraph_flwr.cli:main"},
-            "strategy.client=fedgraph_flwr.cli:main is no client",
+            "strategy.client=fedgraph_flwr.cli:main is not a client",
         ),
         ({"overrides": "evaluation.metric=fedgraph_flwr.cli:main"}, "refuses evaluation.metrics (main)="),
         ({"overrides": "strategy.client=fedgraph_flwr_other.cli:main"}, "refuses strategy.client="),

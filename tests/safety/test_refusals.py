@@ -31,7 +31,7 @@ def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):  # noq
 
     def greedy(self, name, groups, config):
         if name == "train":
-            with pytest.raises(FedGraphError, match=r"privacy\.scores=none keeps them"):
+            with pytest.raises(FedGraphError, match=r"sends no scores: the run has privacy\.scores=none"):
                 answer(self, "evaluate", {key: dict(group) for key, group in groups.items()}, config)
             told.append(answer(self, name, groups, {**config, "evaluate": True})[1])
             return {}, told[-1]
@@ -130,7 +130,7 @@ def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
     if folds == 1:
         assert not isinstance(told, str)
     else:
-        assert f"client 0 has {6 // folds} training nodes in a step, its node's policy wants at least 5" in told
+        assert f"client 0 has {6 // folds} training nodes in a step, its node's policy requires at least 5" in told
 
 
 def test_a_party_of_few_training_nodes_does_not_train(node):  # noqa: F811

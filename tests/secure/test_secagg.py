@@ -302,7 +302,7 @@ def test_a_client_gives_no_statistics_that_are_no_term_of_a_sum(name, exchange):
     client = FedOMDClient(compose(words), client_graph(0))
     model = {name: to_numpy(tensor) for name, tensor in client.shared.items()}
     groups = {MODEL: model, "point": {"mean": np.zeros((3, 8), np.float32)}}
-    with pytest.raises(RunFailed, match="client 0 was not asked for a masked answer in round 0, and gives no other"):
+    with pytest.raises(RunFailed, match="client 0: the server requested an unmasked reply in round 0, which"):
         client.reply(name, groups, {})
 
 
