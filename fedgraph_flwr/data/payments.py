@@ -1,0 +1,278 @@
+"""Payments between the accounts of several banks, with planted laundering patterns: generated, needs no files.
+
+Persons pay standing contacts, merchants and each other; payrolls pay persons. Laundering patterns are planted among persons,
+within one bank or across banks. Each pattern has decoys with label 0: ``decoy_dir`` copies with fresh members and times of the
+same law whose edges have random directions, and ``decoy_time`` copies whose times are uniform over all days. So patterns do not
+stand out by degree: a model blind to direction cannot tell a pattern from the first kind, nor one blind to time from the second.
+
+Ceilings, whatever the model: by its own columns a payment is found by chance (AUC 1/2); blind to direction or blind to time,
+patterns and that kind of decoy are exchangeable, AUC 1/2 and F1 at most 2p / (1 + p) with p = 1 / (1 + decoys).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgraph_flwr.config import number
+from fedgraph_flwr.errors import FedGraphError, unknown
+
+Ints = NDArray[np.int64]
+
+DAY = 86_400
+PERSON, MERCHANT, PAYROLL = 0, 1, 2
+SHARES = (0.90, 0.08, 0.02)
+"""Shares of persons, merchants and payrolls among accounts."""
+
+BACKGROUND, PATTERN, DIRECTION_DECOY, TIME_DECOY = 0, 1, 2, 3
+CONTACTS, OWN_BANK = 6, 0.6
+"""Number of standing contacts per account, and the share of them in its own bank."""
+
+KINDS = ("fan_in", "fan_out", "cycle", "scatter_gather", "gather_scatter", "bipartite", "stack")
+
+
+class Skeleton(NamedTuple):
+    """One pattern between members 0, 1, ...: its edges, and the stage of the window that each falls in.
+
+    Attributes:
+        source: member that each edge leaves.
+        target: member that each edge reaches.
+        stage: of each edge.
+        members: number of members.
+        stages: number of stages.
+    """
+
+    source: Ints
+    target: Ints
+    stage: Ints
+    members: int
+    stages: int
+
+
+@dataclass
+class Payments:
+    """Accounts and payments, the latter sorted by time.
+
+    Attributes:
+        bank: of each account, ascending [N].
+        kind: `PERSON`, `MERCHANT` or `PAYROLL` [N].
+        source: paying account [E].
+        target: receiving account [E].
+        time: in seconds since the first day [E].
+        amount: [E].
+        form: format of the payment, 0 to 3 [E].
+        label: whether it belongs to a laundering pattern [E].
+        role: `BACKGROUND`, `PATTERN`, `DIRECTION_DECOY` or `TIME_DECOY`, before label noise [E].
+        pattern: number of the pattern or decoy, -1 for the background [E].
+    """
+
+    bank: Ints
+    kind: Ints
+    source: Ints
+    target: Ints
+    time: Ints
+    amount: NDArray[np.float64]
+    form: Ints
+    label: NDArray[np.bool_]
+    role: Ints
+    pattern: Ints
+
+
+@dataclass
+class PaymentsSpec:
+    """The keys of ``conf/dataset/payments.yaml``."""
+
+    banks: int | None = number(None, low=1)  # null: the run's num_clients
+    accounts: int = number(4000, low=10)  # N
+    background: int = number(40_000)  # payments that belong to no pattern
+    days: int = number(30, low=1)
+    kinds: list[str] | None = None  # of patterns; null: all
+    per_kind: int = number(60)  # patterns of each kind
+    size: list[int] | None = None  # [low, high] of k, which sets a pattern's size; null: [4, 8]
+    window: float = number(2.0, without_low=True)  # days that a pattern takes
+    cross: float = number(0.5, 0, 1)  # probability that a member may be at another bank than the first
+    decoy_dir: int = number(1)  # copies of each pattern with random directions, not laundering
+    decoy_time: int = number(1)  # copies of each pattern with random times, not laundering
+    label_noise: float = number(0.0, 0, 1)  # share of payments whose label is flipped
+    seed: int | None = None  # null: the run's seed
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds or ():
+            if kind not in KINDS:
+                raise unknown("dataset.kinds", kind, KINDS)
+        low, high = self.sizes
+        if not 2 <= low <= high:
+            raise FedGraphError(f"dataset.size must be [low, high] with 2 <= low <= high, got {self.size}")
+        if self.window > self.days:
+            raise FedGraphError(f"dataset.window={self.window:g} days must be at most dataset.days={self.days}")
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Smallest and largest k."""
+        low, high = self.size or (4, 8)
+        return low, high
+
+
+def skeleton(kind: str, k: int) -> Skeleton:
+    """Return the edges of a pattern of size k.
+
+    ``fan_in`` k→1, ``fan_out`` 1→k, ``cycle`` of k, ``scatter_gather`` 1→k→1, ``gather_scatter`` k→1→k, ``bipartite``
+    ⌊k/2⌋×⌈k/2⌉, ``stack``: bipartite, then to 2 more. Each hop of a cycle is a stage; a hub is member 0.
+    """
+    many, left, right = np.arange(1, k + 1), np.arange(k // 2), np.arange(k // 2, k)
+    layers = {
+        "fan_in": [_complete(many, [0])],
+        "fan_out": [_complete([0], many)],
+        "cycle": [np.array([[i], [(i + 1) % k]]) for i in range(k)],
+        "scatter_gather": [_complete([0], many), _complete(many, [k + 1])],
+        "gather_scatter": [_complete(many, [0]), _complete([0], many + k)],
+        "bipartite": [_complete(left, right)],
+        "stack": [_complete(left, right), _complete(right, [k, k + 1])],
+    }[kind]
+    source, target = np.concatenate(layers, axis=1)
+    stage = np.repeat(np.arange(len(layers)), [layer.shape[1] for layer in layers])
+    return Skeleton(source, target, stage, 1 + int(max(source.max(), target.max())), len(layers))
+
+
+def _complete(sources: NDArray[np.int64] | list[int], targets: NDArray[np.int64] | list[int]) -> Ints:
+    """Return all edges from one set of members to another [2, E]."""
+    left, right = np.meshgrid(sources, targets, indexing="ij")
+    return np.stack([left.ravel(), right.ravel()])
+
+
+def generate(spec: PaymentsSpec, *, seed: int, banks: int) -> Payments:
+    """Draw accounts and payments: a pure function of the keys, the seed and the number of banks.
+
+    Raises:
+        FedGraphError: a bank has too few persons for a pattern.
+    """
+    bank, kind, activity, contacts = _accounts(spec, banks, np.random.default_rng([seed, 0]))
+    own = _background(spec, kind, activity, contacts, np.random.default_rng([seed, 1]))
+    planted = _patterns(spec, bank, kind, np.random.default_rng([seed, 2]))
+    source, target, time, role, pattern = (np.concatenate(pair) for pair in zip(own, planted, strict=True))
+    order = np.argsort(time, kind="stable")
+    source, target, time, role, pattern = (column[order] for column in (source, target, time, role, pattern))
+    rng = np.random.default_rng([seed, 3])
+    label = (role == PATTERN) ^ (rng.random(role.size) < spec.label_noise)
+    amount, form = rng.lognormal(5, 1.2, role.size), rng.integers(4, size=role.size)
+    return Payments(bank, kind, source, target, time, amount, form, label, role, pattern)
+
+
+def _accounts(spec: PaymentsSpec, banks: int, rng: np.random.Generator) -> tuple[Ints, Ints, NDArray[np.float64], Ints]:
+    """Return bank, kind and activity of each account [N], and its standing contacts [N, 6]."""
+    n = spec.accounts
+    weight = np.arange(1, banks + 1) ** -0.7
+    bank = np.sort(rng.choice(banks, n, p=weight / weight.sum()))
+    kind = rng.choice(3, n, p=SHARES)
+    activity = np.minimum(rng.pareto(1.5, n) + 1, 50)
+    first, count = np.searchsorted(bank, bank), np.bincount(bank, minlength=banks)[bank]
+    own = first[:, None] + (rng.random((n, CONTACTS)) * count[:, None]).astype(np.int64)
+    anyone = rng.integers(n, size=(n, CONTACTS))
+    return bank, kind, activity, np.where(rng.random((n, CONTACTS)) < OWN_BANK, own, anyone)
+
+
+def _background(
+    spec: PaymentsSpec, kind: Ints, activity: NDArray[np.float64], contacts: Ints, rng: np.random.Generator
+) -> tuple[Ints, ...]:
+    """Return source, target, time, role and pattern of payments outside patterns, without payments to oneself."""
+    size = spec.background
+
+    def drawn(of: int, uniform: bool = False) -> Ints:
+        """Accounts of a kind, by activity or uniformly."""
+        found = np.flatnonzero(kind == of)
+        if not found.size:
+            raise FedGraphError(
+                f"dataset.accounts={spec.accounts} gives no {('person', 'merchant', 'payroll')[of]}: raise it"
+            )
+        share = None if uniform else activity[found] / activity[found].sum()
+        return found[rng.choice(found.size, size, p=share)]
+
+    source, way = drawn(PERSON), rng.random(size)
+    standing = contacts[source, rng.integers(CONTACTS, size=size)]
+    target = np.select([way < 0.55, way < 0.80], [standing, drawn(MERCHANT)], rng.integers(spec.accounts, size=size))
+    salary = (way >= 0.80) & (way < 0.90)
+    source = np.where(salary, drawn(PAYROLL, uniform=True), source)
+    target = np.where(salary, drawn(PERSON, uniform=True), target)
+    time = (rng.random(size) * spec.days * DAY).astype(np.int64)
+    kept = source != target
+    none = np.zeros(int(kept.sum()), dtype=np.int64)
+    return source[kept], target[kept], time[kept], none + BACKGROUND, none - 1
+
+
+def _patterns(spec: PaymentsSpec, bank: Ints, kind: Ints, rng: np.random.Generator) -> tuple[Ints, ...]:
+    """Return source, target, time, role and pattern of planted patterns and their decoys."""
+    people = np.flatnonzero(kind == PERSON)
+    low, high = spec.sizes
+    roles = np.repeat([PATTERN, DIRECTION_DECOY, TIME_DECOY], [1, spec.decoy_dir, spec.decoy_time])
+    parts: list[tuple[Ints, ...]] = []
+    total = 0
+    for name in spec.kinds or KINDS:
+        sizes = rng.integers(low, high + 1, spec.per_kind)
+        for k in range(low, high + 1):
+            shape = skeleton(name, k)
+            role = np.repeat(roles, int((sizes == k).sum()))
+            ids = total + np.arange(role.size)
+            total += role.size
+            members = _members(spec, people, bank, shape.members, role.size, rng)
+            ends = members[:, shape.source], members[:, shape.target]
+            flipped = _directions(role, shape.source.size, rng)
+            start = rng.random((role.size, 1)) * (spec.days - spec.window)
+            within = (shape.stage + rng.random((role.size, shape.stage.size))) / shape.stages * spec.window
+            anytime = rng.random(within.shape) * spec.days
+            days = np.where(role[:, None] == TIME_DECOY, anytime, start + within)
+            columns = (
+                np.where(flipped, ends[1], ends[0]),
+                np.where(flipped, ends[0], ends[1]),
+                (days * DAY).astype(np.int64),
+                np.broadcast_to(role[:, None], within.shape),
+                np.broadcast_to(ids[:, None], within.shape),
+            )
+            parts.append(tuple(column.ravel() for column in columns))
+    nothing = (np.zeros(0, dtype=np.int64),) * 5
+    return tuple(np.concatenate(column) for column in zip(nothing, *parts, strict=True))
+
+
+def _directions(role: Ints, edges: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Return which edges are reversed [P, edges]: of direction decoys at random, neither all nor none."""
+    flipped = rng.random((role.size, edges)) < 0.5
+    while (wrong := flipped.all(1) | ~flipped.any(1)).any() and edges > 1:
+        flipped[wrong] = rng.random((int(wrong.sum()), edges)) < 0.5
+    return flipped & (role == DIRECTION_DECOY)[:, None]
+
+
+def _members(
+    spec: PaymentsSpec, people: Ints, bank: Ints, members: int, patterns: int, rng: np.random.Generator
+) -> Ints:
+    """Return distinct persons for each pattern [P, members]: at any bank with probability ``cross``, else at the first's bank."""
+    home = bank[people]
+    first, count = np.searchsorted(home, home), np.bincount(home)[home]
+    if count.min(initial=members) < members and spec.cross < 1:
+        raise FedGraphError(
+            f"a bank has {count.min()} persons, and a pattern has {members} members: raise dataset.accounts, or lower"
+            " num_clients or dataset.size"
+        )
+    if not patterns:
+        return np.zeros((0, members), dtype=np.int64)
+    free = rng.random((patterns, members)) < spec.cross
+    leader = rng.integers(people.size, size=(patterns, 1))
+    free[:, 0] = True
+
+    def drawn() -> Ints:
+        near = first[leader] + (rng.random(free.shape) * count[leader]).astype(np.int64)
+        return np.where(free, rng.integers(people.size, size=free.shape), near)
+
+    chosen = drawn()
+    chosen[:, :1] = leader
+    while (repeated := _repeated(chosen)).any():
+        chosen = np.where(repeated, drawn(), chosen)
+    return people[chosen]
+
+
+def _repeated(rows: Ints) -> NDArray[np.bool_]:
+    """Return which entries of each row stood in it before."""
+    order = np.argsort(rows, axis=1, kind="stable")
+    ordered = np.take_along_axis(rows, order, axis=1)
+    found = np.zeros(rows.shape, dtype=bool)
+    np.put_along_axis(found, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
+    return found

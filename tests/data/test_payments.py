@@ -1,0 +1,244 @@
+"""Generated payments against their specification, and the scores that no blind model can exceed."""
+
+import numpy as np
+import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import f1_score, precision_recall_curve, roc_auc_score
+
+from fedgraph_flwr.data.edge_columns import ports, window_counts
+from fedgraph_flwr.data.payments import (
+    BACKGROUND,
+    DAY,
+    DIRECTION_DECOY,
+    KINDS,
+    MERCHANT,
+    PATTERN,
+    PAYROLL,
+    PERSON,
+    TIME_DECOY,
+    Payments,
+    PaymentsSpec,
+    generate,
+    skeleton,
+)
+from fedgraph_flwr.errors import FedGraphError
+
+SIZES = {
+    "fan_in": (6, 7, 1),
+    "fan_out": (6, 7, 1),
+    "cycle": (6, 6, 6),
+    "scatter_gather": (12, 8, 2),
+    "gather_scatter": (12, 13, 2),
+    "bipartite": (9, 6, 1),
+    "stack": (15, 8, 2),
+}
+
+
+def draw(seed: int = 0, banks: int = 3, **keys) -> Payments:
+    small = {"accounts": 600, "background": 2000, "per_kind": 10}
+    return generate(PaymentsSpec(**small | keys), seed=seed, banks=banks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_skeletons_of_size_six(kind):
+    shape = skeleton(kind, 6)
+    edges, members, stages = SIZES[kind]
+    assert (shape.source.size, shape.members, shape.stages) == (edges, members, stages)
+    assert set(shape.source) | set(shape.target) == set(range(members))
+    assert len(set(zip(shape.source.tolist(), shape.target.tolist(), strict=True))) == edges
+    assert not (shape.source == shape.target).any()
+    assert set(shape.stage) == set(range(stages))
+
+
+def test_skeletons_have_their_direction():
+    assert set(skeleton("fan_in", 4).target) == {0}
+    assert set(skeleton("fan_out", 4).source) == {0}
+    for kind in ("scatter_gather", "gather_scatter", "stack"):  # money moves on one stage later
+        shape = skeleton(kind, 5)
+        middle = set(shape.target[shape.stage == 0])
+        assert set(shape.source[shape.stage == 1]) == middle
+
+
+def test_it_is_a_pure_function_of_the_seed():
+    first, again, other = draw(1), draw(1), draw(2)
+    for name in vars(first):
+        assert np.array_equal(getattr(first, name), getattr(again, name))
+    assert first.time.size != other.time.size or not np.array_equal(first.time, other.time)
+
+
+def test_payments_are_sorted_by_time_without_payments_to_oneself():
+    p = draw()
+    assert (np.diff(p.time) >= 0).all()
+    assert not (p.source == p.target).any()
+    assert p.time.min() >= 0
+    assert p.time.max() < 30 * DAY
+    assert (np.diff(p.bank) >= 0).all()
+
+
+def test_default_sizes():
+    """As measured when the generator was specified: 51,934 payments, 7.66 % positive, half between banks."""
+    p = generate(PaymentsSpec(), seed=0, banks=5)
+    assert p.time.size == pytest.approx(51_934, rel=0.01)
+    assert p.label.mean() == pytest.approx(0.0766, abs=0.003)
+    between = p.bank[p.source] != p.bank[p.target]
+    assert between.mean() == pytest.approx(0.497, abs=0.03)
+    assert between[p.label].mean() == pytest.approx(0.46, abs=0.04)
+
+
+def test_background_pays_from_persons_and_payrolls_only():
+    p = draw(background=20_000)
+    own = p.role == BACKGROUND
+    paying, receiving = p.kind[p.source[own]], p.kind[p.target[own]]
+    assert set(paying) == {PERSON, PAYROLL}
+    assert (paying == PAYROLL).mean() == pytest.approx(0.10, abs=0.01)
+    assert (receiving[paying == PAYROLL] == PERSON).all()
+    assert (receiving == MERCHANT).mean() == pytest.approx(0.25 + 0.65 * 0.08, abs=0.03)
+
+
+@pytest.mark.parametrize("cross", [0.0, 0.5, 1.0])
+def test_patterns_and_decoys_are_of_distinct_persons_alike(cross):
+    p = draw(cross=cross, window=1.0, per_kind=20)
+    for role in (PATTERN, DIRECTION_DECOY, TIME_DECOY):
+        edges = p.role == role
+        assert (p.kind[np.concatenate([p.source[edges], p.target[edges]])] == PERSON).all()
+        assert edges.sum() == (p.role == PATTERN).sum()
+        assert (p.label[edges] == (role == PATTERN)).all()
+        between = (p.bank[p.source[edges]] != p.bank[p.target[edges]]).mean()
+        assert (between == 0) if cross == 0 else between > 0.2
+        longest = max(np.ptp(p.time[p.pattern == number]) for number in np.unique(p.pattern[edges]))
+        assert (longest > 5 * DAY) if role == TIME_DECOY else longest <= DAY
+    degree = np.zeros((p.pattern.max() + 1, p.bank.size), dtype=int)
+    planted = p.pattern >= 0
+    np.add.at(degree, (p.pattern[planted], p.source[planted]), 1)
+    np.add.at(degree, (p.pattern[planted], p.target[planted]), 1)
+    members = (degree > 0).sum(1)
+    edges = np.bincount(p.pattern[planted])
+    sizes = {(skeleton(kind, k).source.size, skeleton(kind, k).members) for kind in KINDS for k in range(4, 9)}
+    assert set(zip(edges.tolist(), members.tolist(), strict=True)) <= sizes  # so no member stands twice in a pattern
+
+
+def test_direction_decoys_are_neither_the_pattern_nor_its_reverse():
+    p = draw(kinds=["fan_in"], size=[5, 5], per_kind=300)
+    for role in (PATTERN, DIRECTION_DECOY):
+        chosen = np.flatnonzero(p.role == role)
+        receivers = [np.unique(p.target[p.pattern == number]).size for number in np.unique(p.pattern[chosen])]
+        assert (set(receivers) == {1}) if role == PATTERN else (min(receivers) >= 2)
+
+
+def test_stages_of_a_pattern_follow_each_other():
+    p = draw(kinds=["scatter_gather"], per_kind=40)
+    for number in np.unique(p.pattern[p.role == PATTERN]):
+        edges = np.flatnonzero(p.pattern == number)  # sorted by time
+        half = edges.size // 2
+        assert np.unique(p.source[edges[:half]]).size == np.unique(p.target[edges[half:]]).size == 1
+
+
+def test_label_noise_flips_that_share_of_labels():
+    p = draw(label_noise=0.2, background=20_000)
+    assert ((p.role == PATTERN) != p.label).mean() == pytest.approx(0.2, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kinds": ["fan"]}, "dataset.kinds 'fan' unknown"),
+        ({"size": [5, 4]}, r"dataset.size must be \[low, high\] with 2 <= low <= high, got \[5, 4\]"),
+        ({"window": 31.0}, "dataset.window=31 days must be at most dataset.days=30"),
+        ({"accounts": 40, "banks": 3}, "raise dataset.accounts"),
+    ],
+)
+def test_impossible_keys_are_refused(keys, message):
+    with pytest.raises(FedGraphError, match=message):
+        draw(**keys)
+
+
+@pytest.fixture(scope="module")
+def multigraph() -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(6, size=(2, 200))
+    return source, target, rng.integers(10, 60, size=200)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [0, 7, 1000])
+def test_window_counts_equal_counting(multigraph, window, causal):
+    source, target, time = multigraph
+    expected = []
+    for s, t, moment in zip(source, target, time, strict=True):
+        before = (time >= moment - window) & (time <= moment)
+        after = (time >= moment) & (time <= moment + window)
+        expected.append(
+            [
+                int((ends[within] == node).sum())
+                for within in ([before] if causal else [before, after])
+                for node in (s, t)
+                for ends in (source, target)
+            ]
+        )
+    assert np.array_equal(window_counts(source, target, time, 6, window, causal), expected)
+
+
+def test_ports_equal_counting(multigraph):
+    source, target, time = multigraph
+
+    def rank(owner, other, index):
+        order = sorted(np.flatnonzero(owner == owner[index]), key=lambda e: (time[e], e))
+        return list(dict.fromkeys(other[order].tolist())).index(other[index])
+
+    expected = [[rank(target, source, e), rank(source, target, e)] for e in range(200)]
+    assert np.array_equal(ports(source, target, time), expected)
+
+
+def test_later_payments_change_neither_ports_nor_causal_counts(multigraph):
+    source, target, time = multigraph
+    early = time <= 40
+    known = source[early], target[early], time[early]
+    assert np.array_equal(ports(source, target, time)[early], ports(*known))
+    counts = window_counts(source, target, time, num_nodes=6, window=9)
+    assert np.array_equal(counts[early], window_counts(*known, num_nodes=6, window=9))
+
+
+def test_columns_of_no_edges():
+    none = np.zeros(0, dtype=np.int64)
+    assert ports(none, none, none).shape == (0, 2)
+    assert window_counts(none, none, none, 3, 5, causal=False).shape == (0, 8)
+
+
+def blind_columns(p: Payments) -> dict[str, np.ndarray]:
+    """Columns of each payment that leave out direction, time, or both, and all of them."""
+    n = p.bank.size
+    around = window_counts(p.source, p.target, p.time, n, DAY, causal=False)
+    ever = window_counts(p.source, p.target, p.time, n, 30 * DAY, causal=False)
+    ever = ever[:, :4] + ever[:, 4:]
+    undirected = np.sort(around.reshape(-1, 2, 2, 2).sum(3), axis=2).reshape(-1, 4)
+    own = np.stack([p.amount, p.form], axis=1)
+    return {"own": own, "direction": ever, "time": undirected, "both": around}
+
+
+@pytest.mark.parametrize(("columns", "sees"), [("own", ""), ("direction", ""), ("time", "t"), ("both", "dt")])
+def test_ceilings(columns, sees):
+    """Trees on window counts: without direction no better than chance against direction decoys, and likewise without time."""
+    p = generate(PaymentsSpec(per_kind=150, size=[6, 10], window=1.0), seed=0, banks=5)
+    x = blind_columns(p)[columns]
+    first, second = np.quantile(p.time, [0.6, 0.8])
+    train, val, test = p.time < first, (p.time >= first) & (p.time < second), p.time >= second
+    trees = HistGradientBoostingClassifier(max_iter=60, random_state=0, early_stopping=False)
+    score = trees.fit(x[train], p.label[train]).predict_proba(x)[:, 1]
+
+    def auc(decoys: int) -> float:
+        kept = test & np.isin(p.role, [PATTERN, decoys])
+        return float(roc_auc_score(p.label[kept], score[kept]))
+
+    precision, recall, thresholds = precision_recall_curve(p.label[val], score[val])
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-9)
+    reached = f1_score(p.label[test], score[test] >= thresholds[f1[:-1].argmax()])
+    if "d" in sees:
+        assert auc(DIRECTION_DECOY) > 0.8
+        assert reached >= 0.62
+    else:
+        assert auc(DIRECTION_DECOY) == pytest.approx(0.5, abs=0.05)
+        assert reached <= 2 / 3
+    if "t" in sees:
+        assert auc(TIME_DECOY) > 0.85
+    else:
+        assert auc(TIME_DECOY) == pytest.approx(0.5, abs=0.05)
