@@ -8,7 +8,7 @@ client i adds up integers
 where Δ̄_i is its clipped update and Sk(v) the Skellam distribution of variance v: the difference of two Poisson variates of
 mean v / 2 each. Sums of them are Skellam again. So the terms of t survivors hold the noise that `accounting` books, those of
 more hold more, and the server sees no single term. c clients that collude with the server can subtract their own noise:
-(t − c) / t of the variance stays. NumPy's generator draws it, seeded by the system's entropy; it is no cryptographic one.
+(t − c) / t of the variance stays. A cryptographic generator draws it (`fedgraph_flwr.secure.noise`).
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.config.schema import PrivacyConfig
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.secure import noise
 from fedgraph_flwr.secure.clipping import clipped
+from fedgraph_flwr.secure.noise import Noise
 from fedgraph_flwr.wire.messages import Arrays, flat
 
 LARGEST_VARIANCE = 2.0**42
-"""Of the noise of one client: NumPy's Poisson variates are accurate up to it."""
+"""Largest variance of the noise of one client: tests compare its distribution up to this value."""
 
 
 class DistributedNoise:
@@ -30,10 +32,10 @@ class DistributedNoise:
 
     Args:
         rules: the run's privacy.
-        generator: draws the noise; default: a new one for each sum, seeded by the system's entropy.
+        generator: draws the noise; default: a new `noise.source` for each sum.
     """
 
-    def __init__(self, rules: PrivacyConfig, generator: np.random.Generator | None = None):
+    def __init__(self, rules: PrivacyConfig, generator: Noise | None = None):
         self.rules, self.generator = rules, generator
 
     def terms(
@@ -50,7 +52,7 @@ class DistributedNoise:
         Raises:
             RunFailed: a ratio exceeds 1/m, or the variance exceeds what can be drawn.
         """
-        generator = self.generator or np.random.default_rng()
+        generator = self.generator or noise.source()
         return np.concatenate(
             [
                 self._term(group, flat(arrays), ratios[group], members, needed, len(values), generator)
@@ -66,7 +68,7 @@ class DistributedNoise:
         members: int,
         needed: int,
         groups: int,
-        generator: np.random.Generator,
+        generator: Noise,
     ) -> NDArray[np.int64]:
         """k_i of one group."""
         if ratio * members > 1 + 1e-9:
@@ -95,7 +97,7 @@ def rounded(values: NDArray[np.float64], bound: float) -> NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-def skellam(variance: float, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+def skellam(variance: float, count: int, generator: Noise) -> NDArray[np.int64]:
     """Independent Skellam variates of mean 0, [count]."""
     first, second = generator.poisson(variance / 2, count), generator.poisson(variance / 2, count)
     return np.asarray(first - second, np.int64)

@@ -8,9 +8,10 @@ release; what the server computes from released values costs nothing more. z is 
 ``privacy.clipping_norm`` (of single groups, ``privacy.clipping_norms``), n the clients that a round samples. n is fixed before
 the round: were it the number of those that answered, one client more or less would change the divisor too, and count twice. The
 server clips (``server_fixed``, it sees updates unclipped), or each client does and the server refuses what is longer
-(``client_fixed``). The server draws the noise, afresh and never from the run's seed, from which anybody could subtract it.
+(``client_fixed``). The server draws the noise from a cryptographic generator (`fedgraph_flwr.secure.noise`), never from the run's
+seed.
 Under ``distributed`` clients clip and add the noise themselves, before a secure sum (`fedgraph_flwr.secure.distributed`).
-NumPy's generator is no cryptographic one, and floats are no reals (Mironov, CCS 2012): neither is accounted for.
+Floats are not reals (Mironov, CCS 2012), which is not accounted for.
 
 What is accounted (`fedgraph_flwr.secure.accounting`) is the sequence of released models, with no amplification by sampling, for
 one client more or less. Scores and training losses are not covered; ``privacy.scores=none`` keeps them at the clients, and
@@ -40,6 +41,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import SPLITS
 from fedgraph_flwr.methods.uplink import Uplink, released_once, releases
+from fedgraph_flwr.secure import noise
 from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.clipping import SLACK, clipped
 from fedgraph_flwr.wire.messages import MODEL, Arrays, flat, shaped
@@ -133,17 +135,17 @@ class Privacy:
             total += factor * clipped(flat(values) - start, bound)
         if self.cfg.noise_multiplier:
             scale = self.cfg.noise_multiplier * bound * wider
-            total += np.random.default_rng().normal(scale=scale, size=total.size)
+            total += noise.source().normal(scale=scale, size=total.size)
         return shaped(start + total / terms.size, terms.origin)
 
     def release_scores(self, scores: Mapping[str, list[float]]) -> dict[str, float]:
         """Noised means over all clients, from each client's scores by split and metric, clipped to [0, 1]; books them."""
         told = {f"{split}_{self.metric}": scores[f"{split}-{self.metric}"] for split in SPLITS}
         spread = self.cfg.noise_multiplier * math.sqrt(len(told)) / self.clients
-        noise = np.random.default_rng().normal(scale=spread, size=len(told))
+        drawn = noise.source().normal(scale=spread, size=len(told))
         self.releases += 1
         sums = {key: float(np.clip(np.nan_to_num(v), 0, 1).sum()) for key, v in told.items()}
-        return {key: total / self.clients + float(more) for (key, total), more in zip(sums.items(), noise, strict=True)}
+        return {key: total / self.clients + float(more) for (key, total), more in zip(sums.items(), drawn, strict=True)}
 
     def next_round(self, pending: bool, releases: int = 1) -> int:
         """Releases of the next round: its exchanges and, where scores are noised, its scores and the ``pending`` ones before."""
@@ -151,9 +153,8 @@ class Privacy:
 
     def spent(self) -> dict[str, Any]:
         """Releases so far, and the ε they cost at the run's δ, null where there is no noise."""
-        noise = self.cfg.noise_multiplier
         budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
-        epsilon = cost(self.cfg, self.clients, self.releases) if noise else None
+        epsilon = cost(self.cfg, self.clients, self.releases) if self.cfg.noise_multiplier else None
         kind = {"noise": "distributed"} if self.cfg.dp == "distributed" else {}
         return {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases, **budget, **kind}
 
@@ -185,10 +186,10 @@ class Privacy:
         Raises:
             FedGraphError: the checkpoint's releases had other noise, or none.
         """
-        noise = float(state.get("noise_multiplier", torch.tensor(0.0)))
-        if noise != self.cfg.noise_multiplier:
+        multiplier = float(state.get("noise_multiplier", torch.tensor(0.0)))
+        if multiplier != self.cfg.noise_multiplier:
             raise FedGraphError(
-                f"the run to resume released its models with privacy.noise_multiplier={noise:g}, this one would with"
+                f"the run to resume released its models with privacy.noise_multiplier={multiplier:g}, this one would with"
                 f" {self.cfg.noise_multiplier:g}: one ε covers one noise, so keep it"
             )
         self.releases += int(state.get("releases", 0))

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedgraph_flwr.config import PrivacyConfig
+from fedgraph_flwr.secure.accounting import cost
 from tests.conftest import client_graph
 from tests.engine.fleet import ROOT, Fleet, finished
 from tests.engine.misbehaving import WRONG
@@ -54,6 +56,40 @@ def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_pa
     for key in ("exchanges_per_round", "setup_exchanges", "bytes_up", "bytes_down", "bytes_by_phase", "failures"):
         assert found.summary[key] == expected.summary[key], key
     assert found.summary["exchanges_per_round"] == 1
+
+
+NOISY = ["strategy.weighting=uniform", "privacy.secagg=true", "privacy.secagg_bits=20", "privacy.dp=distributed"]
+NOISY += ["privacy.noise_multiplier=4", "privacy.clipping_norm=0.5", "rounds=3", "strategy.timeout=120"]
+
+
+@pytest.mark.slow
+def test_distributed_noise_on_a_fleet_is_that_of_the_inline_engine(fleet, inline, tmp_path):
+    """With noise that nodes seed, bit for bit; ε is the accountant's of three releases to three clients."""
+    words = [*NOISY, "strategy.client=tests.engine.seeded:Seeded"]
+    found, expected = fleet.run(tmp_path / "found", *words), inline(*words)
+    assert_same_arrays(found.arrays, expected.arrays)
+    rules = PrivacyConfig("distributed", 4, clipping_norm=0.5, secagg=True, secagg_bits=20)
+    epsilon = cost(rules, 3, 3)
+    assert found.summary["privacy"] == {"epsilon": epsilon, "delta": 1e-5, "releases": 3, "noise": "distributed"}
+    assert [r["privacy"]["epsilon"] for r in found.rounds] == [cost(rules, 3, t) for t in (1, 2, 3)]
+
+
+@pytest.mark.faults
+def test_distributed_noise_is_enough_when_a_node_is_killed_between_its_phases(fleet, inline, tmp_path):
+    """Node 1 dies in round 2 when it has dealt its shares: the sum holds the noise of the two others, who are enough."""
+    words = [*NOISY, "strategy.client=tests.engine.seeded:SeededFalling"]
+    out, asked = tmp_path / "found", "Receiving: train message"
+    trained = fleet.log("node_1").count(asked)
+    process = fleet.begin(out, *words)
+    wait_for(lambda: fleet.log("node_1").count(asked) > trained + 1, "client 1 to be asked for a second term")
+    fleet.kill("node_1")
+    fleet.restart_node(1)
+    assert process.wait(2 * PATIENCE) == 0, fleet.log("run-found")
+    found, expected = finished(out), inline(*words)
+    away = [{key for key in r["failed"] if key != "1 (describe)"} for r in found.rounds]
+    assert away == [set(), {"1 (train)"}, set()]
+    assert_same_arrays(found.arrays, expected.arrays)
+    assert found.summary["privacy"] == expected.summary["privacy"]
 
 
 @pytest.mark.faults

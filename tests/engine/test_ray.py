@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -98,6 +99,21 @@ def assert_same(ray: Finished, inline: Finished) -> None:
 )
 def test_ray_gives_the_parameters_of_the_inline_engine(both, words):
     assert_same(*both(*words))
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", pytest.param("scaffold", marks=SLOW)])
+def test_distributed_noise_gives_the_parameters_of_the_inline_engine(both, tmp_path, strategy):
+    """The noise is seeded; integers add up to the same sum in any order."""
+    words = ["strategy.weighting=uniform", "privacy.secagg=true", "privacy.secagg_bits=20", "privacy.dp=distributed"]
+    client = {"fedavg": "Seeded", "scaffold": "SeededScaffold"}[strategy]
+    words += ["privacy.noise_multiplier=4", f"strategy={strategy}", f"strategy.client=tests.engine.seeded:{client}"]
+    ray, inline = both(*words)
+    assert_same(ray, inline)
+    assert ray.summary["privacy"] == inline.summary["privacy"]
+    assert ray.summary["privacy"]["releases"] == 3
+    cfg = with_folder(compose([*WORDS, *words[:3], f"strategy={strategy}", f"out={tmp_path / 'still'}"]))
+    still = Finished(cfg, run_inline(cfg))
+    assert not np.allclose(ray.arrays["head.weight"], still.arrays["head.weight"], atol=0.1), "the noise is there"
 
 
 def actors() -> list[psutil.Process]:

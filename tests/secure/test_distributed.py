@@ -9,7 +9,7 @@ from scipy.stats import skellam as exact_skellam
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import PrivacyConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.secure import distributed
+from fedgraph_flwr.secure import distributed, noise
 from fedgraph_flwr.secure.accounting import cost, epsilon_at, skellam_epsilon
 from fedgraph_flwr.secure.distributed import DistributedNoise, rounded, skellam
 
@@ -108,9 +108,7 @@ def silent(monkeypatch):
 def test_without_its_noise_a_run_is_that_of_clients_that_clip(run, silent, monkeypatch, form):
     words = [f"strategy={form.split()[0]}", *form.split()[1:], "rounds=2", "dtype=float64", "model.dropout=0"]
     found = run(*words, *NOISY)
-    zero = type("Zero", (), {"normal": lambda self, scale, size: np.zeros(size)})
-    seeded = np.random.default_rng
-    monkeypatch.setattr("numpy.random.default_rng", lambda *seed: seeded(*seed) if seed else zero())
+    monkeypatch.setattr(noise, "source", type("Silent", (), {"normal": lambda self, scale, size: np.zeros(size)}))
     plain = [NOISY[0], "privacy.dp=client_fixed", *NOISY[4:]]
     expected = run(*words, *plain)
     assert found.summary["failures"] == {}
@@ -139,12 +137,23 @@ def test_a_client_that_falls_leaves_enough_noise_and_the_same_divisor(run, silen
     words = ["rounds=1", "dtype=float64", "model.dropout=0"]
     found = run(*words, *NOISY, "num_clients=3")
     assert found.summary["failures"]
-    zero = type("Zero", (), {"normal": lambda self, scale, size: np.zeros(size)})
-    seeded = np.random.default_rng
-    monkeypatch.setattr("numpy.random.default_rng", lambda *seed: seeded(*seed) if seed else zero())
+    monkeypatch.setattr(noise, "source", type("Silent", (), {"normal": lambda self, scale, size: np.zeros(size)}))
     expected = run(*words, NOISY[0], "privacy.dp=client_fixed", *NOISY[4:])
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(found.arrays[name], array, atol=1e-4, err_msg=name)
+
+
+def test_a_round_with_fewer_survivors_than_the_noise_is_made_for_ends_the_run(run, monkeypatch):
+    """Two of three must answer; one term alone would hold half of the noise that is booked."""
+
+    def fails(self):
+        if self.graph.client:
+            raise ValueError("gone")
+        return 0.0
+
+    monkeypatch.setattr(GraphClient, "train", fails)
+    with pytest.raises(RunFailed, match=r"1 of 3 clients gave a valid answer, 2 needed for a secure sum"):
+        run("rounds=1", *NOISY)
 
 
 def test_the_record_says_who_adds_the_noise_and_the_budget_ends_the_run(run):

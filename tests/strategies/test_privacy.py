@@ -13,6 +13,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.writing import write_report
+from fedgraph_flwr.secure import noise
 from fedgraph_flwr.secure.accounting import epsilon_at
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
@@ -54,8 +55,7 @@ def _flat(arrays):
 @pytest.fixture
 def no_noise(monkeypatch):
     """Noise of which nothing is left, so that what it is added to can be seen."""
-    seeded, silent = np.random.default_rng, type("Silent", (), {"normal": lambda self, scale, size: np.zeros(size)})
-    monkeypatch.setattr("numpy.random.default_rng", lambda *seed: seeded(*seed) if seed else silent())
+    monkeypatch.setattr(noise, "source", type("Silent", (), {"normal": lambda self, scale, size: np.zeros(size)}))
 
 
 @pytest.mark.parametrize("dp", ["server_fixed", "client_fixed"])
@@ -372,7 +372,7 @@ def test_the_noise_of_each_of_several_groups_is_as_wide_as_said(monkeypatch):
             scales.append(scale)
             return np.full(size, scale)
 
-    monkeypatch.setattr("numpy.random.default_rng", lambda *seed: Unit())
+    monkeypatch.setattr(noise, "source", Unit)
     cfg = compose([*NOISY, "num_clients=3", "privacy.clipping_norm=0.5", "privacy.clipping_norms={variates: 0.1}"])
     privacy, zero = Privacy(cfg), {"w": np.zeros(4)}
     groups = ("model", "variates", "counts")
