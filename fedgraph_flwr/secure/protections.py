@@ -67,6 +67,10 @@ def check(cfg: RunConfig, uplink: Uplink) -> None:
     rules, privacy = cfg.strategy, cfg.privacy
     if privacy.secagg and cfg.ray.aggregate:
         raise FedGraphError("privacy.secagg=true masks what ray.aggregate=true would add up: set one of the two")
+    if privacy.dp != "none" and cfg.ray.aggregate:
+        raise FedGraphError(
+            f"privacy.dp={privacy.dp} clips single updates, and ray.aggregate=true adds them up before: set one of the two"
+        )
     _check_reveal(cfg, uplink)
     if privacy.dp != "none":
         _check_privacy(cfg, uplink)

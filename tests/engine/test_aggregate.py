@@ -109,6 +109,7 @@ def test_an_answer_that_is_refused_after_it_was_added_ends_the_run(go):
         (["strategy=fedlit"], "needs late weights of 'model' .* use ray.aggregate=false"),
         (["strategy.aggregator=median"], "strategy.aggregator=median needs single models"),
         (["privacy.secagg=true"], "set one of the two"),
+        (["strategy.weighting=uniform", "privacy.dp=client_fixed"], "clips single updates"),
     ],
 )
 def test_what_is_no_sum_is_refused(pool, tmp_path, words, sentence):

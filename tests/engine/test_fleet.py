@@ -193,7 +193,7 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
 def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
     """The script of `examples/banks`, shortened: SuperLink and SuperNodes of its own, gone when the party predicts."""
     script = ROOT / "examples" / "banks" / "banks.py"
-    words = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "120", "--rounds", "2", "--fleet"]
+    words = [sys.executable, str(script), str(tmp_path / "work"), "--customers", "800", "--rounds", "2", "--fleet"]
     words += ["--methods", "ditto"]
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
     environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
