@@ -51,7 +51,7 @@ class SecureNoise:
     def uniform(self, size: int) -> NDArray[np.float64]:
         """Uniform variates in (0, 1), [size]: odd multiples of 2^-54."""
         drawn = np.frombuffer(self._stream.update(bytes(8 * size)), np.uint64)
-        return ((drawn >> 11) + 0.5) * 2.0**-53
+        return np.asarray(((drawn >> 11) + 0.5) * 2.0**-53, np.float64)
 
     def normal(self, *, scale: float, size: int) -> NDArray[np.float64]:
         """Normal variates of mean 0, [size]."""

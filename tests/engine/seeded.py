@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.clients.base import Answer, GraphClient
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent
 from fedgraph_flwr.clients.scaffold import ScaffoldClient
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.wire.messages import Arrays
@@ -14,11 +14,11 @@ from fedgraph_flwr.wire.messages import Arrays
 class Seeded(GraphClient):
     """FedAvg's client, whose noise under ``privacy.dp=distributed`` follows from its index and the round."""
 
-    def answer(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> Answer:
+    def reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply to one message."""
         assert self.member.noise is not None
         self.member.noise.generator = np.random.default_rng([self.graph.client, self.server_round])
-        return super().answer(name, groups, config)
+        return super().reply(name, groups, config)
 
 
 class SeededScaffold(Seeded, ScaffoldClient):
