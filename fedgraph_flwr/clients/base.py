@@ -27,13 +27,13 @@ from fedgraph_flwr.clients.replies import plain_reply, reply
 from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import NoParams, method_params
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import LABELS, shares
-from fedgraph_flwr.methods.uplink import Groups, Uplink, declared, model_only
-from fedgraph_flwr.moved import refuse_old_hooks
+from fedgraph_flwr.methods.side import Side
+from fedgraph_flwr.methods.uplink import Groups, declared
 from fedgraph_flwr.numerics.losses import class_weights, task_grad, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
     y: Tensor
 
 
-class GraphClient(NumPyClient):
+class GraphClient(Side, NumPyClient):
     """FedAvg's client: takes the shared parameters, trains on its own graph, and returns them.
 
     Leaves the client: the shared parameters, the number of training nodes, and scores on the client's nodes.
@@ -100,7 +100,7 @@ class GraphClient(NumPyClient):
         real: for stacked clients, which rows of the inputs are nodes, bool [N]; None: all rows.
     """
 
-    Params: ClassVar[type] = NoParams
+    side = "client"
     repeats: ClassVar[Mapping[str, int]] = {}
     secrets: ClassVar[tuple[str, ...]] = ()
     predicts_with: ClassVar[tuple[str, ...]] = ()
@@ -108,10 +108,6 @@ class GraphClient(NumPyClient):
     tunes: ClassVar[bool] = False
     stacks: ClassVar[tuple[str, ...] | None] = ()
     real: Tensor | None = None
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        refuse_old_hooks(cls, "client")
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
@@ -140,28 +136,6 @@ class GraphClient(NumPyClient):
         self.optimizer: Optimizer | None = None
 
     # --- hooks of a method --------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def uplink(cfg: RunConfig, params: Any) -> Uplink:
-        """Declare what leaves the client, by phase and group. The method's server names the same function."""
-        return model_only(cfg, params)
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: models.Model) -> None:
-        """Refuse a configuration that the method does not support; called once, before any client starts.
-
-        Args:
-            cfg: the run's configuration.
-            model: the run's model, built for an arbitrary graph size.
-
-        Raises:
-            FedGraphError: an error message for the user.
-        """
-
-    @classmethod
-    def startup_note(cls, cfg: RunConfig) -> str:
-        """Return a note for the user if this configuration turns the method into another one; else an empty string."""
-        return ""
 
     def build_model(self) -> models.Model:
         """Build the model; every client and the server build it from the same seed."""

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from logging import INFO
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +29,11 @@ from flwr.serverapp.strategy import Result
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import NoParams, method_params
+from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.methods.uplink import Reducer, Uplink, declared, model_only, releases, sums
-from fedgraph_flwr.moved import refuse_old_hooks, renamed
+from fedgraph_flwr.methods.side import Side
+from fedgraph_flwr.methods.uplink import Reducer, declared, releases, sums
+from fedgraph_flwr.moved import renamed
 from fedgraph_flwr.runs.recorder import Recorder
 from fedgraph_flwr.strategies import weighting
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
@@ -61,7 +62,7 @@ from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 
-class GraphStrategy(FlowerFedAvg):
+class GraphStrategy(Side, FlowerFedAvg):
     """Base of every strategy; by itself it is FedAvg.
 
         θ^{t+1} = Σ_i p_i θ_i^t,   p_i by ``strategy.weighting``: training nodes, nodes, or uniform, over the cohort
@@ -73,7 +74,6 @@ class GraphStrategy(FlowerFedAvg):
         recorder: where the run's results go.
 
     Attributes:
-        Params: the method's own keys.
         uplink_of: what `uplink` gives for this run, with what the framework itself asks.
         params: the keys' values.
         clients: what is known of each client, by its index.
@@ -96,11 +96,7 @@ class GraphStrategy(FlowerFedAvg):
         involved: clients that were asked for more than who they are.
     """
 
-    Params: ClassVar[type] = NoParams
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        refuse_old_hooks(cls, "server")
+    side = "server"
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(
@@ -137,28 +133,6 @@ class GraphStrategy(FlowerFedAvg):
         self.reader = ReplyReader(self)
 
     # --- what a method may override ---------------------------------------------------------------------------------
-
-    @staticmethod
-    def uplink(cfg: RunConfig, params: Any) -> Uplink:
-        """What leaves a client, by phase and group, and what the server needs of it: the function that the client names, too."""
-        return model_only(cfg, params)
-
-    @classmethod
-    def check(cls, cfg: RunConfig, model: models.Model) -> None:
-        """Refuse a configuration that the method cannot serve; asked once, before any client starts.
-
-        Args:
-            cfg: the run's configuration.
-            model: its network, of no particular graph's size.
-
-        Raises:
-            FedGraphError: one sentence.
-        """
-
-    @classmethod
-    def startup_note(cls, cfg: RunConfig) -> str:
-        """A sentence for the user at the start, where the configuration makes another method of this one; else nothing."""
-        return ""
 
     @classmethod
     def needs(cls, cfg: RunConfig, graphs: Callable[[], Iterable[Any]]) -> tuple[float, str]:

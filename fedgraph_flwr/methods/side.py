@@ -1,0 +1,48 @@
+"""Base of a method's two classes: what its server and its client declare alike."""
+
+from typing import Any, ClassVar
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.lookup import NoParams
+from fedgraph_flwr.methods.uplink import Uplink, model_only
+from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.moved import refuse_old_hooks
+
+
+class Side:
+    """Declarations of one side of a method.
+
+    Attributes:
+        Params: the method's own keys, with their types, ranges and defaults.
+        side: ``server`` or ``client``.
+    """
+
+    Params: ClassVar[type] = NoParams
+    side: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if Side not in cls.__bases__:
+            refuse_old_hooks(cls, cls.side)
+
+    @staticmethod
+    def uplink(cfg: RunConfig, params: Any) -> Uplink:
+        """Declare what leaves a client, by phase and group, and what the server needs of it: both sides name one function."""
+        return model_only(cfg, params)
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Refuse a configuration that the method cannot serve; called once, before any client starts.
+
+        Args:
+            cfg: the run's configuration.
+            model: its network, of no particular graph's size.
+
+        Raises:
+            FedGraphError: the problem, the value, what is accepted and what to set.
+        """
+
+    @classmethod
+    def startup_note(cls, cfg: RunConfig) -> str:
+        """A message for the user at the start, where the configuration makes another method of this one; else nothing."""
+        return ""
