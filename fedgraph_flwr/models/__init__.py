@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import field, make_dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Unpack, get_args, get_origin
 
 import torch
 
@@ -90,10 +90,28 @@ def _own_keywords(kind: Any, name: str, params: str) -> dict[str, Any]:
     return vars(typed(schema, values, f"model={name}"))
 
 
-def _accepted(kind: Any) -> dict[str, Any]:
-    """What a network's class takes by keyword, and its types."""
-    parameters = inspect.signature(kind, eval_str=True).parameters.values()
-    return {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+def _accepted(kind: type) -> dict[str, Any]:
+    """Keywords that a network's class takes, and their types."""
+    return {name: parameter.annotation for name, parameter in _keywords(kind.__mro__).items()}
+
+
+def _keywords(classes: Sequence[type]) -> dict[str, inspect.Parameter]:
+    """Keywords of the first ``__init__`` among classes in the order of a class's bases.
+
+    For ``**common`` the next class's keywords come first; ``**common: Unpack[Common]`` takes only those that `Common` names.
+    """
+    first = next((index for index, kind in enumerate(classes) if "__init__" in vars(kind)), len(classes))
+    if first == len(classes) or classes[first] is torch.nn.Module:
+        return {}
+    parameters = inspect.signature(vars(classes[first])["__init__"], eval_str=True).parameters.values()
+    own = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    if not (rest := [p.annotation for p in parameters if p.kind is p.VAR_KEYWORD]):
+        return own
+    inherited = _keywords(classes[first + 1 :])
+    if get_origin(rest[0]) is Unpack:
+        named = get_args(rest[0])[0].__annotations__
+        inherited = {name: parameter for name, parameter in inherited.items() if name in named}
+    return inherited | own
 
 
 def own_keys(cfg: ModelConfig) -> set[str]:
@@ -103,7 +121,7 @@ def own_keys(cfg: ModelConfig) -> set[str]:
 
 def own_schema(cfg: ModelConfig) -> type:
     """A dataclass with this network's own keys, their types, ranges and the defaults of its ``__init__``."""
-    parameters = inspect.signature(network(cfg), eval_str=True).parameters
+    parameters = _keywords(network(cfg).__mro__)
     fields = []
     for key in sorted(own_keys(cfg)):
         default = parameters[key].default
@@ -117,8 +135,8 @@ def own_defaults(name: str) -> dict[str, Any]:
     """The keys of one of `MODELS` with their defaults: those of every network, then its own; nothing of a user's class."""
     if name not in MODELS:
         return {}
-    parameters = inspect.signature(network(ModelConfig(name))).parameters.values()
-    own = {p.name: _default(p.default) for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+    parameters = _keywords(network(ModelConfig(name)).__mro__).values()
+    own = {p.name: _default(p.default) for p in parameters if p.default is not p.empty}
     return {key: getattr(ModelConfig(), key) for key in COMMON} | own
 
 

@@ -12,7 +12,7 @@ Shapes: H [N, F], W [F, H] each, a [H, 1] each, B [3, 3] → H' [N, H].
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.layers import glorot, random_walk_adjacency
 from fedgraph_flwr.models.plain import Plain, of_modules
-from fedgraph_flwr.models.stack import Norm, Stack
+from fedgraph_flwr.models.stack import Normed, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -75,11 +75,9 @@ class ACMGCN(Stack):
     one_hop = True
     adjacency = staticmethod(random_walk_adjacency)
 
-    def __init__(
-        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: Norm = "none"
-    ):
-        super().__init__(num_features, num_classes, ACMLayer, hidden=hidden, layers=layers, dropout=dropout, norm=norm)
-        self.width = hidden if self.layers else num_classes
+    def __init__(self, num_features: int, num_classes: int, **common: Unpack[Normed]):
+        super().__init__(num_features, num_classes, ACMLayer, **common)
+        self.width = common["hidden"] if self.layers else num_classes
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Features, P, and P X of narrow features."""

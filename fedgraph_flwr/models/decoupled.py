@@ -9,7 +9,7 @@ Shapes: X [N, F], f(X) [N, C], P [N, N] → logits [N, C].
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import propagate, random_walk_adjacency
 from fedgraph_flwr.models.mlp import MLP
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.models.stack import Common
 from fedgraph_flwr.numerics.hops import hop_weights
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -28,12 +29,10 @@ class DecoupledGCN(MLP):
     Args:
         num_features: F.
         num_classes: C.
-        hidden: H.
-        layers: of the perceptron.
-        dropout: between them.
         hops: L.
         beta: ``last`` (β_L = 1, others 0), ``uniform`` (1 / L) or β_1..β_L.
         input_norm: whether X is normalised by layer first.
+        common: keywords of the MLP.
     """
 
     adjacency = staticmethod(random_walk_adjacency)
@@ -43,16 +42,12 @@ class DecoupledGCN(MLP):
         num_features: int,
         num_classes: int,
         *,
-        hidden: int,
-        layers: int,
-        dropout: float,
         hops: Annotated[int, Range(1)] = 2,  # L
         beta: str | Sequence[float] = "last",  # last | uniform | a list of L numbers
         input_norm: bool = False,
+        **common: Unpack[Common],
     ):
-        super().__init__(
-            num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout, input_norm=input_norm
-        )
+        super().__init__(num_features, num_classes, input_norm=input_norm, **common)
         if beta == "learned":
             raise FedGraphError("model.beta must be last, uniform or a list of numbers for decoupled, got 'learned'")
         self.weights = hop_weights(beta, hops)

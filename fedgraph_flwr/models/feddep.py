@@ -10,14 +10,14 @@ They stand for what a neighbour has gathered within its own reach, so layer 0, o
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.models.layers import Linear, mean_adjacency
 from fedgraph_flwr.models.sage import GraphSAGE
-from fedgraph_flwr.models.stack import Norm
+from fedgraph_flwr.models.stack import Normed
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -38,10 +38,8 @@ class FusedInputs(Inputs):
 class FusedSAGE(GraphSAGE):
     """GraphSAGE that hears generated embeddings from its second layer on."""
 
-    def __init__(
-        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: Norm = "none"
-    ):
-        super().__init__(num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout, norm=norm)
+    def __init__(self, num_features: int, num_classes: int, **common: Unpack[Normed]):
+        super().__init__(num_features, num_classes, **common)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """H W_self + M' [H; Z̃] W_nb + b; on X, and without Z̃, as GraphSAGE."""

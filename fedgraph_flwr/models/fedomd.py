@@ -14,7 +14,7 @@ orthogonal each on its own; here O(W) takes all rows together.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.models.layers import Linear
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.models.stack import Common
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -80,14 +81,12 @@ class OrthoGCN(GCN):
     Args:
         num_features: F.
         num_classes: C.
-        hidden: H.
-        layers: of both kinds together.
-        dropout: before every layer but the first.
         ortho: whether the middle layers multiply by O(W) and have no bias.
         ortho_on: what L_ortho judges, O(W) (``transformed``) or W (``raw``).
         newton_steps: of `orthogonal`, at least 1.
         mix: share of W against the identity in `orthogonal`.
         center: see `orthogonal`.
+        common: keywords of `GCN`; ``layers`` counts both kinds together.
     """
 
     def __init__(
@@ -95,9 +94,6 @@ class OrthoGCN(GCN):
         num_features: int,
         num_classes: int,
         *,
-        hidden: int,
-        layers: int,
-        dropout: float,
         ortho: bool = True,  # false: the plain GCN of as many layers ("CMD" alone in Table 6)
         # what L_ortho judges: transformed, as in Ortho-GCN's program | raw
         ortho_on: Literal["transformed", "raw"] = "transformed",
@@ -107,13 +103,14 @@ class OrthoGCN(GCN):
         mix: Annotated[float, Range(0, 1, without_low=True)] = 0.2,
         # Ortho-GCN's program centres rows; the weight is then singular and cannot become orthogonal
         center: bool = False,
+        **common: Unpack[Common],
     ):
-        if layers < 2:
+        if (layers := common["layers"]) < 2:
             raise FedGraphError(f"model.layers must be >= 2 for fedomd (a GCNConv at each end), got {layers}")
-        super().__init__(num_features, num_classes, hidden=hidden, layers=layers, dropout=dropout)
+        super().__init__(num_features, num_classes, **common)
         self.middle = range(1, layers - 1) if ortho else range(0)
         for i in self.middle:
-            self.layers[i] = Linear(hidden, hidden, bias=False)
+            self.layers[i] = Linear(common["hidden"], common["hidden"], bias=False)
         self.raw = ortho_on == "raw"
         self.steps, self.mix, self.center = newton_steps, mix, center
 

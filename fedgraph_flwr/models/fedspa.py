@@ -42,7 +42,7 @@ C^t in N_tq is a plain sum, here ``sym`` by default, and it drops out a tenth of
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import scipy.sparse as sp
@@ -54,7 +54,7 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.models.acm import filtered, smoothed
 from fedgraph_flwr.models.layers import adjacency, glorot, no_adjacency, products, random_walk_adjacency
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.models.stack import Common, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -255,12 +255,10 @@ class FedSPANet(Stack):
     Args:
         num_features: F.
         num_classes: C.
-        hidden: H.
-        layers: how many.
-        dropout: between layers.
         profile: ``plain``, ``acm`` or ``acm_sep``.
         normalization: c_vu, ``sym``, ``mean`` or ``sum``.
         sfpd: False types every edge as homophilic: the same network without decoupling, for ablations.
+        common: keywords of `Stack`.
     """
 
     def __init__(
@@ -268,18 +266,16 @@ class FedSPANet(Stack):
         num_features: int,
         num_classes: int,
         *,
-        hidden: int,
-        layers: int,
-        dropout: float,
         # plain: Eq. (4)-(6) | acm: the authors' code, on ACM-GCN channels | acm_sep: acm, weights by channel
         profile: Literal["plain", "acm", "acm_sep"] = "plain",
         # c_uv: sym, the Â of Section 3 | mean | sum, Eq. (6) as printed (ours: Eq. (6) leaves it open)
         normalization: Literal["sym", "mean", "sum"] = "sym",
         sfpd: bool = True,  # false: every edge counts as homophilic, the same network without decoupling
+        **common: Unpack[Common],
     ):
-        super().__init__(num_features, num_classes, PROFILES[profile], hidden=hidden, layers=layers, dropout=dropout)
+        super().__init__(num_features, num_classes, PROFILES[profile], **common)
         self.profile, self.normalization, self.sfpd = PROFILES[profile], normalization, sfpd
-        self.width = hidden if self.layers else num_classes
+        self.width = common["hidden"] if self.layers else num_classes
         self.adjacency = self.profile.adjacency
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:

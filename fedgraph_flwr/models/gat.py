@@ -7,7 +7,7 @@ Shapes: X [N, F], W^k [F, H/K], so that hidden layers have width H → logits [N
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import no_adjacency
 from fedgraph_flwr.models.plain import PlainLayer
-from fedgraph_flwr.models.stack import Stack
+from fedgraph_flwr.models.stack import Common, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -34,10 +34,8 @@ class GAT(Stack):
     Args:
         num_features: F.
         num_classes: C.
-        hidden: H, over all heads together.
-        layers: L.
-        dropout: of hidden features and of attention.
         heads: K of the hidden layers.
+        common: H over all heads together, L, and the dropout of hidden features and of attention.
     """
 
     adjacency = staticmethod(no_adjacency)
@@ -48,24 +46,20 @@ class GAT(Stack):
         num_features: int,
         num_classes: int,
         *,
-        hidden: int,
-        layers: int,
-        dropout: float,
         heads: int = 8,  # of the hidden layers; hidden is their width together
+        **common: Unpack[Common],
     ):
         from torch_geometric.nn import GATConv  # 1.5 s to import: only for those who use it
 
-        if heads < 1 or hidden % heads:
-            raise FedGraphError(f"model.heads must divide model.hidden ({hidden}), got {heads}")
-        shape = {"dropout": dropout, "add_self_loops": False}
+        if heads < 1 or common["hidden"] % heads:
+            raise FedGraphError(f"model.heads must divide model.hidden ({common['hidden']}), got {heads}")
+        shape = {"dropout": common["dropout"], "add_self_loops": False}
         super().__init__(
             num_features,
             num_classes,
             lambda num_in, num_out: GATConv(num_in, num_out // heads, heads, **shape),
-            hidden=hidden,
-            layers=layers,
-            dropout=dropout,
-            head=lambda num_in, num_out: GATConv(num_in, num_out, **shape),
+            lambda num_in, num_out: GATConv(num_in, num_out, **shape),
+            **common,
         )
 
     def prepare(

@@ -12,14 +12,14 @@ Shapes: X [N, F], Â [N, N] (`layers.gcn_adjacency`), W^0 [F, H], hidden W^l [H,
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from fedgraph_flwr.models.base import Cost
 from fedgraph_flwr.models.layers import Linear, dropped_relu_, dropped_relu_grad_
 from fedgraph_flwr.models.plain import PlainLayer, plain_gcn
-from fedgraph_flwr.models.stack import Norm, Stack
+from fedgraph_flwr.models.stack import Normed, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -35,10 +35,8 @@ class GCN(Stack):
     stacks = True
     one_hop = True
 
-    def __init__(
-        self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float, norm: Norm = "none"
-    ):
-        super().__init__(num_features, num_classes, Linear, hidden=hidden, layers=layers, dropout=dropout, norm=norm)
+    def __init__(self, num_features: int, num_classes: int, **common: Unpack[Normed]):
+        super().__init__(num_features, num_classes, Linear, **common)
 
     def plain_layer(self, layer: Any) -> PlainLayer:
         """PyG's GCNConv."""

@@ -20,13 +20,14 @@ Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, H hidden
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from fedgraph_flwr.config import Range
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.numerics.sparse import SparseMatrix
@@ -254,6 +255,7 @@ class HeteroModel(Model):
         num_classes: C.
         hidden: H.
         layers: number of layers.
+        dropout: of hidden states.
         bases: B; 0: one free weight a type.
         profile: ``code``, only edge types have weights of their own, as in the authors' program; ``paper``, node types too.
         type_embedding: initial state of a node without features: ``entity``, its own embedding; ``decoupled``, its type's,
@@ -274,14 +276,17 @@ class HeteroModel(Model):
         *,
         hidden: int,
         layers: int,
-        bases: int,
-        profile: Profile,
-        type_embedding: TypeEmbedding,
+        dropout: float,
+        bases: Annotated[int, Range()] = 20,  # B of Eq. (2); 0: a free weight for each type
+        # code: only edge types have weights, as in the authors' code | paper: node types too, Eq. (1)
+        profile: Profile = "code",
+        # initial states: entity | decoupled (one vector per node type, by Eq. (2)) | both
+        type_embedding: TypeEmbedding = "entity",
     ):
         super().__init__()
         self.kinds: dict[str, str] = {}
         self.count = {NODE: num_features[0], EDGE: num_features[1]}
-        self.hidden, self.num_layers, self.num_bases = hidden, layers, bases
+        self.hidden, self.num_layers, self.num_bases, self.dropout = hidden, layers, bases, dropout
         self.profile, self.type_embedding = profile, type_embedding
         self.bases, self.coefficients, self.free = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
         self.common = nn.Module()

@@ -5,13 +5,13 @@
 Shapes: X [N, F], W^0 [F, H], hidden W^l [H, H], last W [H, C] → logits [N, C].
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from fedgraph_flwr.models.layers import Linear, no_adjacency
 from fedgraph_flwr.models.plain import PlainLayer, plain_linear
-from fedgraph_flwr.models.stack import Norm, Stack
+from fedgraph_flwr.models.stack import Normed, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -21,27 +21,8 @@ class MLP(Stack):
     stacks = True
     adjacency = staticmethod(no_adjacency)
 
-    def __init__(
-        self,
-        num_features: int,
-        num_classes: int,
-        *,
-        hidden: int,
-        layers: int,
-        dropout: float,
-        norm: Norm = "none",
-        input_norm: bool = False,
-    ):
-        super().__init__(
-            num_features,
-            num_classes,
-            Linear,
-            hidden=hidden,
-            layers=layers,
-            dropout=dropout,
-            norm=norm,
-            input_norm=input_norm,
-        )
+    def __init__(self, num_features: int, num_classes: int, *, input_norm: bool = False, **common: Unpack[Normed]):
+        super().__init__(num_features, num_classes, Linear, input_norm=input_norm, **common)
 
     def plain_layer(self, layer: Any) -> PlainLayer:
         """Torch's linear layer."""

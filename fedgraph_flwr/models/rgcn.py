@@ -9,21 +9,18 @@ Shapes: h [N, H], W_r [H, H], T_a [H, H], Dec: H → C.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.config import Range
 from fedgraph_flwr.models.hetero import (
     EDGE,
     NODE,
     Block,
     HeteroInputs,
     HeteroModel,
-    Profile,
     TypedSum,
-    TypeEmbedding,
     TypeWeight,
     plain_sum,
 )
@@ -49,30 +46,14 @@ class RGCN(HeteroModel):
         num_features: Any,
         num_classes: int,
         *,
-        hidden: int,
-        layers: int,
-        dropout: float,
-        # B of Eq. (2); 0: a free matrix for each edge type (FedAvg, FedProx, Local, Central of Table 3)
-        bases: Annotated[int, Range()] = 20,
-        # code: only edge types have weights, as in the authors' program | paper: node types too, Eq. (1)
-        profile: Profile = "code",
-        # initial states: entity | decoupled (one vector a node type, by Eq. (2)) | both
-        type_embedding: TypeEmbedding = "entity",
-        self_loop: bool = False,  # one H x H matrix a layer for all types
+        self_loop: bool = False,  # one H x H matrix per layer for all types
+        **common: Any,
     ):
-        super().__init__(
-            num_features,
-            num_classes,
-            hidden=hidden,
-            layers=layers,
-            bases=bases,
-            profile=profile,
-            type_embedding=type_embedding,
-        )
-        self.dropout = dropout
+        super().__init__(num_features, num_classes, **common)
+        hidden, layers = self.hidden, self.num_layers
         for layer in range(1, layers):
             self.declare(f"edge_{layer}", EDGE, hidden, hidden)
-            if profile == "paper":
+            if self.profile == "paper":
                 self.declare(f"node_{layer}", NODE, hidden, hidden)
         self.common.bias = nn.ParameterList([nn.Parameter(torch.zeros(hidden)) for _ in range(layers)])
         self.self_loop = self_loop

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.layers import Linear, mean_adjacency
 from fedgraph_flwr.models.plain import Plain, PlainLayer, plain_linear
-from fedgraph_flwr.models.stack import Norm, Stack
+from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -41,14 +41,10 @@ class GraphSAGE(Stack):
     Args:
         num_features: F.
         num_classes: C.
-        hidden: H.
         layers: of message passing.
-        dropout: between them.
-        norm: of hidden features, see `Stack`.
-        input_norm: whether X is normalised by layer first.
         head: whether the last layer is H wide too and a linear classifier follows it.
         out_neighbours: whether a node hears the nodes its edges lead to, not those they come from.
-        widths: of the hidden layers, where they differ, see `Stack`.
+        common: keywords of `Stack`.
     """
 
     stacks = True
@@ -60,27 +56,12 @@ class GraphSAGE(Stack):
         num_features: int,
         num_classes: int,
         *,
-        hidden: int,
         layers: int,
-        dropout: float,
-        norm: Norm = "none",
-        input_norm: bool = False,
         head: bool = False,  # a linear classifier after the last layer, which is then `hidden` wide
         out_neighbours: bool = False,  # hear the nodes that one's edges lead to, where edges have a direction
-        widths: Sequence[int] = (),
+        **common: Any,
     ):
-        super().__init__(
-            num_features,
-            num_classes,
-            SAGELayer,
-            hidden=hidden,
-            layers=layers + head,
-            dropout=dropout,
-            head=Linear if head else None,
-            norm=norm,
-            input_norm=input_norm,
-            widths=widths,
-        )
+        super().__init__(num_features, num_classes, SAGELayer, Linear if head else None, layers=layers + head, **common)
         self.linear_head = head
         self.out_neighbours = out_neighbours
 

@@ -10,15 +10,14 @@ Shapes: h [N, H], K heads of width D = H / K (C in the last layer), W [H, K D], 
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgraph_flwr.config import Range
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroInputs, HeteroModel, Profile, TypeEmbedding
+from fedgraph_flwr.models.hetero import EDGE, NODE, Block, HeteroInputs, HeteroModel
 from fedgraph_flwr.models.layers import dropout
 
 
@@ -66,29 +65,16 @@ class SimpleHGN(HeteroModel):
         num_features: Any,
         num_classes: int,
         *,
-        hidden: int,
-        layers: int,
-        dropout: float,
-        bases: Annotated[int, Range()] = 20,  # 0: a free edge embedding for each type
-        # code: only edge types have weights | paper: node types transform their initial state
-        profile: Profile = "code",
-        type_embedding: TypeEmbedding = "entity",  # entity | decoupled | both
         heads: int = 4,  # of attention; hidden is their width together
         slope: float = 0.05,  # of LeakyReLU
+        **common: Any,
     ):
-        super().__init__(
-            num_features,
-            num_classes,
-            hidden=hidden,
-            layers=layers,
-            bases=bases,
-            profile=profile,
-            type_embedding=type_embedding,
-        )
+        super().__init__(num_features, num_classes, **common)
+        hidden, layers = self.hidden, self.num_layers
         if heads < 1 or hidden % heads:
             raise FedGraphError(f"model.heads must divide model.hidden={hidden}, got {heads}")
-        self.dropout, self.slope = dropout, slope
-        if profile == "paper":
+        self.slope = slope
+        if self.profile == "paper":
             self.declare("node_0", NODE, hidden, hidden)
         for layer in range(layers):
             self.declare(f"edge_{layer}", EDGE, hidden)

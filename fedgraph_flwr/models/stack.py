@@ -9,7 +9,7 @@ Shapes: X [N, F], hidden H^l [N, H], logits [N, C].
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,20 @@ Layer = Callable[[int, int], nn.Module]
 """Makes a layer of an input width and an output width."""
 
 
+class Common(TypedDict):
+    """Keywords of `Stack` that every network has."""
+
+    hidden: int
+    layers: int
+    dropout: float
+
+
+class Normed(Common, total=False):
+    """`Common`, and the norm of hidden features."""
+
+    norm: Norm
+
+
 class Stack(Model):
     """``layers`` layers, the last of which is the head; parameters ``layers.{l}.``, ``norms.{l}.``, ``head.``.
 
@@ -37,10 +51,10 @@ class Stack(Model):
         num_features: F.
         num_classes: C.
         layer: makes each of the layers.
+        head: makes the last one, where it is of another kind.
         hidden: H.
         layers: L.
         dropout: between them.
-        head: makes the last one, where it is of another kind.
         norm: of hidden features, ``none`` or a key of `NORMS`.
         input_norm: whether X is normalised by layer first.
         widths: of the hidden layers, where they differ, of which the first L − 1 count; empty: each H.
@@ -62,11 +76,11 @@ class Stack(Model):
         num_features: int,
         num_classes: int,
         layer: Layer,
+        head: Layer | None = None,
         *,
         hidden: int,
         layers: int,
         dropout: float,
-        head: Layer | None = None,
         norm: Norm = "none",  # of hidden features, before the activation: none | batch, over a client's nodes | layer
         input_norm: bool = False,  # layer normalisation of the features
         # of the hidden layers, where they differ: as many as there are count; empty: each `hidden`

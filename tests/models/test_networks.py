@@ -1,6 +1,6 @@
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pytest
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from fedgraph_flwr.config import ANY, ModelConfig, compose
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models import MODELS, build, keywords, own_schema, probe
+from fedgraph_flwr.models import MODELS, build, keywords, own_keys, own_schema, probe
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import NORMALIZATIONS, PROFILES
-from fedgraph_flwr.models.stack import NORMS
+from fedgraph_flwr.models.gcn import GCN
+from fedgraph_flwr.models.stack import NORMS, Common
 from fedgraph_flwr.models.structure_learner import METRICS
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -366,6 +367,28 @@ def test_a_network_refuses_what_its_keys_do_not_accept(name):
         if wrong is not None:
             with pytest.raises(FedGraphError, match=rf"model\.{f.name} .*{wrong}"):
                 keywords(dataclasses.replace(cfg, params={f.name: wrong}))
+
+
+class Wider(GCN):
+    def __init__(self, num_features: int, num_classes: int, *, factor: int = 2, **common: Unpack[Common]):
+        common["hidden"] *= factor
+        super().__init__(num_features, num_classes, **common)
+
+
+class Deeper(Wider):
+    def __init__(self, num_features: int, num_classes: int, *, factor: int = 3, **rest: Any):
+        super().__init__(num_features, num_classes, factor=factor, **rest)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(Wider, 2), (Deeper, 3)])
+def test_keywords_of_a_base_are_followed_as_far_as_they_are_accepted(kind, factor):
+    """`Common` names no norm, so `Wider` and what is made from it accept none, though `GCN` does."""
+    cfg = ModelConfig(f"{__name__}:{kind.__name__}", hidden=4)
+    assert own_keys(cfg) == {"factor"}
+    assert [(f.name, f.default_factory()) for f in dataclasses.fields(own_schema(cfg))] == [("factor", factor)]
+    assert build(cfg, 5, 3).head.weight.shape == (4 * factor, 3)
+    with pytest.raises(FedGraphError, match="key 'norm'"):
+        build(dataclasses.replace(cfg, params={"norm": "layer"}), 5, 3)
 
 
 def test_words_that_a_network_accepts_are_those_that_it_knows():
