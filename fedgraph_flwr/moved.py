@@ -66,6 +66,16 @@ MOVED = {
 }
 """Old module → new module, both below the package."""
 
+_AVERAGE, _CLIENT = "fedgraph_flwr.strategies.fedavg:FedAvg", "fedgraph_flwr.clients.base:GraphClient"
+
+RETIRED: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedgraph_flwr.strategies.fedavgm:FedAvgM": (_AVERAGE, {"server_optimizer": "momentum"}),
+    "fedgraph_flwr.strategies.fedopt:FedAdagrad": (_AVERAGE, {"server_optimizer": "adagrad"}),
+    "fedgraph_flwr.strategies.fedopt:FedAdam": (_AVERAGE, {"server_optimizer": "adam"}),
+    "fedgraph_flwr.strategies.fedopt:FedYogi": (_AVERAGE, {"server_optimizer": "yogi"}),
+}
+"""Old class of one side of a method, as ``strategy.server`` or ``strategy.client`` → the present class and parts."""
+
 HOOKS = {
     "client": {
         "answer": "reply",
@@ -97,6 +107,13 @@ def successor(name: str) -> str:
     package, _, below = name.partition(".")
     new = MOVED.get(below) if package == PACKAGE else None
     return f"{PACKAGE}.{new}" if new else name
+
+
+def current(target: str) -> str:
+    """The present name of a class ``module:Class``; a module below ``strategies.`` or ``clients.`` is one of ours."""
+    module, colon, name = target.partition(":")
+    ours = module if module.startswith(f"{PACKAGE}.") else f"{PACKAGE}.{module}"
+    return successor(ours) + colon + name
 
 
 class OldNames(MetaPathFinder, Loader):

@@ -18,6 +18,8 @@ from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Once, Publi
 from fedgraph_flwr.methods.uplink import declared as uplink_of
 from fedgraph_flwr.methods.uplink import shown as shown_uplink
 from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
+from fedgraph_flwr.strategies.fedavg import FedAvg
+from fedgraph_flwr.strategies.parts import server_parts
 from fedgraph_flwr.wire.messages import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +37,9 @@ class Method:
 
     def __init__(self, name: str, about: str, keys: dict[str, Any]):
         self.name, self.about, self.keys = name, about, keys
-        self.server, self.client = (self._class(keys[side]) for side in ("server", "client"))
+        self.strategy, self.client = (self._class(keys[side]) for side in ("server", "client"))
+        parts = server_parts(compose([f"strategy={name}"]).strategy)
+        self.server = type(parts[0]) if parts and self.strategy is FedAvg else self.strategy
 
     @staticmethod
     def _class(path: str) -> Any:
@@ -217,8 +221,8 @@ def uplink_table(of: Method) -> str:
     """What the method's uplink declares."""
     cfg = compose([f"strategy={of.name}", "num_clients=3"])
     rows = ["| phase | group | the server gets | why |", "|---|---|---|---|"]
-    for phase, group, reducer in shown_uplink(uplink_of(of.server, cfg)):
-        when = " (once)" if isinstance(uplink_of(of.server, cfg)[phase], Once) else ""
+    for phase, group, reducer in shown_uplink(uplink_of(of.strategy, cfg)):
+        when = " (once)" if isinstance(uplink_of(of.strategy, cfg)[phase], Once) else ""
         what = "numbers" if group == METRICS else f"`{group}`"
         rows.append(f"| `{phase}`{when} | {what} | {GETS[type(reducer)]} | {prose(reducer.why)} |")
     return "\n".join(rows)
@@ -237,7 +241,7 @@ GETS = {
 
 def declared(of: Method) -> str:
     """Return a table of facts that its classes and its YAML declare."""
-    server, network = of.server, of.keys.get("model")
+    server, network = of.strategy, of.keys.get("model")
     private = of.keys.get("shared", [""]) != [""] or of.keys.get("private")
     whole = "shared and private parameters together" if private else "the shared model"
     cfg = compose([f"strategy={of.name}", "num_clients=3"])
@@ -248,7 +252,7 @@ def declared(of: Method) -> str:
 
     facts = {
         "model": f"`model={network}` by default" if network else "any (`model=`)",
-        "scored by": "personal models, and the shared model as `global_...`" if of.keys.get("personal") else whole,
+        "scored by": "personal models, and the shared model as `global_...`" if cfg.strategy.personal else whole,
         "robust rules (`strategy.aggregator`)": verdict(not_robust(cfg, uplink)),
         "secure aggregation (`privacy.secagg`)": verdict(not_secure(cfg, uplink)),
         "differential privacy (`privacy.dp`)": verdict(not_private(cfg, uplink)),

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.config.composition import GROUPS
-from fedgraph_flwr.config.key_docs import Key, asked_for, keys_of, own_keys_of
+from fedgraph_flwr.config.key_docs import Key, asked_for, keys_of, own_keys_of, part_keys
 
 
 def register(commands: Any) -> None:
@@ -36,11 +36,19 @@ def text(asked: str) -> str:
             for line in path.read_text().split("\n\n")[0].splitlines()
             if line.startswith("#")
         ]
-        return "\n".join([*head, *map(line, own_keys_of(groups[0], path))])
+        own = own_keys_of(groups[0], path)
+        return "\n".join([*head, *map(line, own), *_parts(groups[0], {key.name for key in own})])
     told = []
     for each in groups:
         told += [f"[{each}]", *map(line, keys_of(each)), *_names(each)]
     return "\n".join(told)
+
+
+def _parts(group: str, own: set[str]) -> list[str]:
+    """Keys of parts that a method does not choose by itself."""
+    if group != "strategy":
+        return []
+    return ["[parts that can be added]", *(line(key) for key in part_keys() if key.name not in own)]
 
 
 def _names(group: str) -> list[str]:

@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedgraph_flwr.config import config_file
 from fedgraph_flwr.config.config_file import CHOICES, ConfigFile, choices, flat, laid_over, load
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
+from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, modernise
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, expected, is_own
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -287,7 +288,7 @@ def described(group: str) -> dict[str, dict[str, Any]]:
         said = {key: value for key, value in _container(body).items() if key not in ("name", "declares")}
         if group == "strategy":
             with contextlib.suppress(FedGraphError):  # a user's own, whose package is not on the path
-                said = own_defaults(said["server"], said["client"]) | said
+                said = own_defaults(said["server"], said["client"]) | defaults(said) | flat(said)
         found[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": said}
     return found
 
@@ -448,6 +449,9 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
         if not isinstance(body.get("params") or {}, dict):
             raise FedGraphError(f"{group}.params must hold keys and values, got {body['params']!r}")
         known = {f.name for f in dataclasses.fields(cls)}
+        if group == "strategy":  # a method's own key may have the name of a part, whose value is a section
+            values = {**(body.get("params") or {}), **body}
+            known -= {part for part in KEYS if not isinstance(values.get(part, {}), dict)}
         own = {key: body.pop(key) for key in list(body) if key not in known}
         if own:
             body["params"] = {**(body.get("params") or {}), **own}
@@ -494,6 +498,10 @@ def _build(
         for group, cls in _LIFTED.items():
             _lift(node, group, cls)  # type: ignore[arg-type]
             body = node[group] if isinstance(node.get(group), dict) else {}
+            if group == "strategy" and source != "override" and "name" in body:
+                merged[group] = {key: value for key, value in merged.get(group, {}).items() if key not in METHOD}
+            if group == "strategy":
+                modernise(body, merged.get(group, {}), own=source == "override")
             before = merged.get(group, {}).get("name", _NAMES[group])
             own, name = set(body.get("params") or {}), str(body.get("name", before))
             if source == "override" and group == "strategy":

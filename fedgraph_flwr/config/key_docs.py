@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from fedgraph_flwr.config import parts
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
-from fedgraph_flwr.config.config_file import load
+from fedgraph_flwr.config.config_file import flat, load
 from fedgraph_flwr.config.lookup import default_of, params_of
 from fedgraph_flwr.config.schema import _KINDS, ModelConfig, RunConfig, StrategyConfig, accepted, kind_of
 from fedgraph_flwr.errors import unknown
@@ -71,12 +72,22 @@ def keys_of(group: str) -> list[Key]:
     ]
 
 
+def part_keys() -> list[Key]:
+    """The keys that choose parts of a method, and those of every part."""
+    names = tuple(f"strategy.{part}." for part in parts.KEYS)
+    choices = {f"strategy.{key}" for key in parts.CHOICES}
+    return [key for key in keys_of("strategy") if key.name in choices or key.name.startswith(names)]
+
+
 def _declared(cls: type, prefix: str) -> dict[str, Key]:
     """The keys that the fields of a dataclass declare, by field."""
     hints, comments = get_type_hints(cls), _comments(cls)
-    keys = {}
+    keys: dict[str, Key] = {}
     for f in dataclasses.fields(cls):
         hint = hints[f.name]
+        if prefix and isinstance(hint, type) and is_dataclass(hint):  # the keys of a part
+            keys |= {f"{f.name}.{name}": key for name, key in _declared(hint, f"{prefix}{f.name}.").items()}
+            continue
         values = accepted(f, hint)
         keys[f.name] = Key(prefix + f.name, kind_of(hint), values, default_of(f), comments.get(f.name, ""))
     return keys
@@ -102,9 +113,12 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
         declared = {f"model.{key}": _declared(ModelConfig, "model.")[key] for key in networks.COMMON}
         declared |= {f"model.{n}": dataclasses.replace(key, meaning=comments.get(n, "")) for n, key in own.items()}
     known = {key.name: key for key in keys_of(group)} | declared
-    for name, value in body.items():
+    for part in parts.chosen(body) if group == "strategy" else ():
+        declared |= {name: key for name, key in known.items() if name.startswith(f"{group}.{part}.")}
+    plain = {key: value for key, value in body.items() if key != "declares"}
+    for name, value in flat(plain).items():
         full = f"{group}.{name!s}"
-        if name in ("name", "server", "client", "declares", "partition", "model"):
+        if name in ("name", "server", "client", "partition", "model"):
             continue
         comment = re.search(rf"^{re.escape(str(name))}:[^#\n]*#\s*(.*)", path.read_text(), re.M)
         schema = known.get(full)

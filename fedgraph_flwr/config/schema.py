@@ -344,6 +344,95 @@ class EvaluationConfig(Section, group="evaluation"):
 
 
 @dataclass
+class ProxKeys(Section, group="strategy.prox"):
+    """Keys of FedProx's proximal term."""
+
+    mu: float = 0.01  # (ours) μ, the middle of the grid 1e-3, 1e-2, 1e-1, 1; 0: no term
+
+
+@dataclass
+class MoonKeys(Section, group="strategy.moon"):
+    """Keys of MOON's contrastive term."""
+
+    mu: float = 1.0  # μ, of the paper's grid 0.1, 1, 5, 10; 0: no term
+    temperature: float = number(0.5, without_low=True)  # τ of Section 4.1
+
+
+@dataclass
+class SamKeys(Section, group="strategy.sam"):
+    """Keys of FedSAM's gradient."""
+
+    rho: float = 0.05  # ρ, the middle of the paper's grid; 0: the plain gradient
+
+
+@dataclass
+class DittoKeys(Section, group="strategy.ditto"):
+    """Keys of Ditto's second model."""
+
+    lam: float = 0.1  # (ours) λ; the paper chooses it on validation data. 0: the client's own model is Local's
+
+
+@dataclass
+class ApflKeys(Section, group="strategy.apfl"):
+    """Keys of APFL's mixture of models."""
+
+    alpha: float = number(0.5, high=1)  # (ours) initial share of the client's own model
+    adaptive: bool = True  # the share moves once a round; false: it is fixed
+
+
+@dataclass
+class FinetuneKeys(Section, group="strategy.finetune"):
+    """Keys of local fine-tuning."""
+
+    steps: int = 3  # (ours) E, as many as a round trains; 0: the received model
+
+
+@dataclass
+class AlaKeys(Section, group="strategy.ala"):
+    """Keys of FedALA's adaptive local aggregation."""
+
+    # the last p layers by prefix; the paper's p = 1. []: the received model
+    mixed: list[str] = field(default_factory=lambda: ["head"])
+    sample: float = number(0.8, high=1, without_low=True)  # s, the paper's 80 %
+    eta: float = 1.0  # η, the paper's
+    # of the standard deviation of ten losses, at which first learning stops (the authors' code)
+    threshold: float = 0.1
+    passes: int = number(100, low=1)  # (ours) of first learning, at most
+
+
+@dataclass
+class MomentumKeys(Section, group="strategy.momentum"):
+    """Keys of FedAvgM's server momentum."""
+
+    beta: float = number(0.9, high=1, without_high=True)  # β of Section 4.3; 0 with server_lr 1 is the mean
+    server_lr: float = 0.1  # (ours) η: with η / (1 − β) = 1 a steady step is FedAvg's
+
+
+@dataclass
+class AdagradKeys(Section, group="strategy.adagrad"):
+    """Keys of FedAdagrad."""
+
+    beta1: float = number(0.0, high=1, without_high=True)  # β1 of Algorithm 2
+    tau: float = number(1e-3, without_low=True)  # τ; it keeps the divisor of a parameter that never moved above 0
+    server_lr: float = 0.03  # (ours) η; the paper tunes it for every task
+
+
+@dataclass
+class AdamKeys(Section, group="strategy.adam"):
+    """Keys of FedAdam."""
+
+    beta1: float = number(0.9, high=1, without_high=True)  # β1 of Algorithm 2
+    beta2: float = number(0.99, high=1, without_high=True)  # β2 of Algorithm 2
+    tau: float = number(1e-3, without_low=True)  # τ; it keeps the divisor of a parameter that never moved above 0
+    server_lr: float = 0.01  # (ours) η; the paper tunes it for every task
+
+
+@dataclass
+class YogiKeys(AdamKeys, group="strategy.yogi"):
+    """Keys of FedYogi."""
+
+
+@dataclass
 class StrategyConfig(Section, group="strategy"):
     """The method: its two classes, what is shared, how it is weighted, who takes part.
 
@@ -372,6 +461,12 @@ class StrategyConfig(Section, group="strategy"):
     min_clients: int = number(1, low=1)  # fewer valid replies than this fail the round
     on_failure: str = choice("continue", ("continue", "fail"))  # without a client that failed, or not at all
     timeout: float = number(3600.0, without_low=True)  # seconds to wait for an exchange
+    # what the server makes of the mean of the clients' models
+    server_optimizer: str = choice("average", ("average", "momentum", "adam", "yogi", "adagrad"))
+    momentum: MomentumKeys = field(default_factory=MomentumKeys)
+    adam: AdamKeys = field(default_factory=AdamKeys)
+    yogi: YogiKeys = field(default_factory=YogiKeys)
+    adagrad: AdagradKeys = field(default_factory=AdagradKeys)
     params: dict[str, Any] = field(default_factory=dict)
 
     def cohort_size(self, clients: int) -> int:
@@ -682,11 +777,11 @@ def accepted(f: "Field[Any]", hint: Any) -> str:
 
 def expected(name: str) -> str:
     """The kind of value that a key takes, its range and its default; empty for a key of no group."""
-    group, _, own = name.rpartition(".")
-    cls = get_type_hints(RunConfig).get(group) if group else RunConfig
-    found = (
-        next((f for f in fields(cls) if f.name == own), None) if isinstance(cls, type) and is_dataclass(cls) else None
-    )
+    *groups, own = name.split(".")
+    cls: Any = RunConfig
+    for group in groups:
+        cls = get_type_hints(cls).get(group) if is_dataclass(cls) else None
+    found = next((f for f in fields(cls) if f.name == own), None) if cls and is_dataclass(cls) else None
     if found is None or found.default is MISSING:
         return ""
     hint = get_type_hints(cls)[own]

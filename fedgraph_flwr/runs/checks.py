@@ -15,6 +15,7 @@ from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
+from fedgraph_flwr.runs.part_checks import check_parts
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
@@ -43,6 +44,7 @@ def check_method(cfg: RunConfig) -> None:
     for side in sides:
         method_params(side, cfg)
     uplink = _uplink(cfg, *sides)
+    check_parts(cfg, sides[0], uplink)
     protections.check(cfg, uplink)
     model_group = uplink[TRAIN].get(MODEL)
     adversaries.check(cfg, model_group is not None and not isinstance(model_group, Sum))

@@ -40,6 +40,7 @@ from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Outcome, exchange
 from fedgraph_flwr.strategies.loop import Loop, Stage
+from fedgraph_flwr.strategies.parts import server_parts
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import Reduced, reduce
 from fedgraph_flwr.strategies.replies import ReplyReader
@@ -76,6 +77,7 @@ class GraphStrategy(Side, FlowerFedAvg):
     Attributes:
         uplink_of: what `uplink` gives for this run, with what the framework itself asks.
         params: the keys' values.
+        parts: what changes the result of `step`, by the configuration.
         clients: what is known of each client, by its index.
         cohort: the clients of this round, ascending: the same in all its phases.
         failed: clients that failed since the round began, and why.
@@ -109,6 +111,7 @@ class GraphStrategy(Side, FlowerFedAvg):
         self.cfg = cfg
         self.params = method_params(type(self), cfg)
         self.uplink_of = declared(type(self), cfg)
+        self.parts = server_parts(cfg.strategy)
         self.recorder = recorder
         self.clients: dict[int, ClientInfo] = {}
         self.cohort: list[int] = []
@@ -177,6 +180,13 @@ class GraphStrategy(Side, FlowerFedAvg):
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """The next shared parameters, from the current ones and the reduced replies to ``train``."""
         return reduced.groups.get(MODEL, arrays)
+
+    def advance(self, arrays: Arrays, reduced: Reduced) -> Arrays:
+        """The next shared parameters: those of `step`, as the chosen parts change them."""
+        after = self.step(arrays, reduced)
+        for part in self.parts:
+            after = part.step(self, arrays, after, reduced)
+        return after
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
         """Arrays of a group whose shapes the uplink cannot know, since they follow from earlier replies.

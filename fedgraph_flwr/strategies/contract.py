@@ -1,4 +1,4 @@
-"""What the parts of the server need of a strategy, so that they do not import it."""
+"""What the parts of the server need of a strategy, so that they do not import it; and the base of a method's parts."""
 
 # ruff: noqa: D102 (`base` documents each member)
 
@@ -128,3 +128,26 @@ class RunnableMethod(Method, Protocol):
     def setup(self) -> None: ...
 
     def step(self, arrays: Arrays, reduced: Any) -> Arrays: ...
+
+    def advance(self, arrays: Arrays, reduced: Any) -> Arrays: ...
+
+
+class Composed(Method, Protocol):
+    """A strategy, as its parts use it."""
+
+    memory: dict[str, Any]
+
+
+class ServerPart:
+    """One part of a method on the server; it has no state of its own but what it keeps in the strategy's `memory`."""
+
+    def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Any) -> Arrays:
+        """Return the next shared parameters.
+
+        Args:
+            server: the strategy.
+            arrays: the current parameters.
+            mean: what the strategy, or the part before this one, makes of the replies.
+            reduced: the replies to ``train``.
+        """
+        return mean

@@ -6,86 +6,60 @@
     FedYogi      v_t = v_{t−1} − (1 − β2) Δ_t² sign(v_{t−1} − Δ_t²)
     θ^{t+1} = θ^t + η m_t / (√v_t + τ)
 
-The algorithm asks for v_{−1} ≥ τ²; it is τ² here. Nothing is corrected for bias. p_i by ``strategy.weighting``, where Algorithm 2
-has the plain mean. Running statistics of a network, which no gradient trains, are averaged: a step along their signs could make
+The algorithm asks for v_{−1} ≥ τ²; it is τ² here. There is no bias correction. p_i by ``strategy.weighting``, where Algorithm 2
+has the plain mean. Running statistics of a model, which no gradient trains, are averaged: a step along their signs could make
 a variance negative.
 Leaves the client: what FedAvg sends.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.config import number
-from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.contract import Composed, ServerPart
 from fedgraph_flwr.strategies.reducing import Reduced
-from fedgraph_flwr.wire.messages import MODEL, Arrays
+from fedgraph_flwr.wire.messages import Arrays
 
 
-@dataclass
-class Params:
-    """Keys of the three, and all of FedAdagrad."""
+class Adaptive(ServerPart):
+    """Common step of the three; keeps m and v in `memory`, as ``first`` and ``second``."""
 
-    beta1: float = number(0.0, high=1, without_high=True)  # β1 of Algorithm 2
-    tau: float = number(1e-3, without_low=True)  # τ; a parameter that never moved would be divided by 0 without it
-    server_lr: float = 0.03  # (ours) η; the paper tunes it for every task
-
-
-@dataclass
-class DecayParams(Params):
-    """Keys of FedAdam and FedYogi."""
-
-    beta1: float = number(0.9, high=1, without_high=True)  # β1 of Algorithm 2
-    beta2: float = number(0.99, high=1, without_high=True)  # β2 of Algorithm 2
-    server_lr: float = 0.01  # (ours) η; the paper tunes it for every task
-
-
-class FedOpt(GraphStrategy):
-    """What the three share; keeps m and v in `memory`, as ``first`` and ``second``."""
-
-    def second_moment(self, former: np.ndarray, square: np.ndarray) -> np.ndarray:
+    def second_moment(self, keys: Any, previous: np.ndarray, square: np.ndarray) -> np.ndarray:
         """v_t from v_{t−1} and Δ_t², elementwise."""
         raise NotImplementedError
 
-    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """One step of the server's optimiser."""
-        p, after = self.params, dict(reduced[MODEL])
-        first, second = self.memory.setdefault("first", {}), self.memory.setdefault("second", {})
-        for name in arrays.keys() - self.buffers:
+    def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+        """Take one step of the server's optimiser."""
+        p, after = getattr(server.cfg.strategy, server.cfg.strategy.server_optimizer), dict(mean)
+        first, second = server.memory.setdefault("first", {}), server.memory.setdefault("second", {})
+        for name in arrays.keys() - server.buffers:
             delta = after[name] - arrays[name]
-            former = first.get(name, np.zeros_like(delta)), second.get(name, np.full_like(delta, p.tau**2))
-            first[name] = p.beta1 * former[0] + (1 - p.beta1) * delta
-            second[name] = self.second_moment(former[1], delta**2)
+            previous = first.get(name, np.zeros_like(delta)), second.get(name, np.full_like(delta, p.tau**2))
+            first[name] = p.beta1 * previous[0] + (1 - p.beta1) * delta
+            second[name] = self.second_moment(p, previous[1], delta**2)
             after[name] = arrays[name] + p.server_lr * first[name] / (np.sqrt(second[name]) + p.tau)
         return after
 
 
-class FedAdagrad(FedOpt):
-    """Steps shrink with all that a parameter has moved."""
+class Adagrad(Adaptive):
+    """Divides by the sum of all squared updates."""
 
-    Params: ClassVar[type] = Params
-
-    def second_moment(self, former: np.ndarray, square: np.ndarray) -> np.ndarray:
+    def second_moment(self, keys: Any, previous: np.ndarray, square: np.ndarray) -> np.ndarray:
         """The sum of squares."""
-        return former + square
+        return previous + square
 
 
-class FedAdam(FedOpt):
-    """Steps shrink with what a parameter has moved of late."""
+class Adam(Adaptive):
+    """Divides by a moving mean of squared updates."""
 
-    Params: ClassVar[type] = DecayParams
-
-    def second_moment(self, former: np.ndarray, square: np.ndarray) -> np.ndarray:
-        """The mean of squares, fading."""
-        return self.params.beta2 * former + (1 - self.params.beta2) * square
+    def second_moment(self, keys: Any, previous: np.ndarray, square: np.ndarray) -> np.ndarray:
+        """The moving mean of squares."""
+        return keys.beta2 * previous + (1 - keys.beta2) * square
 
 
-class FedYogi(FedOpt):
+class Yogi(Adaptive):
     """FedAdam whose v changes by no more than Δ_t², however large v is."""
 
-    Params: ClassVar[type] = DecayParams
-
-    def second_moment(self, former: np.ndarray, square: np.ndarray) -> np.ndarray:
-        """Towards the square, by a share of the square."""
-        return former - (1 - self.params.beta2) * square * np.sign(former - square)
+    def second_moment(self, keys: Any, previous: np.ndarray, square: np.ndarray) -> np.ndarray:
+        """v_{t−1} moved towards the square, by a share of the square."""
+        return previous - (1 - keys.beta2) * square * np.sign(previous - square)

@@ -275,7 +275,7 @@ class Loop:
         method = self.strategy
         if not method.stage().up:
             return {name: array.copy() for name, array in method.arrays.items()}  # a file wants each array once
-        return method.step(method.arrays, method.reduce(TRAIN, replies))
+        return method.advance(method.arrays, method.reduce(TRAIN, replies))
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """What the round's record says of training."""

@@ -31,7 +31,7 @@ from typing import Any
 
 import yaml
 
-from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration
+from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration, parts
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
@@ -182,7 +182,7 @@ def knows(words: Sequence[str], key: str) -> bool:
     """Whether the selected method or model defines a key; keys of other groups apply to every run."""
     group, _, own = key.partition(".")
     common = {"strategy": StrategyConfig, "model": ModelConfig}.get(group)
-    if not common or own in {f.name for f in fields(common)}:
+    if not common or own in {f.name for f in fields(common)} - parts.KEYS.keys():
         return True
     choosing = ("strategy=", "model=", "model.name=", "config=", "protocol=")
     return own in _own_keys(group, tuple(word for word in words if word.startswith(choosing)))
@@ -194,7 +194,9 @@ def _own_keys(group: str, words: tuple[str, ...]) -> set[str]:
     from fedgraph_flwr.config import lookup  # the methods' classes take a second to import
 
     cfg = configuration(words)
-    return models.own_keys(cfg.model) if group == "model" else lookup.own_keys(cfg) | set(cfg.strategy.params)
+    if group == "model":
+        return models.own_keys(cfg.model)
+    return lookup.own_keys(cfg) | set(cfg.strategy.params) | parts.key_names(vars(cfg.strategy))
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ WRONG_KEYS = {
     "model=gat model.heads=3": "model.heads must divide model.hidden (64), got 3",
     "strategy.shared=[layer0]": "strategy.shared: 'layer0' matches no parameter of model=gcn",
     "strategy.private=[haed]": "strategy.private: 'haed' matches no parameter of model=gcn",
-    "strategy=fedavgm strategy.server_lr=nan": "strategy.server_lr must be >= 0, got nan",
+    "strategy=fedavgm strategy.server_lr=nan": "strategy.momentum.server_lr must be >= 0, got nan",
     "strategy=fedstruct strategy.prune=-1": "strategy.prune must be >= 0, got -1",
     "strategy=fedomd model=gcn": "strategy=fedomd needs model=fedomd, got gcn",
     "strategy=fedhero model=gcn": "strategy=fedhero needs model=fedhero, got gcn",
@@ -196,9 +196,8 @@ WRONG_KEYS = {
 
 @pytest.mark.parametrize("words", WRONG_KEYS)
 def test_a_wrong_key_of_a_method_or_network_is_one_sentence(words):
-    cfg = compose(words.split())
     with pytest.raises(FedGraphError) as caught:
-        check_method(cfg)
+        check_method(compose(words.split()))
     message = str(caught.value)
     assert WRONG_KEYS[words] in message
     assert "\n" not in message
