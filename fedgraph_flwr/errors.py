@@ -127,7 +127,7 @@ def located(error: BaseException, public: bool = False) -> str:
     ours = __name__.partition(".")[0]
     own = [frame for frame in frames if frame[0] not in {ours, *LIBRARIES, *sys.stdlib_module_names}]
     found = own or [frame for frame in frames if frame[0] == ours] or frames
-    what = type(error).__name__ if public or not str(error) else f"{type(error).__name__}: {plain(error, 500)}"
+    what = type(error).__name__ if public or not str(error) else f"{type(error).__name__}: {sanitize(error, 500)}"
     if not found:
         return what
     _, code, line = found[-1]
@@ -135,7 +135,7 @@ def located(error: BaseException, public: bool = False) -> str:
     return f"{what} ({file}, line {line}, in {code.co_name})"
 
 
-def plain(text: object, most: int = 300) -> str:
+def sanitize(text: object, most: int = 300) -> str:
     """Foreign text as one line of printable characters, so that it can neither steer a terminal nor fill it."""
     line = "".join(c if c.isprintable() else "?" for c in str(text).replace("\n", " "))
     return line if len(line) <= most else line[: most - 3] + "..."

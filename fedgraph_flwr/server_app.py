@@ -9,7 +9,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import plain
+from fedgraph_flwr.errors import sanitize
 
 app = ServerApp()
 
@@ -50,7 +50,7 @@ def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:
     if "privacy" in summary:
         log(INFO, "%s", told(summary["privacy"], cfg.privacy.scores))
     for who, reason in summary["failures"].items():
-        log(WARNING, "failed: client %s: %s", plain(who), plain(reason, 1000))
+        log(WARNING, "failed: client %s: %s", sanitize(who), sanitize(reason, 1000))
     log(INFO, "results: %s; a page of them: fedgraph-flwr report %s", cfg.out, cfg.out)
 
 

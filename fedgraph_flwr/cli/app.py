@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, first_line, plain
+from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.version import __version__
 
 # Command → the module that registers it and its one-line help. Imported on demand, so that --help is quick.
@@ -49,7 +49,7 @@ def _main(words: list[str]) -> int:
     except SystemExit as stop:  # argparse ends with 0 after --help and with 2 on wrong input
         return int(stop.code or 0)
     except FedGraphError as error:
-        print(f"error: {plain(error, 4000)}", file=sys.stderr)
+        print(f"error: {sanitize(error, 4000)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from fedgraph_flwr.data.datasets import SOURCES, Source, at_hand
+from fedgraph_flwr.data.datasets import SOURCES, Source, is_available
 from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.data.root import data_root, imported_names, imported_path
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -42,7 +42,7 @@ def listing() -> str:
 
 def _row(name: str, source: Source) -> tuple[str, ...]:
     sizes = tuple(str(size) if size else "-" for size in source.sizes)
-    found = "yes" if at_hand(name) else "no" if source.kind == "files" else "download"
+    found = "yes" if is_available(name) else "no" if source.kind == "files" else "download"
     return (name, *sizes, found, source.folder or "generated")
 
 

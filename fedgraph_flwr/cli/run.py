@@ -8,7 +8,7 @@ from typing import Any
 
 from fedgraph_flwr.api import Run, train
 from fedgraph_flwr.config import RunConfig, configuration, group_names
-from fedgraph_flwr.errors import plain
+from fedgraph_flwr.errors import sanitize
 
 _EPILOG = """\
 keys: strategy= dataset= protocol= partition= model= num_clients= rounds= seed= engine=inline|ray|flower-simulation|CONNECTION
@@ -98,6 +98,6 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
 
         console.print(told(summary["privacy"], cfg.privacy.scores), highlight=False)
     for who, reason in summary["failures"].items():
-        line = f"failed: client {plain(who)}: {plain(reason, 1000)}"
+        line = f"failed: client {sanitize(who)}: {sanitize(reason, 1000)}"
         console.print(line, highlight=False, markup=False, style="yellow")
     console.print(f"results: {cfg.out}", highlight=False, markup=False, soft_wrap=True)

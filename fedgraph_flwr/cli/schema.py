@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.data.graph import read_header
-from fedgraph_flwr.data.schema import Schema, agreed_schema, in_words
+from fedgraph_flwr.data.schema import Schema, agreed_schema, to_text
 from fedgraph_flwr.errors import FedGraphError
 
 _EPILOG = """\
@@ -39,13 +39,13 @@ def _show(args: argparse.Namespace) -> int:
     schema = read(args.file)
     print(f"scaling {schema.scaling}\nclasses {', '.join(schema.classes)}")
     if tables := schema.tables.to_dict():
-        print(f"tables {in_words(tables)}")
+        print(f"tables {to_text(tables)}")
     if schema.undirected:
         print("undirected")
     for kind, columns in schema.nodes.items():
         used = {name: column for name, column in columns.items() if column.kind != "ignored"}
         for place, (name, column) in enumerate(used.items(), 1):
-            told = [f"{key}: {in_words(value)}" for key, value in column.to_dict().items() if key != "kind"]
+            told = [f"{key}: {to_text(value)}" for key, value in column.to_dict().items() if key != "kind"]
             print(f"{kind}  {place:>3}  {name}: {'; '.join([column.kind, *told])}")
     return 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.errors import FedGraphError, sanitize
 
 if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not need
     from fedgraph_flwr.sweeps.execution import How
@@ -168,7 +168,7 @@ def _run(book: ResultsIndex, how: How, configs: Sequence[RunConfig]) -> None:
         def told(cell: Cell, row: Row, left: int, seconds: float | None) -> None:
             nonlocal done
             done += 1
-            figure = plain(failure(row)) or f"{100 * number(row, 'value'):.2f} %"
+            figure = sanitize(failure(row)) or f"{100 * number(row, 'value'):.2f} %"
             remaining = f"about {_time(seconds)} left" if seconds else ""
             bar.update(task, completed=done, total=done + left, left=remaining)
             line = f"{done}/{done + left} {cell.setting}, {cell.method}, seed {cell.seed}: {figure}"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from fedgraph_flwr.errors import plain, unknown
+from fedgraph_flwr.errors import sanitize, unknown
 from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, TRAIN, Arrays
 
@@ -36,5 +36,5 @@ def messages_of(kind: type, name: str) -> int:
         FedGraphError: no such phase.
     """
     if name not in (known := [DESCRIBE, TRAIN, EVALUATE, PUBLISH, DEAL, UNMASK, *phases(kind)]):
-        raise unknown("phase", plain(name, 60), known, f"requested from {kind.__name__}")
+        raise unknown("phase", sanitize(name, 60), known, f"requested from {kind.__name__}")
     return int({**REPEATS, **getattr(kind, "repeats", {})}.get(name, 1))

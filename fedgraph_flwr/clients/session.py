@@ -28,7 +28,7 @@ from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate, method_params
-from fedgraph_flwr.errors import FedGraphError, located, plain, unknown
+from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
 from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import protections
@@ -175,8 +175,8 @@ def _check_start(client: GraphClient, received: Mapping[str, Any]) -> None:
         expected, actual = first[name].cpu().numpy(), received[name]
         if actual.shape == expected.shape and not np.allclose(actual, expected, rtol=1e-3, atol=1e-5):
             raise FedGraphError(
-                f"the server starts this run with other parameters than its seed={client.cfg.seed} gives ('{plain(name, 60)}'):"
-                " this node's policy accepts no others in the first round (check_start)"
+                f"the server starts this run with other parameters than its seed={client.cfg.seed} gives"
+                f" ('{sanitize(name, 60)}'): this node's policy accepts no others in the first round (check_start)"
             )
 
 
@@ -191,7 +191,7 @@ def _config(message: Message) -> dict[str, Any]:
     for key, kind in (("phase", str), ("round", int), ("exchange", int), ("resume", int)):
         if (key in config or key != "resume") and type(config.get(key)) is not kind:
             raise FedGraphError(
-                f"the server's message has {key}={plain(config.get(key), 60)}, expected {kind.__name__}"
+                f"the server's message has {key}={sanitize(config.get(key), 60)}, expected {kind.__name__}"
             )
     return config
 
@@ -204,7 +204,7 @@ def _check_protocol(config: Mapping[str, Any]) -> None:
     """
     if config["phase"] == DESCRIBE and config.get(SPEAKS, 1) != PROTOCOL:
         raise FedGraphError(
-            f"the server uses version {plain(config.get(SPEAKS, 1), 20)} of the protocol between server and clients, this node"
+            f"the server uses version {sanitize(config.get(SPEAKS, 1), 20)} of the protocol between server and clients, this node"
             f" version {PROTOCOL}: install the same version of fedgraph-flwr on both"
         )
 
@@ -280,7 +280,7 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
     kind = locate(cfg.strategy.client)
     if not (isinstance(kind, type) and issubclass(kind, GraphClient)):
         raise FedGraphError(
-            f"strategy.client={plain(cfg.strategy.client, 80)} is not a client: expected a subclass of GraphClient"
+            f"strategy.client={sanitize(cfg.strategy.client, 80)} is not a client: expected a subclass of GraphClient"
         )
     protections.check(cfg, declared(kind, cfg))
     graph = load_graph(cfg, context)

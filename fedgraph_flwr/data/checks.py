@@ -1,6 +1,6 @@
-"""What must hold of a graph that is read from a file: every tensor's type and shape, every number's range.
+"""Checks of a graph read from a file: the type and shape of every tensor, the range of every number.
 
-A few passes over the tensors, none over nodes or edges one by one.
+The checks are vectorised: they make a few passes over the tensors and never loop over nodes or edges.
 """
 
 from typing import Any
@@ -16,20 +16,20 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 
 
 def check_file(graph: Any, where: str) -> Any:
-    """The graph itself, when its parts fit together.
+    """Return the graph unchanged if its parts fit together.
 
     Args:
-        graph: of any kind.
+        graph: any kind of graph.
         where: its file, for errors.
 
     Raises:
-        FedGraphError: a tensor or number of another type, shape or range, masks that overlap or mark nodes without a label,
-            edges that point nowhere, features that are not finite.
+        FedGraphError: a tensor or number has the wrong type, shape or range. Masks overlap or mark unlabelled nodes, an edge
+            names a missing node, or a feature is not finite.
     """
     try:
         _whole(graph, "num_classes", 1)
         if not isinstance(graph.name, str):
-            raise FedGraphError(f"name must be a word, got {graph.name!r}")
+            raise FedGraphError(f"name must be a string, got {graph.name!r}")
         if isinstance(graph, ClientGraph | HeteroClientGraph):
             _whole(graph, "num_clients", 1)
             _whole(graph, "client", 0, graph.num_clients)
@@ -67,7 +67,7 @@ def _check_cuts(graph: ClientGraph) -> None:
 
 
 def _labelled(ids: Any, what: str, n: int, end: int | None = None) -> None:
-    """A number for each node, or none at all."""
+    """Check one number per node; an empty tensor is accepted."""
     _tensor(ids, what, torch.int64, (n if isinstance(ids, Tensor) and ids.numel() else 0,))
     _within(ids, what, end)
 
@@ -75,10 +75,10 @@ def _labelled(ids: Any, what: str, n: int, end: int | None = None) -> None:
 def _check_typed(graph: HeteroGraph) -> None:
     for kind, count in graph.counts.items():
         if not isinstance(kind, str) or type(count) is not int or count < 0:
-            raise FedGraphError(f"node type {kind!r} must have a number of nodes, got {count!r}")
+            raise FedGraphError(f"node type {kind!r} must have a node count of at least 0, got {count!r}")
     for key in ("x", "node_id"):
         if not isinstance(getattr(graph, key, {}), dict):
-            raise FedGraphError(f"{key} must be by node type")
+            raise FedGraphError(f"{key} must be a dict keyed by node type")
     _length(graph.y, "y", graph.counts[graph.target])
     for (a, relation, b), index in graph.edges.items():
         _edges(index, f"edges of '{relation}'", graph.counts[a], graph.counts[b])
@@ -98,7 +98,7 @@ def _check_labels(graph: Graph | HeteroGraph) -> None:
     if bool(wrong.any()):
         node = int(wrong.nonzero()[0])
         raise FedGraphError(
-            f"labels must lie in 0..{graph.num_classes - 1}, or be -1 where unknown, node {node} has {int(graph.y[node])}"
+            f"labels must be in 0..{graph.num_classes - 1}, or -1 where unknown; node {node} has {int(graph.y[node])}"
         )
     marked = torch.zeros(n, dtype=torch.bool)
     for key in MASKS:
@@ -106,7 +106,7 @@ def _check_labels(graph: Graph | HeteroGraph) -> None:
         _tensor(mask, key, torch.bool, (n,))
         if bool((twice := marked & mask).any()):
             raise FedGraphError(
-                f"{' and '.join(MASKS)} must not overlap, node {int(twice.nonzero()[0])} is in two of them"
+                f"{' and '.join(MASKS)} must not overlap; node {int(twice.nonzero()[0])} is in two of them"
             )
         if bool((unknown := mask & (graph.y < 0)).any()):
             raise FedGraphError(f"{key} marks node {int(unknown.nonzero()[0])}, which has no label")
@@ -117,7 +117,7 @@ def _whole(graph: Any, key: str, low: int, end: int | None = None) -> None:
     value = getattr(graph, key)
     if type(value) is not int or not low <= value < (2**62 if end is None else end):
         raise FedGraphError(
-            f"{key} must be a whole number, {f'{low}..{end - 1}' if end else f'at least {low}'}, got {value!r}"
+            f"{key} must be an integer, {f'{low}..{end - 1}' if end else f'at least {low}'}, got {value!r}"
         )
 
 
@@ -131,7 +131,7 @@ def _tensor(tensor: Any, what: str, dtype: torch.dtype, shape: tuple[int | None,
 
 
 def _length(tensor: Any, what: str, size: int | None = None) -> int:
-    """N, of labels int64 [N]."""
+    """Return N for labels int64 [N]."""
     _tensor(tensor, what, torch.int64, (size,))
     return int(tensor.size(0))
 
@@ -141,7 +141,7 @@ def _within(ids: Tensor, what: str, end: int | None) -> None:
         return
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or (end is not None and high >= end):
-        raise FedGraphError(f"{what} must lie in 0..{'' if end is None else end - 1}, got {low}..{high}")
+        raise FedGraphError(f"{what} must be in 0..{'' if end is None else end - 1}, got {low}..{high}")
 
 
 def _edges(index: Any, what: str, sources: int, targets: int) -> None:
@@ -151,7 +151,7 @@ def _edges(index: Any, what: str, sources: int, targets: int) -> None:
 
 
 def _finite(x: Tensor, what: str) -> None:
-    # The sum is enough where it is finite, and takes no second matrix.
+    # A finite sum proves that all entries are finite, without a second matrix.
     if x.numel() and not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
         row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
-        raise FedGraphError(f"{what} must be finite, node {row} has {float(x[row, column])} in column {column}")
+        raise FedGraphError(f"{what} must be finite; node {row} has {float(x[row, column])} in column {column}")

@@ -1,4 +1,4 @@
-"""Checks on a graph that comes from outside, and the options that change it before it is split and partitioned."""
+"""Checks of an external graph, and the options that change it before the split and the partition."""
 
 from dataclasses import replace
 
@@ -11,15 +11,15 @@ from fedgraph_flwr.errors import FedGraphError
 
 
 def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
-    """The graph itself, when its tensors fit together.
+    """Return the graph unchanged if its tensors fit together.
 
     Args:
-        graph: N nodes.
+        graph: graph of N nodes.
         where: its file, for errors.
-        labelled: whether it must have a label.
+        labelled: whether at least one node must have a label.
 
     Raises:
-        FedGraphError: wrong shapes, no nodes, no labels, features that are not finite, edges that point nowhere, labels
+        FedGraphError: wrong shapes, no nodes, no labels, a feature that is not finite, an edge to a missing node, or a label
             outside -1..C-1.
     """
     n = graph.num_nodes
@@ -35,19 +35,17 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
     if not bool(torch.isfinite(graph.x).all()):
         row, column = (~torch.isfinite(graph.x)).nonzero()[0].tolist()
         value = float(graph.x[row, column])
-        raise FedGraphError(f"{where}: features must be finite, node {row} has {value} in column {column}")
+        raise FedGraphError(f"{where}: features must be finite; node {row} has {value} in column {column}")
     nowhere = ((graph.edge_index < 0) | (graph.edge_index >= n)).any(dim=0)
     if bool(nowhere.any()):
         edge = int(nowhere.nonzero()[0])
         source, target = graph.edge_index[:, edge].tolist()
-        raise FedGraphError(
-            f"{where}: edge {edge} points nowhere, it joins {source} and {target} among nodes 0..{n - 1}"
-        )
+        raise FedGraphError(f"{where}: edge {edge} joins nodes {source} and {target}, expected nodes in 0..{n - 1}")
     wrong = (graph.y < -1) | (graph.y >= graph.num_classes)
     if bool(wrong.any()):
         node = int(wrong.nonzero()[0])
         raise FedGraphError(
-            f"{where}: labels must lie in 0..{graph.num_classes - 1}, or be -1 where unknown,"
+            f"{where}: labels must be in 0..{graph.num_classes - 1}, or -1 where unknown;"
             f" node {node} has {int(graph.y[node])}"
         )
     if labelled and not bool((graph.y >= 0).any()):
@@ -56,10 +54,11 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
 
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
-    """Apply the keys of ``cfg`` that change a graph, in the order of these lines."""
+    """Apply the keys of ``cfg`` that change a graph, in the order of the lines below."""
     if cfg.edge_types != "triple":
         raise FedGraphError(
-            f"dataset.edge_types={cfg.edge_types} is for typed graphs, and '{cfg.name}' has edges of one type"
+            f"dataset.edge_types={cfg.edge_types} is only for heterogeneous graphs, but '{cfg.name}' has a single edge"
+            " type: leave it out"
         )
     if cfg.reversed:
         graph = replace(graph, edge_index=graph.edge_index.flip(0))
@@ -78,14 +77,14 @@ def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
 
 
 def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Both directions of every edge, each once, sorted by source, then target [2, E]."""
+    """Return both directions of every edge, each once, sorted by source, then target [2, E]."""
     source, target = edge_index
     code = torch.cat([source * num_nodes + target, target * num_nodes + source]).unique()
     return torch.stack([code // num_nodes, code % num_nodes])
 
 
 def largest_component(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Which nodes are in the largest weakly connected component, the first of equals, bool [N]."""
+    """Return a mask of the largest weakly connected component, bool [N]; ties go to the first."""
     import numpy as np
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
@@ -97,7 +96,7 @@ def largest_component(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def subgraph(graph: Graph, keep: Tensor) -> Graph:
-    """The graph induced by the nodes marked in ``keep`` [N], their order kept."""
+    """Return the subgraph induced by the nodes marked in ``keep`` [N], in their original order."""
     new_id = keep.cumsum(0) - 1
     inside = keep[graph.edge_index[0]] & keep[graph.edge_index[1]]
     return replace(

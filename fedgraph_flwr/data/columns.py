@@ -1,12 +1,12 @@
-"""From the columns of a table to features: what kind each is, its statistics, and the numbers that a network sees.
+"""Encoding of table columns as features: each column's kind, its statistics, and the model's input values.
 
     number, date   (t(v) − center) / spread, a date in days since 1970; t is the identity, or sign(v)·ln(1 + |v|) for `log`
     flag           0 or 1
-    category       one feature a category, and one for every other word
-    missing        `fill` (median of numbers and dates, the most frequent of flags and categories), and a feature that says so
+    category       one feature per category, and one for all other values
+    missing        `fill` (median of numbers and dates, mode of flags and categories), and an indicator feature
 
-`standard` takes mean and standard deviation for center and spread, `robust` median and interquartile range, as scikit-learn's
-StandardScaler and RobustScaler. Statistics are kept as numbers in the schema.
+For center and spread, `standard` uses mean and standard deviation, `robust` uses median and interquartile range, as
+scikit-learn's StandardScaler and RobustScaler do. The schema stores the statistics as numbers.
 """
 
 import re
@@ -30,22 +30,22 @@ from fedgraph_flwr.data.value_formats import (
     read_dates,
     readings,
 )
-from fedgraph_flwr.errors import FedGraphError, plain, unknown
+from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 
 TRUE = {"1", "true", "t", "yes", "y"}
 FALSE = {"0", "false", "f", "no", "n"}
 NOTHING = {"", "nan", "na", "n/a", "null", "none"}
-"""Words for a missing number, date or flag, in addition to an empty cell."""
+"""Texts that mark a missing number, date or flag, in addition to an empty cell."""
 
 SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
-"""Words of a split, and which mask they mean."""
+"""Values of a split column, and the mask that each one selects."""
 
 MAX_CATEGORIES = 50
 FLOOR = 5
-"""Rows below which a category is "other", and a statistic is not told."""
+"""Minimum number of rows for a category of its own and for a shared statistic."""
 
 FAR = 100.0
-"""Ratio of magnitudes from which unscaled features get a warning."""
+"""Ratio of magnitudes above which unscaled features get a warning."""
 
 
 def _silent(text: str) -> None:
@@ -63,18 +63,18 @@ def log_warning(text: str) -> None:
 
 @dataclass(frozen=True)
 class Treatment:
-    """What the user says of the columns, and what the parties have agreed upon.
+    """Column options of the user, and the schema that the parties agreed on.
 
     Attributes:
-        kinds: by column, or by ``type.column``; what is not said is found. Likewise ``scales`` and ``units``.
-        scaling: none, local or federated; "": the schema's, else local for tables and none for a saved graph.
-        schema: to obey.
+        kinds: kind by column, or by ``type.column``; detected where not given. Likewise ``scales`` and ``units``.
+        scaling: none, local or federated. "" means the schema's, else local for tables and none for a saved graph.
+        schema: schema to follow.
         where: the file of the schema, for errors.
-        floor: rows below which a category is "other".
-        decimals: the decimal sign of numbers, by column; "" stands for all columns. Likewise ``thousands``.
-        date_formats: of dates, by column; several are separated by ``|``.
-        say: receives what is found, dropped and filled, one line each.
-        warn: receives what changes or loses data, one line each; default: the log.
+        floor: rows below which a category becomes "other".
+        decimals: decimal separator of numbers by column, where "" applies to all columns. Likewise ``thousands``.
+        date_formats: date formats by column, several separated by ``|``.
+        say: receives one line per column that was detected, dropped or filled.
+        warn: receives one line per change or loss of data (default: the log).
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -91,15 +91,16 @@ class Treatment:
     warn: Callable[[str], None] = log_warning
 
     def settled_scaling(self, default: str = "local") -> str:
-        """The word that holds.
+        """Return the scaling in force.
 
         Raises:
-            FedGraphError: the user's is not the schema's, or it is federated without a schema.
+            FedGraphError: the user's scaling differs from the schema's, or it is federated without a schema.
         """
         agreed = self.schema.scaling if self.schema else ""
         if self.scaling and agreed and self.scaling != agreed:
             raise FedGraphError(
-                f"--scaling {self.scaling}, but {self.where} says {agreed}: leave it out, or edit the schema"
+                f"--scaling {self.scaling} conflicts with scaling {agreed} of {self.where}: leave the option out, or"
+                " edit the schema"
             )
         if self.scaling == "federated" and not agreed:
             raise FedGraphError(
@@ -110,35 +111,35 @@ class Treatment:
 
     @property
     def options(self) -> dict[str, Mapping[str, str]]:
-        """What the user says, by the option of the command line."""
+        """Values given by the user, keyed by command-line option."""
         return {"kind": self.kinds, "scale": self.scales, "unit": self.units}
 
     def check_names(self, tables: Mapping[str, Sequence[str]]) -> None:
-        """Check that what the user says is said of columns that there are.
+        """Check that every option names an existing column.
 
         Args:
-            tables: the columns of each node type.
+            tables: column names of each node type.
 
         Raises:
-            FedGraphError: no node type has such a column.
+            FedGraphError: no node type has a column that an option names.
         """
         known = {name for names in tables.values() for name in names}
         known |= {f"{kind}.{name}" for kind, names in tables.items() for name in names}
         formats = {"decimal": self.decimals, "thousands": self.thousands, "date-format": self.date_formats}
-        for option, words in (self.options | formats).items():
-            for name in words:
+        for option, given in (self.options | formats).items():
+            for name in given:
                 if name and name not in known:
                     raise unknown("column", name, known, f"--{option}")
 
-    def word(self, words: Mapping[str, str], kind: str, name: str) -> str:
-        """What the user says of a column of a node type, "" for nothing."""
-        return words.get(f"{kind}.{name}", words.get(name, ""))
+    def option(self, given: Mapping[str, str], kind: str, name: str) -> str:
+        """Return the user's value for a column of a node type; "" if there is none."""
+        return given.get(f"{kind}.{name}", given.get(name, ""))
 
     def number_formats(self, kind: str, name: str) -> list[NumberFormat] | None:
-        """The formats that the user's options leave for a column; None where there is no option."""
+        """Return the formats that the user's options permit for a column; None without an option."""
         decimal, thousands = (
-            next((words[key] for key in (f"{kind}.{name}", name, "") if key in words), None)
-            for words in (self.decimals, self.thousands)
+            next((given[key] for key in (f"{kind}.{name}", name, "") if key in given), None)
+            for given in (self.decimals, self.thousands)
         )
         if decimal is None and thousands is None:
             return None
@@ -149,7 +150,7 @@ class Treatment:
 
 
 AS_FOUND = Treatment()
-"""Nothing is said: columns are what they look like, scaled by their own statistics."""
+"""No options: the kinds are detected, and columns are scaled by their own statistics."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ class Features:
     """The features of one node table.
 
     Attributes:
-        agreed: its columns, with the statistics that all parties share.
-        fitted: the same with this party's own statistics where there are no others.
+        agreed: columns with the statistics that all parties share.
+        fitted: the same columns, completed with this party's statistics.
         x: float32 [N, F].
     """
 
@@ -168,18 +169,18 @@ class Features:
 
 
 def features(kind: str, table: Any, names: Sequence[str], where: str, treatment: Treatment) -> Features:
-    """The features of one node table, by the schema where there is one.
+    """Encode one node table as features, by the schema if there is one.
 
     Args:
         kind: the node type.
-        table: one row a node.
-        names: the columns that may be features, in order.
+        table: one row per node.
+        names: candidate feature columns, in order.
         where: the file, for errors.
-        treatment: what is said of them.
+        treatment: column options and schema.
 
     Raises:
-        FedGraphError: a column that the schema has and the table lacks, values that are not of the column's kind, or
-            statistics that lack.
+        FedGraphError: a column of the schema is missing in the table, a value does not match the column's kind, or a
+            statistic is missing.
     """
     scaling = treatment.settled_scaling()
     agreed = columns(kind, table, names, where, treatment)
@@ -194,14 +195,14 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
         _report_others(name, column, read, where, treatment)
         if scaling == "federated" and "fill" not in column.statistics:
             raise FedGraphError(
-                f"{treatment.where} says scaling federated, but has no statistics of column '{name}': make it by"
+                f"{treatment.where} has scaling federated but no statistics of column '{name}': create it with"
                 " `fedgraph-flwr schema merge`"
             )
         fitted[name] = fit(column, read, scaling)
         blocks.append(encode(fitted[name], read))
-        if lacking := int(absent(read).sum()):
-            mark = "" if column.missing else ", unmarked, as the schema has it"
-            filled.append(f"{name} {lacking} of {len(read)}{mark}")
+        if gaps := int(absent(read).sum()):
+            mark = "" if column.missing else ", without an indicator, as in the schema"
+            filled.append(f"{name} {gaps} of {len(read)}{mark}")
     if used:
         treatment.say(f"{where}: {_listing(used)}")
     if formats := [f"{name} as {column.format}" for name, column in used.items() if column.format and _unusual(column)]:
@@ -215,10 +216,10 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
 
 
 def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: Treatment) -> dict[str, Column]:
-    """The columns of one node table: the schema's in its order, or those found.
+    """Return the columns of one node table: the schema's in its order, or those detected.
 
     Raises:
-        FedGraphError: one of the schema's lacks, or the user's word is not the schema's.
+        FedGraphError: a column of the schema is missing, or an option contradicts the schema.
     """
     if treatment.schema is None:
         decimals = _decimals_of(kind, table, names, treatment)
@@ -231,19 +232,22 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
         for name, column in wanted.items():
             if name not in names:
                 raise FedGraphError(
-                    f"{where} lacks column '{name}' ({column.kind}) of {treatment.where}; it has {', '.join(names)}"
+                    f"{where} has no column '{name}' ({column.kind}) of {treatment.where}; its columns are {', '.join(names)}"
                 )
             its = {"kind": column.kind, "scale": column.scale, "unit": column.unit}
-            for option, words in treatment.options.items():
-                if (said := treatment.word(words, kind, name)) not in ("", its[option]):
+            for option, options in treatment.options.items():
+                if (given := treatment.option(options, kind, name)) not in ("", its[option]):
                     raise FedGraphError(
-                        f"--{option} {name}={said}, but {treatment.where} says {its[option] or 'none'}: leave it out, or edit"
-                        " the schema"
+                        f"--{option} {name}={given} conflicts with {its[option] or 'none'} in {treatment.where}: leave"
+                        " the option out,"
+                        " or edit the schema"
                     )
         if list(wanted) != (own := [name for name in names if name in wanted]):
-            treatment.say(f"{where}: columns put in the order of {treatment.where} ({', '.join(own)} here)")
-        dropped = [f"{name} ({'not in the schema' if name not in agreed else 'so the schema'})" for name in names]
-        dropped = [told for name, told in zip(names, dropped, strict=True) if name not in wanted]
+            treatment.say(f"{where}: columns reordered as in {treatment.where} ({', '.join(own)} here)")
+        dropped = [
+            f"{name} ({'not in the schema' if name not in agreed else 'ignored by the schema'})" for name in names
+        ]
+        dropped = [entry for name, entry in zip(names, dropped, strict=True) if name not in wanted]
     if dropped:
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")
     return agreed
@@ -252,47 +256,47 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
 def _found(
     kind: str, column: Any, name: str, where: str, treatment: Treatment, decimals: set[str]
 ) -> tuple[Column, str]:
-    """A column as its values and the user's options show it, and why it is ignored, "" where it is not."""
-    said, scale = (treatment.word(w, kind, name) for w in (treatment.kinds, treatment.scales))
-    form = treatment.word(treatment.date_formats, kind, name)
-    if form and said not in ("", "date"):
-        raise FedGraphError(f"--date-format {name}={form}, but --kind {name}={said}: leave one of them out")
-    said = "date" if form else said
+    """Return a column by its values and the user's options, and why it is ignored ("" if it is used)."""
+    given, scale = (treatment.option(options, kind, name) for options in (treatment.kinds, treatment.scales))
+    form = treatment.option(treatment.date_formats, kind, name)
+    if form and given not in ("", "date"):
+        raise FedGraphError(f"--date-format {name}={form} conflicts with --kind {name}={given}: leave one of them out")
+    given = "date" if form else given
     accepted = treatment.number_formats(kind, name)
-    detected = said in ("", "date", "number") and not (form or (said == "number" and column.dtype.kind in "biuf"))
-    found, told = (said, form)
+    detected = given in ("", "date", "number") and not (form or (given == "number" and column.dtype.kind in "biuf"))
+    found, detail = (given, form)
     if detected:
-        found, told = _kind(column, name, where, accepted, decimals, treatment, said)
-    if said == "date" and found != "date":
+        found, detail = _kind(column, name, where, accepted, decimals, treatment, given)
+    if given == "date" and found != "date":
         raise FedGraphError(
-            f"{where}: column '{name}' holds no dates such as 2026-01-31 or 31.01.2026: pass --date-format {name}=FORMAT, such"
+            f"{where}: column '{name}' has no dates such as 2026-01-31 or 31.01.2026: pass --date-format {name}=FORMAT, such"
             " as %d %b %Y"
         )
     if found == "ignored":
-        return Column("ignored"), told or "by --kind"
-    unit = treatment.word(treatment.units, kind, name)
-    found, told = ("number", "") if said == "number" and found != "number" else (found, told)
-    spec = Column(found, unit=unit, scale=scale or "standard", format=told if found in ("date", "number") else "")
+        return Column("ignored"), detail or "by --kind"
+    unit = treatment.option(treatment.units, kind, name)
+    found, detail = ("number", "") if given == "number" and found != "number" else (found, detail)
+    spec = Column(found, unit=unit, scale=scale or "standard", format=detail if found in ("date", "number") else "")
     if found == "category":
         spec = replace(spec, categories=frequent(counts(values(column, spec, name, where)), treatment.floor))
         if not spec.categories:
-            return Column("ignored"), f"no word of it has {treatment.floor} rows"
+            return Column("ignored"), f"no value has {treatment.floor} rows"
     return replace(spec, missing=bool(absent(values(column, spec, name, where)).any())), ""
 
 
 def _known(column: Any) -> list[str]:
-    """The distinct values of a column as text, without those that stand for nothing."""
+    """Return the distinct values of a column as text, without markers of missing values."""
     return [str(word) for word in np.unique(as_words(column)) if word.strip().lower() not in NOTHING]
 
 
 def _decimals_of(kind: str, table: Any, names: Sequence[str], treatment: Treatment) -> set[str]:
-    """The decimal signs of the columns that can be read in one way only: they decide where another column can be read in two."""
+    """Return the decimal separators of unambiguous columns; they resolve the ambiguous ones."""
     found = set()
     for name in names:
-        if table[name].dtype.kind in "biufM" or treatment.word(treatment.kinds, kind, name) not in ("", "number"):
+        if table[name].dtype.kind in "biufM" or treatment.option(treatment.kinds, kind, name) not in ("", "number"):
             continue
         words = _known(table[name])
-        if not words or number_like(words[:20]).sum() < len(words[:20]):  # a cheap look at what is no number anyway
+        if not words or number_like(words[:20]).sum() < len(words[:20]):  # a cheap test that skips text columns
             continue
         forms = readings(words, treatment.number_formats(kind, name) or FORMATS)
         if len(forms) == 1 and (forms[0].thousands in (",", ".") or any(forms[0].decimal in word for word in words)):
@@ -303,19 +307,21 @@ def _decimals_of(kind: str, table: Any, names: Sequence[str], treatment: Treatme
 def _number_format(
     words: Sequence[str], name: str, where: str, accepted: Sequence[NumberFormat] | None, decimals: set[str]
 ) -> NumberFormat | None:
-    """The format by which all words are numbers; None where some word is not.
+    """Return the format by which all texts are numbers; None if some text is not a number.
 
     Raises:
-        FedGraphError: they can be read in two ways, and neither the options nor the other columns decide.
+        FedGraphError: two formats fit, and neither the options nor the other columns decide.
     """
     forms = readings(words, FORMATS if accepted is None else accepted)
     if len(forms) > 1 and len(fitting := [form for form in forms if form.decimal in decimals]) == 1:
         forms = fitting
     if len(forms) > 1:
         which = next(i for i in range(len(words)) if len({float(form.read([words[i]])[0]) for form in forms}) > 1)
-        told = " or ".join(f"{form.read([words[which]])[0]:.15g} (--decimal {name}={form.decimal})" for form in forms)
+        meanings = " or ".join(
+            f"{form.read([words[which]])[0]:.15g} (--decimal {name}={form.decimal})" for form in forms
+        )
         raise FedGraphError(
-            f"{where}: column '{name}' has '{words[which]}', which can mean {told}: pass one of these options"
+            f"{where}: column '{name}' has '{words[which]}', which can mean {meanings}: pass one of these options"
         )
     return forms[0] if forms else None
 
@@ -327,12 +333,12 @@ def _kind(
     accepted: Sequence[NumberFormat] | None,
     decimals: set[str],
     treatment: Treatment,
-    said: str = "",
+    given: str = "",
 ) -> tuple[str, str]:
-    """The kind of a column, and its format (a date or number) or why it is ignored.
+    """Return the kind of a column, and its format (date or number) or why it is ignored.
 
     Raises:
-        FedGraphError: most of its values are numbers or dates, but not all; or they can be read in two ways.
+        FedGraphError: most of its values are numbers or dates, but not all, or two formats fit.
     """
     if not len(column):
         return "number", ""
@@ -346,11 +352,11 @@ def _kind(
     low = {word.lower() for word in distinct}
     if not distinct:
         return "ignored", "empty"
-    if said != "number":
+    if given != "number":
         if low <= TRUE | FALSE and (len(low) == 2 or not low <= {"0", "1"}):
             return "flag", ""
         if "train" in low and low <= SPLITS.keys():
-            return "ignored", f"looks like a split; --split-column {name} takes it for one"
+            return "ignored", f"looks like a split: pass --split-column {name} to use it"
     if (form := _number_format(distinct, name, where, accepted, decimals)) is not None:
         return "number", str(form)
     number, date = number_like(distinct), date_like(distinct)
@@ -361,7 +367,7 @@ def _kind(
     if date.mean() > 0.5:
         wrong, right = distinct[int((~date).argmax())], distinct[int(date.argmax())]
         raise FedGraphError(
-            f"{where}: column '{name}' has '{plain(wrong, 40)}' in row {_row(column, wrong)}, and dates such as '{right}':"
+            f"{where}: column '{name}' has '{sanitize(wrong, 40)}' in row {_row(column, wrong)}, and dates such as '{right}':"
             f" correct the value, or pass --date-format {name}=FORMAT (several separated by |), or --kind {name}=ignored"
         )
     if len(distinct) > max(20, 0.5 * len(column)):
@@ -370,14 +376,14 @@ def _kind(
             fix = "remove units from its values" if what == "numbers" else f"pass --date-format {name}=FORMAT"
             treatment.warn(
                 f"{where}: column '{name}' is ignored, but {len(alike)} of its {len(distinct)} different values look like {what},"
-                f" such as '{plain(alike[0], 40)}': {fix}, or pass --kind {name}=ignored"
+                f" such as '{sanitize(alike[0], 40)}': {fix}, or pass --kind {name}=ignored"
             )
-        return "ignored", f"{len(distinct)} different words in {len(column)} rows"
+        return "ignored", f"{len(distinct)} different values in {len(column)} rows"
     return "category", ""
 
 
 def _row(column: Any, word: str) -> int:
-    """The first row with a value, from 1."""
+    """Return the first row with a value, counted from 1."""
     return int((as_words(column) == word).argmax()) + 1
 
 
@@ -389,37 +395,39 @@ def _unlike(
     where: str,
     accepted: Sequence[NumberFormat] | None,
 ) -> str:
-    """The error message for a column most of whose values are numbers, but not all, or not in one format."""
+    """Return the error message for a column of mostly numbers, but not all, or not in one format."""
     remedy = f"correct the value, or pass --kind {name}=category or --kind {name}=ignored"
     if number.all():
         forms = [max(FORMATS, key=lambda form: int((~np.isnan(form.read(distinct))).sum()))]
         if accepted is not None:
             forms = list(accepted)
         wrong = next(word for word in distinct if all(np.isnan(form.read([word])[0]) for form in forms))
-        why = "as its --decimal and --thousands say" if accepted is not None else f"like '{str(forms[0]) or '1234.5'}'"
+        why = "by its --decimal and --thousands" if accepted is not None else f"like '{str(forms[0]) or '1234.5'}'"
         return (
             f"{where}: column '{name}' has '{wrong}' in row {_row(column, wrong)}, which is not a number {why}: pass --decimal"
             f" {name}=SIGN or --thousands {name}=SIGN, or {remedy}"
         )
     wrong = distinct[int((~number).argmax())]
-    value = f"'{plain(wrong, 40)}' in row {_row(column, wrong)}"
-    return f"{where}: features must be finite numbers, column '{name}' has {value}: {remedy}"
+    value = f"'{sanitize(wrong, 40)}' in row {_row(column, wrong)}"
+    return f"{where}: features must be finite numbers; column '{name}' has {value}: {remedy}"
 
 
 def as_written(
     kind: str, column: Column, series: Any, name: str, where: str, treatment: Treatment, decimals: set[str]
 ) -> Column:
-    """A column of the schema with the format by which this table writes it.
+    """Return a column of the schema with the format that this table uses.
 
-    The user's options go first, then the schema's format; a table that it does not fit is read by what is detected, as is one
-    whose other columns have another decimal sign.
+    The user's options take precedence, then the schema's format. The format is detected if the schema's does not fit, or if
+    the table's other columns use another decimal separator.
 
     Raises:
-        FedGraphError: the options do not fit the column, or the table can be read in two ways.
+        FedGraphError: the options do not fit the column, or two formats fit.
     """
-    accepted, form = treatment.number_formats(kind, name), treatment.word(treatment.date_formats, kind, name)
+    accepted, form = treatment.number_formats(kind, name), treatment.option(treatment.date_formats, kind, name)
     if form and column.kind != "date":
-        raise FedGraphError(f"--date-format {name}={form}, but {treatment.where} says {column.kind}: leave it out")
+        raise FedGraphError(
+            f"--date-format {name}={form} conflicts with kind {column.kind} in {treatment.where}: leave the option out"
+        )
     if series.dtype.kind in "biufM" or column.kind not in ("number", "date"):
         return column
     words = _known(series)
@@ -445,23 +453,23 @@ def _series(words: Any) -> Any:
 
 
 def _unusual(column: Column) -> bool:
-    """Whether a format is worth a line: no plain number, and no single ISO date."""
+    """Return whether a format is worth a line: neither a plain number nor a single ISO date."""
     return column.format != "ISO8601"
 
 
 MAX_NAMED = 5
-"""Values that a line about rows that become "other" names."""
+"""Maximum number of values named in a line about rows that become "other"."""
 
 
 def named_counts(count: Mapping[str, int]) -> str:
-    """The most frequent of some values with their rows, truncated and sanitized."""
+    """Return the most frequent values with their row counts, truncated and sanitized."""
     often = sorted(count, key=lambda word: (-count[word], word))
     more = f" and {len(often) - MAX_NAMED} more" if len(often) > MAX_NAMED else ""
-    return ", ".join(f"'{plain(word, 30)}' {count[word]}" for word in often[:MAX_NAMED]) + more
+    return ", ".join(f"'{sanitize(word, 30)}' {count[word]}" for word in often[:MAX_NAMED]) + more
 
 
 def _report_others(name: str, column: Column, read: np.ndarray, where: str, treatment: Treatment) -> None:
-    """Count and name the values of a category that become "other": a warning where the schema does not list them."""
+    """Report the values of a category that become "other", as a warning if the schema does not list them."""
     if column.kind != "category":
         return
     unlisted = {word: count for word, count in counts(read).items() if word not in column.categories}
@@ -477,43 +485,43 @@ def _report_others(name: str, column: Column, read: np.ndarray, where: str, trea
         treatment.warn(
             f"{where}: {rows} of {total} rows have a value of '{name}' that {treatment.where or 'the schema'} does not list and"
             f" become 'other': {named_counts(unlisted)}; it lists"
-            f" {', '.join(plain(word, 30) for word in column.categories[:MAX_NAMED])}"
+            f" {', '.join(sanitize(word, 30) for word in column.categories[:MAX_NAMED])}"
             + (f" and {len(column.categories) - MAX_NAMED} more" if len(column.categories) > MAX_NAMED else "")
         )
 
 
 def counts(read: np.ndarray) -> dict[str, int]:
-    """How many rows [N] each word has."""
+    """Count the rows [N] of each value."""
     distinct, count = np.unique(read[read != ""], return_counts=True)
     return dict(zip(map(str, distinct), map(int, count), strict=True))
 
 
 def frequent(count: Mapping[str, int], floor: int) -> tuple[str, ...]:
-    """The words with at least ``floor`` rows, the most frequent if there are many, in natural order."""
+    """Return the values with at least ``floor`` rows, at most `MAX_CATEGORIES`, in natural order."""
     often = sorted((word for word in count if count[word] >= floor), key=lambda word: (-count[word], word))
     return tuple(sorted(often[:MAX_CATEGORIES], key=natural))
 
 
 def natural(word: str) -> tuple[int, float, str]:
-    """Sorts numbers by size, before words by alphabet."""
+    """Return a sort key: numbers by size, then other texts alphabetically."""
     return (0, float(word), word) if re.fullmatch(r"-?\d+(\.\d+)?", word) else (1, 0.0, word)
 
 
 def as_words(column: Any) -> np.ndarray:
-    """A column's values as text, "" where missing; whole floats (integers with gaps) lose their ``.0``."""
+    """Return a column's values as text, "" where missing; whole floats (integers with gaps) lose their ``.0``."""
     missing = column.isna().to_numpy()
     if column.dtype.kind == "f" and bool((column.dropna() % 1 == 0).all()):
         column = column.fillna(0).astype("int64")
-    told = column.astype(str).to_numpy(dtype=object)
-    told[missing] = ""
-    return told.astype(str)
+    texts = column.astype(str).to_numpy(dtype=object)
+    texts[missing] = ""
+    return texts.astype(str)
 
 
 def values(column: Any, spec: Column, name: str, where: str) -> np.ndarray:
-    """A column's values [N] as its kind has them: float64, NaN where missing; of a category words, "" where missing.
+    """Return a column's values [N]: float64 with NaN where missing, or for a category text with "" where missing.
 
     Raises:
-        FedGraphError: a value that is not of the kind; the sentence names the first row.
+        FedGraphError: a value does not match the kind; the message names the first row.
     """
     import pandas as pd
 
@@ -531,32 +539,32 @@ def values(column: Any, spec: Column, name: str, where: str) -> np.ndarray:
     else:
         known = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     doubtful = np.flatnonzero(~(np.abs(known) <= np.finfo(np.float32).max))
-    told = np.char.lower(as_words(column.iloc[doubtful])) if doubtful.size else np.zeros(0, str)
-    wrong = doubtful[~np.isin(told, list(NOTHING))]
+    texts = np.char.lower(as_words(column.iloc[doubtful])) if doubtful.size else np.zeros(0, str)
+    wrong = doubtful[~np.isin(texts, list(NOTHING))]
     if wrong.size:
         kind = {"number": "finite numbers", "date": "dates", "flag": "yes or no"}[spec.kind]
-        value = plain(column.iloc[wrong[0]], 40)
+        value = sanitize(column.iloc[wrong[0]], 40)
         fix = f": pass --date-format {name}=FORMAT" if spec.kind == "date" else ""
         if spec.kind == "number" and number_like([value]).any():
             fix = f": pass --decimal {name}=SIGN or --thousands {name}=SIGN"
         raise FedGraphError(
-            f"{where}: features must be {kind}, column '{name}' has '{value}' in row {wrong[0] + 1}{fix}"
+            f"{where}: features must be {kind}; column '{name}' has '{value}' in row {wrong[0] + 1}{fix}"
         )
     return known
 
 
 def absent(read: np.ndarray) -> np.ndarray:
-    """Which of a column's `values` are missing, bool [N]."""
+    """Return a mask of a column's missing `values`, bool [N]."""
     return np.isnan(read) if read.dtype.kind == "f" else read == ""
 
 
 def moved(column: Column, read: np.ndarray) -> np.ndarray:
-    """t(v): the values before centering."""
+    """Return t(v), the values before centering."""
     return np.sign(read) * np.log1p(np.abs(read)) if column.scale == "log" else read
 
 
 def fit(column: Column, read: np.ndarray, scaling: str) -> Column:
-    """The column with its statistics: those it has, else of the values ``read`` [N]."""
+    """Return the column with its statistics; missing ones are computed from the values ``read`` [N]."""
     if column.kind in ("number", "date") and scaling == "none":
         column = replace(column, scale="none")
     known = read[~absent(read)]
@@ -583,30 +591,30 @@ def _scale(column: Column, known: np.ndarray) -> dict[str, float]:
 
 
 def center_and_spread(center: float, spread: float) -> dict[str, float]:
-    """As statistics; values that do not differ, but for rounding, are spread over 1."""
+    """Return both as statistics; values equal up to rounding get a spread of 1."""
     return {"center": float(center), "spread": float(spread) if spread > 1e-12 * max(1.0, abs(center)) else 1.0}
 
 
 def encode(column: Column, read: np.ndarray) -> np.ndarray:
-    """The features of one fitted column, float64 [N, its features]."""
-    lacking = absent(read)
+    """Return the features of one fitted column, float64 [N, width]."""
+    gaps = absent(read)
     fill = column.statistics["fill"]
     if column.kind == "category":
-        held = np.where(lacking, fill, read)
+        held = np.where(gaps, fill, read)
         known = held[:, None] == np.array(column.categories, dtype=str)[None, :]
         blocks = [known.astype(np.float64), ~known.any(axis=1)[:, None]]
     elif column.kind == "flag":
-        blocks = [np.where(lacking, float(fill), read)[:, None]]
+        blocks = [np.where(gaps, float(fill), read)[:, None]]
     else:
         center, spread = float(column.statistics["center"]), float(column.statistics["spread"])
-        blocks = [(moved(column, np.where(lacking, float(fill), read))[:, None] - center) / spread]
+        blocks = [(moved(column, np.where(gaps, float(fill), read))[:, None] - center) / spread]
     if column.missing:
-        blocks.append(lacking[:, None])
+        blocks.append(gaps[:, None])
     return np.concatenate(blocks, axis=1, dtype=np.float64)
 
 
 def feature_names(columns: Mapping[str, Column]) -> list[str]:
-    """The names of the features [F] that `encode` gives for the columns of a table, in order."""
+    """Return the names [F] of the features that `encode` creates from a table's columns, in order."""
     names: list[str] = []
     for name, column in columns.items():
         if column.kind == "category":
@@ -621,7 +629,7 @@ def feature_names(columns: Mapping[str, Column]) -> list[str]:
 
 
 def warn_unscaled(x: Tensor, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Say so where features [N, F] differ much in size, which a network does not forgive."""
+    """Report features [N, F] whose magnitudes differ so much that training suffers."""
     if not x.numel():
         return
     size = x.abs().amax(dim=0)
@@ -629,14 +637,14 @@ def warn_unscaled(x: Tensor, names: Sequence[str], say: Callable[[str], None]) -
     if known.numel() and float(known.max()) > FAR * min(1.0, float(known.min())):
         most = int(size.argmax())
         say(
-            f"warning: features differ much in size ('{names[most]}' reaches {float(size[most]):.4g}, another only"
-            f" {float(known.min()):.4g}), and a network then learns little: --scaling local or federated makes them alike"
+            f"warning: features have very different magnitudes ('{names[most]}' reaches {float(size[most]):.4g}, another only"
+            f" {float(known.min()):.4g}), which hurts training: pass --scaling local or federated"
         )
 
 
 def _listing(used: Mapping[str, Column]) -> str:
-    """The columns by kind, in a line."""
-    told = []
+    """Return one line that lists the columns by kind."""
+    groups = []
     for kind in ("number", "date", "flag", "category"):
         of_kind = [
             name
@@ -647,5 +655,5 @@ def _listing(used: Mapping[str, Column]) -> str:
         ]
         if of_kind:
             shown = of_kind[:12] + ([f"{len(of_kind) - 12} more"] if len(of_kind) > 12 else [])
-            told.append(f"{kind} {', '.join(shown)}")
-    return "; ".join(told)
+            groups.append(f"{kind} {', '.join(shown)}")
+    return "; ".join(groups)

@@ -1,15 +1,15 @@
-"""CSBM: the contextual stochastic block model, one block of nodes a client, each with its own homophily.
+"""CSBM: the contextual stochastic block model with one block of nodes and one homophily level per client.
 
-Source: Deshpande et al., NeurIPS 2018, as used by FedSPA (CVPR 2025), Section 5.3 and Appendix C. For a client of N
-nodes with homophily h and mean degree d, label signs y_u ∈ {−1, +1} and one centroid ξ ~ N(0, I/F) that all clients
-share:
+Source: Deshpande et al., NeurIPS 2018, as used by FedSPA (CVPR 2025), Section 5.3 and Appendix C. A client has N nodes with
+homophily h, mean degree d and label signs y_u ∈ {−1, +1}. All clients share one centroid ξ ~ N(0, I/F):
 
     x_u = √(μ/N) y_u ξ + g_u / √F,   g_u ~ N(0, I)                                           (16)
     P(u ~ v | y_u = y_v) = (d + σ√d) / N,   P(u ~ v | y_u ≠ y_v) = (d − σ√d) / N             (17)
     σ = √d (2h − 1)
 
-so that a pair of one class is linked with 2dh/N and a pair of two classes with 2d(1−h)/N. For C classes these become
-C·d·h/N and C·d·(1−h)/((C−1)N), and ±ξ become C centred centroids of the same law; C = 2 is the paper's model.
+Hence a pair within one class is linked with probability 2dh/N, and a pair across classes with 2d(1−h)/N. For C classes
+these become C·d·h/N and C·d·(1−h)/((C−1)N), and ±ξ become C centred centroids of the same distribution. C = 2 is the
+paper's model.
 """
 
 from dataclasses import dataclass, field
@@ -27,11 +27,11 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 class Csbm:
     """The keys of ``conf/dataset/csbm.yaml``."""
 
-    clients: int | None = number(None, low=1, high=MOST_CLIENTS)  # planted clients; null: the run's num_clients
-    nodes: int | None = None  # N over all clients; null: whatever nodes_per_client draws
+    clients: int | None = number(None, low=1, high=MOST_CLIENTS)  # planted clients (null: the run's num_clients)
+    nodes: int | None = None  # N over all clients (null: as drawn by nodes_per_client)
     nodes_per_client: list[int] = field(
         default_factory=lambda: [1000, 5000]
-    )  # drawn uniformly; scaled to `nodes`, if given
+    )  # drawn uniformly, then scaled to `nodes` if given
     features: int = number(64, low=1)  # F
     classes: int = number(2, low=2)  # C
     degree: float = 10.0  # d, within a client
@@ -39,11 +39,11 @@ class Csbm:
     homophily: float = 0.75  # mean over clients
     gap: float = 0.4  # clients' levels are uniform in homophily ± gap/2
     cut_degree: float = 0.0  # mean number of a node's neighbours at other clients
-    seed: int | None = None  # null: the run's seed
+    seed: int | None = None  # default (null): the run's seed
 
     def __post_init__(self) -> None:
         if len(self.nodes_per_client) != 2:
-            raise FedGraphError(f"dataset.nodes_per_client must be two whole numbers, got {self.nodes_per_client}")
+            raise FedGraphError(f"dataset.nodes_per_client must be two integers, got {self.nodes_per_client}")
         low, high = self.nodes_per_client
         at_least(low, 1, "dataset.nodes_per_client")
         at_least(high, low, "dataset.nodes_per_client (its upper end)")
@@ -57,7 +57,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
     """Generate the graph that ``cfg.params`` describes.
 
     Raises:
-        FedGraphError: a key or value that is not accepted, or a degree that the smallest client cannot have.
+        FedGraphError: a key or value is not accepted, or the degree is too high for the smallest client.
     """
     fields = Csbm.__dataclass_fields__
     for key in cfg.params:
@@ -72,7 +72,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
 def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> Graph:
     """Draw one graph: M blocks (``group``), undirected edges listed in both directions, sorted, no self-loops.
 
-    Nothing is N x N: the number of edges of each pair of classes is drawn, then that many distinct pairs.
+    No N x N matrix is built: for each pair of classes, draw the number of edges, then that many distinct pairs.
     """
     rng = np.random.default_rng([seed, 0])
     sizes = _sizes(spec, num_clients, rng)
@@ -115,24 +115,24 @@ def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> 
 
 
 def _check_memory(total: int, spec: Csbm, num_clients: int) -> None:
-    """Raise where N nodes with their features and edges are more than this machine's memory."""
+    """Raise an error if N nodes with features and edges exceed this machine's memory."""
     wanted = total * (
         4 * spec.features + 64 * (spec.degree + spec.cut_degree)
     )  # an edge: both directions, and their order
     if wanted > (there := psutil.virtual_memory().total):
         raise FedGraphError(
-            f"dataset=csbm with {num_clients} clients has {total} nodes, about {wanted / 2**30:.0f} GiB, and this machine has"
+            f"dataset=csbm with {num_clients} clients has {total} nodes, about {wanted / 2**30:.0f} GiB, but this machine has"
             f" {there / 2**30:.0f} GiB: lower num_clients, dataset.nodes_per_client or dataset.nodes"
         )
 
 
 def client_homophily(spec: Csbm, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Planned homophily of each client, uniform in ``homophily ± gap/2`` (FedSPA 5.3) [M]."""
+    """Return the planned homophily of each client, uniform in ``homophily ± gap/2`` (FedSPA 5.3) [M]."""
     return np.clip(spec.homophily + spec.gap * (rng.random(num_clients) - 0.5), 0.0, 1.0)
 
 
 def _sizes(spec: Csbm, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Nodes of each client [M]."""
+    """Return the number of nodes of each client [M]."""
     low, high = spec.nodes_per_client
     sizes = rng.integers(low, high + 1, num_clients)
     if spec.nodes is not None:
@@ -149,7 +149,7 @@ def _sizes(spec: Csbm, num_clients: int, rng: np.random.Generator) -> np.ndarray
 
 
 def _block_edges(y: np.ndarray, spec: Csbm, homophily: float, rng: np.random.Generator) -> np.ndarray:
-    """Eq. (17) for one client: distinct pairs of its nodes, each pair once [2, E/2]."""
+    """Draw one client's edges by Eq. (17): distinct pairs of its nodes, each pair once [2, E/2]."""
     n, classes = len(y), spec.classes
     same = classes * spec.degree * homophily / n
     different = classes * spec.degree * (1 - homophily) / ((classes - 1) * n)
@@ -170,18 +170,18 @@ def _block_edges(y: np.ndarray, spec: Csbm, homophily: float, rng: np.random.Gen
 
 
 def _draw(pairs: int, probability: float, rng: np.random.Generator) -> np.ndarray:
-    """Which of ``pairs`` independent Bernoulli trials succeed, in time linear in their number."""
+    """Draw the successes among ``pairs`` independent Bernoulli trials, in time linear in the number of successes."""
     return rng.choice(pairs, rng.binomial(pairs, probability), replace=False, shuffle=False).astype(np.int64)
 
 
 def _triangle(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The code-th pair (i, j) with i > j, counted row by row: code = i(i−1)/2 + j; exact below 2⁵⁰ pairs."""
+    """Return the pair (i, j), i > j, with code = i(i−1)/2 + j (row by row); exact below 2⁵⁰ pairs."""
     i = ((1 + np.sqrt(1 + 8.0 * code)) / 2).astype(np.int64)
     return i, code - i * (i - 1) // 2
 
 
 def _cut_edges(y: np.ndarray, group: np.ndarray, spec: Csbm, rng: np.random.Generator) -> np.ndarray:
-    """Distinct pairs of nodes of different clients, of one class with the mean homophily, each pair once [2, E_cut]."""
+    """Draw cut edges: distinct pairs across clients, within one class with probability homophily [2, E_cut]."""
     n = len(y)
     wanted = round(n * spec.cut_degree / 2)
     order = np.argsort(y, kind="stable")
@@ -199,5 +199,5 @@ def _cut_edges(y: np.ndarray, group: np.ndarray, spec: Csbm, rng: np.random.Gene
         if len(code) == wanted:
             return np.stack([code // n, code % n])
     raise FedGraphError(
-        f"dataset.cut_degree {spec.cut_degree:g} asks for more edges between clients than there are pairs"
+        f"dataset.cut_degree {spec.cut_degree:g} requires more edges between clients than there are pairs: lower it"
     )

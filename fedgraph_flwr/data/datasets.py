@@ -1,8 +1,8 @@
-"""The datasets by name, and the way from raw files to a `Graph`.
+"""Registry of datasets, and their conversion from raw files to a `Graph`.
 
-The first load reads the raw files (through PyG's class where there is one, downloading what lacks) and keeps the graph as
-``<root>/fedgraph/<name>-v1.safetensors``; later loads need neither PyG nor the raw files. Everything half-done stays in a
-temporary folder, and a file lock lets several processes ask at once.
+The first load reads the raw files, through PyG's class if there is one, and downloads missing ones. It stores the graph as
+``<root>/fedgraph/<name>-v1.safetensors``. Later loads need neither PyG nor the raw files. Conversion works in a temporary
+folder, and a file lock serialises concurrent processes.
 """
 
 import contextlib
@@ -38,16 +38,16 @@ Sizes = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a dataset comes from, and what it is expected to be.
+    """Origin and expected sizes of a dataset.
 
     Attributes:
-        kind: ``generated``, ``download`` (on first use), ``typed`` (likewise) or ``files`` (put there by hand).
-        sizes: N, E (as stored: both directions where both are), F and C; 0 where it varies.
-        origin: where the raw files come from.
-        folder: where they go, under the root.
+        kind: ``generated``, ``download`` (on first use), ``typed`` (likewise) or ``files`` (placed by hand).
+        sizes: N, E (directed edges as stored), F and C; 0 where it varies.
+        origin: source of the raw files.
+        folder: their folder under the root.
         files: their names.
-        pyg_root: the part of ``folder`` that the reader is given, for PyG's class to take as its root.
-        read: the reader; without ``pyg_root`` it is given ``folder``.
+        pyg_root: part of ``folder`` passed to the reader as root of PyG's class.
+        read: reader; without ``pyg_root`` it receives ``folder``.
     """
 
     kind: str
@@ -224,7 +224,7 @@ SOURCES: dict[str, Source] = {
 
 
 def own_path(cfg: DatasetConfig) -> Path | None:
-    """The file of a user's own graph, given by ``dataset.path`` or found by its name; None for a known dataset."""
+    """Return the file of an imported graph, by ``dataset.path`` or by name; None for a known dataset."""
     if cfg.source:
         return None
     if path := cfg.params.get("path"):
@@ -233,15 +233,15 @@ def own_path(cfg: DatasetConfig) -> Path | None:
 
 
 def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph | HeteroGraph:
-    """The graph that a config names, with the config's options applied.
+    """Load the graph that a config names and apply the config's options.
 
     Args:
-        cfg: which dataset, of ours or by ``source`` the user's; ``edge_flip`` is not applied here but on each client's graph.
-        seed: for generated graphs whose own ``seed`` is null.
+        cfg: built-in dataset, or the user's by ``source``. ``edge_flip`` is applied later, on each client's graph.
+        seed: used by generated graphs whose ``seed`` is null.
         num_clients: likewise for their ``clients``.
 
     Raises:
-        FedGraphError: the name is unknown, or its files are not at hand, cannot be read or hold an impossible graph.
+        FedGraphError: the name is unknown, or its files are missing, unreadable or hold an invalid graph.
     """
     path = own_path(cfg)
     source = SOURCES.get(cfg.name)
@@ -250,7 +250,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     elif path:
         graph = _own(path)
     elif cfg.name == "file":
-        raise FedGraphError("dataset=file needs dataset.path=FILE, one that `fedgraph-flwr import --out FILE` wrote")
+        raise FedGraphError("dataset=file needs dataset.path=FILE, a file written by `fedgraph-flwr import --out FILE`")
     elif source is None:
         raise unknown("dataset", cfg.name, [*SOURCES, *imported_names()])
     elif source.read is None:  # generated
@@ -260,16 +260,16 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     return hetero.clean(graph, cfg) if isinstance(graph, HeteroGraph) else clean(graph, cfg)
 
 
-def _made(cfg: DatasetConfig, told: Mapping[str, int]) -> Graph | HeteroGraph:
-    """What the user's own function gives for the dataset's keys, and for ``seed`` and ``num_clients`` where it takes them."""
+def _made(cfg: DatasetConfig, run_values: Mapping[str, int]) -> Graph | HeteroGraph:
+    """Call the user's function with the dataset's keys, and with ``seed`` and ``num_clients`` if it accepts them."""
     make = function(cfg.source, "dataset.source")
     try:
         taken = inspect.signature(make).parameters
-        graph = make(**{key: value for key, value in told.items() if key in taken} | cfg.params)
+        graph = make(**{key: value for key, value in run_values.items() if key in taken} | cfg.params)
     except TypeError as error:
-        raise FedGraphError(f"dataset.source={cfg.source} fails ({first_line(error)})") from error
+        raise FedGraphError(f"dataset.source={cfg.source} failed: {first_line(error)}") from error
     where = f"the graph of dataset.source={cfg.source}"
-    if type(graph).__name__ == "Data":  # PyG's, whose import takes seconds
+    if type(graph).__name__ == "Data":  # PyG's class, tested by name because its import takes seconds
         from fedgraph_flwr.data.importing import check_data, numbered_classes
 
         check_data(graph, where)
@@ -281,12 +281,12 @@ def _made(cfg: DatasetConfig, told: Mapping[str, int]) -> Graph | HeteroGraph:
 
 @functools.lru_cache(maxsize=2)
 def digest(source: str, params: str, seed: int, num_clients: int) -> str:
-    """A hash of the graph that the user's own function makes, so that nothing derived of it outlives it.
+    """Return a hash of the graph that the user's function creates, to invalidate files derived from an older one.
 
     Args:
-        source: its ``module:function``.
+        source: the function as ``module:function``.
         params: its keys, as JSON.
-        seed: as `load` gives it.
+        seed: as passed by `load`.
         num_clients: likewise.
     """
     cfg = DatasetConfig("own", source, params=json.loads(params))
@@ -305,13 +305,13 @@ def _checked(graph: Graph | HeteroGraph, where: str) -> Graph | HeteroGraph:
 
 
 def cached_path(cfg: DatasetConfig) -> Path:
-    """Where the converted graph is kept; a dataset's own keys tell its versions apart."""
+    """Return the path of the converted graph; a hash of the dataset's keys distinguishes variants."""
     own = f"-{hashlib.sha256(json.dumps(cfg.params, sort_keys=True).encode()).hexdigest()[:8]}" if cfg.params else ""
     return cache_dir() / f"{cfg.name}{own}-v{CACHE_VERSION}.safetensors"
 
 
-def at_hand(name: str) -> bool:
-    """Whether a dataset loads without a download: it is generated, converted already, or its raw files are there."""
+def is_available(name: str) -> bool:
+    """Return whether a dataset loads without a download: generated, already converted, or raw files present."""
     source = SOURCES[name]
     converted = any(cache_dir().glob(f"{name}-v{CACHE_VERSION}.safetensors"))
     return source.kind == "generated" or converted or not _missing(source)
@@ -335,16 +335,16 @@ def _cached(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | Het
 def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | HeteroGraph:
     folder = data_root() / source.folder
     missing = _missing(source)
-    advice = f"put {', '.join(missing[:12])} into {folder}, from {source.origin}; FEDGRAPH_DATA names another root"
+    advice = f"put {', '.join(missing[:12])} into {folder}, from {source.origin}, or set FEDGRAPH_DATA to another root"
     if missing and source.kind == "files":
-        raise FedGraphError(f"dataset '{cfg.name}' is not at hand: {advice}")
+        raise FedGraphError(f"dataset '{cfg.name}' has missing files: {advice}")
     try:
         if source.kind == "files":
             return read(folder, cfg.params)
         return _staged(source, read, folder, download=bool(missing))
     except FedGraphError:
         raise
-    except Exception as error:  # a reader or a download can fail in any way; the user gets one sentence
+    except Exception as error:  # a reader or a download can fail in any way, the user gets one error message
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no details'}"
         if missing:
             raise FedGraphError(f"dataset '{cfg.name}' cannot be downloaded ({reason}): {advice}") from error
@@ -354,7 +354,7 @@ def _convert(cfg: DatasetConfig, source: Source, read: raw.Reader) -> Graph | He
 
 
 def _staged(source: Source, read: raw.Reader, folder: Path, download: bool) -> Graph | HeteroGraph:
-    """Let a reader download and process in a temporary folder, and keep what it downloaded once it is complete."""
+    """Run a reader in a temporary folder, then keep its complete downloads."""
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".convert-") as stage:
         staged = Path(stage) / source.folder
         staged.mkdir(parents=True)
@@ -363,7 +363,7 @@ def _staged(source: Source, read: raw.Reader, folder: Path, download: bool) -> G
         else:
             for name in source.files:
                 (staged / name).symlink_to(folder / name)
-        # PyG reports its steps on stderr, and would wait for ever on a network that swallows everything.
+        # PyG prints its steps to stderr, and has no timeout for a connection that stalls.
         with contextlib.redirect_stderr(io.StringIO()), _patience(60):
             graph = read(Path(stage) / source.pyg_root, {})
         if download and writable(folder):
@@ -374,7 +374,7 @@ def _staged(source: Source, read: raw.Reader, folder: Path, download: bool) -> G
 
 @contextlib.contextmanager
 def _patience(seconds: float) -> Iterator[None]:
-    """Give up on a connection that is silent for so long."""
+    """Set a default timeout for sockets."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

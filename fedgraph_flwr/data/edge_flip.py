@@ -1,4 +1,4 @@
-"""Noise on a client's structure: edges flipped with a probability (FedHERO, Section 4.8)."""
+"""Structural noise: each edge of a client is flipped with a given probability (FedHERO, Section 4.8)."""
 
 from dataclasses import replace
 from typing import TypeVar
@@ -13,9 +13,9 @@ AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
 
 def flip_edges(graph: AnyGraph, probability: float, seed: int) -> AnyGraph:
-    """Remove each edge with ``probability`` and put a random pair that was no edge in the place of each one removed.
+    """Remove each edge with ``probability`` and replace it by a random pair that was not an edge.
 
-    The paper states only the probability; replacing keeps the density, so that the noise is about where edges lie. In an
+    The paper states only the probability. Replacing edges keeps the density, so the noise only affects their position. In an
     undirected graph the two directions flip together. Self-loops and cut edges stay.
     """
     if probability == 0 or graph.edge_index.size(1) == 0:
@@ -26,10 +26,10 @@ def flip_edges(graph: AnyGraph, probability: float, seed: int) -> AnyGraph:
     undirected = is_undirected(graph.edge_index, n)
     source, target = graph.edge_index.numpy()
     loop = source == target
-    mine = source < target if undirected else ~loop  # one entry for each edge that may flip
-    code = source[mine] * n + target[mine]
+    flippable = source < target if undirected else ~loop  # one entry per edge that may flip
+    code = source[flippable] * n + target[flippable]
     gone = rng.random(len(code)) < probability
-    # Distinct pairs that were no edge; with fewer of them than edges removed, all of them.
+    # Draw distinct pairs that were not edges, as many as edges removed, or all of them if there are fewer.
     distinct = np.unique(code)
     absent = n * (n - 1) // (2 if undirected else 1) - len(distinct)
     wanted = min(int(gone.sum()), absent)

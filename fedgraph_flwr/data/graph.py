@@ -1,9 +1,9 @@
-"""The graph containers that travel through the program, and their file format.
+"""Graph containers and their file format.
 
 Letters used project-wide: N nodes, E directed edges, F features, H hidden width, C classes, M clients.
 
-They are plain dataclasses of tensors, not PyG ``Data``, because importing PyG doubles the start-up time of a
-client process; `Graph.from_pyg` and `Graph.to_pyg` convert.
+The containers are plain dataclasses of tensors, not PyG ``Data``, because importing PyG doubles the start-up time of a
+client process. `Graph.from_pyg` and `Graph.to_pyg` convert.
 """
 
 import contextlib
@@ -41,14 +41,14 @@ def _no_words() -> Tensor:
 
 
 def pack_words(words: Any) -> Tensor:
-    """Texts as UTF-8, uint8 [N, width], padded with zeros, so that rows can be selected as those of any tensor."""
+    """Encode texts as UTF-8, uint8 [N, width], padded with zeros, so that rows can be indexed like any tensor."""
     encoded = np.char.encode(np.asarray(words, dtype=str), "utf-8")
     width = max(encoded.dtype.itemsize, 1)
     return torch.from_numpy(np.ascontiguousarray(encoded).view(np.uint8).reshape(len(encoded), width).copy())
 
 
 def unpack_words(packed: Tensor) -> np.ndarray:
-    """What `pack_words` packed, text [N]."""
+    """Decode the output of `pack_words` to texts [N]."""
     rows = np.ascontiguousarray(packed.numpy())
     return np.char.decode(rows.view(f"S{rows.shape[1]}").reshape(len(rows)), "utf-8", "replace")
 
@@ -57,7 +57,7 @@ def check_dtypes(tensors: Any, where: str) -> None:
     """Check a PyG ``Data`` (or one type of a ``HeteroData``) for values that a conversion would silently change.
 
     Raises:
-        FedGraphError: an ``edge_index`` or ``y`` that is not of integers, or a complex ``x``.
+        FedGraphError: ``edge_index`` or ``y`` does not hold integers, or ``x`` is complex.
     """
     for key in ("edge_index", "y"):
         tensor = getattr(tensors, key, None)
@@ -66,7 +66,7 @@ def check_dtypes(tensors: Any, where: str) -> None:
     x = getattr(tensors, "x", None)
     if isinstance(x, Tensor) and x.is_complex():
         raise FedGraphError(
-            f"{where}: x must hold real numbers, got {x.dtype}: pass real and imaginary part as features of their own"
+            f"{where}: x must hold real numbers, got {x.dtype}: pass the real and imaginary parts as separate features"
         )
 
 
@@ -75,7 +75,7 @@ _OPTIONAL = ("name", "group", "schema", "part", "ids")
 
 @dataclass
 class Graph:
-    """A homogeneous graph with node labels.
+    """Homogeneous graph with node labels.
 
     Attributes:
         x: node features, float32 [N, F].
@@ -84,10 +84,10 @@ class Graph:
         train_mask: bool [N]; likewise ``val_mask`` and ``test_mask``. All False before a split.
         num_classes: C, over the whole dataset (a client may miss classes).
         name: the dataset's name.
-        group: the client each node was planted in or listed under by its source, int64 [N]; empty where there is none.
-        schema: what an imported graph's features and classes mean (`schema.stored`); empty for others.
-        ids: the nodes' own ids in the tables that they come from (`pack_words`), uint8 [N, width]; empty for others. They stay in
-            the party's file: nothing is computed from them, and no message holds them.
+        group: client in which each node was planted or listed by its source, int64 [N]; empty if unknown.
+        schema: schema of an imported graph's features and classes (`schema.stored`); empty for others.
+        ids: ids of the nodes in their source tables (`pack_words`), uint8 [N, width]; empty for others. They stay in the
+            party's file: nothing is computed from them, and no message contains them.
     """
 
     x: Tensor
@@ -114,7 +114,7 @@ class Graph:
 
     @classmethod
     def from_pyg(cls, data: Any, num_classes: int, name: str = "") -> "Graph":
-        """From a PyG ``Data``; masks that are missing become all False, 2-D masks keep their first column."""
+        """Convert a PyG ``Data``; missing masks become all False, 2-D masks keep their first column."""
         check_dtypes(data, name or "the Data")
         n = int(data.num_nodes)
 
@@ -136,15 +136,15 @@ class Graph:
         )
 
     def to_pyg(self) -> Any:
-        """To a PyG ``Data`` with the same tensors and values, but for those that say nothing."""
+        """Convert to a PyG ``Data`` with the same tensors and values, without empty optional ones."""
         from torch_geometric.data import Data
 
-        told = {f.name: getattr(self, f.name) for f in fields(self)}
-        empty = [key for key, value in told.items() if key in _OPTIONAL and len(value) == 0]
-        return Data(**{key: value for key, value in told.items() if key not in empty})
+        content = {f.name: getattr(self, f.name) for f in fields(self)}
+        empty = [key for key, value in content.items() if key in _OPTIONAL and len(value) == 0]
+        return Data(**{key: value for key, value in content.items() if key not in empty})
 
     def save(self, path: Path | str | BinaryIO) -> None:
-        """Write one file atomically: tensors as safetensors, everything else as JSON in its header; or into an open file."""
+        """Write tensors as safetensors and other fields as JSON in the header, atomically to a path or to an open file."""
         tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
@@ -154,13 +154,13 @@ class Graph:
         """Read what `save` wrote.
 
         Raises:
-            FedGraphError: the file is missing, truncated, of another version, or holds another kind of graph.
+            FedGraphError: the file is missing, truncated, has another version, or holds another kind of graph.
         """
         return cls.unpack(path, *read_tensors(path))
 
     @classmethod
     def unpack(cls, path: "Source", tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
-        """From the tensors and values of the file ``path``."""
+        """Build the graph from the tensors and values of the file ``path``."""
         kind = values.pop("kind", None)
         if kind != cls.__name__:
             raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")
@@ -169,10 +169,10 @@ class Graph:
 
 
 def check_client_fields(kind: str, values: Any, where: str) -> None:
-    """Check that the values of a client's file say whose it is.
+    """Check that the values of a client's file identify the client.
 
     Raises:
-        FedGraphError: one is missing.
+        FedGraphError: a field is missing.
     """
     for key in ("client", "num_clients"):
         if kind.endswith("ClientGraph") and key not in values:
@@ -181,13 +181,13 @@ def check_client_fields(kind: str, values: Any, where: str) -> None:
 
 @dataclass
 class ClientGraph(Graph):
-    """One client's private graph: the nodes it owns, the edges among them, and the ends of its cut edges.
+    """Private graph of one client: the nodes it owns, the edges among them, and the ends of its cut edges.
 
     Attributes:
         node_id: global ids of the client's nodes, int64 [N].
-        cut_out: cut edges that leave, int64 [2, E_out]: local source, global id of the target.
-        cut_in: cut edges that arrive, int64 [2, E_in]: local target, global id of the source.
-        cut_out_owner: client that owns the other end of each leaving edge, int64 [E_out]; likewise ``cut_in_owner``.
+        cut_out: outgoing cut edges, int64 [2, E_out]: local source, global id of the target.
+        cut_in: incoming cut edges, int64 [2, E_in]: local target, global id of the source.
+        cut_out_owner: client that owns the other end of each outgoing edge, int64 [E_out]; likewise ``cut_in_owner``.
         part: empty, except in the pooled graph of the Central reference: the client each node belongs to, int64 [N].
         client: index of this client, 0..M-1.
         num_clients: M.
@@ -207,13 +207,13 @@ class ClientGraph(Graph):
 
 @dataclass(frozen=True)
 class Piece:
-    """A client's file that lies with others in one.
+    """Client file packed with others into one file.
 
     Attributes:
-        whole: that one.
-        name: of the client's.
-        start: where it begins, in bytes.
-        size: how many bytes it has.
+        whole: the packed file.
+        name: name of the client's file.
+        start: its offset in bytes.
+        size: its size in bytes.
     """
 
     whole: Path
@@ -225,20 +225,20 @@ class Piece:
         return f"{self.name} in {self.whole}"
 
     def read_bytes(self) -> bytes:
-        """What the client's own file would hold."""
+        """Return the content of the client's file."""
         with self.whole.open("rb") as file:
             file.seek(self.start)
             return file.read(self.size)
 
 
 Source = Path | str | Piece
-"""Where a graph is read from."""
+"""Location from which a graph is read."""
 
 
 def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Write named tensors and JSON values to one safetensors file, atomically (a reader never sees half a file), or an open one.
+    """Write named tensors and JSON values as safetensors, atomically to a path or to an open file.
 
-    Wide sparse float matrices (bags of words) are stored as compressed rows.
+    Wide sparse float matrices, such as bag-of-words features, are stored as coordinates and values.
     """
     from safetensors.torch import save
 
@@ -255,8 +255,8 @@ def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], value
                 packed[f"{key}#shape"] = torch.tensor(tensor.shape)
                 continue
         packed[key] = tensor
-    told = json.dumps(values)
-    header = {"format": str(FORMAT_VERSION), "values": told, "digest": _digest(packed, told)}
+    text = json.dumps(values)
+    header = {"format": str(FORMAT_VERSION), "values": text, "digest": _digest(packed, text)}
     content = save(packed, metadata=header)
     if isinstance(path, Path | str):
         write_bytes(path, content)
@@ -265,18 +265,18 @@ def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], value
 
 
 def read_tensors(path: Source) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote; nothing is unpickled.
+    """Read a file of `write_tensors`; nothing is unpickled.
 
     Raises:
-        FedGraphError: the file is missing, truncated, or of another version.
+        FedGraphError: the file is missing, truncated, or has another version.
     """
     with _opened(path) as file:
-        # Cloned, since a view of the file lies where the header's length puts it, and sums depend on how memory is aligned.
+        # Clone: a view of the file is aligned by the header's length, and sums depend on memory alignment.
         packed = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
         header = file.metadata()
         values = _values(header)
         if "digest" in header and header["digest"] != _digest(packed, header["values"]):
-            raise FedGraphError(f"{path} is damaged: its content is not what was written")
+            raise FedGraphError(f"{path} is damaged: its content does not match its digest; restore or write it again")
         tensors: dict[str, Tensor] = {}
         for key, tensor in packed.items():
             name, _, role = key.partition("#")
@@ -288,9 +288,9 @@ def read_tensors(path: Source) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_digest(path: Source) -> str:
-    """The hash of its content that a file tells, and that `read_tensors` checks; empty where it tells none.
+    """Return the content hash in a file's header, which `read_tensors` checks; "" if there is none.
 
-    Two files of one content have the same, though safetensors may write them differently.
+    Files of equal content have equal hashes, although safetensors may write them differently.
 
     Raises:
         FedGraphError: as `read_tensors`.
@@ -300,7 +300,7 @@ def read_digest(path: Source) -> str:
 
 
 def _digest(packed: dict[str, Tensor], values: str) -> str:
-    """Of everything that a file holds."""
+    """Return the SHA-256 of the tensors and values of a file."""
     found = hashlib.sha256(values.encode())
     for key in sorted(packed):
         tensor = packed[key]
@@ -311,14 +311,14 @@ def _digest(packed: dict[str, Tensor], values: str) -> str:
 
 
 def _dense(shape: Tensor, row: Tensor, col: Tensor, value: Tensor) -> Tensor:
-    """A matrix [shape] from its entries."""
+    """Build a matrix [shape] from its entries."""
     sizes = tuple(shape.tolist())
     if len(sizes) != 2 or min(sizes) < 0 or not value.is_floating_point() or not row.shape == col.shape == value.shape:
-        raise ValueError(f"entries of a matrix {list(sizes)} do not fit together")
+        raise ValueError(f"matrix {list(sizes)} has inconsistent entries")
     if sizes[0] * sizes[1] * value.element_size() > psutil.virtual_memory().total:
         raise ValueError(f"a matrix {list(sizes)} is larger than this machine's memory")
     if row.numel() and (row.min() < 0 or col.min() < 0):
-        raise ValueError("an entry of a matrix lies outside of it")
+        raise ValueError("matrix has an entry out of bounds")
     dense = torch.zeros(sizes, dtype=value.dtype)
     dense[row.long(), col.long()] = value
     return dense
@@ -327,12 +327,12 @@ def _dense(shape: Tensor, row: Tensor, col: Tensor, value: Tensor) -> Tensor:
 def _values(header: dict[str, str]) -> dict[str, Any]:
     values = json.loads(header["values"])
     if not isinstance(values, dict):
-        raise ValueError("its header holds no keys and values")
+        raise ValueError("expected a header with keys and values")
     return values
 
 
 def read_header(path: Source) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
-    """The shapes of the tensors and the JSON values of what `write_tensors` wrote, without reading the tensors.
+    """Read the tensor shapes and JSON values of a file of `write_tensors`, without reading the tensors.
 
     Raises:
         FedGraphError: as `read_tensors`.
@@ -347,7 +347,7 @@ def read_header(path: Source) -> tuple[dict[str, tuple[int, ...]], dict[str, Any
 
 
 def has_split(path: Path | str) -> bool:
-    """Whether the graph of a file brings training and test nodes of its own.
+    """Return whether the graph of a file comes with training and test masks.
 
     Raises:
         FedGraphError: as `read_tensors`.
@@ -357,7 +357,7 @@ def has_split(path: Path | str) -> bool:
 
 
 def clients_of(path: Path | str) -> int:
-    """How many clients the graph of a file lists its nodes under; 0 where it tells none.
+    """Return the number of clients that the graph of a file assigns its nodes to; 0 if it has no assignment.
 
     Raises:
         FedGraphError: as `read_tensors`.
@@ -368,7 +368,7 @@ def clients_of(path: Path | str) -> int:
 
 
 class _Held:
-    """As an open safetensors file, of bytes that are at hand."""
+    """Bytes in memory with the interface of an open safetensors file."""
 
     def __init__(self, content: bytes):
         from safetensors.torch import load
@@ -391,7 +391,7 @@ class _Held:
 
 @contextlib.contextmanager
 def _opened(path: Source) -> Iterator[Any]:
-    """A safetensors file of this format version; what goes wrong while it is read is one sentence."""
+    """Open a safetensors file of this format version; report any failure as one error message."""
     from safetensors import SafetensorError, safe_open
 
     if not (path.whole if isinstance(path, Piece) else Path(path)).is_file():
@@ -406,14 +406,14 @@ def _opened(path: Source) -> Iterator[Any]:
                 )
             yield file
     except (SafetensorError, OSError, ValueError, IndexError, KeyError, RuntimeError, TypeError) as error:
-        raise FedGraphError(f"{path} cannot be read, it is truncated or no safetensors file ({error})") from error
+        raise FedGraphError(f"cannot read {path}, it is truncated or not a safetensors file ({error})") from error
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
-    """Write a file atomically: to a temporary name beside it, flushed, then renamed.
+    """Write a file atomically: write a temporary file in the same folder, flush it, then rename it.
 
     Raises:
-        FedGraphError: the disk is full or the folder cannot be written; an older file at ``path`` stays whole.
+        FedGraphError: the disk is full or the folder is not writable. An older file at ``path`` stays intact.
     """
     path = Path(path)
     temporary = ""
@@ -432,7 +432,7 @@ def write_bytes(path: Path | str, content: bytes) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Temporary files of `write_bytes` that a process left when it was killed; only where nobody else writes."""
+    """List temporary files of `write_bytes` left by killed processes; call it only if no process is writing."""
     return [path for path in folder.glob(".*.????????") if _TEMPORARY.fullmatch(path.name) and path.is_file()]
 
 

@@ -1,11 +1,11 @@
-"""Heterogeneous graphs: typed nodes and typed edges, one node type with labels, and their file format.
+"""Heterogeneous graphs: typed nodes and typed edges, one labelled node type, and their file format.
 
-A schema is what names the types: its node types, and its edge types, each a triple (source type, relation, target
-type). A graph may name a type of which it holds nothing; clients that share a schema all name its types in the same order,
-clients that keep theirs private name only what they hold.
+A type schema lists the node types and the edge types, each a triple (source type, relation, target type). A graph may list a
+type without holding any node or edge of it. Clients that share a schema list its types in the same order. Clients with
+private schemas list only their types.
 
-Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, E_r edges of type r. In *flat* numbering the nodes
-of all types follow each other in the order of the schema.
+Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, E_r edges of type r. *Flat* numbering concatenates the
+nodes of all types in the order of the schema.
 """
 
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ REVERSE = "rev_"
 
 @dataclass
 class HeteroGraph:
-    """A heterogeneous graph with labels on the nodes of one type.
+    """Heterogeneous graph with labels on the nodes of one type.
 
     Attributes:
         counts: N_a by node type, in the order of the schema.
@@ -43,11 +43,11 @@ class HeteroGraph:
         y: labels of its nodes, int64 [N_target], -1 where unknown.
         train_mask: bool [N_target]; likewise ``val_mask`` and ``test_mask``.
         num_classes: C, over the whole dataset.
-        x: features float32 [N_a, F_a] of the node types that have some.
+        x: features float32 [N_a, F_a] of the node types with features.
         name: the dataset's name.
-        schema: what an imported graph's features and classes mean (`schema.stored`); empty for others.
-        by_name: whether edge types of one name have weights in common, whatever types they join.
-        ids: as of `Graph`, of the nodes of the target type, uint8 [N_target, width].
+        schema: schema of an imported graph's features and classes (`schema.stored`); empty for others.
+        by_name: whether edge types with the same relation name share weights, whatever types they join.
+        ids: ids of the target nodes, as in `Graph`, uint8 [N_target, width].
     """
 
     counts: dict[str, int]
@@ -74,13 +74,13 @@ class HeteroGraph:
 
     @property
     def num_features(self) -> list[int]:
-        """What the shapes of a network's weights depend on: A, kinds of edges, then F_a of every node type (0: no features)."""
+        """Sizes that determine a model's weight shapes: A, number of edge kinds, then F_a of every node type (0: no features)."""
         widths = [self.x[a].size(1) if a in self.x else 0 for a in self.counts]
         return [len(self.counts), int(self.edge_kinds.max(initial=-1)) + 1, *widths]
 
     @property
     def edge_kinds(self) -> np.ndarray:
-        """The kind of each edge type, int64 [R]: its own, or with ``by_name`` that of its name, in the order of the schema."""
+        """Kind of each edge type, int64 [R], in the order of the schema; with ``by_name``, one kind per relation name."""
         keys = [name if self.by_name else (a, name, b) for a, name, b in self.edges]
         place = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
         return np.array([place[key] for key in keys], np.int64)
@@ -96,11 +96,11 @@ class HeteroGraph:
         return sum(index.size(1) for index in self.edges.values())
 
     def offsets(self) -> np.ndarray:
-        """Flat number of the first node of each type, then N: [A + 1]."""
+        """Return the flat number of the first node of each type, then N: [A + 1]."""
         return np.concatenate([[0], np.cumsum(list(self.counts.values()))]).astype(np.int64)
 
     def flat_edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Source and target in flat numbering and the edge type's place in the schema, each [E]."""
+        """Return source and target in flat numbering, and the index of the edge type in the schema, each [E]."""
         start = dict(zip(self.counts, self.offsets(), strict=False))
         parts = [
             np.stack([index[0].numpy() + start[a], index[1].numpy() + start[b], np.full(index.size(1), r)])
@@ -110,14 +110,14 @@ class HeteroGraph:
         return source, target, relation
 
     def with_reverse(self) -> Self:
-        """With the reverse of every edge type beside it, also of those that join a type with itself."""
+        """Return the graph with the reverse of every edge type added, including types that join a node type to itself."""
         reverse = {(b, REVERSE + name, a): index.flip(0) for (a, name, b), index in self.edges.items()}
         if twice := reverse.keys() & self.edges.keys():
             raise FedGraphError(f"{self.name} already has the reverse edge type {sorted(twice)[0]}")
         return replace(self, edges={**self.edges, **reverse})
 
     def without_reverse(self) -> Self:
-        """Without what `with_reverse` adds, and PyG's ``ToUndirected`` likewise: types by that name with just those edges."""
+        """Return the graph without the edge types that `with_reverse` or PyG's ``ToUndirected`` add."""
 
         def added(edge: EdgeType) -> bool:
             source, name, target = edge
@@ -130,7 +130,7 @@ class HeteroGraph:
         return replace(self, edges={edge: index for edge, index in self.edges.items() if not added(edge)})
 
     def on_schema(self, node_types: list[str], edge_types: list[EdgeType]) -> Self:
-        """The same graph with its types in the order given; those it lacks become empty."""
+        """Return the graph with its types in the given order; missing types become empty."""
         none = torch.zeros(2, 0, dtype=torch.int64)
         return replace(
             self,
@@ -140,7 +140,7 @@ class HeteroGraph:
 
     @classmethod
     def from_pyg(cls, data: Any, target: str, num_classes: int, name: str = "") -> "HeteroGraph":
-        """From a PyG ``HeteroData``; masks that are missing become all False."""
+        """Convert a PyG ``HeteroData``; missing masks become all False."""
         for kind in (*data.node_types, *data.edge_types):
             check_dtypes(
                 data[kind], f"'{':'.join(kind) if isinstance(kind, tuple) else kind}' of {name or 'the HeteroData'}"
@@ -165,7 +165,7 @@ class HeteroGraph:
         )
 
     def to_pyg(self) -> Any:
-        """To a PyG ``HeteroData`` with the same tensors."""
+        """Convert to a PyG ``HeteroData`` with the same tensors."""
         from torch_geometric.data import HeteroData
 
         data = HeteroData()
@@ -182,7 +182,7 @@ class HeteroGraph:
         return data
 
     def save(self, path: Path | str | BinaryIO) -> None:
-        """Write one file atomically: tensors by the place of their type, names and counts as JSON in its header."""
+        """Write one file atomically: tensors by type index, names and counts as JSON in its header."""
         tensors = {key: getattr(self, key) for key in ("y", "train_mask", "val_mask", "test_mask", "ids")}
         tensors |= {f"x.{i}": self.x[a] for i, a in enumerate(self.counts) if a in self.x}
         tensors |= {f"edges.{i}": index for i, index in enumerate(self.edges.values())}
@@ -196,16 +196,16 @@ class HeteroGraph:
 
     @classmethod
     def load(cls, path: Source) -> Self:
-        """Read what `save` wrote.
+        """Read a file of `save`.
 
         Raises:
-            FedGraphError: the file is missing, truncated, of another version, or holds another kind of graph.
+            FedGraphError: the file is missing, truncated, has another version, or holds another kind of graph.
         """
         return cls.unpack(path, *read_tensors(path))
 
     @classmethod
     def unpack(cls, path: Source, tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
-        """From the tensors and values of the file ``path``."""
+        """Build the graph from the tensors and values of the file ``path``."""
         kind = values.pop("kind", None)
         if kind != cls.__name__:
             raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")
@@ -223,13 +223,13 @@ class HeteroGraph:
 
 @dataclass
 class HeteroClientGraph(HeteroGraph):
-    """One client's private heterogeneous graph. Clients may hold the same node, each with its own copy.
+    """Private heterogeneous graph of one client. Several clients may hold a copy of the same node.
 
     Attributes:
-        node_id: by node type, its nodes' numbers among those of the type in the whole graph, int64 [N_a].
+        node_id: by node type, numbers of its nodes within the type in the whole graph, int64 [N_a].
         client: index of this client, 0..M-1.
         num_clients: M.
-        part: empty; the pooled graph is scored as one, because a node may belong to several clients.
+        part: always empty: the pooled graph is scored as a whole, because a node may belong to several clients.
     """
 
     node_id: dict[str, Tensor] = field(default_factory=dict)
@@ -243,10 +243,10 @@ class HeteroClientGraph(HeteroGraph):
 
 
 def check(graph: HeteroGraph, where: str) -> HeteroGraph:
-    """The graph itself, when its tensors fit together.
+    """Return the graph unchanged if its tensors fit together.
 
     Raises:
-        FedGraphError: edges that point nowhere, features or labels of wrong shape or value, a feature that is not finite.
+        FedGraphError: an edge names a missing node, features or labels have a wrong shape or value, or are not finite.
     """
     for (a, relation, b), index in graph.edges.items():
         if index.dim() != 2 or index.size(0) != 2:
@@ -254,8 +254,8 @@ def check(graph: HeteroGraph, where: str) -> HeteroGraph:
         for kind, ends in ((a, index[0]), (b, index[1])):
             if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < graph.counts[kind]:
                 raise FedGraphError(
-                    f"{where}: an edge of '{relation}' points nowhere, it names {kind} {int(ends.min())}..{int(ends.max())} "
-                    f"of {graph.counts[kind]}"
+                    f"{where}: edges of '{relation}' name nodes {int(ends.min())}..{int(ends.max())} of '{kind}', expected"
+                    f" 0..{graph.counts[kind] - 1}"
                 )
     for a, x in graph.x.items():
         if x.dim() != 2 or x.size(0) != graph.counts[a]:
@@ -269,15 +269,15 @@ def check(graph: HeteroGraph, where: str) -> HeteroGraph:
     if not bool((graph.y >= 0).any()):
         raise FedGraphError(f"{where} has no labels on its node type '{graph.target}'")
     if int(graph.y.max()) >= graph.num_classes:
-        raise FedGraphError(f"{where}: labels must lie in -1..{graph.num_classes - 1}, got {int(graph.y.max())}")
+        raise FedGraphError(f"{where}: labels must be in -1..{graph.num_classes - 1}, got {int(graph.y.max())}")
     return graph
 
 
 def clean(graph: HeteroGraph, cfg: DatasetConfig) -> HeteroGraph:
-    """The graph itself; the options that change a graph are for those of one type.
+    """Return the graph unchanged: the options that change a graph require a single node type.
 
     Raises:
-        FedGraphError: one of them is set.
+        FedGraphError: one of these options is set.
     """
     keys = (
         "reversed",
@@ -290,7 +290,7 @@ def clean(graph: HeteroGraph, cfg: DatasetConfig) -> HeteroGraph:
     )
     for key in keys:
         if getattr(cfg, key):
-            raise FedGraphError(f"dataset.{key} does not apply to '{cfg.name}', whose nodes and edges are typed")
+            raise FedGraphError(f"dataset.{key} does not apply to '{cfg.name}', a heterogeneous graph: leave it out")
     return graph
 
 
@@ -300,7 +300,7 @@ _KINDS: dict[str, type[Graph] | type[HeteroGraph]] = {
 
 
 def load_graph(path: Source) -> Graph | HeteroGraph:
-    """The graph of a file, of whichever kind it is."""
+    """Read a graph of any kind from a file."""
     tensors, values = read_tensors(path)
     if not isinstance(values.get("kind"), str) or values["kind"] not in _KINDS:
         raise FedGraphError(f"{path} holds a {values.get('kind')}, expected one of: {', '.join(_KINDS)}")
@@ -308,5 +308,5 @@ def load_graph(path: Source) -> Graph | HeteroGraph:
         return _KINDS[values["kind"]].unpack(path, tensors, values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FedGraphError(
-            f"{path} holds no {values.get('kind', 'graph')} as this version writes it: {first_line(error)}"
+            f"{path} does not hold a valid {values.get('kind', 'graph')}: {first_line(error)}"
         ) from error

@@ -1,12 +1,12 @@
-"""A user's own graph: node and edge tables, or a saved PyG object, into a dataset or one client's file.
+"""Import of a user's graph: node and edge tables, or a saved PyG object, to a dataset or one client's file.
 
     from_tables(nodes, edges, columns)     CSV or Parquet  ┐
     from_saved(path)                       PyG's Data      ┴→ Graph → save_dataset | client_graph(...).save
 
 Typed nodes and edges: `importing_typed`.
 
-The pieces of `from_tables` (`Ids`, `feature_columns`, `label_codes`, `split_masks`, `edge_ends`, `once`) each treat one table, so
-that typed graphs can be put together from several. Rows are counted from 1, after the header.
+Each helper of `from_tables` (`Ids`, `feature_columns`, `label_codes`, `split_masks`, `edge_ends`, `once`) handles one table, so
+that heterogeneous graphs can combine several tables. Rows are counted from 1, after the header.
 """
 
 import copy
@@ -46,11 +46,11 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of the two tables mean what; "" for one that is not there.
+    """Roles of the columns of the two tables; "" for a missing one.
 
     Attributes:
-        features: names or patterns such as ``x_*``; empty: every other column of the node table.
-        separator: of a CSV; likewise ``encoding``; "" for what is detected.
+        features: names or patterns such as ``x_*``; empty for every other column of the node table.
+        separator: field separator of a CSV, "" to detect it; likewise ``encoding``.
     """
 
     id: str = "id"
@@ -65,18 +65,18 @@ class Columns:
 
     @classmethod
     def of(cls, layout: TableLayout, features: Sequence[str] = ()) -> "Columns":
-        """The columns that a layout names, the others by their defaults."""
+        """Return the columns of a layout, with defaults for the others."""
         return cls(features=features, **layout.to_dict())
 
     @property
     def layout(self) -> TableLayout:
-        """What differs from the defaults, as a schema stores it."""
+        """Differences from the defaults, as stored in a schema."""
         values = {f.name: getattr(self, f.name) for f in fields(TableLayout)}
         return TableLayout(**{name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)})
 
     @property
     def others(self) -> list[str]:
-        """The columns of a node table that are no features."""
+        """Columns of a node table with another role than feature."""
         return [name for name in (self.id, self.label, self.split, self.client) if name]
 
 
@@ -84,39 +84,40 @@ _DEFAULTS = Columns()
 
 
 def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
-    """Check that no column with another meaning is a feature of the schema.
+    """Check that no column with another role is a feature of the schema.
 
     Raises:
-        FedGraphError: one is.
+        FedGraphError: a column is both.
     """
     agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else {}
     for role in ("id", "label", "split", "client"):
         name = getattr(columns, role)
         if name in agreed and agreed[name].kind != "ignored":
             raise FedGraphError(
-                f"--{role}-column {name}, but {treatment.where} lists '{name}' as a feature ({agreed[name].kind}): choose another"
-                " column, or edit the schema"
+                f"--{role}-column {name} conflicts with {treatment.where}, which lists '{name}' as a feature"
+                f" ({agreed[name].kind}):"
+                " choose another column, or edit the schema"
             )
 
 
 def agreed_classes(given: Sequence[str], treatment: Treatment) -> Sequence[str]:
-    """The classes in the order of their numbers: the schema's where there is one, else those given.
+    """Return the classes in label order: the schema's if there is one, else those given.
 
     Raises:
-        FedGraphError: those given are not the schema's.
+        FedGraphError: the given classes differ from the schema's.
     """
     if treatment.schema is None:
         return given
     classes = treatment.schema.classes_in_order(given, treatment.where)
     if given and tuple(given) != classes:
-        treatment.say(f"classes put in the order of {treatment.where}: {', '.join(classes)}")
+        treatment.say(f"classes reordered as in {treatment.where}: {', '.join(classes)}")
     return classes
 
 
 def say_dropped(links: Any, columns: Columns, where: str, treatment: Treatment) -> None:
-    """Name the columns of an edge table that nothing is made of."""
+    """Report the unused columns of an edge table."""
     if dropped := [str(name) for name in links.columns if name not in (columns.source, columns.target)]:
-        treatment.say(f"{where}: ignored: {', '.join(dropped)} (edges carry no features)")
+        treatment.say(f"{where}: ignored: {', '.join(dropped)} (edge features are not supported)")
 
 
 def from_tables(
@@ -128,20 +129,20 @@ def from_tables(
     undirected: bool = False,
     treatment: Treatment = AS_FOUND,
 ) -> Graph:
-    """A graph from a node table and an edge table.
+    """Build a graph from a node table and an edge table.
 
     Args:
-        nodes: CSV or Parquet with one row a node.
-        edges: CSV or Parquet with one row an edge.
-        columns: which columns mean what. Ids and labels are of any type; an empty label is unknown (y = -1). The split
-            column says train, val, test or nothing; the client column becomes `Graph.group`.
-        classes: the labels in the order of their numbers; empty: the schema's, else those that occur, sorted.
-        undirected: whether each row stands for both directions.
-        treatment: how columns become features (`columns`), and the schema to obey.
+        nodes: CSV or Parquet with one row per node.
+        edges: CSV or Parquet with one row per edge.
+        columns: roles of the columns. Ids and labels may have any type; an empty label is unknown (y = -1). The split
+            column holds train, val, test or an empty cell. The client column becomes `Graph.group`.
+        classes: class names in label order; empty for the schema's, else the sorted values that occur.
+        undirected: whether each row represents both directions.
+        treatment: column options (`columns`) and the schema to follow.
 
     Raises:
-        FedGraphError: a file or column that lacks, ids twice or missing, edges to unknown ids, values that are not of their
-            column's kind, labels outside ``classes``; the sentence names the first row.
+        FedGraphError: a file, column or id is missing, an id is repeated, an edge names an unknown id, a value does not
+            match its column's kind, or a label is outside ``classes``. The message names the first row.
     """
     table, links = (read_table(path, columns.layout, treatment.say) for path in (nodes, edges))
     where = str(nodes)
@@ -159,7 +160,7 @@ def from_tables(
     treatment.check_names({NODE: usable})
     made = features(NODE, table, usable, where, treatment)
     if not made.x.size(1):
-        raise FedGraphError(f"{where} has no feature column: {', '.join(usable) or 'there are no other columns'}")
+        raise FedGraphError(f"{where} has no feature column; its other columns: {', '.join(usable) or 'none'}")
     tables = treatment.schema.tables if treatment.schema else columns.layout
     agreed = Schema(
         tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling(), tables=tables, undirected=undirected
@@ -180,7 +181,7 @@ def from_tables(
 
 
 def once(edges: Tensor, num_nodes: int, undirected: bool, where: str, treatment: Treatment) -> Tensor:
-    """The rows [2, E] of an edge table, each edge once, and in both directions where ``undirected``; says how many repeat."""
+    """Deduplicate the edges [2, E] of a table, add reverse directions if ``undirected``, and report repeated rows."""
     single = edges.sort(dim=0).values if undirected else edges
     distinct = single.unique(dim=1)
     if repeated := edges.size(1) - distinct.size(1):
@@ -198,13 +199,13 @@ def _column(table: Any, name: str, where: str, what: str) -> Any:
 
 
 class Ids:
-    """The nodes of one table: id of any type → position 0..N-1."""
+    """Index of one table's nodes: id of any type → position 0..N-1."""
 
     def __init__(self, table: Any, column: str, where: str):
-        """Read them.
+        """Read the ids from a table.
 
         Raises:
-            FedGraphError: an id that is missing or stands twice.
+            FedGraphError: an id is missing or repeated.
         """
         words = as_words(_column(table, column, where, "id"))
         if (words == "").any():
@@ -213,10 +214,10 @@ class Ids:
 
     @classmethod
     def of(cls, words: np.ndarray, where: str) -> "Ids":
-        """From the ids themselves [N].
+        """Build the index from ids [N].
 
         Raises:
-            FedGraphError: an id stands twice.
+            FedGraphError: an id is repeated.
         """
         found = cls.__new__(cls)
         found._keep(words, where)
@@ -229,42 +230,42 @@ class Ids:
         if not self.index.is_unique:
             second = int(self.index.duplicated().argmax())
             first = int((words == words[second]).argmax())
-            raise FedGraphError(f"{where}: id '{words[second]}' stands twice, in rows {first + 1} and {second + 1}")
+            raise FedGraphError(f"{where}: id '{words[second]}' is repeated in rows {first + 1} and {second + 1}")
         self.where = where
 
     def positions(self, table: Any, column: str, where: str) -> np.ndarray:
-        """The positions [E] of the nodes that a column of another table names.
+        """Return the positions [E] of the nodes named in a column of another table.
 
         Raises:
-            FedGraphError: an id that the nodes do not have.
+            FedGraphError: an id is unknown.
         """
         words = as_words(_column(table, column, where, "end of edges"))
         found = self.index.get_indexer(words)
         if (found < 0).any():
             row = int((found < 0).argmax())
             raise FedGraphError(
-                f"{where}: row {row + 1} names '{words[row]}' in column '{column}', no id of {self.where}"
+                f"{where}: row {row + 1} names '{words[row]}' in column '{column}', which is not an id of {self.where}"
             )
         return found.astype(np.int64)
 
 
 def edge_ends(table: Any, columns: Columns, where: str, sources: Ids, targets: Ids) -> Tensor:
-    """The edges of one table, int64 [2, E], between the nodes of two tables (or of one, given twice)."""
+    """Return the edges of one table, int64 [2, E], between the nodes of two tables (or one, passed twice)."""
     ends = (sources.positions(table, columns.source, where), targets.positions(table, columns.target, where))
     return torch.from_numpy(np.stack(ends))
 
 
 def feature_columns(table: Any, wanted: Sequence[str], others: Sequence[str], where: str) -> list[str]:
-    """The columns of a table that may be features, in order.
+    """Return the candidate feature columns of a table, in order.
 
     Args:
-        table: one row a node.
-        wanted: names or patterns, in order; empty: every column not in ``others``.
-        others: columns with another meaning.
+        table: one row per node.
+        wanted: names or patterns, in order; empty for every column not in ``others``.
+        others: columns with another role.
         where: the file, for errors.
 
     Raises:
-        FedGraphError: no column fits a pattern, or a name stands twice.
+        FedGraphError: no column matches a pattern.
     """
     free = [str(name) for name in table.columns if name not in others]
     names: list[str] = [] if wanted else free
@@ -277,10 +278,10 @@ def feature_columns(table: Any, wanted: Sequence[str], others: Sequence[str], wh
 
 
 def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()) -> tuple[Tensor, list[str]]:
-    """Labels as numbers, int64 [N] with -1 where empty, and the C classes in the order of their numbers.
+    """Return labels as numbers, int64 [N] with -1 where empty, and the C class names in label order.
 
     Raises:
-        FedGraphError: a label that ``classes`` does not list.
+        FedGraphError: a label is not in ``classes``.
     """
     words = as_words(_column(table, column, where, "label"))
     names = list(classes) or sorted(set(words) - {""}, key=natural)
@@ -288,16 +289,16 @@ def label_codes(table: Any, column: str, where: str, classes: Sequence[str] = ()
     unlisted = sorted(set(words) - set(code))
     if unlisted:
         row = int(np.isin(words, unlisted).argmax())
-        raise FedGraphError(f"{where}: row {row + 1} has label '{words[row]}', the classes are {', '.join(names)}")
+        raise FedGraphError(f"{where}: row {row + 1} has label '{words[row]}', expected one of: {', '.join(names)}")
     distinct, inverse = np.unique(words, return_inverse=True)
     return torch.from_numpy(np.array([code[str(word)] for word in distinct], dtype=np.int64)[inverse]), names
 
 
 def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Masks of training, validation and test nodes, each bool [N]; all False without a split column.
+    """Return masks of training, validation and test nodes, each bool [N]; all False without a split column.
 
     Raises:
-        FedGraphError: a value other than train, val and test (or nothing).
+        FedGraphError: a value is not train, val, test or empty.
     """
     part = np.full(len(table), -1)
     if column:
@@ -306,7 +307,7 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
         if wrong.any():
             row = int(wrong.argmax())
             raise FedGraphError(
-                f"{where}: row {row + 1} has '{words[row]}' in column '{column}'; train, val, test or empty"
+                f"{where}: row {row + 1} has '{words[row]}' in column '{column}', expected train, val, test or empty"
             )
         for word, number in SPLITS.items():
             part[words == word] = number
@@ -315,7 +316,7 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
 
 
 def group_codes(table: Any, column: str, where: str) -> Tensor:
-    """The client each node is listed under, 0..M-1 in the sorted order of the column's values, int64 [N] or empty."""
+    """Return each node's client, 0..M-1 in sorted order of the column's values, int64 [N]; empty without a column."""
     if not column:
         return torch.zeros(0, dtype=torch.int64)
     words = as_words(_column(table, column, where, "client"))
@@ -327,10 +328,10 @@ def group_codes(table: Any, column: str, where: str) -> Tensor:
 
 
 def read_saved(path: Path | str) -> Any:
-    """The PyG ``Data`` or ``HeteroData`` that ``torch.save`` wrote; only PyG's containers and tensors are unpickled.
+    """Read a PyG ``Data`` or ``HeteroData`` from a ``torch.save`` file; only PyG containers and tensors are unpickled.
 
     Raises:
-        FedGraphError: the file is missing or damaged, or holds anything else.
+        FedGraphError: the file is missing or damaged, or holds another object.
     """
     import torch_geometric.data.data as containers
     from torch.serialization import safe_globals
@@ -338,19 +339,19 @@ def read_saved(path: Path | str) -> Any:
     from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
     if not Path(path).is_file():
-        raise FedGraphError(f"no such file: {path}; expected one that torch.save(data, ...) wrote")
+        raise FedGraphError(f"no such file: {path}; expected a file written by torch.save(data, ...)")
     allowed = [Data, HeteroData, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
     allowed += [containers.DataEdgeAttr, containers.DataTensorAttr]
     try:
         with safe_globals(allowed):
             saved = torch.load(path, weights_only=True, map_location="cpu")
         if isinstance(saved, Data | HeteroData):
-            saved.to_dict()  # a damaged one fails when it is looked at
+            saved.to_dict()  # a damaged object fails here
     except Exception as error:  # a damaged pickle can fail in any way
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"it names {named.group(1)}" if named else type(error).__name__
         raise FedGraphError(
-            f"{path} holds no plain PyG Data or HeteroData ({reason}): save the object itself with torch.save(data, path)"
+            f"{path} holds no plain PyG Data or HeteroData ({reason}): save the object with torch.save(data, path)"
         ) from error
     if not isinstance(saved, Data | HeteroData):
         raise FedGraphError(f"{path} holds a {type(saved).__name__}, expected a PyG Data or HeteroData")
@@ -364,16 +365,16 @@ def from_saved(
     undirected: bool = False,
     treatment: Treatment = AS_FOUND,
 ) -> Graph:
-    """A graph from a saved PyG ``Data`` with ``x``, ``edge_index`` and integer labels ``y``; its masks are kept.
+    """Build a graph from a saved PyG ``Data`` with ``x``, ``edge_index`` and integer labels ``y``; keep its masks.
 
     Args:
-        path: what ``torch.save(data, path)`` wrote.
-        classes: names of the labels 0..C-1; empty: the schema's, else the numbers.
-        undirected: whether each edge stands for both directions.
-        treatment: with a ``scaling``, how the columns ``x_0``... become features; without, ``x`` is taken as it is.
+        path: file written by ``torch.save(data, path)``.
+        classes: names of the labels 0..C-1; empty for the schema's, else the numbers.
+        undirected: whether each edge represents both directions.
+        treatment: options for the columns ``x_0``...; without a ``scaling``, ``x`` is used unchanged.
 
     Raises:
-        FedGraphError: what `read_saved` raises, a tensor that lacks, or an impossible graph.
+        FedGraphError: the file is invalid (`read_saved`), a tensor is missing, or the graph is invalid.
     """
     return from_data(read_saved(path), str(path), classes=classes, undirected=undirected, treatment=treatment)
 
@@ -386,13 +387,13 @@ def from_data(
     undirected: bool = False,
     treatment: Treatment = AS_FOUND,
 ) -> Graph:
-    """`from_saved` of a ``Data`` in memory, which stays as it is; ``where`` names it in errors.
+    """Build a graph from a ``Data`` in memory, which is not modified; ``where`` names it in errors.
 
     Raises:
-        FedGraphError: a tensor that lacks, or an impossible graph.
+        FedGraphError: a tensor is missing, or the graph is invalid.
     """
     if hasattr(data, "node_types"):
-        raise FedGraphError(f"{where} holds typed nodes and edges ({', '.join(data.node_types)}); say --target TYPE")
+        raise FedGraphError(f"{where} holds a heterogeneous graph ({', '.join(data.node_types)}): pass --target TYPE")
     check_data(data, where)
     if dropped := sorted(
         set(data.keys()) - {"x", "edge_index", "y", "train_mask", "val_mask", "test_mask", "num_nodes"}
@@ -415,30 +416,30 @@ def from_data(
 
 
 def check_data(data: Any, where: str) -> None:
-    """Check that a ``Data`` has nodes with features, edges and a label each.
+    """Check that a ``Data`` has nodes, edges, and features and a label for each node.
 
     Raises:
-        FedGraphError: a tensor is missing or of another type, or there is no node.
+        FedGraphError: a tensor is missing or has the wrong type, or the graph has no nodes.
     """
     for key in ("x", "edge_index", "y"):
         if not isinstance(getattr(data, key, None), Tensor):
-            raise FedGraphError(f"{where}: the Data has no tensor '{key}'; x, edge_index and y are needed")
+            raise FedGraphError(f"{where}: the Data has no tensor '{key}'; x, edge_index and y are required")
     if not data.num_nodes:
         raise FedGraphError(f"{where} has no nodes")
     if data.y.is_floating_point() or data.y.numel() != data.num_nodes:
-        raise FedGraphError(f"{where}: y must be one integer a node, got {data.y.dtype} {list(data.y.shape)}")
+        raise FedGraphError(f"{where}: y must be one integer per node, got {data.y.dtype} {list(data.y.shape)}")
     check_dtypes(data, where)
 
 
 MAX_CLASSES = 10_000
-"""Classes that labels may number without names."""
+"""Maximum number of classes without names."""
 
 
 def numbered_classes(y: Tensor, where: str) -> list[str]:
-    """The classes 0..C-1 of labels [N], C one more than the largest.
+    """Return the classes 0..C-1 of labels [N], where C - 1 is the largest label.
 
     Raises:
-        FedGraphError: a label so large that it can hardly be the number of a class.
+        FedGraphError: a label is too large for a class number.
     """
     largest = int(y.max())
     if largest >= max(MAX_CLASSES, y.numel()):
@@ -450,24 +451,24 @@ def numbered_classes(y: Tensor, where: str) -> list[str]:
 
 
 def check_masks(data: Any, num_nodes: int, where: str) -> None:
-    """Masks, where there are any, that say true or false of each node.
+    """Check that every existing mask has one boolean per node.
 
     Raises:
-        FedGraphError: one that lists nodes, or is of another length.
+        FedGraphError: a mask lists nodes, or has another length.
     """
     for key in MASKS:
         mask = getattr(data, key, None)
-        told = isinstance(mask, Tensor) and mask.shape[:1] == (num_nodes,) and bool(((mask == 0) | (mask == 1)).all())
-        if mask is not None and not told:
+        valid = isinstance(mask, Tensor) and mask.shape[:1] == (num_nodes,) and bool(((mask == 0) | (mask == 1)).all())
+        if mask is not None and not valid:
             got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise FedGraphError(f"{where}: {key} must say true or false of each of {num_nodes} nodes, got {got}")
+            raise FedGraphError(f"{where}: {key} must hold one boolean for each of {num_nodes} nodes, got {got}")
 
 
 def saved_features(kind: str, x: Tensor, where: str, treatment: Treatment) -> Features:
-    """The features of a saved graph's nodes of one type, ``x`` [N, F] or [N]: as they are, or by column where they are scaled.
+    """Return the features of one node type of a saved graph from ``x`` [N, F] or [N]: unchanged, or scaled by column.
 
     Raises:
-        FedGraphError: other columns than the schema's, or what `features` raises.
+        FedGraphError: the columns differ from the schema's, or `features` fails.
     """
     x = x if x.layout == torch.strided else x.to_dense()
     x = (x.view(-1, 1) if x.dim() == 1 else x).to(torch.float32)
@@ -480,8 +481,8 @@ def saved_features(kind: str, x: Tensor, where: str, treatment: Treatment) -> Fe
     columns = {"x": Column(width=x.size(1))}
     agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else columns
     if dict(agreed) != columns:
-        told = f"{agreed['x'].width} columns x" if "x" in agreed else f"columns {', '.join(agreed) or 'none'}"
-        raise FedGraphError(f"{where} has {x.size(1)} columns x, but {treatment.where} has {told}")
+        expected = f"{agreed['x'].width} columns x" if "x" in agreed else f"columns {', '.join(agreed) or 'none'}"
+        raise FedGraphError(f"{where} has {x.size(1)} columns x, but {treatment.where} has {expected}")
     warn_unscaled(x, names, treatment.say)
     return Features(columns, columns, x)
 
@@ -489,20 +490,20 @@ def saved_features(kind: str, x: Tensor, where: str, treatment: Treatment) -> Fe
 def client_graph(
     graph: Graph, client: int, num_clients: int, split: SplitConfig | None = None, seed: int = 0
 ) -> ClientGraph:
-    """A graph as one client's private graph, without edges to others.
+    """Return a graph as one client's private graph, without cut edges.
 
     Args:
-        graph: N nodes.
+        graph: graph of N nodes.
         client: index of the client, 0..M-1.
         num_clients: M.
-        split: how to split where the graph brings no masks.
-        seed: for the split.
+        split: how to split a graph without masks.
+        seed: seed of the split.
 
     Raises:
-        FedGraphError: an index outside 0..M-1, or no training nodes.
+        FedGraphError: the index is outside 0..M-1, or there are no training nodes.
     """
     if not 0 <= client < num_clients:
-        raise FedGraphError(f"--client must lie in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
+        raise FedGraphError(f"--client must be in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
     own = ClientGraph(
         **vars(graph),
         node_id=torch.arange(graph.num_nodes),
@@ -513,22 +514,24 @@ def client_graph(
     if not bool((own.train_mask | own.val_mask | own.test_mask).any()):
         own = split_graph(own, split or SplitConfig(), seed)
     if not bool(own.train_mask.any()):
-        raise FedGraphError(f"client {client} has {own.num_nodes} nodes, none for training: give it some by its split")
+        raise FedGraphError(
+            f"client {client} has {own.num_nodes} nodes, none for training: mark some in its split column or train_mask"
+        )
     return own
 
 
 def save_dataset(graph: Graph | HeteroGraph, name: str, overwrite: bool = False) -> Path:
-    """Keep a graph under the data root, to be used as ``dataset=<name>``.
+    """Store a graph under the data root, for use as ``dataset=<name>``.
 
     Raises:
-        FedGraphError: a name that is no word in lower case, belongs to a known dataset, or is taken.
+        FedGraphError: the name has a wrong form, belongs to a known dataset, or is taken.
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        raise FedGraphError(f"--name must be lower-case letters, digits, - and _, got '{name}'")
+        raise FedGraphError(f"--name must consist of lower-case letters, digits, - and _, got '{name}'")
     if name in group_names("dataset"):
-        raise FedGraphError(f"--name '{name}' is a known dataset's: choose another")
+        raise FedGraphError(f"--name '{name}' is a built-in dataset: choose another name")
     path = imported_path(name)
     if path.exists() and not overwrite:
-        raise FedGraphError(f"--name '{name}' is taken ({path}): choose another, or add --overwrite")
+        raise FedGraphError(f"--name '{name}' is taken ({path}): choose another name, or pass --overwrite")
     replace(graph, name=name).save(path)
     return path

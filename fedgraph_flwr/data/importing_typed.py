@@ -1,7 +1,7 @@
-"""A user's own typed graph: one table a node type and one an edge type, or a saved PyG ``HeteroData``.
+"""Import of a user's heterogeneous graph: one table per node type and per edge type, or a saved PyG ``HeteroData``.
 
-Types stand in alphabetical order, so that clients that name the same types number them alike. A type may be named without a
-table: the graph then holds nothing of it, as where a federation shares its schema and a client lacks a type.
+Types are in alphabetical order, so clients with the same types number them equally. A type without a table is empty. This
+lets a federation share its schema although a client has no data of some type.
 """
 
 import copy
@@ -49,20 +49,20 @@ def from_typed_tables(
     classes: Sequence[str] = (),
     treatment: Treatment = AS_FOUND,
 ) -> HeteroGraph:
-    """A typed graph from a table for each node type and each edge type; None: nothing of that type.
+    """Build a heterogeneous graph from one table per node type and edge type; None for an empty type.
 
     Args:
-        nodes: CSV or Parquet with one row a node, by node type. Columns other than id, label, split and client are features;
-            a type without any has none.
-        edges: CSV or Parquet with one row an edge, by (source type, relation, target type). An edge type that is the exact
-            reverse of another is left out: the partition adds reverse types, and so does `typed_client`.
-        target: the node type with labels; its table has the label column, and the split column if there is one.
-        columns: which columns mean what.
-        classes: the labels in the order of their numbers; empty: the schema's, else those that occur, sorted.
-        treatment: how columns become features (`columns`), and the schema to obey.
+        nodes: by node type, CSV or Parquet with one row per node. Columns other than id, label, split and client are
+            features. A type without other columns has no features.
+        edges: by (source type, relation, target type), CSV or Parquet with one row per edge. An edge type that is the exact
+            reverse of another is dropped: the partition and `typed_client` add reverse types.
+        target: labelled node type; its table has the label column, and the split column if there is one.
+        columns: roles of the columns.
+        classes: class names in label order; empty for the schema's, else the sorted values that occur.
+        treatment: column options (`columns`) and the schema to follow.
 
     Raises:
-        FedGraphError: what is wrong with a table, as `importing.from_tables` says it, or a type without a node table.
+        FedGraphError: a table is invalid, as for `importing.from_tables`, or a type of an edge has no node table.
     """
     if nodes.get(target) is None:
         raise unknown("target node type", target, [kind for kind, path in nodes.items() if path], "--target")
@@ -96,7 +96,9 @@ def from_typed_tables(
             ends = edge_ends(links, columns, str(path), ids[a], ids[b])
             found[a, relation, b] = once(ends, 0, False, str(path), treatment)
         else:
-            raise FedGraphError(f"{path} has edges of '{relation}', but {b if a in ids else a} has no table of nodes")
+            raise FedGraphError(
+                f"{path} has edges of '{relation}', but node type '{b if a in ids else a}' has no table: pass --node-table"
+            )
     where = str(nodes[target])
     y, names = label_codes(tables[target], columns.label, where, agreed_classes(classes, treatment))
     train, val, test = (mask & (y >= 0) for mask in split_masks(tables[target], columns.split, where))
@@ -109,7 +111,7 @@ def from_typed_tables(
         val_mask=val,
         test_mask=test,
         num_classes=len(names),
-        x={kind: told.x for kind, told in made.items() if told.x.size(1)},
+        x={kind: made_features.x for kind, made_features in made.items() if made_features.x.size(1)},
         ids=pack_words(ids[target].index.to_numpy()),
     )
     return check(_with_schema(graph, names, made, treatment, treatment.settled_scaling(), layout), where)
@@ -123,7 +125,7 @@ def _with_schema(
     scaling: str,
     layout: TableLayout,
 ) -> HeteroGraph:
-    """The graph with its types in order, without reverse edge types, and with the schema of its features."""
+    """Return the graph with ordered types, without reverse edge types, and with the schema of its features."""
     graph = in_order(without_reverse(graph))
     agreed = Schema(
         classes=tuple(classes),
@@ -139,10 +141,11 @@ def _with_schema(
 def from_saved_typed(
     path: Path | str, target: str, *, classes: Sequence[str] = (), treatment: Treatment = AS_FOUND
 ) -> HeteroGraph:
-    """A typed graph from a saved PyG ``HeteroData`` whose target type has integer labels ``y``; its masks are kept.
+    """Build a heterogeneous graph from a saved PyG ``HeteroData`` with integer labels ``y`` on ``target``; keep its masks.
 
     Raises:
-        FedGraphError: what `importing.read_saved` raises, an unknown target type, no labels, or an impossible graph.
+        FedGraphError: the file is invalid (`importing.read_saved`), the target type is unknown or unlabelled, or the graph
+            is invalid.
     """
     return from_hetero_data(read_saved(path), str(path), target, classes=classes, treatment=treatment)
 
@@ -150,20 +153,20 @@ def from_saved_typed(
 def from_hetero_data(
     data: Any, where: str, target: str, *, classes: Sequence[str] = (), treatment: Treatment = AS_FOUND
 ) -> HeteroGraph:
-    """`from_saved_typed` of a ``HeteroData`` in memory, which stays as it is; ``where`` names it in errors.
+    """Build a heterogeneous graph from a ``HeteroData`` in memory, which is not modified; ``where`` names it in errors.
 
-    Edge types that `ToUndirected` of PyG has added are left out: a client's graph gets the same ones of its own.
+    Edge types added by PyG's `ToUndirected` are dropped: a client's graph adds the same ones.
 
     Raises:
-        FedGraphError: an unknown target type, no labels, or an impossible graph.
+        FedGraphError: the target type is unknown or unlabelled, or the graph is invalid.
     """
     if not hasattr(data, "node_types"):
-        raise FedGraphError(f"{where} holds a PyG Data, whose nodes are of one type; leave out --target")
+        raise FedGraphError(f"{where} holds a PyG Data with a single node type: leave out --target")
     if target not in data.node_types:
         raise unknown("target node type", target, data.node_types, where)
     y = getattr(data[target], "y", None)
     if not isinstance(y, Tensor) or y.is_floating_point() or y.numel() != data[target].num_nodes:
-        raise FedGraphError(f"{where}: '{target}' must have one integer label y a node")
+        raise FedGraphError(f"{where}: '{target}' must have one integer label y per node")
     if not data[target].num_nodes:
         raise FedGraphError(f"{where} has no nodes of type '{target}'")
     for kind in (*data.node_types, *data.edge_types):
@@ -176,8 +179,8 @@ def from_hetero_data(
         if getattr(data[kind], "x", None) is not None
     }
     data = copy.copy(data)
-    for kind, told in made.items():
-        data[kind].x = told.x
+    for kind, made_features in made.items():
+        data[kind].x = made_features.x
     names = agreed_classes(classes, treatment) or numbered_classes(y, where)
     graph = check(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
     graph = graph.without_reverse()
@@ -187,27 +190,27 @@ def from_hetero_data(
 
 
 def in_order(graph: HeteroGraph) -> HeteroGraph:
-    """The graph with its types in alphabetical order."""
+    """Return the graph with its types in alphabetical order."""
     return graph.on_schema(sorted(graph.counts), sorted(graph.edges))
 
 
 def typed_client(
     graph: HeteroGraph, client: int, num_clients: int, split: SplitConfig | None = None, seed: int = 0
 ) -> HeteroClientGraph:
-    """A typed graph as one client's private graph, with the reverse of every edge type.
+    """Return a heterogeneous graph as one client's private graph, with the reverse of every edge type.
 
     Args:
         graph: the client's nodes and edges.
         client: index of the client, 0..M-1.
         num_clients: M.
-        split: how to split where the graph brings no masks.
-        seed: for the split.
+        split: how to split a graph without masks.
+        seed: seed of the split.
 
     Raises:
-        FedGraphError: an index outside 0..M-1, or no training nodes.
+        FedGraphError: the index is outside 0..M-1, or there are no training nodes.
     """
     if not 0 <= client < num_clients:
-        raise FedGraphError(f"--client must lie in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
+        raise FedGraphError(f"--client must be in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
     own = HeteroClientGraph(
         **{f.name: getattr(graph, f.name) for f in fields(HeteroGraph)},
         node_id={kind: torch.arange(count) for kind, count in graph.counts.items()},
@@ -217,33 +220,35 @@ def typed_client(
     if not bool((own.train_mask | own.val_mask | own.test_mask).any()):
         own = split_targets(own, split or SplitConfig(), seed)
     if not bool(own.train_mask.any()):
-        raise FedGraphError(f"client {client} has no '{own.target}' for training: give it some by its split")
+        raise FedGraphError(
+            f"client {client} has no '{own.target}' node for training: mark some in its split column or train_mask"
+        )
     both = own.with_reverse()
     return both.on_schema(list(both.counts), sorted(both.edges))
 
 
-def named_files(words: Sequence[str], option: str) -> dict[str, Path | None]:
-    """``NAME=FILE`` words to paths by name; ``NAME=`` to None.
+def named_files(args: Sequence[str], option: str) -> dict[str, Path | None]:
+    """Parse ``NAME=FILE`` arguments to paths by name; ``NAME=`` gives None.
 
     Raises:
-        FedGraphError: a word without ``=``, or a name given twice.
+        FedGraphError: an argument has no ``=``, or a name is repeated.
     """
     found: dict[str, Path | None] = {}
-    for word in words:
-        name, sign, path = word.rpartition("=")
+    for arg in args:
+        name, sign, path = arg.rpartition("=")
         if not sign or not name:
-            raise FedGraphError(f"{option} {word}: expected NAME=FILE, or NAME= for a type without a table")
+            raise FedGraphError(f"{option} {arg}: expected NAME=FILE, or NAME= for a type without a table")
         if name in found:
-            raise FedGraphError(f"{option} names '{name}' twice")
+            raise FedGraphError(f"{option} names '{name}' twice: leave one out")
         found[name] = Path(path) if path else None
     return found
 
 
 def edge_types(named: Mapping[str, Path | None]) -> dict[EdgeType, Path | None]:
-    """``SOURCE:RELATION:TARGET`` names to edge types.
+    """Parse ``SOURCE:RELATION:TARGET`` names to edge types.
 
     Raises:
-        FedGraphError: a name of other form.
+        FedGraphError: a name has another form.
     """
     found: dict[EdgeType, Path | None] = {}
     for name, path in named.items():

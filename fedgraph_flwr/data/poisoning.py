@@ -1,8 +1,8 @@
-"""Training data that lies: flipped labels, and trigger subgraphs on nodes that are given another label (a backdoor).
+"""Data poisoning: flipped labels, and backdoors made of trigger subgraphs and a target label.
 
-Xu et al. (ACSAC 2022, "More is Better (Mostly): On the Backdoor Attacks in Federated Graph Neural Networks") classify graphs: a
-trigger, an Erdős-Rényi graph, replaces part of a graph. Adapted to nodes: each chosen node is given a copy of the trigger, whose
-nodes are new and all joined to it. As there, the edges of a trigger are drawn with probability 0.8; its features are ours.
+Source: Xu et al., ACSAC 2022, "More is Better (Mostly): On the Backdoor Attacks in Federated Graph Neural Networks". They
+classify graphs: a trigger, an Erdős-Rényi graph, replaces part of a graph. This module adapts it to nodes: each chosen node
+gets a copy of the trigger, whose new nodes are all linked to it. The edge probability of 0.8 is theirs, the features are (ours).
 """
 
 from dataclasses import dataclass, replace
@@ -16,19 +16,19 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 
 DENSITY = 0.8  # Xu et al., Section 4
-SHARE = 0.05  # (ours) of the features that are not zero in a trigger's node
+SHARE = 0.05  # (ours) share of non-zero features of a trigger node
 
 AnyGraph = TypeVar("AnyGraph", Graph, HeteroGraph)
 
 
 def with_flipped_labels(graph: AnyGraph) -> AnyGraph:
-    """Training labels y as C − 1 − y (Tolpegin et al., ESORICS 2020, flip pairs of classes)."""
+    """Replace training labels y by C − 1 − y (Tolpegin et al., ESORICS 2020, flip pairs of classes)."""
     return replace(graph, y=torch.where(graph.train_mask, graph.num_classes - 1 - graph.y, graph.y))
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """A subgraph that marks a node.
+    """Subgraph that marks a node.
 
     Attributes:
         x: features [t, F].
@@ -40,7 +40,7 @@ class Trigger:
 
     @classmethod
     def draw(cls, nodes: int, features: int, value: float, seed: int) -> "Trigger":
-        """One of ``nodes`` nodes, each with a few of its ``features`` at ``value`` and the others 0."""
+        """Draw a trigger of ``nodes`` nodes; a few ``features`` of each node are ``value``, the others 0."""
         rng = np.random.default_rng(seed)
         x = np.zeros((nodes, features), np.float32)
         for row in x:
@@ -50,7 +50,7 @@ class Trigger:
         return cls(torch.from_numpy(x), torch.from_numpy(np.concatenate([pairs, pairs[::-1]], axis=1)))
 
     def part(self, index: int, parts: int) -> "Trigger":
-        """The nodes index, index + parts, ... with the edges among them: one of so many local triggers."""
+        """Return one of ``parts`` local triggers: nodes index, index + parts, ... and the edges among them."""
         kept = torch.arange(len(self.x))[index::parts]
         place = torch.full((len(self.x),), -1)
         place[kept] = torch.arange(len(kept))
@@ -58,9 +58,9 @@ class Trigger:
         return Trigger(self.x[kept], edges[:, (edges >= 0).all(0)])
 
     def attached(self, graph: ClientGraph, nodes: Tensor) -> ClientGraph:
-        """The graph with a copy of the trigger at each of ``nodes`` [K]: K t nodes more, without labels, in no split."""
+        """Return the graph with a copy of the trigger at each of ``nodes`` [K]: K·t new nodes without label or split."""
         n, t, k = graph.num_nodes, len(self.x), len(nodes)
-        first = n + t * torch.arange(k).view(-1, 1, 1)  # of each copy
+        first = n + t * torch.arange(k).view(-1, 1, 1)  # first node of each copy
         inside = (first + self.edges).transpose(0, 1).reshape(2, -1)
         ends = torch.stack([nodes.repeat_interleave(t), n + torch.arange(k * t)])
         labels = [name for name in ("y", "node_id", "group", "part") if len(getattr(graph, name))]
@@ -74,7 +74,7 @@ class Trigger:
         return replace(graph, x=x, edge_index=edges, ids=graph.ids[:0], **longer)
 
     def planted(self, graph: ClientGraph, target: int, rate: float, seed: int) -> ClientGraph:
-        """The graph with the trigger at a share ``rate`` of its training nodes of other classes, labelled ``target``."""
+        """Return the graph with the trigger at a share ``rate`` of the other classes' training nodes, labelled ``target``."""
         others = (graph.train_mask & (graph.y != target)).nonzero().view(-1)
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(others)))
         chosen = others[order[: round(rate * len(others))]]

@@ -1,4 +1,4 @@
-"""Graphs to be predicted: tables, files of ours, and PyG objects, with features made as those of training; labels may lack."""
+"""Input of predictions: tables, graph files and PyG objects, encoded as in training; labels are optional."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,19 +28,19 @@ from fedgraph_flwr.data.tables import read_table
 from fedgraph_flwr.errors import FedGraphError
 
 SAVED = (".pt", ".pth")
-"""Endings of files that torch.save wrote."""
+"""Suffixes of torch.save files."""
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a trained network's features and classes mean.
+    """Features and classes that a trained model expects.
 
     Attributes:
-        classes: names, in the order of the logits.
-        num_features: F, a list for typed graphs; None where nobody told.
-        schema: with the statistics by which columns become features; None: features are taken as they are.
-        undirected: whether each row of an edge table stands for both directions.
-        where: whence it is known, for errors.
+        classes: class names, in the order of the logits.
+        num_features: F, a list for heterogeneous graphs; None if unknown.
+        schema: schema with the statistics that turn columns into features; None if features are used unchanged.
+        undirected: whether each row of an edge table represents both directions.
+        where: origin of this information, for errors.
     """
 
     classes: tuple[str, ...]
@@ -50,7 +50,7 @@ class InputSpec:
     where: str = "the run"
 
     def as_imported(self, path: Path) -> "InputSpec":
-        """With the classes and the schema of an imported graph's file, where it has as many classes."""
+        """Return it with classes and schema of an imported graph's file, if the number of classes matches."""
         if path.suffix in SAVED:
             return self
         schema = fitted_schema(read_header(path)[1].get("schema", {}), str(path))
@@ -59,38 +59,38 @@ class InputSpec:
         return replace(self, schema=schema, classes=schema.classes, where=str(path))
 
     def columns(self, kind: str) -> dict[str, Column]:
-        """The columns of a node type that become features; empty where the features have no names."""
+        """Return the columns of a node type that become features; empty if features have no names."""
         columns = dict(self.schema.nodes.get(kind, {})) if self.schema else {}
         return {name: c for name, c in columns.items() if c.kind != "ignored" and c.width == 1}
 
     def treatment(self, kind: str = NODE) -> Treatment:
-        """How the columns of a node type become features.
+        """Return the options that turn a node type's columns into features.
 
         Raises:
-            FedGraphError: they have no names, or their statistics are each party's own.
+            FedGraphError: the columns have no names, or each party has its own statistics.
         """
         columns = self.columns(kind)
         if self.schema is None or not columns:
             raise FedGraphError(
-                f"{self.where} knows no columns of tables: give --graph FILE with features as in training"
+                f"{self.where} has no schema of table columns: pass --graph FILE with features as in training"
             )
-        if lacking := [name for name, column in columns.items() if "fill" not in column.statistics]:
+        if missing := [name for name, column in columns.items() if "fill" not in column.statistics]:
             raise FedGraphError(
-                f"{self.where} has no statistics of column '{lacking[0]}', since each party scaled by its own (scaling"
-                f" {self.schema.scaling}): say whose by --client"
+                f"{self.where} has no shared statistics of column '{missing[0]}': each party used its own (scaling"
+                f" {self.schema.scaling}). Pass --client I to use those of party I"
             )
         return Treatment(schema=self.schema, where=self.where)
 
 
 @dataclass(frozen=True)
 class NewNodes:
-    """The nodes of a table in the graph that they are predicted in.
+    """Nodes of a table, and the graph in which they are predicted.
 
     Attributes:
-        graph: of the table alone, or of the stored graph and the table.
-        ids: of the graph's nodes [N].
-        rows: the places of the table's rows in the graph [K].
-        note: how they were joined to the stored graph; "" where they were not.
+        graph: the table's graph, optionally joined to the stored graph.
+        ids: ids of the graph's nodes [N].
+        rows: positions of the table's rows in the graph [K].
+        note: how they were joined to the stored graph, or "".
     """
 
     graph: Graph
@@ -100,34 +100,34 @@ class NewNodes:
 
 
 def tables(
-    nodes: Path, edges: Path, columns: Columns, meaning: InputSpec, treatment: Treatment | None = None
+    nodes: Path, edges: Path, columns: Columns, spec: InputSpec, treatment: Treatment | None = None
 ) -> tuple[Graph, np.ndarray]:
-    """The graph of a node table and an edge table, and the ids of its nodes [N]; the column of labels may be missing.
+    """Build a graph and its node ids [N] from a node table and an edge table; the label column is optional.
 
     Args:
-        nodes: one row a node.
-        edges: one row an edge.
-        columns: which columns mean what.
-        meaning: of the features.
-        treatment: default: the meaning's.
+        nodes: one row per node.
+        edges: one row per edge.
+        columns: roles of the columns.
+        spec: the model's features and classes.
+        treatment: column options (default: those of ``spec``).
 
     Raises:
-        FedGraphError: as `from_tables`, or `InputSpec.treatment`.
+        FedGraphError: as for `from_tables` or `InputSpec.treatment`.
     """
     table = read_table(nodes, columns.layout)
     graph = from_tables(
         nodes,
         edges,
         _present(columns, table),
-        classes=meaning.classes,
-        undirected=meaning.undirected,
-        treatment=treatment or meaning.treatment(),
+        classes=spec.classes,
+        undirected=spec.undirected,
+        treatment=treatment or spec.treatment(),
     )
     return graph, as_words(table[columns.id])
 
 
 def _present(columns: Columns, table: Any) -> Columns:
-    """The columns without those of labels, split and client that a table does not have: nothing is predicted by them."""
+    """Return the columns without the label, split and client columns that the table does not have."""
     return replace(
         columns, **{role: "" for role in ("label", "split", "client") if getattr(columns, role) not in table.columns}
     )
@@ -137,42 +137,42 @@ def new_nodes(
     nodes: Path,
     edges: Path,
     columns: Columns,
-    meaning: InputSpec,
+    spec: InputSpec,
     stored: Any = None,
     where: str = "",
     treatment: Treatment | None = None,
 ) -> NewNodes:
-    """The nodes of a table, in the stored graph where edges name nodes of it.
+    """Build the graph of a table's nodes, joined to the stored graph if edges name its nodes.
 
-    The stored nodes keep their features, labels and edges; a row with the id of a stored node replaces its features.
+    Stored nodes keep their features, labels and edges. A row with the id of a stored node replaces its features.
 
     Args:
-        nodes: one row a node.
-        edges: one row an edge, between nodes of the table and of the stored graph.
-        columns: which columns mean what.
-        meaning: of the features.
-        stored: the party's graph, with the ids that it was imported with; None: there is none.
-        where: names the stored graph in errors.
-        treatment: default: the meaning's.
+        nodes: one row per node.
+        edges: one row per edge, between nodes of the table and of the stored graph.
+        columns: roles of the columns.
+        spec: the model's features and classes.
+        stored: the party's graph, imported with ids, or None.
+        where: name of the stored graph, for errors.
+        treatment: column options (default: those of ``spec``).
 
     Raises:
-        FedGraphError: an edge names a node of neither, or as `tables`.
+        FedGraphError: an edge names an unknown node, or as for `tables`.
     """
     table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
     own = Ids(table, columns.id, str(nodes))
     named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target) if end in links.columns]
     outside = [word for words in named for word in words[own.index.get_indexer(words) < 0]]
     if not outside:
-        graph, ids = tables(nodes, edges, columns, meaning, treatment)
+        graph, ids = tables(nodes, edges, columns, spec, treatment)
         return NewNodes(graph, ids, np.arange(len(ids)))
     if not isinstance(stored, Graph) or not len(stored.ids):
         missing = (
-            "pass --client I or --graph FILE for the graph that it belongs to"
+            "pass --client I or --graph FILE to name the graph that contains it"
             if stored is None
-            else f"{where} does not hold its nodes' ids: import it again"
+            else f"{where} does not store node ids: import it again"
         )
-        raise FedGraphError(f"{edges} names '{outside[0]}', no id of {nodes}: {missing}")
-    return _joined(table, links, own, columns, meaning, stored, (str(nodes), str(edges), where), treatment)
+        raise FedGraphError(f"{edges} names '{outside[0]}', which is not an id of {nodes}: {missing}")
+    return _joined(table, links, own, columns, spec, stored, (str(nodes), str(edges), where), treatment)
 
 
 def _joined(
@@ -180,12 +180,12 @@ def _joined(
     links: Any,
     own: Ids,
     columns: Columns,
-    meaning: InputSpec,
+    spec: InputSpec,
     stored: Graph,
     where: tuple[str, str, str],
     treatment: Treatment | None,
 ) -> NewNodes:
-    treatment = treatment or meaning.treatment()
+    treatment = treatment or spec.treatment()
     names = feature_columns(table, (), _present(columns, table).others, where[0])
     treatment.check_names({NODE: names})
     x = features(NODE, table, names, where[0], treatment).x
@@ -197,7 +197,7 @@ def _joined(
     n, k = stored.num_nodes, int(fresh.sum())
     rows[fresh] = n + np.arange(k)
     union = Ids.of(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
-    ends = once(edge_ends(links, columns, where[1], union, union), n + k, meaning.undirected, where[1], treatment)
+    ends = once(edge_ends(links, columns, where[1], union, union), n + k, spec.undirected, where[1], treatment)
     longer = torch.cat([stored.x, torch.zeros(k, x.size(1))])
     longer[torch.from_numpy(rows)] = x
     none = torch.zeros(k, dtype=torch.bool)
@@ -218,70 +218,70 @@ def _joined(
     return NewNodes(graph, union.index.to_numpy(), rows, note)
 
 
-def graph_file(path: Path, meaning: InputSpec) -> Graph | HeteroGraph:
-    """A graph file of ours, or what ``torch.save`` wrote of a PyG object.
+def graph_file(path: Path, spec: InputSpec) -> Graph | HeteroGraph:
+    """Read a graph file of this package, or a PyG object written by ``torch.save``.
 
     Raises:
-        FedGraphError: it cannot be read, or its features or classes are others.
+        FedGraphError: the file cannot be read, or its features or classes differ.
     """
     if path.suffix in SAVED:
-        return from_pyg(read_saved(path), meaning, str(path))
+        return from_pyg(read_saved(path), spec, str(path))
     return check_file(load_graph(path), str(path))
 
 
-def from_pyg(data: Any, meaning: InputSpec, where: str = "the graph") -> Graph | HeteroGraph:
-    """A PyG ``Data`` or ``HeteroData``; without ``y``, its labels are unknown.
+def from_pyg(data: Any, spec: InputSpec, where: str = "the graph") -> Graph | HeteroGraph:
+    """Convert a PyG ``Data`` or ``HeteroData``; without ``y``, labels are unknown.
 
-    Columns ``x`` that training scaled are scaled likewise.
+    Columns of ``x`` that were scaled for training are scaled in the same way.
 
     Raises:
-        FedGraphError: something else, or a tensor that lacks.
+        FedGraphError: the object has another type, or a tensor is missing.
     """
     if hasattr(data, "node_types"):
-        return _typed(data, meaning, where)
+        return _typed(data, spec, where)
     for key in ("x", "edge_index"):
         if not isinstance(getattr(data, key, None), Tensor):
             raise FedGraphError(
-                f"{where} has no tensor '{key}': expected a PyG Data with x and edge_index, or a graph of ours"
+                f"{where} has no tensor '{key}': expected a PyG Data with x and edge_index, a Graph or a HeteroGraph"
             )
     check_dtypes(data, where)
     data = data.clone()
     if not isinstance(getattr(data, "y", None), Tensor):
         data.y = torch.full((data.num_nodes,), -1)
-    data.x = _features(data.x, NODE, meaning, where)
-    graph = Graph.from_pyg(data, num_classes=len(meaning.classes))
-    if meaning.undirected:
+    data.x = _features(data.x, NODE, spec, where)
+    graph = Graph.from_pyg(data, num_classes=len(spec.classes))
+    if spec.undirected:
         graph = replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes))
     return check_file(_known_labels(graph), where)
 
 
-def _typed(data: Any, meaning: InputSpec, where: str) -> HeteroGraph:
+def _typed(data: Any, spec: InputSpec, where: str) -> HeteroGraph:
     from fedgraph_flwr.data.importing_typed import in_order
 
     labelled = [kind for kind in data.node_types if isinstance(getattr(data[kind], "y", None), Tensor)]
     if len(labelled) != 1:
         raise FedGraphError(
-            f"{where}: one node type must have y, which says whose classes are meant (-1 where unknown), got"
+            f"{where}: exactly one node type, the one to predict, must have y (-1 where unknown), got"
             f" {', '.join(labelled) or 'none'}"
         )
     data = data.clone()
     for kind in data.node_types:
         if isinstance(getattr(data[kind], "x", None), Tensor):
-            data[kind].x = _features(data[kind].x, kind, meaning, where)
-    graph = in_order(HeteroGraph.from_pyg(data, labelled[0], num_classes=len(meaning.classes)).without_reverse())
+            data[kind].x = _features(data[kind].x, kind, spec, where)
+    graph = in_order(HeteroGraph.from_pyg(data, labelled[0], num_classes=len(spec.classes)).without_reverse())
     both = _known_labels(graph).with_reverse()
     return check_file(both.on_schema(list(both.counts), sorted(both.edges)), where)
 
 
 def _known_labels(graph: Any) -> Any:
-    """The graph without masks of nodes whose label is unknown."""
+    """Return the graph with unlabelled nodes removed from its masks."""
     masks = {key: getattr(graph, key) & (graph.y >= 0) for key in ("train_mask", "val_mask", "test_mask")}
     return replace(graph, **masks)
 
 
-def _features(x: Tensor, kind: str, meaning: InputSpec, where: str) -> Tensor:
-    """Features of a PyG object: scaled where training scaled columns of such an object, else as they are."""
-    columns = meaning.columns(kind)
+def _features(x: Tensor, kind: str, spec: InputSpec, where: str) -> Tensor:
+    """Return the features of a PyG object, scaled if training scaled the columns of such an object."""
+    columns = spec.columns(kind)
     if not columns or any(name != f"x_{i}" for i, name in enumerate(columns)):
         return (x.to_dense() if x.is_sparse else x).to(torch.float32)
-    return saved_features(kind, x, where, meaning.treatment(kind)).x
+    return saved_features(kind, x, where, spec.treatment(kind)).x

@@ -1,4 +1,4 @@
-"""Readers of raw files that no PyG class reads, and the way into PyG's classes."""
+"""Readers of raw files: through PyG's classes, or directly where PyG has no class."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def _graph(x: np.ndarray, edges: np.ndarray, y: np.ndarray, num_classes: int, gr
 
 
 def _both_directions(edges: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Each edge of [2, E] in both directions, once, without self-loops, sorted."""
+    """Return both directions of each edge [2, E], once, without self-loops, sorted."""
     edges = edges.astype(np.int64)
     edges = edges[:, edges[0] != edges[1]]
     code = np.unique(np.concatenate([edges[0] * num_nodes + edges[1], edges[1] * num_nodes + edges[0]]))
@@ -39,7 +39,7 @@ def _both_directions(edges: np.ndarray, num_nodes: int) -> np.ndarray:
 
 
 def pyg(cls: str, **kwargs: Any) -> Reader:
-    """A reader through the PyG dataset class ``cls``; it downloads into the folder it is given when raw files lack."""
+    """Return a reader that uses the PyG dataset class ``cls`` and downloads missing raw files into its folder."""
 
     def read(folder: Path, params: dict[str, Any]) -> Graph:
         import torch_geometric.datasets
@@ -51,9 +51,9 @@ def pyg(cls: str, **kwargs: Any) -> Reader:
 
 
 def arxiv_year(folder: Path, params: dict[str, Any]) -> Graph:
-    """ogbn-arxiv with the year of publication, in C = 5 classes of equal count, as label (Lim et al., NeurIPS 2021).
+    """Read ogbn-arxiv; labels are publication years in C = 5 classes of equal count (Lim et al., NeurIPS 2021).
 
-    OGB's archive is downloaded into ``folder`` when its files lack.
+    Missing files are downloaded into ``folder`` from OGB's archive.
     """
     import pandas as pd
 
@@ -74,9 +74,9 @@ def arxiv_year(folder: Path, params: dict[str, Any]) -> Graph:
 
 
 def syn_cora(folder: Path, params: dict[str, Any]) -> Graph:
-    """Random graphs of several homophily levels with Cora's features, side by side (Zhu et al., NeurIPS 2020).
+    """Read random graphs of several homophily levels with Cora's features as one graph (Zhu et al., NeurIPS 2020).
 
-    ``group`` says which graph a node is from: each is one client's.
+    ``group`` holds each node's source graph: one graph per client.
     """
     from scipy.sparse import csr_matrix
 
@@ -84,11 +84,13 @@ def syn_cora(folder: Path, params: dict[str, Any]) -> Graph:
     groups: list[np.ndarray] = []
     for key in ("homophily", "replicates"):
         if isinstance(params[key], str) or not isinstance(params[key], Sequence):
-            raise FedGraphError(f"dataset.{key} must be a list of numbers, got {params[key]}")
+            raise FedGraphError(f"dataset.{key} must be a list of numbers such as [0, 0.5], got {params[key]}")
     names = [f"h{level:.2f}-r{copy}.npz" for level in params["homophily"] for copy in params["replicates"]]
     for name in names:
         if not (folder / name).is_file():
-            raise FedGraphError(f"dataset 'syn-cora' has no {name} in {folder}: see dataset.homophily and .replicates")
+            raise FedGraphError(
+                f"dataset 'syn-cora' has no {name} in {folder}: check dataset.homophily and dataset.replicates"
+            )
         with np.load(folder / name, allow_pickle=False) as file:
             attr, adj = (
                 csr_matrix((file[f"{key}_data"], file[f"{key}_indices"], file[f"{key}_indptr"]), file[f"{key}_shape"])
@@ -104,10 +106,10 @@ def syn_cora(folder: Path, params: dict[str, Any]) -> Graph:
 
 
 def credit(folder: Path, params: dict[str, Any]) -> Graph:
-    """Credit-card clients, linked where spending and payment are alike; label 1: pays next month.
+    """Read credit-card clients, linked by similar spending and payment; label 1: pays next month.
 
-    13 features (without `Single`, the complement of `Married`), each scaled to [-1, 1] as in NIFTY (Agarwal et al., UAI
-    2021), whose edge list ``credit_edges.txt`` goes before the rebuilt one.
+    It has 13 features (without `Single`, the complement of `Married`), each scaled to [-1, 1] as in NIFTY (Agarwal et al.,
+    UAI 2021). NIFTY's edge list ``credit_edges.txt`` takes precedence over the rebuilt one.
     """
     path = folder / "credit.csv"
     header = path.open().readline().strip().split(",")
@@ -126,9 +128,9 @@ def credit(folder: Path, params: dict[str, Any]) -> Graph:
 
 
 def ieee_fraud(folder: Path, params: dict[str, Any]) -> Graph:
-    """Card transactions that have an identity record; label 1: fraud; ``group``: the product (Howard et al., 2019).
+    """Read card transactions with an identity record; label 1: fraud; ``group``: the product (Howard et al., 2019).
 
-    Linked by nearness in time (FedHERO, Appendix A): each transaction to the ``neighbours`` next ones of its product.
+    Each transaction is linked to the ``neighbours`` next ones of its product by time (FedHERO, Appendix A).
     Features: the numeric columns, standardised, 0 where missing.
     """
     import pandas as pd

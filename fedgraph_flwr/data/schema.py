@@ -1,9 +1,9 @@
-"""What the parties' tables mean, agreed upon by all: a small YAML that is passed around, and compared before every run.
+"""Schema of the parties' tables: a small YAML file that they share, compared before every run.
 
     scaling: local
     classes: [ok, fraud]
     nodes:
-      node:                                    # the type; nodes of one type alone are called so
+      node:                                    # node type; always "node" for homogeneous graphs
         age: {kind: number, unit: years}
         job: {kind: category, categories: [clerk, nurse]}
         opened: {kind: date}
@@ -12,8 +12,8 @@
     tables: {id: customer, source: payer, target: payee, label: status, separator: ';'}
     undirected: true
 
-The last two are written where they differ from the defaults. The columns stand in the order of their features.
-What a column's values become is said in `columns`.
+The last two keys are written only if they differ from the defaults. Columns are in feature order.
+The module `columns` defines how values become features.
 """
 
 import hashlib
@@ -40,18 +40,18 @@ Types = Mapping[str, Mapping[str, "Column"]]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a node table.
+    """Column of a node table.
 
     Attributes:
-        kind: of `KINDS`.
-        unit: what a number counts, for people.
-        scale: of numbers and dates, one of `SCALES`.
-        missing: whether a feature of its own marks the missing values.
-        categories: of a category, in the order of their features; any other word is "other".
-        format: of dates, as pandas reads them, several separated by ``|``; of numbers, an example such as ``1.234,5``. "" is
-            the plain number, and of dates what is detected.
-        width: features; more than 1 only for numbers without names (a saved graph's ``x``).
-        statistics: ``fill`` (for missing values), ``center`` and ``spread``, as far as they are agreed upon.
+        kind: one of `KINDS`.
+        unit: unit of a number, for display.
+        scale: for numbers and dates, one of `SCALES`.
+        missing: whether an extra feature marks missing values.
+        categories: values of a category, in feature order; any other value is "other".
+        format: for dates, pandas formats separated by ``|``. For numbers, an example such as ``1.234,5``. "" means a plain
+            number, or a detected date format.
+        width: number of features; more than 1 only for unnamed numbers (a saved graph's ``x``).
+        statistics: ``fill`` (for missing values), ``center`` and ``spread``, as far as the parties agreed on them.
     """
 
     kind: str = "number"
@@ -70,22 +70,24 @@ class Column:
             NumberFormat.parse(self.format)
 
     def to_dict(self) -> dict[str, Any]:
-        """What differs from a plain number, and the kind."""
-        told = {key: value for key, value in asdict(self).items() if value != getattr(_PLAIN, key)}
-        if "categories" in told:
-            told["categories"] = list(told["categories"])
-        return {"kind": self.kind} | told
+        """Return the kind and the fields that differ from a plain number."""
+        changed = {key: value for key, value in asdict(self).items() if value != getattr(_PLAIN, key)}
+        if "categories" in changed:
+            changed["categories"] = list(changed["categories"])
+        return {"kind": self.kind} | changed
 
     @classmethod
     def from_dict(cls, values: Any, name: str, where: str) -> "Column":
-        """From what `to_dict` gives, or from YAML whose scalars are all words.
+        """Build a column from the output of `to_dict`, or from YAML with string scalars only.
 
         Raises:
-            FedGraphError: an unknown key, kind or scale, or a statistic that is no number.
+            FedGraphError: an unknown key, kind or scale, or a statistic that is not a number.
         """
         values = {"kind": values} if isinstance(values, str) else values
         if not isinstance(values, Mapping):
-            raise FedGraphError(f"{where}: column '{name}' must be a kind or a mapping such as {{kind: number}}")
+            raise FedGraphError(
+                f"{where}: column '{name}' must be a kind such as number, or a mapping such as {{kind: number}}"
+            )
         for key in values:
             if key not in (known := [f.name for f in fields(cls)]):
                 raise unknown("key of a column", key, known, f"{where}, column '{name}'")
@@ -97,8 +99,8 @@ class Column:
             }
             given["categories"] = tuple(map(str, values.get("categories", ())))
             words = values.get("kind") == "category"
-            told = dict(values.get("statistics", {}))
-            given["statistics"] = {key: str(value) if words else float(value) for key, value in told.items()}
+            statistics = dict(values.get("statistics", {}))
+            given["statistics"] = {key: str(value) if words else float(value) for key, value in statistics.items()}
             return cls(**given)
         except (TypeError, ValueError) as error:
             raise FedGraphError(f"{where}, column '{name}': {error}") from error
@@ -111,15 +113,15 @@ _PLAIN = Column()
 
 @dataclass(frozen=True)
 class Schema:
-    """What all parties agree upon.
+    """Table schema that all parties agree on.
 
     Attributes:
-        classes: the labels, in the order of their numbers.
-        nodes: columns by node type and name, those of a type in the order of its features.
+        classes: class names, in label order.
+        nodes: columns by node type and name, in feature order.
         edges: edge types, as ``SOURCE:RELATION:TARGET``.
-        scaling: none; local: by each party's own statistics where the schema holds none; federated: by those it holds.
-        tables: names of the columns that are no features, and how files are written. Each party may have its own.
-        undirected: whether each row of an edge table stands for both directions.
+        scaling: none, local (each party's statistics where the schema has none) or federated (the schema's statistics).
+        tables: names of the other columns, and the file format. Each party may have its own.
+        undirected: whether each row of an edge table represents both directions.
     """
 
     classes: tuple[str, ...]
@@ -135,26 +137,26 @@ class Schema:
             raise FedGraphError(f"classes must differ from each other, got {', '.join(self.classes)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON and YAML hold it."""
+        """Return the schema as JSON and YAML store it."""
         nodes = {kind: {name: c.to_dict() for name, c in columns.items()} for kind, columns in self.nodes.items()}
         values = {"scaling": self.scaling, "classes": list(self.classes), "nodes": nodes, "edges": list(self.edges)}
         return values | self._optional()
 
     def _optional(self) -> dict[str, Any]:
-        """The keys that are written only where they differ from their default."""
+        """Return the keys that are written only if they differ from their default."""
         tables = self.tables.to_dict()
         return ({"tables": tables} if tables else {}) | ({"undirected": True} if self.undirected else {})
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "Schema":
-        """From what `to_dict` gives.
+        """Build a schema from the output of `to_dict`.
 
         Raises:
-            FedGraphError: a key that lacks or is unknown, or what `Column.from_dict` raises.
+            FedGraphError: a key is missing or unknown, or `Column.from_dict` fails.
         """
         known = [f.name for f in fields(cls)]
         if not isinstance(values, Mapping) or not isinstance(values.get("nodes"), Mapping):
-            raise FedGraphError(f"{where} is no schema: it needs the keys {', '.join(known)}")
+            raise FedGraphError(f"{where} is not a schema: it needs the keys {', '.join(known)}")
         for key in values:
             if key not in known:
                 raise unknown("key of a schema", key, known, where)
@@ -171,7 +173,7 @@ class Schema:
         )
 
     def save(self, path: Path) -> None:
-        """Write the YAML, a line a column."""
+        """Write the YAML with one line per column."""
         import yaml
 
         from fedgraph_flwr.data.graph import write_bytes
@@ -180,7 +182,7 @@ class Schema:
             text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
             return text.removesuffix("\n").removesuffix("\n...")
 
-        lines = ["# What the parties' tables mean: pass it on, and import with --schema.", f"scaling: {self.scaling}"]
+        lines = ["# Schema of the parties' tables: share it, and import with --schema.", f"scaling: {self.scaling}"]
         lines += [f"classes: {flow(list(self.classes))}", "nodes:"]
         for kind, columns in self.nodes.items():
             lines.append(f"  {flow(kind)}:{'' if columns else ' {}'}")
@@ -191,15 +193,15 @@ class Schema:
 
     @classmethod
     def load(cls, path: Path) -> "Schema":
-        """Read what `save` wrote, or a person.
+        """Read a file written by `save` or by hand.
 
         Raises:
-            FedGraphError: there is no such file, it is no YAML, or what `from_dict` raises.
+            FedGraphError: the file is missing or not YAML, or `from_dict` fails.
         """
         import yaml
 
         try:
-            # Every scalar is a word here: `no` is a class as good as `yes`.
+            # Read every scalar as a string: `no` may be a class name.
             values = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
         except yaml.YAMLError as error:
             raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as a schema") from error
@@ -208,32 +210,32 @@ class Schema:
         return cls.from_dict(values, str(path))
 
     def difference(self, other: "Schema") -> str:
-        """In what another schema differs first, as a clause that says first ours, then theirs; "" where it does not.
+        """Describe the first difference from another schema, local value first; "" if there is none.
 
-        Types that only one of them has are no difference: a party may lack a type, or keep it to itself.
+        Types of only one schema do not count: a party may have no data of a type, or keep it private.
         """
         if self.scaling != other.scaling:
             return f"scaling is {self.scaling} here and {other.scaling} there"
         if self.classes != other.classes:
             return f"the classes are {', '.join(self.classes)} here and {', '.join(other.classes)} there"
         for kind in self.nodes.keys() & other.nodes.keys():
-            if told := _columns_differ(_used(self.nodes[kind]), _used(other.nodes[kind])):
-                return told if kind == NODE else f"of '{kind}', {told}"
+            if difference := _columns_differ(_used(self.nodes[kind]), _used(other.nodes[kind])):
+                return difference if kind == NODE else f"of '{kind}', {difference}"
         return ""
 
     def classes_in_order(self, given: Sequence[str], where: str) -> tuple[str, ...]:
-        """The schema's classes, when those given are the same in whatever order.
+        """Return the schema's classes if the given ones are the same in any order.
 
         Raises:
-            FedGraphError: they are others.
+            FedGraphError: the given classes differ.
         """
         if given and set(given) != set(self.classes):
-            raise FedGraphError(f"--classes {','.join(given)} are not those of {where}: {','.join(self.classes)}")
+            raise FedGraphError(f"--classes {','.join(given)} differ from those of {where}: {','.join(self.classes)}")
         return self.classes
 
 
 def _used(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """The columns that become features, without what does not change them."""
+    """Return the columns that become features, without fields that do not affect them."""
     return {
         name: replace(column, unit="", format="" if column.kind == "number" else column.format)
         for name, column in columns.items()
@@ -241,25 +243,25 @@ def _used(columns: Mapping[str, Column]) -> dict[str, Column]:
     }
 
 
-def _columns_differ(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> str:
-    for name in ours:
-        if name not in theirs:
+def _columns_differ(local: Mapping[str, Column], remote: Mapping[str, Column]) -> str:
+    for name in local:
+        if name not in remote:
             return f"column '{name}' is here and not there"
-    for name in theirs:
-        if name not in ours:
+    for name in remote:
+        if name not in local:
             return f"column '{name}' is there and not here"
-    for place, (name, other) in enumerate(zip(ours, theirs, strict=True), 1):
+    for place, (name, other) in enumerate(zip(local, remote, strict=True), 1):
         if name != other:
             return f"column {place} is '{name}' here and '{other}' there"
         for f in fields(Column):
-            mine, its = getattr(ours[name], f.name), getattr(theirs[name], f.name)
-            if mine != its:
-                return f"column '{name}' has {f.name} {in_words(mine)} here and {in_words(its)} there"
+            ours, theirs = getattr(local[name], f.name), getattr(remote[name], f.name)
+            if ours != theirs:
+                return f"column '{name}' has {f.name} {to_text(ours)} here and {to_text(theirs)} there"
     return ""
 
 
-def in_words(value: Any) -> str:
-    """A value of a column's key, for people."""
+def to_text(value: Any) -> str:
+    """Format a value of a column's key for display."""
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in value.items()) or "none"
     return ", ".join(value) if isinstance(value, list | tuple) else str(value)
@@ -268,33 +270,33 @@ def in_words(value: Any) -> str:
 def stored(
     agreed: Schema, fitted: Types, undirected: bool = False, tables: TableLayout | None = None
 ) -> dict[str, Any]:
-    """What a graph keeps as its ``schema``.
+    """Return the ``schema`` field of a graph.
 
-    That is what is agreed upon, the same with this party's own statistics and layout of ``tables``, and whether each row of its
-    edges stood for both directions.
+    It has the agreed schema, the same with this party's statistics and ``tables``, and whether each row of the edge table
+    represents both directions.
     """
     own = replace(agreed, nodes=fitted, tables=tables or agreed.tables)
     return {"agreed": agreed.to_dict(), "fitted": own.to_dict(), "undirected": undirected}
 
 
 def agreed_schema(values: Mapping[str, Any], where: str) -> Schema | None:
-    """The agreed schema of a graph's ``schema``; None where the graph was not imported."""
+    """Return the agreed schema from a graph's ``schema``; None if the graph was not imported."""
     return Schema.from_dict(values["agreed"], where) if values else None
 
 
 def fitted_schema(values: Mapping[str, Any], where: str) -> Schema | None:
-    """The same with this party's own statistics, by which new rows become features as the old ones did."""
+    """Return the schema with this party's statistics, which encode new rows like the imported ones."""
     return Schema.from_dict(values["fitted"], where) if values else None
 
 
 def check_same(found: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Check that graphs were imported by one schema.
+    """Check that graphs were imported with the same schema.
 
     Args:
         found: name of each graph, and its ``schema``.
 
     Raises:
-        FedGraphError: two differ; the sentence names the column.
+        FedGraphError: two schemas differ; the message names the column.
     """
     first: tuple[str, Schema | None] | None = None
     for name, values in found:
@@ -302,20 +304,20 @@ def check_same(found: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         if first is None:
             first = name, schema
             continue
-        ours, theirs = schema, first[1]
-        if ours is None or theirs is None:
-            if ours is not theirs:
-                lacks, has = (name, first[0]) if ours is None else (first[0], name)
-                raise FedGraphError(f"{lacks} has no schema, but {has} has: import both anew with one --schema FILE")
-        elif told := ours.difference(theirs):
-            raise FedGraphError(f"{name} differs from {first[0]}: {told}; import both with one --schema FILE")
+        local, remote = schema, first[1]
+        if local is None or remote is None:
+            if local is not remote:
+                lacks, has = (name, first[0]) if local is None else (first[0], name)
+                raise FedGraphError(f"{lacks} has no schema, but {has} has: import both again with one --schema FILE")
+        elif difference := local.difference(remote):
+            raise FedGraphError(f"{name} differs from {first[0]}: {difference}; import both with one --schema FILE")
 
 
 def fingerprint(graph: Any) -> list[int]:
-    """What a party tells of its graph's schema: numbers of 48 bits of scaling, classes, and each column used, in order.
+    """Return a party's schema fingerprint: 48-bit hashes of scaling, classes, and each used column, in order.
 
-    Of a typed graph the columns of the type with labels alone, since a party may keep its other types to itself. ``[0]``
-    where the graph was not imported.
+    For a heterogeneous graph, only columns of the labelled type count, since a party may keep other types private. The
+    fingerprint is ``[0]`` if the graph was not imported.
     """
     schema = agreed_schema(graph.schema, "this graph")
     if schema is None:
@@ -326,23 +328,24 @@ def fingerprint(graph: Any) -> list[int]:
     return [int.from_bytes(digest[:6]) for digest in digests]
 
 
-def check_fingerprints(told: Mapping[int, Sequence[int]]) -> None:
-    """Check what clients told of their schemas by `fingerprint`.
+def check_fingerprints(fingerprints: Mapping[int, Sequence[int]]) -> None:
+    """Check that the clients' schema fingerprints (`fingerprint`) are equal.
 
     Raises:
-        FedGraphError: two differ; the sentence says in what, a column by its place, since its name is the parties' own.
+        FedGraphError: two differ. The message gives the position of a differing column, since its name is private.
     """
-    first, *others = sorted(told)
+    first, *others = sorted(fingerprints)
     for client in others:
-        ours, theirs = list(told[client]), list(told[first])
-        if ours == theirs:
+        local, remote = list(fingerprints[client]), list(fingerprints[first])
+        if local == remote:
             continue
-        length = min(len(ours), len(theirs))
-        place = next((i for i in range(length) if ours[i] != theirs[i]), length)
+        length = min(len(local), len(remote))
+        place = next((i for i in range(length) if local[i] != remote[i]), length)
         what = ("the scaling", "the classes")[place] if place < 2 else f"column {place - 1}"
-        if [0] in (ours, theirs):
+        if [0] in (local, remote):
             what = "one of them has none"
         raise FedGraphError(
-            f"the schemas of clients {first} and {client} differ: {what}; compare both files by `fedgraph-flwr schema show FILE`"
+            f"the schemas of clients {first} and {client} differ: {what}; compare both files with `fedgraph-flwr"
+            " schema show FILE`"
             " and import both with one --schema FILE"
         )

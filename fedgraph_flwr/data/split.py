@@ -1,7 +1,7 @@
-"""Which nodes train, validate and test: ratios, k-fold groups, or the dataset's own masks.
+"""Split into training, validation and test nodes: by ratios, k-fold groups, or the dataset's public masks.
 
 Unlabelled nodes (y = -1) are in no mask. The same function splits a whole graph (``scope: global``, before the partition)
-and a client's graph (``scope: client``); a client's stream of random numbers depends on the seed and its index.
+and a client's graph (``scope: client``). A client's random stream depends on the seed and its index.
 """
 
 from dataclasses import replace
@@ -19,14 +19,14 @@ from fedgraph_flwr.errors import FedGraphError
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
 AnyTyped = TypeVar("AnyTyped", bound=HeteroGraph)
 
-VALIDATION_SEED = 12345  # of the validation nodes taken from public training nodes: the same in all runs
+VALIDATION_SEED = 12345  # seed for taking validation nodes from public training nodes, the same in all runs
 
 
 def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
-    """The graph with masks set; its tensors are shared, nothing is changed in place.
+    """Return the graph with masks set; tensors are shared and nothing changes in place.
 
     Raises:
-        FedGraphError: public masks are asked for and there are none, or a fold that does not exist.
+        FedGraphError: public masks are requested but missing, or the fold does not exist.
     """
     if cfg.kind == "public":
         masks = _public(graph, cfg)
@@ -39,12 +39,12 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
 
 
 def grouping_seed(cfg: SplitConfig, seed: int) -> int:
-    """The seed of the graph, its partition, and the groups of nodes, which folds that rotate share unless they ``redraw``."""
+    """Return the seed of graph, partition and node groups; rotating folds share it unless they ``redraw``."""
     return seed // cfg.folds if cfg.kind == "kfold" and cfg.fold < 0 and not cfg.redraw else seed
 
 
 def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:
-    """A typed graph with masks on its target nodes, before any partition, since its clients share nodes."""
+    """Return a heterogeneous graph with masks on its target nodes; split before the partition, as clients share nodes."""
     n = graph.y.numel()
     labels = {key: getattr(graph, key) for key in ("y", "train_mask", "val_mask", "test_mask", "num_classes", "name")}
     nodes = split_graph(
@@ -54,13 +54,13 @@ def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:
 
 
 def ensure_train(graph: AnyGraph, minimum: int, seed: int) -> AnyGraph:
-    """The graph with at least ``minimum`` training nodes, as far as labelled nodes in no mask last."""
-    lacking = minimum - int(graph.train_mask.sum())
-    if lacking <= 0:
+    """Return the graph with at least ``minimum`` training nodes, taken from labelled nodes outside all masks."""
+    missing = minimum - int(graph.train_mask.sum())
+    if missing <= 0:
         return graph
     used = graph.train_mask | graph.val_mask | graph.test_mask
     unused = torch.nonzero((graph.y >= 0) & ~used).view(-1).numpy()
-    chosen = _rng(graph, seed, 1).permutation(unused)[:lacking]
+    chosen = _rng(graph, seed, 1).permutation(unused)[:missing]
     train_mask = graph.train_mask.clone()
     train_mask[torch.from_numpy(chosen)] = True
     return replace(graph, train_mask=train_mask)
@@ -81,7 +81,7 @@ def _masks(graph: Graph, *members: np.ndarray) -> list[Tensor]:
 
 
 def _ratio(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
-    """floor(train·n), floor(test·n) and floor(val·n) of the n labelled nodes; when the ratios sum to 1, val is the rest."""
+    """Draw floor(train·n), floor(test·n) and floor(val·n) of the n labelled nodes; if the ratios sum to 1, val is the rest."""
     nodes = torch.nonzero(graph.y >= 0).view(-1).numpy()
     rng = _rng(graph, seed, 0)
     order = _stratified(graph.y.numpy()[nodes], rng) if cfg.stratify else rng.permutation(len(nodes))
@@ -94,7 +94,7 @@ def _ratio(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
 
 
 def _stratified(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random order in which every stretch holds each class in its share, up to one node: [n] labels → [n] positions."""
+    """Draw an order [n] in which each segment has every class in proportion, up to one node, for labels [n]."""
     shuffled = rng.permutation(len(y))
     by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
     count = np.bincount(y)
@@ -104,13 +104,13 @@ def _stratified(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _kfold(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
-    """Nodes at random in ``folds`` groups; fold i tests on group i, validates on i+1, trains on the rest (FedHERO 4.1).
+    """Assign nodes at random to ``folds`` groups; fold i tests on group i, validates on i+1, trains on the rest (FedHERO 4.1).
 
-    With ``fold: -1`` seeds 0..folds-1 rotate the test group over one and the same grouping, the next ones over another;
-    with ``redraw`` each seed groups anew.
+    With ``fold: -1``, seeds 0..folds-1 rotate the test group over one grouping, and the next ``folds`` seeds over another.
+    With ``redraw``, each seed draws its own grouping.
     """
     if not -1 <= cfg.fold < cfg.folds:
-        raise FedGraphError(f"split.fold must lie in 0..{cfg.folds - 1}, or be -1 for the seed's, got {cfg.fold}")
+        raise FedGraphError(f"split.fold must be in 0..{cfg.folds - 1}, or -1 to rotate with the seed, got {cfg.fold}")
     fold = seed % cfg.folds if cfg.fold < 0 else cfg.fold
     nodes = torch.nonzero(graph.y >= 0).view(-1).numpy()
     nodes = _rng(graph, grouping_seed(cfg, seed), 0).permutation(nodes)
@@ -119,7 +119,7 @@ def _kfold(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
 
 
 def _public(graph: Graph, cfg: SplitConfig) -> list[Tensor]:
-    """The graph's own; without validation nodes, the share ``val`` of its training nodes for them, once for all seeds."""
+    """Return the public masks; if validation is empty, take the share ``val`` of training nodes, the same for all seeds."""
     labelled = graph.y >= 0
     masks = [mask & labelled for mask in (graph.train_mask, graph.val_mask, graph.test_mask)]
     if not isinstance(graph, ClientGraph) and not any(bool(mask.any()) for mask in masks):

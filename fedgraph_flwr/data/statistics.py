@@ -1,4 +1,4 @@
-"""What a graph looks like: sizes, homophily, labels, masks, cut edges."""
+"""Graph statistics: sizes, homophily, labels, masks, cut edges."""
 
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 
 
 def edge_homophily(edge_index: Tensor, y: Tensor) -> float | None:
-    """Share of the edges, of those whose two ends are labelled, that join one class (Zhu et al., NeurIPS 2020)."""
+    """Return the share of same-class edges among those with two labelled ends (Zhu et al., NeurIPS 2020)."""
     source, target = edge_index
     known = (y[source] >= 0) & (y[target] >= 0)
     if not bool(known.any()):
@@ -22,7 +22,7 @@ def edge_homophily(edge_index: Tensor, y: Tensor) -> float | None:
 
 
 def node_homophily(edge_index: Tensor, y: Tensor) -> float | None:
-    """Mean, over the nodes with a labelled in-neighbour, of their share of one's own class (Pei et al., ICLR 2020)."""
+    """Return the mean share of same-class in-neighbours over nodes with a labelled in-neighbour (Pei et al., ICLR 2020)."""
     source, target = edge_index
     known = (y[source] >= 0) & (y[target] >= 0)
     source, target = source[known], target[known]
@@ -33,7 +33,7 @@ def node_homophily(edge_index: Tensor, y: Tensor) -> float | None:
 
 
 def describe_typed(graph: HeteroGraph) -> dict[str, Any]:
-    """`describe` of a graph with typed nodes and edges: labels and masks of its target type, the number of types held."""
+    """Describe a heterogeneous graph as `describe` does: labels and masks of its target type, number of non-empty types."""
     return {
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
@@ -59,14 +59,14 @@ def _labels(graph: Graph | HeteroGraph) -> dict[str, Any]:
 
 
 def describe(graph: Graph | HeteroGraph) -> dict[str, Any]:
-    """Statistics of a graph, as JSON values.
+    """Return statistics of a graph as JSON values.
 
     Returns:
         ``nodes``, ``edges`` (directed, as stored), ``features``, ``classes``, ``labels`` (nodes of each class [C]),
         ``labelled``, ``train``/``val``/``test`` (nodes in each mask), ``edge_homophily`` and ``node_homophily`` (None
         without edges), ``degree`` (mean), ``isolated``, ``self_loops``, ``undirected``; for a client also ``client`` and
-        ``cut_edges`` (leaving or arriving). A typed graph has ``node_types`` and ``edge_types`` instead of ``degree`` and what
-        follows it, and no homophily.
+        ``cut_edges`` (outgoing or incoming). A heterogeneous graph has ``node_types`` and ``edge_types`` instead of ``degree``
+        and the keys after it, and no homophily.
     """
     if isinstance(graph, HeteroGraph):
         return describe_typed(graph)
@@ -92,8 +92,8 @@ def describe(graph: Graph | HeteroGraph) -> dict[str, Any]:
 
 
 def degree_shares(degrees: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """The share of nodes by degree, in classes that double: 0, 1, 2, 3–4, 5–8 and so on, ten of them."""
-    edges = [0, 1, 2, *(2**power for power in range(2, 9))]  # upper ends, the last class is open
+    """Return the share of nodes in each of ten degree bins of doubling width: 0, 1, 2, 3–4, 5–8 and so on."""
+    edges = [0, 1, 2, *(2**power for power in range(2, 9))]  # upper ends, the last bin is open
     place = np.searchsorted(edges, degrees)
     names = [
         "0",
@@ -107,11 +107,11 @@ def degree_shares(degrees: np.ndarray) -> tuple[list[str], np.ndarray]:
 
 
 def label_skew(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the clients' labels are from the whole's: [M, C] nodes of each class.
+    """Measure how far each client's label distribution is from the pooled one, from class counts [M, C].
 
     Returns:
-        The share of each client's largest class [M], and the total-variation distance of its label distribution from
-        that of all clients together [M]; 0 where a client has no labelled node.
+        The share of each client's largest class [M], and the total-variation distance between its label distribution and
+        the pooled one [M], 0 for a client without labelled nodes.
     """
     counts = labels.double()
     share = counts / counts.sum(1, keepdim=True).clamp(min=1)
@@ -121,6 +121,6 @@ def label_skew(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_undirected(edge_index: Tensor, num_nodes: int) -> bool:
-    """Whether the reverse of every edge is there."""
+    """Return whether every edge has its reverse."""
     distinct = torch.unique(edge_index[0] * num_nodes + edge_index[1]).numel()
     return to_undirected(edge_index, num_nodes).size(1) == distinct

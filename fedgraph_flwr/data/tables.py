@@ -1,7 +1,7 @@
-"""Reading of tables: CSV of any separator and encoding, compressed or not, and Parquet.
+"""Table reader: CSV with any separator and encoding, compressed or not, and Parquet.
 
-Separator and encoding are detected where they are not given: the separator that cuts the first rows into equally many fields, and
-UTF-8 (with a byte-order mark or without), else Windows-1252, which contains Latin-1.
+Separator and encoding are detected if not given. The separator is the one that splits the first rows into equally many
+fields. The encoding is UTF-8, with or without byte-order mark, else Windows-1252, a superset of Latin-1.
 """
 
 import csv
@@ -21,7 +21,7 @@ _DETECTED = (",", ";", "\t", "|")
 _FALLBACK = ("cp1252", "latin-1")
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _ROWS = 50
-"""Rows that the separator is detected by."""
+"""Number of rows used to detect the separator."""
 
 
 def _silent(text: str) -> None:
@@ -30,13 +30,13 @@ def _silent(text: str) -> None:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What the columns of a party's tables are called, and how its files are written; "" for a default or what is detected.
+    """Column names and file format of a party's tables; "" for a default or a detected value.
 
     Attributes:
         id: column of the node table; likewise ``label``, ``split`` and ``client``.
         source: column of the edge table; likewise ``target``.
-        separator: between the fields of a CSV.
-        encoding: of a CSV.
+        separator: field separator of a CSV.
+        encoding: encoding of a CSV.
     """
 
     id: str = ""
@@ -59,19 +59,19 @@ class TableLayout:
                 "".encode(self.encoding)
             except LookupError as error:
                 raise FedGraphError(
-                    f"encoding '{self.encoding}' unknown; expected one of Python's, such as utf-8, cp1252 or utf-16"
+                    f"encoding '{self.encoding}' unknown; expected a Python codec, such as utf-8, cp1252 or utf-16"
                 ) from error
 
     def to_dict(self) -> dict[str, str]:
-        """What is not empty."""
+        """Return the non-empty fields."""
         return {key: value for key, value in asdict(self).items() if value}
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "TableLayout":
-        """From what `to_dict` gives.
+        """Build a layout from the output of `to_dict`.
 
         Raises:
-            FedGraphError: it is no mapping, or has an unknown key.
+            FedGraphError: the value is not a mapping, or has an unknown key.
         """
         if not isinstance(values, Mapping):
             raise FedGraphError(f"{where}: tables must be a mapping such as {{id: customer, separator: ';'}}")
@@ -81,7 +81,7 @@ class TableLayout:
         return cls(**{str(key): str(value) for key, value in values.items()})
 
     def over(self, other: "TableLayout") -> "TableLayout":
-        """This layout, with the other's values where this one has none."""
+        """Return this layout with empty fields filled from the other."""
         return replace(other, **self.to_dict())
 
 
@@ -89,17 +89,17 @@ AS_DETECTED = TableLayout()
 
 
 def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callable[[str], None] = _silent) -> Any:
-    """A pandas table of a ``.csv``, ``.tsv`` or ``.txt`` file (or one of these with ``.gz``) or a ``.parquet`` file.
+    """Read a ``.csv``, ``.tsv`` or ``.txt`` file (optionally ``.gz``) or a ``.parquet`` file as a pandas table.
 
-    Empty cells of a CSV are missing, nothing else is; all its values are text.
+    In a CSV all values are text, and only empty cells are missing.
 
     Args:
         path: the file.
-        layout: its separator and encoding; detected where empty.
-        say: receives what was detected, unless it is the usual.
+        layout: its separator and encoding; detected if empty.
+        say: receives one line per detected value that is not the default.
 
     Raises:
-        FedGraphError: it is missing, has another ending, or cannot be read.
+        FedGraphError: the file is missing, has an unknown suffix, or cannot be read.
     """
     import pandas as pd
 
@@ -116,7 +116,7 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Callabl
     except Exception as error:  # pandas and pyarrow raise many kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FedGraphError(f"{path} cannot be read as a table ({reason})") from error
-    raise FedGraphError(f"{path} has no known ending; tables are .csv, .tsv, .txt (or with .gz) or .parquet")
+    raise FedGraphError(f"{path} has an unknown suffix; tables are .csv, .tsv, .txt (or with .gz) or .parquet")
 
 
 def _read_csv(path: Path, layout: TableLayout, say: Callable[[str], None]) -> Any:
@@ -127,7 +127,7 @@ def _read_csv(path: Path, layout: TableLayout, say: Callable[[str], None]) -> An
     except UnicodeError as error:
         raise FedGraphError(f"{path} is not {encoding} ({error}): pass --encoding, such as cp1252 or utf-16") from error
     if not layout.encoding and encoding in _FALLBACK:
-        say(f"{path}: read as {encoding} (Latin-1), since it is not UTF-8; pass --encoding if letters look wrong")
+        say(f"{path}: read as {encoding} (Latin-1) because it is not UTF-8; pass --encoding if letters look wrong")
     if not layout.separator and separator != ",":
         name = next(name for name, sign in SEPARATORS.items() if sign == separator)
         say(f"{path}: columns are separated by {name}")
@@ -155,7 +155,7 @@ def _open(path: Path) -> Any:
 
 
 def _encoding(path: Path) -> str:
-    """By the byte-order mark, else the first of UTF-8, Windows-1252 and Latin-1 that can be."""
+    """Detect the encoding by the byte-order mark, else the first of UTF-8, Windows-1252 and Latin-1 that decodes."""
     with _open(path) as file:
         start = file.read(3)
     for mark, encoding in _MARKS.items():
@@ -179,7 +179,7 @@ def _decodes(path: Path, encoding: str) -> bool:
 
 
 def _separator(path: Path, encoding: str) -> str:
-    """The one that cuts header and first rows into the most, equally many, fields; a comma where none does."""
+    """Detect the separator that splits header and first rows into the most, equally many fields; default comma."""
     import io
 
     best, most = ",", 1

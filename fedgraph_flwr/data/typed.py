@@ -25,14 +25,14 @@ LITERAL = "_Literal"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """How the terms of an RDF dataset become typed nodes and relations.
+    """Mapping from the terms of an RDF dataset to typed nodes and relations.
 
     Attributes:
-        target: the node type with labels.
-        column: column of the label tables that names the node; ``label`` the one that holds its class.
-        node: IRI of an entity → its node, or None where it is left out; the type may be empty: the predicate decides.
-        relation: IRI of a predicate → name of the relation, or None where it is left out.
-        schema: prefix of the predicates that describe the data; others lead into one type "SCHEMA". Empty: not used.
+        target: the labelled node type.
+        column: column of the label tables with the node's name; ``label`` is the column with its class.
+        node: IRI of an entity → its node, or None to drop it. The type may be empty: the predicate decides.
+        relation: IRI of a predicate → name of the relation, or None to drop it.
+        schema: prefix of predicates that describe the data; all others lead to the type "SCHEMA". Empty if not used.
         literals: whether literals are nodes.
     """
 
@@ -50,13 +50,13 @@ def _last(iri: str) -> str:
 
 
 def _unless(*left_out: str) -> Callable[[str], str | None]:
-    """The last part of the IRI, unless it is one that gives the label away."""
+    """Return a function to the last part of an IRI, which drops predicates that reveal the label."""
     return lambda iri: None if iri in left_out else _last(iri)
 
 
 def _aifb_node(iri: str) -> Node | None:
-    # http://www.aifb.uni-karlsruhe.de/<type>/<view>/<id>; the name is the id alone, as in the graph the field uses, so
-    # that an external author and a publication of the same number are one node of type Publikationen
+    # http://www.aifb.uni-karlsruhe.de/<type>/<view>/<id>: the name is only the id, as in the commonly used graph, so
+    # that an external author and a publication with the same number are one node of type Publikationen
     parts = iri.split("/")
     return (parts[3], parts[5]) if iri.startswith("http://www.aifb.uni-karlsruhe.de/") and len(parts) > 5 else None
 
@@ -108,9 +108,9 @@ VOCABULARIES = {
 
 
 def rdf(name: str) -> Reader:
-    """A reader of AIFB, MUTAG or BGS as PyG's ``Entities`` stores them, with node types; without reverse edges.
+    """Return a reader of AIFB, MUTAG or BGS as stored by PyG's ``Entities``, with node types, without reverse edges.
 
-    Types follow the names in the data (Schlichtkrull et al., ESWC 2018, in DGL's reading): AIFB has 7 node types, 52 edge
+    Types follow the names in the data (Schlichtkrull et al., ESWC 2018, as read by DGL): AIFB has 7 node types, 52 edge
     types, 7262 nodes and 24405 edges. Types and nodes are in alphabetical order.
     """
 
@@ -130,7 +130,7 @@ def _triples(path: Path) -> list[tuple[Any, Any, Any]]:
 
     noisy = logging.getLogger("rdflib.term")
     level = noisy.level
-    noisy.setLevel(logging.CRITICAL)  # malformed dates of the source, of no use here
+    noisy.setLevel(logging.CRITICAL)  # malformed dates of the source, not used here
     try:
         graph = rdflib.Graph()
         with gzip.open(path, "rb") as file:
@@ -141,40 +141,40 @@ def _triples(path: Path) -> list[tuple[Any, Any, Any]]:
 
 
 def _labels(raw: Path, name: str) -> tuple[dict[str, str], dict[str, str]]:
-    """IRI → class of the training and of the test nodes."""
+    """Read the classes of the training and the test nodes, each as IRI → class."""
     import pandas as pd
 
-    words = VOCABULARIES[name]
+    vocabulary = VOCABULARIES[name]
     tables = (pd.read_csv(raw / f"{kind}Set.tsv", sep="\t", dtype=str) for kind in ("training", "test"))
-    train, test = (dict(zip(t[words.column], t[words.label], strict=True)) for t in tables)
+    train, test = (dict(zip(t[vocabulary.column], t[vocabulary.label], strict=True)) for t in tables)
     return train, test
 
 
 def typed_graph(
-    triples: list[tuple[Any, Any, Any]], words: Vocabulary, train: dict[str, str], test: dict[str, str], name: str
+    triples: list[tuple[Any, Any, Any]], vocabulary: Vocabulary, train: dict[str, str], test: dict[str, str], name: str
 ) -> HeteroGraph:
-    """Typed nodes and edges from RDF triples.
+    """Build a heterogeneous graph from RDF triples.
 
     Args:
         triples: (subject, predicate, object) terms of rdflib.
-        words: what the terms mean.
+        vocabulary: mapping of the terms.
         train: IRI → class of the training nodes.
-        test: likewise of the test nodes.
-        name: of the dataset.
+        test: likewise for the test nodes.
+        name: name of the dataset.
     """
     import rdflib
 
     def node(term: Any) -> Node | None:
         if isinstance(term, rdflib.Literal):
-            return (LITERAL, str(term)) if words.literals else None
-        return None if isinstance(term, rdflib.BNode) else words.node(str(term))
+            return (LITERAL, str(term)) if vocabulary.literals else None
+        return None if isinstance(term, rdflib.BNode) else vocabulary.node(str(term))
 
     found: dict[EdgeType, list[tuple[str, str]]] = {}
     for subject, predicate, obj in triples:
-        source, relation, target = node(subject), words.relation(str(predicate)), node(obj)
+        source, relation, target = node(subject), vocabulary.relation(str(predicate)), node(obj)
         if source is None or relation is None or target is None:
             continue
-        if words.schema and not str(predicate).startswith(words.schema):
+        if vocabulary.schema and not str(predicate).startswith(vocabulary.schema):
             source, target = (source[0] or "SCHEMA", source[1]), ("SCHEMA", target[1])
         target = (target[0] or relation, target[1])
         if not source[0]:
@@ -191,18 +191,18 @@ def typed_graph(
         for a, r, b in sorted(found)
     }
     classes = {c: i for i, c in enumerate(sorted({*train.values(), *test.values()}))}
-    n = len(place[words.target])
+    n = len(place[vocabulary.target])
     y, masks = torch.full((n,), -1), (torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool))
     for table, mask in zip((train, test), masks, strict=True):
         for iri, label in table.items():
-            labelled = words.node(iri)
-            if labelled and labelled[1] in place[words.target]:
-                i = place[words.target][labelled[1]]
+            labelled = vocabulary.node(iri)
+            if labelled and labelled[1] in place[vocabulary.target]:
+                i = place[vocabulary.target][labelled[1]]
                 y[i], mask[i] = classes[label], True
     return HeteroGraph(
         counts={a: len(ids) for a, ids in place.items()},
         edges=edges,
-        target=words.target,
+        target=vocabulary.target,
         y=y,
         train_mask=masks[0],
         val_mask=torch.zeros(n, dtype=torch.bool),
@@ -213,10 +213,10 @@ def typed_graph(
 
 
 def hgb(name: str) -> Reader:
-    """A reader of ACM, DBLP or IMDB of the Heterogeneous Graph Benchmark (Lv et al., KDD 2021) by PyG's ``HGBDataset``.
+    """Return a reader of ACM, DBLP or IMDB (Heterogeneous Graph Benchmark, Lv et al., KDD 2021) by PyG's ``HGBDataset``.
 
-    An edge type that is the exact reverse of an earlier one is left out, since the partition adds reverse types after the
-    split. IMDB's films may have several genres: those with more than one have no label here.
+    An edge type that is the exact reverse of an earlier one is dropped, since the partition adds reverse types after the
+    split. IMDB films with several genres have no label here.
     """
 
     def read(folder: Path, params: dict[str, Any]) -> HeteroGraph:
@@ -236,7 +236,7 @@ def hgb(name: str) -> Reader:
 
 
 def without_reverse(graph: HeteroGraph) -> HeteroGraph:
-    """The graph without edge types that hold exactly the reverse of another one's edges."""
+    """Return the graph without edge types that are exactly the reverse of another one."""
     kept: dict[EdgeType, Tensor] = {}
     seen: dict[tuple[str, str], list[Tensor]] = {}
     for (a, relation, b), index in graph.edges.items():
@@ -254,28 +254,28 @@ def _in_order(index: Tensor) -> Tensor:
 
 
 def published_whole(folder: Path, params: dict[str, Any]) -> HeteroGraph:
-    """The whole AIFB graph of the published client graphs, reverse edges included."""
+    """Read the whole AIFB graph of the published client graphs, including reverse edges."""
     whole = published(folder, "centralized", 1)[0]
     return HeteroGraph(**{f.name: getattr(whole, f.name) for f in fields(HeteroGraph)})
 
 
 def published(folder: Path, split: str, num_clients: int) -> list[HeteroClientGraph]:
-    """The AIFB client graphs that the FedHGN authors published, decoded to npz; reverse edges included.
+    """Read the AIFB client graphs published by the FedHGN authors, decoded to npz, including reverse edges.
 
     Args:
-        folder: holds ``aifb-hetero_{split}_{num_clients}.npz``.
+        folder: folder with ``aifb-hetero_{split}_{num_clients}.npz``.
         split: ``random-edges`` or ``random-etypes`` for 3, 5 or 10 clients; ``centralized`` with 1 for the whole graph.
         num_clients: M.
 
     Raises:
-        FedGraphError: there is no such file.
+        FedGraphError: the file is missing.
     """
     path = folder / f"aifb-hetero_{split}_{num_clients}.npz"
     if not path.is_file():
         there = sorted(p.name for p in folder.glob("aifb-hetero_*.npz"))
         raise FedGraphError(
             f"no published AIFB split '{split}' for {num_clients} clients: {path} is missing; "
-            f"there are: {', '.join(there) or 'none'}"
+            f"available: {', '.join(there) or 'none'}"
         )
     with np.load(path, allow_pickle=False) as file:
         graphs = []

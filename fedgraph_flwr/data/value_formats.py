@@ -1,4 +1,4 @@
-"""Formats of numbers and dates in text columns: detected where only one reading fits, and stored in the schema.
+"""Formats of numbers and dates in text columns: detected if unambiguous, and stored in the schema.
 
 number   '' (1234.5), or an example: '1,234.5', '1.234,5', '1 234,5', "1'234.5", '1234,5'
 date     formats as pandas reads them, several separated by '|': 'ISO8601|%d.%m.%Y'
@@ -14,19 +14,19 @@ import numpy as np
 from fedgraph_flwr.errors import FedGraphError
 
 _SAME = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f", " "), "\u2019": "'", "−": "-"})
-"""Characters that are read as one: kinds of spaces, apostrophes and minus signs."""
+"""Equivalent characters: kinds of spaces, apostrophes and minus signs."""
 
 NAMED = {"none": "", "space": " ", "apostrophe": "'"}
 """Names for thousands separators that are awkward to type in a shell."""
 
 
 ANY = "any"
-"""The format of a column of numbers that parties write differently: each table's is detected."""
+"""Format of a numeric column that parties write differently: it is detected per table."""
 
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How numbers are written.
+    """Format of numbers.
 
     Attributes:
         decimal: ``.`` or ``,``.
@@ -41,10 +41,10 @@ class NumberFormat:
 
     @classmethod
     def parse(cls, text: str) -> "NumberFormat":
-        """The format that an example such as ``1.234,5`` shows; "" and `ANY` are the plain one.
+        """Parse an example such as ``1.234,5``; "" and `ANY` give the plain format.
 
         Raises:
-            FedGraphError: another text.
+            FedGraphError: the text is not a known format.
         """
         if text in ("", ANY):
             return PLAIN
@@ -54,7 +54,7 @@ class NumberFormat:
         raise FedGraphError(f"number format '{text}' unknown; one of: {', '.join(filter(None, map(str, FORMATS)))}")
 
     def read(self, words: Any) -> np.ndarray:
-        """Texts [N] as float64 [N]; NaN where a text is not such a number."""
+        """Parse texts [N] to float64 [N]; NaN where a text does not have this format."""
         import pandas as pd
 
         if self == PLAIN:
@@ -81,11 +81,11 @@ def _pattern(form: NumberFormat) -> str:
 
 
 _FEW = 100
-"""Texts that a format is tried on before the others are read by it."""
+"""Number of texts on which a format is tried first."""
 
 
 def readings(words: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -> list[NumberFormat]:
-    """The formats by which all texts are numbers, one for each distinct reading of them."""
+    """Return the formats by which all texts are numbers, one per distinct interpretation."""
     found: list[tuple[NumberFormat, np.ndarray]] = []
     for form in accepted:
         if np.isnan(form.read(words[:_FEW])).any() or (form.thousands and not _groups(words, form)):
@@ -99,14 +99,14 @@ def readings(words: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -
 
 
 def _groups(words: Sequence[str], form: NumberFormat) -> bool:
-    """Whether the separator of thousands occurs; a dot is none where a longer number goes without it."""
+    """Return whether the thousands separator occurs; a dot does not count if a longer number has none."""
     tidy = [word.translate(_SAME).strip() for word in words]
     long = form.thousands == "." and any(re.match(r"[+-]?\d{4,}", word) for word in tidy)
     return not long and any(form.thousands in word for word in tidy)
 
 
 def number_like(words: Sequence[str]) -> np.ndarray:
-    """Which texts are numbers in some format, bool [N]."""
+    """Return a mask of the texts that are numbers in some format, bool [N]."""
     found = np.array([bool(re.match(r"\s*[+−-]?[\d.,]|inf", word)) for word in words], dtype=bool)
     places = np.flatnonzero(found)
     tried = [words[place] for place in places.tolist()]
@@ -119,9 +119,9 @@ _DATE = re.compile(r"\d{1,4}[-./ ][A-Za-z]{0,9}\d{0,2}\.?[-./ ,]+\d{1,4}(?:[ T,]
 
 
 def looks_like(words: Sequence[str]) -> tuple[str, list[str]]:
-    """What every fifth text at least looks like, ``numbers`` or ``dates`` with units or in formats that are not read, and these.
+    """Return ``numbers`` or ``dates`` if at least a fifth of the texts resemble them, and these texts.
 
-    "" and none where the texts are other words.
+    They may have units or unsupported formats. Return "" and an empty list otherwise.
     """
     for what, pattern in (("dates", _DATE), ("numbers", _MEASURE)):
         alike = [word for word in words if pattern.fullmatch(word.translate(_SAME).strip())]
@@ -139,11 +139,11 @@ DATES: tuple[tuple[str, ...], ...] = (
     ("%Y/%m/%d",),
     ("%d-%m-%Y", "%m-%d-%Y"),
 )
-"""Formats of dates that are detected; those of one group are the two readings of the same texts."""
+"""Detected date formats; a group holds the two interpretations of the same texts."""
 
 
 def read_dates(column: Any, formats: str) -> Any:
-    """A pandas column as UTC times, each by the first of the formats that fits; NaT where none does."""
+    """Parse a pandas column to UTC times, each by the first format that fits; NaT if none does."""
     import pandas as pd
 
     read = None
@@ -157,7 +157,7 @@ def read_dates(column: Any, formats: str) -> Any:
 
 
 def date_like(words: Sequence[str]) -> np.ndarray:
-    """Which texts are dates in some format, bool [N]."""
+    """Return a mask of the texts that are dates in some format, bool [N]."""
     import pandas as pd
 
     found = np.array([bool(re.match(r"\s*\d{1,4}[-./]\d", word)) for word in words], dtype=bool)
@@ -168,10 +168,10 @@ def date_like(words: Sequence[str]) -> np.ndarray:
 
 
 def date_format(words: Sequence[str], name: str, where: str) -> str:
-    """The formats by which all texts are dates, separated by ``|``; "" where some text is no date.
+    """Return the formats by which all texts are dates, separated by ``|``; "" if some text is not a date.
 
     Raises:
-        FedGraphError: day and month cannot be told apart, or come in both orders.
+        FedGraphError: day and month are ambiguous, or occur in both orders.
     """
     import pandas as pd
 
@@ -186,7 +186,7 @@ def date_format(words: Sequence[str], name: str, where: str) -> str:
         full = [form for form in group if (fits[form] == covered).all()]
         example = words[int(covered.argmax())]
         if len(full) != 1:
-            why = "of which day and month cannot be told apart" if full else "some day first and some month first"
+            why = "where day and month are ambiguous" if full else "some with day first and some with month first"
             raise FedGraphError(
                 f"{where}: column '{name}' has dates such as '{example}', {why}: pass --date-format {name}={group[0]} or"
                 f" --date-format {name}={group[1]}, or --kind {name}=ignored"

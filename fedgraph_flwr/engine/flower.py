@@ -16,7 +16,7 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
-from fedgraph_flwr.errors import FedGraphError, RunFailed, plain
+from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
 from fedgraph_flwr.fleet.processes import end_group, environment, free_port, tool
 from fedgraph_flwr.runs.folder import FAILURE, ROUNDS, SUMMARY, make_folder, read_rounds
@@ -160,7 +160,7 @@ def _flwr_run(
                     whom = "Flower's processes" if cfg.engine in SIMULATIONS else f"{cfg.num_clients} SuperNodes"
                     say(f"run {run_id} waits for {whom}, then for round 1")
                 if cfg.engine not in SIMULATIONS and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
-                    told = plain(warning[1].rstrip(), 1000)
+                    told = sanitize(warning[1].rstrip(), 1000)
                     print(f"warning: {told}", file=sys.stderr)  # somebody may have to look at a node
                 if on_round:
                     for record in read_rounds(rounds, skip=shown):
@@ -173,7 +173,9 @@ def _flwr_run(
                 subprocess.run(stop, env=environment, stdout=log, stderr=log, timeout=60, check=False)
             raise
     if process.wait() != 0 and not (Path(cfg.out) / FAILURE).is_file():
-        raise RunFailed(f"flwr run on '{connection}' ended with code {process.returncode}: {plain(_why(tail), 2000)}")
+        raise RunFailed(
+            f"flwr run on '{connection}' ended with code {process.returncode}: {sanitize(_why(tail), 2000)}"
+        )
 
 
 def _why(tail: list[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.data.statistics import describe
-from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.runs.folder import ROUNDS, SUMMARY, headline_score, read_rounds
 from fedgraph_flwr.runs.prediction import Predictor
@@ -45,12 +45,12 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
     return _finite({**told, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
 
 
-def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables: bool) -> str:
+def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tables: bool) -> str:
     """The text of ``MODEL_CARD.md``.
 
     Args:
         predictor: the network.
-        plain: as it is exported.
+        network: its exported form.
         found: what `scores` gives.
         tables: whether the folder holds ``preprocess.py``.
     """
@@ -79,7 +79,7 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
         "Needs torch and torch_geometric" + (", and pandas for tables." if tables else "."),
         *(
             ["", "You can pass known labels as `y` and `known`. Edges between these nodes are then typed."]
-            if plain.labels
+            if network.labels
             else []
         ),
         "",
@@ -113,7 +113,7 @@ def model_card(predictor: Predictor, plain: Plain, found: dict[str, Any], tables
 
 def escaped(text: object) -> str:
     """Text of a party's as one line that Markdown and HTML show as it is."""
-    return re.sub(r"([\\`*_{}\[\]()#+!|~$])", r"\\\1", html.escape(plain(text, 200), quote=False))
+    return re.sub(r"([\\`*_{}\[\]()#+!|~$])", r"\\\1", html.escape(sanitize(text, 200), quote=False))
 
 
 def _data(predictor: Predictor) -> list[str]:

@@ -29,8 +29,7 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import Graph, write_bytes
 from fedgraph_flwr.data.prediction_input import InputSpec, from_pyg
 from fedgraph_flwr.data.schema import NODE, Schema
-from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.errors import plain as plain_text
+from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.export.card import model_card, scores
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.runs.checks import client_class
@@ -237,7 +236,7 @@ def load_export(folder: Path) -> Exported:
         told = json.loads((folder / INDEX).read_bytes())
         if is_own(str(told["module"])):  # whose code is not run because a folder names it
             raise FedGraphError(
-                f"{folder} holds the custom model {plain_text(told['module'], 60)}: predict with its model.py (load) and"
+                f"{folder} holds the custom model {sanitize(told['module'], 60)}: predict with its model.py (load) and"
                 " preprocess.py (read), or with the run's folder"
             )
         weights = load_file(folder / WEIGHTS)

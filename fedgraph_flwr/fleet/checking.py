@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, first_line, plain
+from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.fleet.keys import FLEET, check_key, read_fleet, versions
 
 PATIENCE = 10.0
@@ -148,7 +148,7 @@ def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
         yield Finding("registered", None, f"the server refused the signature{why}")
     else:
         yield Finding(
-            "registered", None, f"the server answered with status {answer.status_code}: {plain(answer.text, 100)}"
+            "registered", None, f"the server answered with status {answer.status_code}: {sanitize(answer.text, 100)}"
         )
 
 
@@ -188,7 +188,9 @@ def same_versions(folder: Path) -> Finding:
     differ = {name: number for name, number in theirs.items() if ours.get(name) != number}
     if not differ:
         return Finding("versions", True, f"the server's: {line}")
-    words = ", ".join(f"{name} {ours.get(name, 'not installed')} (there {plain(differ[name], 40)})" for name in differ)
+    words = ", ".join(
+        f"{name} {ours.get(name, 'not installed')} (there {sanitize(differ[name], 40)})" for name in differ
+    )
     must = bool(differ.keys() & {"flwr", "fedgraph-flwr"})
     why = "install the server's" if must else "this may do, though equal parameters bit for bit need equal versions"
     return Finding("versions", not must, f"here {words}: {why}")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed, plain, unknown
+from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize, unknown
 from fedgraph_flwr.fleet.processes import environment, say, tool
 
 
@@ -124,4 +124,4 @@ def _failure(done: subprocess.CompletedProcess[str], name: str) -> RunFailed:
             " `fedgraph-flwr server` running there?"
         )
     lines = [line.strip("\u2500\u2502\u256d\u256e\u2570\u256f ") for line in (done.stdout + done.stderr).splitlines()]
-    return RunFailed(f"{' '.join(['flwr', *done.args[1:]])} failed: {plain(' '.join(filter(None, lines)), 600)}")
+    return RunFailed(f"{' '.join(['flwr', *done.args[1:]])} failed: {sanitize(' '.join(filter(None, lines)), 600)}")

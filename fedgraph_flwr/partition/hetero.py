@@ -125,20 +125,20 @@ def _induced(graph: HeteroGraph, edges: list[torch.Tensor], client: int, num_cli
     for kind, nodes in ids.items():
         place[kind] = torch.full((graph.counts[kind],), -1)
         place[kind][nodes] = torch.arange(nodes.numel())
-    mine = ids[graph.target]
+    targets = ids[graph.target]
     return HeteroClientGraph(
         counts={kind: nodes.numel() for kind, nodes in ids.items()},
         edges={(a, r, b): torch.stack([place[a][i[0]], place[b][i[1]]]) for (a, r, b), i in kept.items()},
         target=graph.target,
-        y=graph.y[mine],
-        train_mask=graph.train_mask[mine],
-        val_mask=graph.val_mask[mine],
-        test_mask=graph.test_mask[mine],
+        y=graph.y[targets],
+        train_mask=graph.train_mask[targets],
+        val_mask=graph.val_mask[targets],
+        test_mask=graph.test_mask[targets],
         num_classes=graph.num_classes,
         x={kind: x[ids[kind]] for kind, x in graph.x.items() if kind in ids},
         name=graph.name,
         schema=graph.schema,
-        ids=graph.ids[mine] if len(graph.ids) else graph.ids,
+        ids=graph.ids[targets] if len(graph.ids) else graph.ids,
         node_id=ids,
         client=client,
         num_clients=num_clients,

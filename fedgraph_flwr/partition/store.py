@@ -242,17 +242,17 @@ def write(folder: Path, clients: Sequence[Any], cfg: RunConfig, packed: bool = F
     """
     with replacing(folder) as temporary:
         if packed:
-            sizes, told = _pack(temporary, clients), _told(clients)
+            sizes, descriptions = _pack(temporary, clients), _told(clients)
         else:
             for client in clients:
                 client.save(temporary / f"client_{client.client:04d}.safetensors")
-            sizes, told = [path.stat().st_size for path in _single(temporary)], {}
+            sizes, descriptions = [path.stat().st_size for path in _single(temporary)], {}
         manifest = {
             "version": VERSION,
             "num_clients": len(clients),
             "nodes": [client.num_nodes for client in clients],
             "bytes": sizes,
-            "told": told,
+            "told": descriptions,
             "key": key(cfg),
             "config": _relevant(cfg),
         }
@@ -345,14 +345,14 @@ def content(cfg: RunConfig) -> list[str]:
     else:
         path = datasets.own_path(cfg.dataset)
         paths = [path] if path and path.is_file() else []
-    told = [_hash(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    hashes = [_hash(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     if cfg.dataset.source and not cfg.graph:
         params, seed = json.dumps(cfg.dataset.params, sort_keys=True), grouping_seed(cfg.split, cfg.seed)
-        told.append(datasets.digest(cfg.dataset.source, params, seed, cfg.num_clients))
+        hashes.append(datasets.digest(cfg.dataset.source, params, seed, cfg.num_clients))
     if is_own(cfg.partition.name) and not cfg.graph:
         code = inspect.getsourcefile(function(cfg.partition.name, "partition"))
-        told.append(hashlib.sha256(Path(code).read_bytes() if code else b"").hexdigest())
-    return told
+        hashes.append(hashlib.sha256(Path(code).read_bytes() if code else b"").hexdigest())
+    return hashes
 
 
 def meaning(cfg: RunConfig) -> dict[str, Any]:
@@ -363,12 +363,12 @@ def meaning(cfg: RunConfig) -> dict[str, Any]:
     paths = files(client_files(cfg))
     if not read_header(paths[0])[1].get("schema"):  # they are all imported, or none is
         return {}
-    told = [read_header(path)[1]["schema"] for path in paths]
-    alike = all(values["fitted"] == told[0]["fitted"] for values in told)
+    schemas = [read_header(path)[1]["schema"] for path in paths]
+    alike = all(values["fitted"] == schemas[0]["fitted"] for values in schemas)
     return {
-        "classes": told[0]["agreed"]["classes"],
-        "schema": told[0]["fitted" if alike else "agreed"],
-        "undirected": all(values.get("undirected", False) for values in told),
+        "classes": schemas[0]["agreed"]["classes"],
+        "schema": schemas[0]["fitted" if alike else "agreed"],
+        "undirected": all(values.get("undirected", False) for values in schemas),
     }
 
 
@@ -380,8 +380,8 @@ def _client_kind(path: Source, kind: str | None) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _hash(path: Path, size: int, modified: int) -> str:
-    if told := read_digest(path):
-        return told
+    if digest := read_digest(path):
+        return digest
     with path.open("rb") as file:  # written by an older version
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -426,10 +426,13 @@ def _manifest_of(folder: Path) -> Manifest:
 
 @functools.lru_cache(maxsize=8)
 def _manifest(path: Path, modified: int) -> Manifest:
-    told = json.loads(path.read_bytes())
-    sizes = list(told["bytes"])
+    manifest = json.loads(path.read_bytes())
+    sizes = list(manifest["bytes"])
     return Manifest(
-        sizes, list(itertools.accumulate(sizes, initial=0))[:-1], list(told["nodes"]), dict(told.get("told", {}))
+        sizes,
+        list(itertools.accumulate(sizes, initial=0))[:-1],
+        list(manifest["nodes"]),
+        dict(manifest.get("told", {})),
     )
 
 

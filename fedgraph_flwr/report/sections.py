@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.statistics import label_skew
-from fedgraph_flwr.errors import plain
+from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.report.headline import figure, is_share, metric_of, words_of
 from fedgraph_flwr.report.page import Page, grid, note, pairs, render, table
@@ -466,9 +466,9 @@ def _failures(runs: Sequence[FinishedRun]) -> Markup:
     for run in runs:
         for record in run.every_round:
             for who, reason in record["failed"].items():
-                found.setdefault((plain(who), plain(reason, 1000)), []).append(record["round"])
+                found.setdefault((sanitize(who), sanitize(reason, 1000)), []).append(record["round"])
         for who, reason in (run.summary.get("failures") or {}).items():
-            found.setdefault((plain(who), plain(reason, 1000)), [])
+            found.setdefault((sanitize(who), sanitize(reason, 1000)), [])
     if not found:
         return note("No answer failed.")
     rows = [

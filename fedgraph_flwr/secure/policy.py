@@ -38,7 +38,7 @@ from torch import nn
 from fedgraph_flwr.config import RunConfig, StrategyConfig, at_least, group_names, plugins, typed
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import named_code
-from fedgraph_flwr.errors import FedGraphError, line_of, plain, unknown
+from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
 from fedgraph_flwr.wire.messages import DESCRIBE
 
 LARGEST = 2**63 - 1
@@ -56,7 +56,7 @@ def file_name(text: object, what: str) -> str:
         FedGraphError: it has other characters than letters, digits, ``_`` and ``-``, more than 64 of them, or none.
     """
     if not _NAME.fullmatch(str(text)):
-        raise FedGraphError(f"{what} '{plain(text, 80)}' is no name: expected 1 to 64 letters, digits, _ or -")
+        raise FedGraphError(f"{what} '{sanitize(text, 80)}' is no name: expected 1 to 64 letters, digits, _ or -")
     return str(text)
 
 
@@ -129,7 +129,7 @@ class Policy:
                 trusted = False
             if not trusted and target not in listed:
                 accepted = ", ".join(self.modules) or "none beyond what is installed for it"
-                raise _refused(f"{key}={plain(target, 80)}", f"modules {accepted}")
+                raise _refused(f"{key}={sanitize(target, 80)}", f"modules {accepted}")
 
     def check_size(self, count: int, what: str) -> None:
         """Refuse a network for its parameters, before it is built.
@@ -171,7 +171,7 @@ class Policy:
         for key, wanted in self.demands.items():
             value = _value(client, key)
             if value != wanted and value not in (wanted if isinstance(wanted, list) else [wanted]):
-                raise _refused(f"{key}={plain(value, 60)}", f"{key}={plain(wanted, 60)} (demands)")
+                raise _refused(f"{key}={sanitize(value, 60)}", f"{key}={sanitize(wanted, 60)} (demands)")
         self._check_sharing(client.cfg.strategy, client.model)
 
     def _check_sharing(self, rules: StrategyConfig, model: Any) -> None:
@@ -186,10 +186,10 @@ class Policy:
         declared = model.shared(usual["shared"], usual["private"])
         if beyond := sorted(model.shared(rules.shared, rules.private).keys() - declared.keys()):
             raise _refused(
-                f"strategy.shared={plain(rules.shared, 60)} with strategy.private={plain(rules.private, 60)}, which sends"
-                f" '{plain(beyond[0], 60)}' and {len(beyond) - 1} more tensors",
-                f"what strategy={rules.name} declares: shared={plain(usual['shared'], 60)},"
-                f" private={plain(usual['private'], 60)}",
+                f"strategy.shared={sanitize(rules.shared, 60)} with strategy.private={sanitize(rules.private, 60)}, which sends"
+                f" '{sanitize(beyond[0], 60)}' and {len(beyond) - 1} more tensors",
+                f"what strategy={rules.name} declares: shared={sanitize(usual['shared'], 60)},"
+                f" private={sanitize(usual['private'], 60)}",
             )
 
     def most(self, phase: str, declared: int) -> int:

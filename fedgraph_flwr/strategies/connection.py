@@ -10,7 +10,7 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed, plain
+from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def difference(known: Mapping[str, Any], told: Mapping[str, Any]) -> str:
     for key in sorted(known.keys() | told.keys()):
         before, now = known.get(key), told.get(key)
         if before != now and not _rounding(before, now):
-            return f"{key}={before}, not {plain(now, 60)}"
+            return f"{key}={before}, not {sanitize(now, 60)}"
     return ""
 
 

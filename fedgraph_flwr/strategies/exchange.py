@@ -11,7 +11,7 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.wire.messages import REFUSED, Reply, record_bytes
 
 SIMULATED = 128
@@ -112,7 +112,7 @@ def take(message: Message, node: int, client: int | None, read: Read, outcome: O
     """Book one answer, or why it is none."""
     who = node if client is None else client
     if message.has_error():
-        outcome.failures[who] = plain(message.error.reason or f"error {message.error.code}", 1000)
+        outcome.failures[who] = sanitize(message.error.reason or f"error {message.error.code}", 1000)
         if message.error.code in _GONE:
             outcome.silent.add(who)
         return
@@ -120,7 +120,7 @@ def take(message: Message, node: int, client: int | None, read: Read, outcome: O
         outcome.replies.append(read(message, client))
         outcome.groups.update({group: record_bytes(record) for group, record in message.content.items()})
     except FedGraphError as error:
-        outcome.failures[who] = plain(error, 1000)
+        outcome.failures[who] = sanitize(error, 1000)
         outcome.groups[REFUSED] += sum(
             len(array.data) for record in message.content.array_records.values() for array in record.values()
         )

@@ -6,7 +6,7 @@ from typing import Any
 from flwr.app import Message
 
 from fedgraph_flwr import models
-from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, sums
 from fedgraph_flwr.strategies.connection import difference
@@ -192,6 +192,6 @@ def _check_protocol(message: Message, who: str) -> None:
     found = record.get(SPEAKS, 1) if record is not None else 1
     if found != PROTOCOL:
         raise FedGraphError(
-            f"{who} speaks version {plain(found, 20)} of the protocol between server and clients, this server version {PROTOCOL}:"
-            " install the same version of fedgraph-flwr on both"
+            f"{who} speaks version {sanitize(found, 20)} of the protocol between server and clients, this server"
+            f" version {PROTOCOL}: install the same version of fedgraph-flwr on both"
         )

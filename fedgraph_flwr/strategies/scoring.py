@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.config import EvaluationConfig
-from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.wire.messages import Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, Axis, NumberField
@@ -47,7 +47,7 @@ def check_scores(told: Mapping[str, Any], counted: Mapping[str, list[float]], wh
             continue
         if counts != counted.get(split, counts) or any(count != int(count) for count in counts):
             raise FedGraphError(
-                f"{who} with {name}={plain(counts, 60)}, expected {counted.get(split, 'whole numbers')}"
+                f"{who} with {name}={sanitize(counts, 60)}, expected {counted.get(split, 'whole numbers')}"
             )
         for other, defined in others:
             values = told[other]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, plain
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
 from fedgraph_flwr.sweeps.rows import COUNTED, DIED, FAILED, FIELDS, MAJORITY, REFUSED
 from fedgraph_flwr.sweeps.spec import Cell
 
@@ -50,7 +50,7 @@ def _train(cell: Cell, keep: Path | None) -> dict[str, Any]:
     same = {name: summary[name] for name in FIELDS if name in summary and name != "seed"}
     if failed := summary["failures"]:
         who, reason = next(iter(failed.items()))
-        same["missed"] = plain(f"client {who}: {reason}", 300)
+        same["missed"] = sanitize(f"client {who}: {reason}", 300)
     if "attack" in summary:
         return {**same, "headline": "the attack's accuracy", "value": summary["attack"]["accuracy"]}
     if "adversary" in summary:

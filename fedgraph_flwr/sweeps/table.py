@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from fedgraph_flwr.errors import plain
+from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.sweeps.rows import COUNTED
 from fedgraph_flwr.sweeps.spec import Cell
 from fedgraph_flwr.sweeps.summary import BySeed, Interval, SweepSummary
@@ -142,7 +142,7 @@ def failures(told: Iterable[tuple[Cell, str]]) -> list[str]:
     for cell, sentence in told:
         grouped.setdefault((cell.setting, cell.method, sentence), []).append(cell.seed)
     return [
-        f"- {setting}, {method}, seed {', '.join(map(str, seeds))}: {plain(sentence, 1000)}"
+        f"- {setting}, {method}, seed {', '.join(map(str, seeds))}: {sanitize(sentence, 1000)}"
         for (setting, method, sentence), seeds in grouped.items()
     ]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.wire.messages import METRICS, Arrays, decode
 
 Axis = int | range | str
@@ -125,7 +125,7 @@ class ReplySchema:
         kinds = {METRICS: MetricRecord, **dict.fromkeys(self.groups, ArrayRecord)}
         for key, record in content.items():
             if not isinstance(record, kinds.get(key, ())):
-                raise FedGraphError(f"{who} with a record '{plain(key, 60)}' that is not asked for")
+                raise FedGraphError(f"{who} with a record '{sanitize(key, 60)}' that is not asked for")
         if METRICS not in content:
             raise FedGraphError(f"{who} without the record '{METRICS}'")
         groups = {}
@@ -160,7 +160,7 @@ def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], 
     if missing := sorted(n for n, f in fields.items() if not f.optional and n not in names):
         raise FedGraphError(f"{who} without {', '.join(f'{prefix}{n}' for n in missing[:5])}")
     if odd := sorted(map(str, names - fields.keys())):
-        raise FedGraphError(f"{who} with {plain(prefix + odd[0])}, which is not asked for")
+        raise FedGraphError(f"{who} with {sanitize(prefix + odd[0])}, which is not asked for")
 
 
 def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) 
             continue
         if isinstance(value, list) != (wanted.length is not None):
             kind = "a single number" if wanted.length is None else "a list"
-            raise FedGraphError(f"{who} with {name}={plain(value, 60)}, expected {kind}")
+            raise FedGraphError(f"{who} with {name}={sanitize(value, 60)}, expected {kind}")
         values = value if isinstance(value, list) else [value]
         if wanted.length is not None and not _fits(len(values), wanted.length):
             raise FedGraphError(f"{who} with {len(values)} values of {name}, expected {_sizes((wanted.length,))}")
@@ -179,9 +179,9 @@ def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) 
         for number in values:
             if isinstance(number, bool) or not isinstance(number, int if wanted.whole else (float, int)):
                 kind = "a whole number" if wanted.whole else "a number"
-                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {kind}")
+                raise FedGraphError(f"{who} with {name}={sanitize(number, 60)}, expected {kind}")
             if not low <= number <= high and not (wanted.nan and number != number):
-                raise FedGraphError(f"{who} with {name}={plain(number, 60)}, expected {low:g} to {high:g}")
+                raise FedGraphError(f"{who} with {name}={sanitize(number, 60)}, expected {low:g} to {high:g}")
     return told
 
 
@@ -194,7 +194,7 @@ def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
     try:
         values = decode(name, array)
     except FedGraphError as error:
-        raise FedGraphError(f"{who} with '{name}' that cannot be read: {plain(error)}") from error
+        raise FedGraphError(f"{who} with '{name}' that cannot be read: {sanitize(error)}") from error
     if values.dtype == bool and values.size and values.view(np.uint8).max() > 1:
         raise FedGraphError(f"{who} with '{name}' whose values are neither true nor false")
     _range(values, wanted, name, who)
@@ -203,9 +203,9 @@ def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
 
 def _kind(dtype: str, shape: tuple[int, ...], wanted: ArrayField, name: str, who: str) -> None:
     if dtype != wanted.dtype:
-        raise FedGraphError(f"{who} with '{name}' of type {plain(dtype, 20)}, expected {wanted.dtype}")
+        raise FedGraphError(f"{who} with '{name}' of type {sanitize(dtype, 20)}, expected {wanted.dtype}")
     if len(shape) != len(wanted.shape) or not all(map(_fits, shape, wanted.shape)):
-        raise FedGraphError(f"{who} with '{name}' of shape {plain(shape, 60)}, expected {_sizes(wanted.shape)}")
+        raise FedGraphError(f"{who} with '{name}' of shape {sanitize(shape, 60)}, expected {_sizes(wanted.shape)}")
 
 
 def _range(values: np.ndarray, wanted: ArrayField, name: str, who: str) -> None:

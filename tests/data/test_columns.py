@@ -14,8 +14,8 @@ from fedgraph_flwr.errors import FedGraphError
 
 def made(columns: dict, **treatment):
     table = pd.DataFrame(columns)
-    told = []
-    return features("node", table, list(table), "t.csv", Treatment(floor=1, say=told.append, **treatment)), told
+    lines = []
+    return features("node", table, list(table), "t.csv", Treatment(floor=1, say=lines.append, **treatment)), lines
 
 
 def by_name(found) -> dict[str, np.ndarray]:
@@ -24,7 +24,7 @@ def by_name(found) -> dict[str, np.ndarray]:
 
 def test_kinds_are_found():
     n = 40
-    found, told = made(
+    found, lines = made(
         {
             "age": [str(i) for i in range(n)],
             "active": ["yes", "NO"] * (n // 2),
@@ -51,9 +51,9 @@ def test_kinds_are_found():
         "part": "ignored",
         "void": "ignored",
     }
-    assert "name (40 different words in 40 rows)" in " ".join(told)
-    assert "--split-column part" in " ".join(told)
-    assert "void (empty)" in " ".join(told)
+    assert "name (40 different values in 40 rows)" in " ".join(lines)
+    assert "--split-column part" in " ".join(lines)
+    assert "void (empty)" in " ".join(lines)
     assert found.agreed["signed"].format == "%m/%d/%Y"  # the 31st is no month
 
 
@@ -68,9 +68,9 @@ def test_types_of_parquet_are_kinds():
         scaling="none",
     )
     assert [column.kind for column in found.agreed.values()] == ["flag", "date", "number", "number"]
-    told = by_name(found)
-    assert told["when"].tolist() == [1, 2, 3]  # days since 1970; the gap is filled with the median of 1 and 3
-    assert told["when missing"].tolist() == [0, 1, 0]
+    columns = by_name(found)
+    assert columns["when"].tolist() == [1, 2, 3]  # days since 1970; the gap is filled with the median of 1 and 3
+    assert columns["when missing"].tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("scale", ["standard", "robust", "log"])
@@ -83,8 +83,8 @@ def test_numbers_are_scaled_as_scikit_learn_does(scale):
     known = held[~np.isnan(held)][:, None]
     if scale == "log":
         filled, known = (np.sign(v) * np.log(1 + np.abs(v)) for v in (filled, known))
-    theirs = (RobustScaler() if scale == "robust" else StandardScaler()).fit(known).transform(filled)
-    np.testing.assert_allclose(by_name(found)["income"], theirs[:, 0], rtol=1e-5, atol=1e-6)
+    expected = (RobustScaler() if scale == "robust" else StandardScaler()).fit(known).transform(filled)
+    np.testing.assert_allclose(by_name(found)["income"], expected[:, 0], rtol=1e-5, atol=1e-6)
     assert by_name(found)["income missing"].nonzero()[0].tolist() == [3, 17]
 
 
@@ -94,12 +94,14 @@ def test_categories_are_one_hot_with_an_other_one():
     found = features("node", table, ["job"], "t.csv", Treatment(floor=2))
     assert found.agreed["job"].categories == ("clerk", "nurse")  # one sailor alone is "other"
     filled = table.fillna("nurse")  # the most frequent
-    theirs = OneHotEncoder(categories=[["clerk", "nurse"]], handle_unknown="ignore", sparse_output=False)
-    told = by_name(found)
-    assert list(told) == ["job=clerk", "job=nurse", "job=other", "job missing"]
-    np.testing.assert_array_equal(np.stack([told["job=clerk"], told["job=nurse"]], 1), theirs.fit_transform(filled))
-    assert told["job=other"].tolist() == [0, 0, 0, 0, 1, 0, 0]
-    assert told["job missing"].tolist() == [0, 0, 0, 1, 0, 0, 0]
+    encoder = OneHotEncoder(categories=[["clerk", "nurse"]], handle_unknown="ignore", sparse_output=False)
+    columns = by_name(found)
+    assert list(columns) == ["job=clerk", "job=nurse", "job=other", "job missing"]
+    np.testing.assert_array_equal(
+        np.stack([columns["job=clerk"], columns["job=nurse"]], 1), encoder.fit_transform(filled)
+    )
+    assert columns["job=other"].tolist() == [0, 0, 0, 0, 1, 0, 0]
+    assert columns["job missing"].tolist() == [0, 0, 0, 1, 0, 0, 0]
 
 
 def test_the_users_word_wins():
@@ -107,9 +109,9 @@ def test_the_users_word_wins():
     assert list(by_name(found)) == ["zip=10", "zip=20", "zip=other"]
     with pytest.raises(FedGraphError, match="column 'job' has 'clerk' in row 1"):
         made({"job": ["clerk", "nurse"]}, kinds={"job": "number"})
-    with pytest.raises(FedGraphError, match="column 'job' holds no dates"):
+    with pytest.raises(FedGraphError, match="column 'job' has no dates"):
         made({"job": ["clerk", "nurse"]}, kinds={"job": "date"})
-    with pytest.raises(FedGraphError, match="must be yes or no, column 'job' has 'nurse' in row 2"):
+    with pytest.raises(FedGraphError, match="must be yes or no; column 'job' has 'nurse' in row 2"):
         made({"job": ["yes", "nurse"]}, kinds={"job": "flag"})
 
 
@@ -118,16 +120,16 @@ def test_doubtful_columns_are_asked_about():
         FedGraphError, match=r"column 'age' has 'three' in row 3: correct the value, or pass --kind age=category"
     ):
         made({"age": ["1", "2", "three", "4"]})
-    with pytest.raises(FedGraphError, match="day and month cannot be told apart"):
+    with pytest.raises(FedGraphError, match="day and month are ambiguous"):
         made({"when": ["01/02/2024", "03/04/2024"]})
 
 
 def test_words_for_nothing_are_missing_in_numbers_but_not_in_categories():
     found, _ = made({"age": ["1", "NaN", "null", "4"], "kind": ["none", "some", "none", "some"]}, scaling="none")
-    told = by_name(found)
-    assert told["age"].tolist() == [1, 2.5, 2.5, 4]
-    assert "kind=none" in told
-    assert "kind missing" not in told
+    columns = by_name(found)
+    assert columns["age"].tolist() == [1, 2.5, 2.5, 4]
+    assert "kind=none" in columns
+    assert "kind missing" not in columns
 
 
 def test_values_that_do_not_differ_become_zero():
@@ -164,7 +166,7 @@ def test_many_words_are_cut_to_the_most_frequent():
 
 @pytest.mark.parametrize(("largest", "warned"), [(50.0, False), (5000.0, True)])
 def test_unscaled_features_get_a_warning(largest, warned):
-    told = []
-    warn_unscaled(torch.tensor([[0.0, 1.0], [largest, 0.5]]), ["income", "flag"], told.append)
-    assert bool(told) == warned
-    assert all("'income' reaches 5000" in text for text in told)
+    lines = []
+    warn_unscaled(torch.tensor([[0.0, 1.0], [largest, 0.5]]), ["income", "flag"], lines.append)
+    assert bool(lines) == warned
+    assert all("'income' reaches 5000" in text for text in lines)

@@ -84,11 +84,14 @@ def test_reverse_edge_types_stand_beside_all_others():
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        ({"edges": {("author", "writes", "paper"): torch.tensor([[0], [2]])}}, "names paper 2..2 of 2"),
+        (
+            {"edges": {("author", "writes", "paper"): torch.tensor([[0], [2]])}},
+            "name nodes 2..2 of 'paper', expected 0..1",
+        ),
         ({"edges": {("author", "writes", "paper"): torch.tensor([0, 2])}}, r"must be \[2, E\]"),
         ({"x": {"author": torch.ones(2, 1)}}, r"features of 'author' must be \[3, F\]"),
         ({"x": {"author": torch.full((3, 1), float("nan"))}}, "must be finite"),
-        ({"y": torch.tensor([0, 2])}, r"labels must lie in -1\.\.1"),
+        ({"y": torch.tensor([0, 2])}, r"labels must be in -1\.\.1"),
         ({"y": torch.tensor([-1, -1])}, "no labels"),
         ({"y": torch.tensor([0, 1, 1])}, r"y must be \[2\]"),
     ],
@@ -130,13 +133,13 @@ def test_our_reading_of_aifb_is_the_published_graph(shared_data):
     ours = load(compose(["dataset=aifb"]).dataset)
     assert ours.name == "aifb"
     both = ours.with_reverse()
-    theirs = typed.published(root / "FedHGN", "centralized", 1)[0]
-    assert both.counts == theirs.counts
-    sizes = [sorted((a, index.size(1), b) for (a, _, b), index in g.edges.items()) for g in (both, theirs)]
+    published = typed.published(root / "FedHGN", "centralized", 1)[0]
+    assert both.counts == published.counts
+    sizes = [sorted((a, index.size(1), b) for (a, _, b), index in g.edges.items()) for g in (both, published)]
     assert sizes[0] == sizes[1]
     assert int(ours.train_mask.sum()) == 140
     assert int(ours.test_mask.sum()) == 36
-    labels = [g.y[g.train_mask | g.val_mask | g.test_mask].bincount() for g in (ours, theirs)]
+    labels = [g.y[g.train_mask | g.val_mask | g.test_mask].bincount() for g in (ours, published)]
     assert sorted(labels[0].tolist()) == sorted(labels[1].tolist())
 
 

@@ -84,25 +84,31 @@ def test_parquet_with_other_types_and_names(tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "edges", "columns", "classes", "message"),
     [
-        (NODES + "ann,1,1,no,,north\n", EDGES, FULL, (), "id 'ann' stands twice, in rows 1 and 5"),
+        (NODES + "ann,1,1,no,,north\n", EDGES, FULL, (), "id 'ann' is repeated in rows 1 and 5"),
         (NODES + ",1,1,no,,north\n", EDGES, FULL, (), "row 5 has no id in column 'id'"),
         (
             NODES,
             EDGES + "bob,eve\n",
             FULL,
             (),
-            r"edges.csv: row 5 names 'eve' in column 'target', no id of .*nodes.csv",
+            r"edges.csv: row 5 names 'eve' in column 'target', which is not an id of .*nodes.csv",
         ),
         (NODES.replace("cat,3", "cat,three"), EDGES, FULL, (), "column 'x_a' has 'three' in row 3"),
         (NODES.replace("1e3", "inf"), EDGES, FULL, (), "column 'x_b' has 'inf' in row 4"),
         (NODES.replace("1e3", "1e39"), EDGES, FULL, (), "column 'x_b' has '1e39' in row 4"),  # infinite in float32
-        (NODES, EDGES, FULL, ("no",), "row 1 has label 'yes', the classes are no"),
+        (NODES, EDGES, FULL, ("no",), "row 1 has label 'yes', expected one of: no"),
         (NODES, EDGES, Columns(label="lable"), (), "label column 'lable' unknown.*did you mean 'label'"),
         (NODES, EDGES, Columns(source="from"), (), "end of edges column 'from' unknown.*edges.csv"),
         (NODES, EDGES, Columns(features=["z_*"]), (), "feature column 'z_\\*' unknown"),
-        (NODES.replace("val", "dev"), EDGES, FULL, (), "row 2 has 'dev' in column 'part'; train, val, test or empty"),
+        (
+            NODES.replace("val", "dev"),
+            EDGES,
+            FULL,
+            (),
+            "row 2 has 'dev' in column 'part', expected train, val, test or empty",
+        ),
         (NODES.replace("no,,north", "no,,"), EDGES, FULL, (), "row 4 has no client in column 'bank'"),
-        ("id,label\na,1\n", "source,target\n", Columns(), (), "has no feature column: there are no other columns"),
+        ("id,label\na,1\n", "source,target\n", Columns(), (), "has no feature column; its other columns: none"),
         ("id,f,label\na,1,\n", "source,target\n", Columns(), (), "no labelled node"),
         ("id,f,label\n", "source,target\n", Columns(), (), "has no nodes"),
         ("", EDGES, FULL, (), "cannot be read as a table"),
@@ -141,7 +147,7 @@ def pyg_data(**changes):
 @pytest.mark.parametrize("mask", [torch.arange(3), torch.arange(4), torch.ones(5, dtype=torch.bool), [True] * 4])
 def test_masks_that_list_nodes_are_refused(mask):
     with pytest.raises(
-        FedGraphError, match=r"mine: val_mask must say true or false of each of 4 nodes, got (torch|list)"
+        FedGraphError, match=r"mine: val_mask must hold one boolean for each of 4 nodes, got (torch|list)"
     ):
         from_data(pyg_data(val_mask=mask), "mine")
     assert from_data(pyg_data(val_mask=torch.tensor([0, 1, 0, 0])), "mine").val_mask.tolist() == [
@@ -191,8 +197,8 @@ def test_nothing_else_is_unpickled(tmp_path):
         (b"hello", "holds no plain PyG Data"),
         ({"x": 1}, "holds a dict"),
         (pyg_data(x=None), "no tensor 'x'"),
-        (pyg_data(y=torch.tensor([0.5, 1, 1, 1])), "one integer a node, got torch.float32"),
-        (pyg_data(edge_index=torch.tensor([[0], [7]])), "edge 0 points nowhere"),
+        (pyg_data(y=torch.tensor([0.5, 1, 1, 1])), "one integer per node, got torch.float32"),
+        (pyg_data(edge_index=torch.tensor([[0], [7]])), "edge 0 joins nodes 0 and 7, expected nodes in 0"),
     ],
 )
 def test_wrong_saved_files_are_one_sentence(tmp_path, content, message):
@@ -221,9 +227,9 @@ def test_import_as_a_named_dataset(tables, capsys, root):
         "people",
     )
     assert run(*words) == 0
-    told = capsys.readouterr().out
-    assert "4 nodes, 3 edges, 2 features, 2 classes" in told
-    assert "dataset=people" in told
+    output = capsys.readouterr().out
+    assert "4 nodes, 3 edges, 2 features, 2 classes" in output
+    assert "dataset=people" in output
     graph = load(compose(["dataset=people", "dataset.undirected=true"]).dataset)
     assert (graph.name, graph.edge_index.size(1), graph.group.tolist()) == ("people", 6, [0, 1, 1, 0])
     assert run(*words) == 2
@@ -292,7 +298,7 @@ def test_names_that_cannot_be(name):
 
 
 def test_a_client_needs_a_place_and_training_nodes():
-    with pytest.raises(FedGraphError, match=r"--client must lie in 0\.\.2"):
+    with pytest.raises(FedGraphError, match=r"--client must be in 0\.\.2"):
         client_graph(make(), 3, 3)
     tested = make()
     tested.test_mask = torch.ones(5, dtype=torch.bool)
@@ -356,10 +362,10 @@ def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
     words = ["run", "dataset=mine", "partition=random", "num_clients=2", "rounds=1", f"out={tmp_path / 'r'}"]
     capsys.readouterr()
     assert cli.main([*words, "--no-report"]) == 0
-    told = capsys.readouterr().out
-    assert "split: the one that dataset=mine was imported with" in told
-    assert "majority" in told
-    assert told.index("accuracy") < told.index("majority") < told.index("test auc")
+    output = capsys.readouterr().out
+    assert "split: the one that dataset=mine was imported with" in output
+    assert "majority" in output
+    assert output.index("accuracy") < output.index("majority") < output.index("test auc")
 
 
 def test_a_party_with_one_class_is_told_that_it_has_no_average_precision(tables, capsys, root):

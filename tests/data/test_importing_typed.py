@@ -102,8 +102,11 @@ def test_saved_heterodata(words, tmp_path):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ({"writes": "source,target\nann,p1\neve,p2\n"}, "row 2 names 'eve' in column 'source', no id of .*authors"),
-        ({"authors": "id\nann\nann\n"}, "id 'ann' stands twice, in rows 1 and 2"),
+        (
+            {"writes": "source,target\nann,p1\neve,p2\n"},
+            "row 2 names 'eve' in column 'source', which is not an id of .*authors",
+        ),
+        ({"authors": "id\nann\nann\n"}, "id 'ann' is repeated in rows 1 and 2"),
         ({"papers": "id,part,x\np1,train,1\np2,val,1\np4,test,1\n"}, "label column 'label' unknown"),
         ({"papers": PAPERS.replace("0.5", "half")}, "column 'x' has 'half' in row 1"),
     ],
@@ -120,7 +123,7 @@ def test_wrong_words_are_one_sentence(words, capsys):
         ((nodes, ["author:writes:book=w.csv"]), "node type of the edges 'writes' 'book' unknown"),
         (([*nodes, nodes[0]], edges), "names 'paper' twice"),
         ((["paper"], edges), "expected NAME=FILE"),
-        ((["author=", nodes[0]], edges), "author has no table of nodes"),
+        ((["author=", nodes[0]], edges), "node type 'author' has no table"),
     ):
         with pytest.raises(FedGraphError, match=message):
             read(*given)

@@ -24,9 +24,9 @@ def go(capsys, *words):
     """One command; what it printed, with its warnings."""
     words = [str(word) for word in words]
     code = cli.main(words)
-    told = capsys.readouterr()
-    assert code == 0, (words, told.err)
-    return told.out + told.err
+    captured = capsys.readouterr()
+    assert code == 0, (words, captured.err)
+    return captured.out + captured.err
 
 
 def files(letter):
@@ -50,19 +50,19 @@ def ugly(tmp_path, monkeypatch):
 def agree(capsys, caplog):
     """Statistics of each bank, one schema, and each bank's file by it; what is detected, changed or lost is said."""
     common = ["--split-column", "part", "--classes", "ok,fraud", "--undirected", "--scale", "income=log"]
-    told = {}
+    outputs = {}
     for letter in ENDINGS:
         own = {"b": GERMAN, "c": ["--kind", "branch=ignored"]}.get(letter, [])
-        told[letter] = go(capsys, "import", *files(letter), *common, *own, "--statistics", f"{letter}.json")
-    assert "a_customers.csv: formats: income as 1,234.5, balance as 1,234.5, opened as ISO8601|%d.%m.%Y" in told["a"]
-    assert re.search(r"a_payments\.csv: \d+ of \d+ rows repeat an edge of another row", told["a"])
-    assert "b_customers.csv: read as cp1252 (Latin-1), since it is not UTF-8" in told["b"]
-    assert "b_customers.csv: columns are separated by semicolon" in told["b"]
-    assert "income as 1.234,5, balance as 1.234,5, opened as %d.%m.%Y" in told["b"]
-    assert "c_customers.tsv: columns are separated by tab" in told["c"]
-    assert "income as 1 234,5" in told["c"]
-    for text in told.values():
-        assert "name (200 different words in 200 rows)" in text
+        outputs[letter] = go(capsys, "import", *files(letter), *common, *own, "--statistics", f"{letter}.json")
+    assert "a_customers.csv: formats: income as 1,234.5, balance as 1,234.5, opened as ISO8601|%d.%m.%Y" in outputs["a"]
+    assert re.search(r"a_payments\.csv: \d+ of \d+ rows repeat an edge of another row", outputs["a"])
+    assert "b_customers.csv: read as cp1252 (Latin-1) because it is not UTF-8" in outputs["b"]
+    assert "b_customers.csv: columns are separated by semicolon" in outputs["b"]
+    assert "income as 1.234,5, balance as 1.234,5, opened as %d.%m.%Y" in outputs["b"]
+    assert "c_customers.tsv: columns are separated by tab" in outputs["c"]
+    assert "income as 1 234,5" in outputs["c"]
+    for text in outputs.values():
+        assert "name (200 different values in 200 rows)" in text
         assert "warning" not in text.lower()
     merged = go(capsys, "schema", "merge", "a.json", "b.json", "c.json", "--schema", "schema.yaml")
     assert "column 'country': only c.json has 'Germany'" in merged
@@ -85,9 +85,9 @@ def check_files():
         graph = ClientGraph.load(f"parts/client_{number:04d}.safetensors")
         names = list(schema)
         assert names[:3] == ["age", "income", "balance"]
-        told = schema["balance"].statistics
+        statistics = schema["balance"].statistics
         place = 2 + sum(schema[name].missing for name in names[:2])
-        expected = (clean["balance"] - told["center"]) / told["spread"]
+        expected = (clean["balance"] - statistics["center"]) / statistics["spread"]
         np.testing.assert_allclose(graph.x[:, place], expected, rtol=1e-4, atol=1e-5)
         assert unpack_words(graph.ids).tolist() == clean["id"].tolist()
         pairs = {frozenset(pair) for pair in zip(payments["source"], payments["target"], strict=True)}
@@ -98,10 +98,10 @@ def check_predictions(capsys, caplog, *source):
     """New customers in the stored graph: their own ids, the classes by name, and a line for the trade nobody knows."""
     caplog.clear()
     words = ["--nodes", "ugly/new_customers.csv", "--edges", "ugly/new_payments.csv"]
-    told = go(capsys, "predict", *source, *words, "--out", "predictions.csv")
-    assert "50 nodes joined to the 200 nodes of" in told
+    output = go(capsys, "predict", *source, *words, "--out", "predictions.csv")
+    assert "50 nodes joined to the 200 nodes of" in output
     assert "'crypto' 5; it lists clerk" in caplog.text
-    assert "classes: ok " in told
+    assert "classes: ok " in output
     found = pd.read_csv("predictions.csv")
     assert found["id"].tolist() == pd.read_csv("ugly/new_truth.csv")["id"].tolist()
     assert list(found.columns) == ["id", "p_ok", "p_fraud", "class"]

@@ -47,7 +47,7 @@ NONE = {
     ("changes", "message"),
     [
         ({"edge_index": HALF}, r"mine: edge_index must hold integers, got torch.float32: convert it with .long\(\)"),
-        ({"x": COMPLEX}, r"mine: x must hold real numbers, got torch.complex64: pass real and imaginary part"),
+        ({"x": COMPLEX}, r"mine: x must hold real numbers, got torch.complex64: pass the real and imaginary parts"),
         ({"y": BILLION}, r"mine: y has the label 1000000000 at node 1; .* below 10000: renumber them, or .* --classes"),
         (NONE, "mine has no nodes"),
     ],
@@ -113,7 +113,7 @@ def test_labels_up_to_the_number_of_nodes_are_classes():
     assert (
         len(from_data(data(y=torch.tensor([0, MAX_CLASSES - 1, 1])), "mine").schema["agreed"]["classes"]) == MAX_CLASSES
     )
-    with pytest.raises(FedGraphError, match=r"labels must lie in 0\.\.1.*node 1 has 1000000000"):
+    with pytest.raises(FedGraphError, match=r"labels must be in 0\.\.1.*node 1 has 1000000000"):
         from_data(data(y=BILLION), "mine", classes=["a", "b"])
 
 
@@ -176,7 +176,7 @@ def test_words_are_packed_and_unpacked(words):
 def test_a_number_of_clients_that_is_not_that_of_the_files_is_an_error(parts, capsys):
     for words in (["num_clients=5"], ["num_clients=5", "strategy=central"]):
         assert cli.main(["run", f"graph={parts}", *words, "rounds=1", "--dry-run"]) == 2
-        assert "num_clients=5, but graph=" in (told := capsys.readouterr().err)
-        assert "holds 3 client files: leave num_clients out, or pass num_clients=3" in told
+        assert "num_clients=5, but graph=" in (message := capsys.readouterr().err)
+        assert "holds 3 client files: leave num_clients out, or pass num_clients=3" in message
     assert compose([f"graph={parts}", "num_clients=3"]).num_clients == 3
     assert compose([f"graph={parts}"]).num_clients != 5  # nobody asked for a number

@@ -43,17 +43,17 @@ def client(tables, bank, *words):
 def test_a_first_party_writes_the_schema_and_others_obey_it(tables, tmp_path, capsys):
     kinds = ("--kind", "branch=ignored")
     assert client(tables, "a", "--classes", "ok,fraud", "--schema", "schema.yaml", "--unit", "age=years") == 0
-    told = capsys.readouterr().out
-    assert "ignored: amount, time (edges carry no features)" in told
-    assert "ignored: name (300 different words in 300 rows)" in told
+    output = capsys.readouterr().out
+    assert "ignored: amount, time (edge features are not supported)" in output
+    assert "ignored: name (300 different values in 300 rows)" in output
     schema = Schema.load(tmp_path / "schema.yaml")
     assert schema.nodes["node"]["age"] == Column("number", unit="years", missing=True)
     assert schema.nodes["node"]["trade"].categories == ("clerk", "farmer", "miner", "nurse", "student", "teacher")
     assert client(tables, "b", "--schema", "schema.yaml") == 0
     assert client(tables, "c", "--schema", "schema.yaml", "--classes", "fraud,ok") == 0
-    told = capsys.readouterr().out
-    assert "columns put in the order of schema.yaml" in told
-    assert "classes put in the order of schema.yaml: ok, fraud" in told
+    output = capsys.readouterr().out
+    assert "columns reordered as in schema.yaml" in output
+    assert "classes reordered as in schema.yaml: ok, fraud" in output
     store.check(tmp_path / "parts")
     c = ClientGraph.load("parts/client_0002.safetensors")
     table = pd.read_csv(tables["c"][0])
@@ -100,10 +100,10 @@ def test_a_file_without_a_schema_is_refused_beside_one_with(tables, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--classes", "ok,fraud,maybe"), "--classes ok,fraud,maybe are not those of schema.yaml: ok,fraud"),
-        (("--kind", "age=category"), "--kind age=category, but schema.yaml says number"),
-        (("--scaling", "none"), "--scaling none, but schema.yaml says local"),
-        (("--feature-columns", "age,income"), "lacks column 'balance' (number) of schema.yaml"),
+        (("--classes", "ok,fraud,maybe"), "--classes ok,fraud,maybe differ from those of schema.yaml: ok,fraud"),
+        (("--kind", "age=category"), "--kind age=category conflicts with number in schema.yaml"),
+        (("--scaling", "none"), "--scaling none conflicts with scaling local of schema.yaml"),
+        (("--feature-columns", "age,income"), "has no column 'balance' (number) of schema.yaml"),
         (("--kind", "agee=category"), "did you mean 'age'"),
         (("--kind", "age=words"), "--kind age 'words' unknown"),
         (("--kind", "age"), "expected COLUMN=KIND"),
@@ -179,8 +179,8 @@ def test_quantiles_of_added_sketches(floor):
         for number, count in sketch(part, floor).items():
             bins[number] = bins.get(number, 0) + count
     levels = [0.25, 0.5, 0.75, 0.9]
-    theirs = np.quantile(np.concatenate(parts), levels, method="lower")
-    np.testing.assert_allclose(quantiles(bins, levels), theirs, rtol=2 * ERROR if floor == 1 else 0.1, atol=0.02)
+    expected = np.quantile(np.concatenate(parts), levels, method="lower")
+    np.testing.assert_allclose(quantiles(bins, levels), expected, rtol=2 * ERROR if floor == 1 else 0.1, atol=0.02)
 
 
 def test_zero_and_negative_values_keep_their_order():
@@ -190,24 +190,24 @@ def test_zero_and_negative_values_keep_their_order():
     np.testing.assert_allclose(quantiles(found, [0, 0.2, 0.4, 0.6, 0.8, 1]), [-3, 0, 0, 1e-3, 2, 1e6], rtol=2 * ERROR)
 
 
-def one(name, values, **told):
+def one(name, values, **keys):
     return name, party_sums(
-        Schema(("x", "y"), {"node": {"v": Column(**told)}}), {"node": (pd.DataFrame({"v": values}), "t")}, 1
-    ) | {"schema": Schema(("x", "y"), {"node": {"v": Column(**told)}})}
+        Schema(("x", "y"), {"node": {"v": Column(**keys)}}), {"node": (pd.DataFrame({"v": values}), "t")}, 1
+    ) | {"schema": Schema(("x", "y"), {"node": {"v": Column(**keys)}})}
 
 
 def test_parties_that_disagree_cannot_be_merged():
     numbers = one("a.json", [1.0, 2])
     with pytest.raises(
-        FedGraphError, match=r"column 'v' has kind number in a\.json and flag in b\.json: say --kind v=KIND in both"
+        FedGraphError, match=r"column 'v' has kind number in a\.json and flag in b\.json: pass --kind v=KIND in both"
     ):
         merge([numbers, one("b.json", ["yes", "no"], kind="flag")])
     with pytest.raises(FedGraphError, match=r"column 'v' has scale standard in a\.json and log in b\.json"):
         merge([numbers, one("b.json", [1.0], scale="log")])
     other = {"v": Column("ignored"), "w": Column()}
-    told = party_sums(Schema((), {"node": {"w": Column()}}), {"node": (pd.DataFrame({"w": [1.0]}), "t")}, 1)
+    sums = party_sums(Schema((), {"node": {"w": Column()}}), {"node": (pd.DataFrame({"w": [1.0]}), "t")}, 1)
     with pytest.raises(FedGraphError, match=r"column 'v' is used in a\.json and not in b\.json"):
-        merge([numbers, ("b.json", told | {"schema": Schema((), {"node": other})})])
+        merge([numbers, ("b.json", sums | {"schema": Schema((), {"node": other})})])
 
 
 def test_means_far_from_zero_lose_no_digits():
@@ -227,7 +227,7 @@ def test_yaml_of_people_is_read_and_wrong_one_is_a_sentence(tmp_path):
     schema.save(tmp_path / "t.yaml")
     assert Schema.load(tmp_path / "t.yaml") == schema
     for text, message in (
-        ("classes: [a]", "is no schema: it needs the keys"),
+        ("classes: [a]", "is not a schema: it needs the keys"),
         ("nodes: {node: {age: {kid: number}}}", "did you mean 'kind'"),
         (
             "nodes: {node: {age: {kind: numbr}}}",
@@ -289,9 +289,9 @@ def test_a_saved_graph_is_taken_as_it_is_or_scaled(tmp_path, capsys, monkeypatch
     words = saved(tmp_path, x, edge_attr=torch.ones(2, 1))
     out = ["--out", str(tmp_path / "g.safetensors")]
     assert cli.main([*words, *out]) == 0
-    told = capsys.readouterr().out
-    assert "ignored: edge_attr" in told
-    assert "warning: features differ much in size ('x_1' reaches 4000" in told
+    output = capsys.readouterr().out
+    assert "ignored: edge_attr" in output
+    assert "warning: features have very different magnitudes ('x_1' reaches 4000" in output
     assert torch.equal(Graph.load(tmp_path / "g.safetensors").x, x)
     assert Schema.load(tmp_path / "s.yaml").nodes["node"] == {"x": Column(width=2)}
     words = saved(tmp_path, x[:, :1])

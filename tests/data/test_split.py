@@ -117,5 +117,5 @@ def test_a_client_short_of_training_nodes_gets_unused_ones():
 
 
 def test_a_fold_that_does_not_exist():
-    with pytest.raises(FedGraphError, match=r"split.fold must lie in 0\.\.4"):
+    with pytest.raises(FedGraphError, match=r"split.fold must be in 0\.\.4"):
         split_graph(make([0, 1]), SplitConfig(kind="kfold", fold=5), 0)

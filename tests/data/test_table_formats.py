@@ -20,10 +20,10 @@ from fedgraph_flwr.export.plain import preprocess
 def made(columns, **treatment):
     """Unscaled features by name, and what was said and warned."""
     said, warned = [], []
-    told = Treatment(floor=1, say=said.append, warn=warned.append, scaling="none", **treatment)
+    options = Treatment(floor=1, say=said.append, warn=warned.append, scaling="none", **treatment)
     if treatment.get("schema"):
-        told = Treatment(floor=1, say=said.append, warn=warned.append, **treatment)
-    found = features("node", pd.DataFrame(columns), list(columns), "t.csv", told)
+        options = Treatment(floor=1, say=said.append, warn=warned.append, **treatment)
+    found = features("node", pd.DataFrame(columns), list(columns), "t.csv", options)
     return dict(zip(feature_names(found.agreed), found.x.T.tolist(), strict=True)), found, said, warned
 
 
@@ -72,7 +72,7 @@ def test_numbers_that_can_be_read_in_two_ways_follow_the_other_columns_or_are_as
 
 def test_options_that_do_not_fit_are_one_error():
     with pytest.raises(
-        FedGraphError, match=r"has '0.5' in row 2, which is not a number as its --decimal and --thousands say"
+        FedGraphError, match=r"has '0.5' in row 2, which is not a number by its --decimal and --thousands"
     ):
         made({"rate": ["0,25", "0.5"]}, decimals={"": ","})
     with pytest.raises(
@@ -83,7 +83,7 @@ def test_options_that_do_not_fit_are_one_error():
         made({"rate": ["0,25"]}, decimals={"": ","}, thousands={"rate": ","})
     with pytest.raises(FedGraphError, match=r"--date-format.*did you mean 'day'"):
         Treatment(date_formats={"dya": "%Y"}).check_names({"node": ["day"]})
-    with pytest.raises(FedGraphError, match="--date-format day=%Y, but --kind day=number"):
+    with pytest.raises(FedGraphError, match="--date-format day=%Y conflicts with --kind day=number"):
         made({"day": ["2001"]}, date_formats={"day": "%Y"}, kinds={"day": "number"})
 
 
@@ -93,8 +93,8 @@ def test_two_date_formats_in_one_column_are_read():
     assert found.fitted["d"].format == "ISO8601|%d.%m.%Y|%d/%m/%Y"
     assert "d as ISO8601|%d.%m.%Y|%d/%m/%Y" in " ".join(said)
     for words, why in (
-        (["01/02/1970", "1970-01-01"], "day and month cannot be told apart: pass --date-format d=%d/%m/%Y or"),
-        (["31/01/1970", "01/31/1970"], "some day first and some month first: pass --date-format d="),
+        (["01/02/1970", "1970-01-01"], "day and month are ambiguous: pass --date-format d=%d/%m/%Y or"),
+        (["31/01/1970", "01/31/1970"], "some with day first and some with month first: pass --date-format d="),
         (
             ["1970-01-01", "1970-01-02", "soon"],
             "has 'soon' in row 3, and dates such as '1970-01-01'.*--date-format d=FORMAT",
@@ -172,7 +172,7 @@ TABLE = "id;name;wert\n1;Käthe;2,5\n2;Jürgen, jun.;3\n"
     ("content", "said"),
     [
         (TABLE.encode("utf-8-sig"), "separated by semicolon"),
-        (TABLE.encode("latin-1"), "read as cp1252 (Latin-1), since it is not UTF-8; pass --encoding"),
+        (TABLE.encode("latin-1"), "read as cp1252 (Latin-1) because it is not UTF-8; pass --encoding"),
         (TABLE.encode("utf-16"), "separated by semicolon"),
         (TABLE.replace(";", "\t").encode(), "separated by tab"),
         (TABLE.replace(";", "|").encode(), "separated by pipe"),
@@ -215,14 +215,14 @@ def test_separator_and_encoding_can_be_given(tmp_path):
 def test_values_that_become_other_are_counted_and_named():
     long = "x" * 200 + "\x1b[31m"
     words = ["DE"] * 20 + ["FR"] * 20 + ["Germany"] * 7 + [long] * 2 + ["IT"]
-    told = Treatment(floor=5, say=(said := []).append, warn=(warned := []).append)
-    found = features("node", pd.DataFrame({"country": words}), ["country"], "a.csv", told)
+    options = Treatment(floor=5, say=(said := []).append, warn=(warned := []).append)
+    found = features("node", pd.DataFrame({"country": words}), ["country"], "a.csv", options)
     assert found.agreed["country"].categories == ("DE", "FR", "Germany")
     assert "a.csv: 3 of 50 rows have a rare value of 'country' (fewer than 5 rows) and become 'other': 'xxx" in said[0]
     assert not warned
     schema = Schema(("a", "b"), {"node": {"country": Column("category", categories=("DE", "FR"))}})
-    told = Treatment(schema=schema, where="s.yaml", warn=warned.append)
-    features("node", pd.DataFrame({"country": words}), ["country"], "b.csv", told)
+    options = Treatment(schema=schema, where="s.yaml", warn=warned.append)
+    features("node", pd.DataFrame({"country": words}), ["country"], "b.csv", options)
     assert warned[0].startswith(
         "b.csv: 10 of 50 rows have a value of 'country' that s.yaml does not list and become 'other': 'Germany' 7, 'xxx"
     )
@@ -257,11 +257,12 @@ def run(*words):
 def test_the_schema_keeps_names_separator_and_formats(bank, capsys):
     first = [*NAMES, "--separator", "semicolon", "--encoding", "latin-1", "--undirected", "--classes", "ok,fraud"]
     assert run(*first, *CLIENT, "0", "--out", "parts/client_0000.safetensors") == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "zahlungen.csv: 6 of 42 rows repeat an edge of another row, in either direction; each edge counts once" in told
+        "zahlungen.csv: 6 of 42 rows repeat an edge of another row, in either direction; each edge counts once"
+        in output
     )
-    assert "umsatz as 1.234,5" in told
+    assert "umsatz as 1.234,5" in output
     schema = Schema.load(bank / "s.yaml")
     assert schema.tables == TableLayout("kunde", "status", "", "", "von", "an", ";", "latin-1")
     assert schema.undirected
@@ -287,9 +288,12 @@ def test_options_go_before_the_schema_and_a_conflict_is_an_error(bank, capsys):
     assert graph.schema["agreed"]["tables"]["id"] == "kunde"
     assert graph.schema["fitted"]["tables"]["id"] == "client"
     assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "umsatz") == 2
-    assert "--id-column umsatz, but s.yaml lists 'umsatz' as a feature (number)" in capsys.readouterr().err
+    assert (
+        "--id-column umsatz conflicts with s.yaml, which lists 'umsatz' as a feature (number)"
+        in capsys.readouterr().err
+    )
     assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client", "--date-format", "umsatz=%Y") == 2
-    assert "--date-format umsatz=%Y, but s.yaml says number" in capsys.readouterr().err
+    assert "--date-format umsatz=%Y conflicts with kind number in s.yaml" in capsys.readouterr().err
     for words, message in (
         (["--decimal", "x"], "--decimal x: expected a sign, or COLUMN=SIGN"),
         (["--date-format", "%Y"], "--date-format %Y: expected COLUMN=FORMAT"),
@@ -327,12 +331,12 @@ def test_the_exported_preprocessing_reads_the_same_values():
         }
     )
     found = features("node", table, list(table), "t.csv", Treatment(floor=1))
-    told = {name: column.to_dict() for name, column in found.fitted.items()}
-    np.testing.assert_allclose(preprocess.features(table, told), found.x, rtol=1e-6, atol=1e-6)
+    columns = {name: column.to_dict() for name, column in found.fitted.items()}
+    np.testing.assert_allclose(preprocess.features(table, columns), found.x, rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match=r"column 'a' has '2317.5', expected a number"):
-        preprocess.features(table.assign(a="2317.5"), told)
+        preprocess.features(table.assign(a="2317.5"), columns)
     with pytest.warns(UserWarning, match=r"2 rows have a value of 'e' that training did not: \['z'\]"):
-        preprocess.features(table.assign(e=["x", "z", "z", "y"]), told)
+        preprocess.features(table.assign(e=["x", "z", "z", "y"]), columns)
 
 
 def sums(name, column, words, **schema):
@@ -352,13 +356,13 @@ def test_a_merge_names_the_values_that_only_one_party_has():
     merged = merge(parties, said.append, warned.append)
     assert set(merged.nodes["node"]["v"].categories) == {"DE", "de", "FR", "Germany", "France"}
     assert said == [
-        "column 'v': 2 of 65 rows become 'other'; their values have too few rows to leave a party",
+        "column 'v': 2 of 65 rows become 'other'; their values have too few rows to be shared",
         "column 'v': only b.json has 'de' 6",
     ]
     assert warned == [
         "column 'v': only c.json has 'Germany' 9, 'France' 8, and no value of the other parties ('DE' 25, 'FR' 15, 'de' 6):"
-        " write them alike",
-        "column 'v': 'DE' and 'de' are two values: write them alike",
+        " use the same spelling",
+        "column 'v': 'DE' and 'de' are two values: use the same spelling",
     ]
     many = [f"w{i:02}" for i in range(60) for _ in range(5 + (i < 50))]
     merge([sums("a.json", category, many)], (said := []).append, warned.append)
@@ -377,12 +381,12 @@ def test_a_merge_keeps_what_parties_have_in_common():
     assert merged.tables == TableLayout(id="k", split="part")
     assert (merged.undirected, merged.nodes["node"]["v"].format) == (True, "any")
     assert (
-        "id of the tables is 'k' in a.json, 'n' in b.json: the schema keeps 'k', so the others pass their own again"
+        "id of the tables is 'k' in a.json, 'n' in b.json: the schema keeps 'k', so the other parties must pass their own"
         in said
     )
     assert "formats of column 'v' differ between a.json and b.json: each party's is detected" in said
     with pytest.raises(
-        FedGraphError, match=r"a\.json was written with --undirected and b\.json without: use the same in both"
+        FedGraphError, match=r"a\.json was written with --undirected and b\.json without: use the same option for both"
     ):
         merge([parties[0], sums("b.json", Column(), values)])
 

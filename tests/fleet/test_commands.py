@@ -89,7 +89,7 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
         (["fleet", "status", "--name", "nope"], "config.toml names no connection; `fedgraph-flwr server` writes one"),
         (
             ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "KEYS/ca.crt"],
-            "ca.crt cannot be read, it is truncated or no safetensors file",
+            "ca.crt, it is truncated or not a safetensors file",
         ),
     ],
 )

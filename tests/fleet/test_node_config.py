@@ -57,7 +57,7 @@ def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch)
     ("config", "told"),
     [
         ({"graph": "HERE/nothing"}, "no such file: <graph>; expected one written by"),
-        ({"graph": "HERE/cut"}, "<graph> cannot be read, it is truncated"),
+        ({"graph": "HERE/cut"}, "cannot read <graph>, it is truncated"),
         ({"graph": "HERE/other"}, "<graph> contains a Graph, expected a client's graph"),
         ({"grpah": "x"}, "key 'grpah' unknown (in --node-config); did you mean 'graph'?"),
         ({"state": "HERE/cut/state"}, "cannot create the folder state=<state> of --node-config: Not a directory"),

@@ -81,9 +81,9 @@ def test_dirichlet_skews_labels_by_its_concentration():
             except FedGraphError:
                 continue
             shares += [torch.bincount(y[part], minlength=6) / 1000 for part in parts]
-        told = torch.stack(shares)
-        assert told.mean() == pytest.approx(0.25, abs=1e-3)
-        assert told.var() == pytest.approx(3 / (16 * (4 * alpha + 1)), rel=0.25)
+        counts = torch.stack(shares)
+        assert counts.mean() == pytest.approx(0.25, abs=1e-3)
+        assert counts.var() == pytest.approx(3 / (16 * (4 * alpha + 1)), rel=0.25)
 
 
 def test_dirichlet_gives_every_client_its_nodes_or_says_why_not():

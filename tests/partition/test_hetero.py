@@ -75,10 +75,10 @@ def test_clients_hold_what_they_were_dealt(name):
     parts = make(whole, config(f"partition={name}", "num_clients=4"))
     everything = sorted((r, s, t) for (_, r, _), index in whole.edges.items() for s, t in index.t().tolist())
     for part in parts:
-        mine = global_edges(part)
-        assert set(mine) <= set(everything)
+        edges = global_edges(part)
+        assert set(edges) <= set(everything)
         back = sorted((r.removeprefix("rev_"), t, s) for r, s, t in global_edges(part, True) if r.startswith("rev_"))
-        assert back == mine  # the reverse of every edge, and no other
+        assert back == edges  # the reverse of every edge, and no other
         for kind, ids in part.node_id.items():  # every node is touched by an edge, and keeps what belongs to it
             ends = [i[side] for (a, _, b), i in part.edges.items() for side, end in ((0, a), (1, b)) if end == kind]
             assert torch.equal(torch.cat(ends).unique(), torch.arange(ids.numel()))

@@ -339,7 +339,7 @@ def _flip(path):
 FORGED = {
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "truncated"),
     "a bit flipped": (_flip, "damaged"),
-    "text": (lambda path: path.write_text("hello"), "no safetensors file"),
+    "text": (lambda path: path.write_text("hello"), "not a safetensors file"),
     "a graph": (lambda path: client_graph(0).save(path), "no checkpoint that this version wrote"),
     "round": (_values(round="3"), "it has round '3'"),
     "round true": (_values(round=True), "it has round True"),

@@ -98,8 +98,8 @@ def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
     assert np.abs(predictor.predict(alone).probabilities[:, 1] - expected)[:2].max() > 1e-4
     # An export holds no graph of the party: it is named.
     assert go("predict", place / "exported", *words, tmp_path / "q.csv") == 2
-    assert "names 'a00007', no id of" in (told := capsys.readouterr().err)
-    assert "pass --client I or --graph FILE for the graph that it belongs to" in told
+    assert "names 'a00007', which is not an id of" in (told := capsys.readouterr().err)
+    assert "pass --client I or --graph FILE to name the graph that contains it" in told
     graph = place / "parts/client_0000.safetensors"
     assert go("predict", place / "exported", "--graph", graph, *words, tmp_path / "q.csv") == 0
     again = pd.read_csv(tmp_path / "q.csv")
@@ -121,7 +121,8 @@ def test_a_row_of_a_stored_node_replaces_its_features(place, tmp_path):
     pd.DataFrame({"source": ["new00000"], "target": ["a00007"]}).to_csv(tmp_path / "f.csv", index=False)
     predictor = load_predictor(place / "run", 0)
     with pytest.raises(
-        FedGraphError, match=r"f\.csv names 'a00007', no id of .*new\.csv: here does not hold its nodes' ids"
+        FedGraphError,
+        match=r"f\.csv names 'a00007', which is not an id of .*new\.csv: here does not store node ids",
     ):
         new_nodes(tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.meaning, bare(predictor.own), "here")
     alone = new_nodes(tmp_path / "new.csv", tmp_path / "e.csv", Columns(), predictor.meaning, predictor.own)

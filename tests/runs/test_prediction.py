@@ -107,7 +107,7 @@ def test_tables_become_what_the_client_file_holds(imported):
 def test_the_shared_model_does_not_know_whose_statistics_to_take(imported):
     predictor = load_predictor(imported / "run")
     with pytest.raises(
-        FedGraphError, match=r"no statistics of column 'age', since each party scaled by its own .* --client"
+        FedGraphError, match=r"no shared statistics of column 'age': each party used its own .* --client"
     ):
         tables(imported / "b_customers.csv", imported / "b_payments.csv", Columns(), predictor.meaning)
 
@@ -150,7 +150,7 @@ def test_the_threshold_is_the_one_that_f1_at_threshold_is_of(imported):
         (["{run}", "--client", "0", "--out", "p.txt"], "p.txt has no known ending"),
         (["{run}", "--client", "0", "--threshold", "2"], "--threshold 2 must be a probability"),
         (["--node", "{run}"], "is of a simulation, whose folder holds the rest"),
-        (["{run}", "--client", "0", "--nodes", "{lacks}", "--edges", "{edges}"], "lacks column 'balance' (number)"),
+        (["{run}", "--client", "0", "--nodes", "{lacks}", "--edges", "{edges}"], "has no column 'balance' (number)"),
     ],
 )
 def test_a_wrong_question_gets_a_sentence(imported, capsys, words, sentence):

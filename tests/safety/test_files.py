@@ -23,12 +23,12 @@ IDS = torch.arange(N)
 WRONG = {
     "a mask too short": ({"train_mask": NONE[1:]}, r"train_mask must be torch.bool \[16\], got torch.bool \[15\]"),
     "a mask of numbers": ({"val_mask": NONE.long()}, r"val_mask must be torch.bool \[16\], got torch.int64 \[16\]"),
-    "masks that overlap": ({"train_mask": ~NONE, "val_mask": ~NONE, "test_mask": NONE}, "must not overlap, node 0"),
+    "masks that overlap": ({"train_mask": ~NONE, "val_mask": ~NONE, "test_mask": NONE}, "must not overlap; node 0"),
     "a marked node without label": ({"y": IDS * 0 - 1}, "marks node .*, which has no label"),
-    "a label too high": ({"y": IDS}, r"labels must lie in 0\.\.2, or be -1 where unknown, node 3 has 3"),
+    "a label too high": ({"y": IDS}, r"labels must be in 0\.\.2, or -1 where unknown; node 3 has 3"),
     "labels of another kind": ({"y": IDS.float()}, r"y must be torch.int64 \[any\], got torch.float32"),
-    "an edge too far": ({"edge_index": torch.tensor([[0], [16]])}, r"row 1, must lie in 0\.\.15, got 16\.\.16"),
-    "an edge below": ({"edge_index": torch.tensor([[-1], [3]])}, r"row 0, must lie in 0\.\.15, got -1\.\.-1"),
+    "an edge too far": ({"edge_index": torch.tensor([[0], [16]])}, r"row 1, must be in 0\.\.15, got 16\.\.16"),
+    "an edge below": ({"edge_index": torch.tensor([[-1], [3]])}, r"row 0, must be in 0\.\.15, got -1\.\.-1"),
     "edges of another kind": ({"edge_index": torch.zeros(2, 3, dtype=torch.int32)}, "edge_index must be torch.int64"),
     "edges transposed": (
         {"edge_index": torch.zeros(3, 2, dtype=torch.int64)},
@@ -36,23 +36,23 @@ WRONG = {
     ),
     "features of another length": ({"x": torch.zeros(15, 5)}, r"x must be torch.float32 \[16, any\]"),
     "features in double": ({"x": torch.zeros(16, 5).double()}, "x must be torch.float32"),
-    "a feature that is none": ({"x": torch.full((16, 5), torch.nan)}, "x must be finite, node 0 has nan in column 0"),
-    "a feature without end": ({"x": torch.full((16, 5), torch.inf)}, "x must be finite, node 0 has inf in column 0"),
+    "a feature that is none": ({"x": torch.full((16, 5), torch.nan)}, "x must be finite; node 0 has nan in column 0"),
+    "a feature without end": ({"x": torch.full((16, 5), torch.inf)}, "x must be finite; node 0 has inf in column 0"),
     "ids too many": ({"node_id": torch.arange(17)}, r"node_id must be torch.int64 \[16\]"),
-    "ids beyond the graph": ({"num_global_nodes": 5}, r"node_id must lie in 0\.\.4, got 0\.\.15"),
+    "ids beyond the graph": ({"num_global_nodes": 5}, r"node_id must be in 0\.\.4, got 0\.\.15"),
     "a cut edge from nowhere": (
         {"cut_out": torch.tensor([[16], [5]]), "cut_out_owner": torch.tensor([1])},
-        r"cut_out, row 0, must lie in 0\.\.15",
+        r"cut_out, row 0, must be in 0\.\.15",
     ),
     "a cut edge without owner": ({"cut_in": torch.tensor([[1], [5]])}, r"cut_in_owner must be torch.int64 \[1\]"),
     "an owner that is not there": (
         {"cut_in": torch.tensor([[1], [5]]), "cut_in_owner": torch.tensor([3])},
-        r"cut_in_owner must lie in 0\.\.2, got 3\.\.3",
+        r"cut_in_owner must be in 0\.\.2, got 3\.\.3",
     ),
-    "another client": ({"client": 3}, r"client must be a whole number, 0\.\.2, got 3"),
-    "classes of another kind": ({"num_classes": "3"}, "num_classes must be a whole number, at least 1, got '3'"),
-    "classes beyond counting": ({"num_classes": 10**30}, "num_classes must be a whole number, at least 1, got 1000"),
-    "a name that is none": ({"name": 7}, "name must be a word, got 7"),
+    "another client": ({"client": 3}, r"client must be an integer, 0\.\.2, got 3"),
+    "classes of another kind": ({"num_classes": "3"}, "num_classes must be an integer, at least 1, got '3'"),
+    "classes beyond counting": ({"num_classes": 10**30}, "num_classes must be an integer, at least 1, got 1000"),
+    "a name that is none": ({"name": 7}, "name must be a string, got 7"),
     "groups too few": ({"group": IDS[3:]}, r"group must be torch.int64 \[16\]"),
 }
 
@@ -79,8 +79,8 @@ def test_typed_clients_are_checked_too(tmp_path):
     partition.load(path)
     (kind,) = whole.edges
     for changes, told in (
-        ({"edges": {kind: torch.tensor([[4], [0]])}}, r"edges of 'writes', row 0, must lie in 0\.\.3, got 4\.\.4"),
-        ({"counts": {"paper": 6, "author": "4"}}, "node type 'author' must have a number of nodes, got '4'"),
+        ({"edges": {kind: torch.tensor([[4], [0]])}}, r"edges of 'writes', row 0, must be in 0\.\.3, got 4\.\.4"),
+        ({"counts": {"paper": 6, "author": "4"}}, "node type 'author' must have a node count of at least 0, got '4'"),
         ({"x": {"paper": torch.zeros(5, 3)}}, r"x of 'paper' must be torch.float32 \[6, any\]"),
         ({"x": {}, "part": torch.ones(1)}, r"part must be torch.int64 \[0\]"),
         ({"val_mask": whole.train_mask.clone()}, "must not overlap"),

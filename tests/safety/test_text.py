@@ -6,15 +6,15 @@ import pytest
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.errors import FedGraphError, plain
+from fedgraph_flwr.errors import FedGraphError, sanitize
 
 NASTY = "[/data/x] [bold]\x1b[31m\x1b]0;mine\x07 <script>alert(1)</script>\nsecond line \u202e"
 
 
 def test_foreign_text_is_one_line_of_printable_characters():
-    assert plain(NASTY).isprintable()
-    assert "[/data/x]" in plain(NASTY)
-    assert len(plain("x" * 10_000)) == 300
+    assert sanitize(NASTY).isprintable()
+    assert "[/data/x]" in sanitize(NASTY)
+    assert len(sanitize("x" * 10_000)) == 300
 
 
 def test_a_clients_text_reaches_the_terminal_as_text(client_files, tmp_path, monkeypatch, capsys):
