@@ -4,20 +4,25 @@
     h_r^0 = ReLU(z V_r + c_r),   h_r^{l+1} = dropout(ReLU(Â_r h_r^l W_r^l + b_r^l))      on the edges of type r
     logits = (Σ_r h_r^L) W_c + b_c
 
-Without a method that types them all edges are of type 0. Ours: Â_r has a loop at every node, so that a node without edges of a
-type is heard by itself in that branch; in the authors' program a node that no edge of any type touches has logits b_c alone.
+Σ_r runs over the types of v's own links; a node without any link has a loop in every branch. Without a method that types them,
+all edges are of type 0. Ours: Â_r has a loop at every node that its links touch, and all branches start equal (``init=common``).
+Branches that start apart (``init=separate``, the authors') each learn from their share of the links only. Branches in which a
+node has no link would add features of the node itself, as an MLP does. With both faults four types had 73.8 % on Cora (10
+clients, 30 rounds, seed 0) instead of 81.1; one type has 82.5. In the authors' code a node without any link has logits b_c.
 Branches are stacked: parameters ``branches.*`` have the type for their first axis, and one product with the block-diagonal matrix
 of all Â_r [kN, kN] propagates all of them.
 
 Shapes: X [N, F], z [N, H], V and W^l [k, H, H], c and b^l [k, 1, H], W_c [H, C].
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
+import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-from fedgraph_flwr.config import Range
+from fedgraph_flwr.config import Range, one_of
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, dropout, gcn_adjacency, glorot
@@ -28,9 +33,10 @@ from fedgraph_flwr.numerics.sparse import SparseMatrix
 class StackedLinear(nn.Module):
     """h_r W_r + b_r for every type r: [k, N, a] → [k, N, b]."""
 
-    def __init__(self, types: int, num_in: int, num_out: int):
+    def __init__(self, types: int, num_in: int, num_out: int, equal: bool = False):
         super().__init__()
-        self.weight = nn.Parameter(torch.stack([glorot(num_in, num_out).detach() for _ in range(types)]))
+        drawn = [glorot(num_in, num_out).detach() for _ in range(types)]
+        self.weight = nn.Parameter(torch.stack(drawn[:1] * types if equal else drawn))
         self.bias = nn.Parameter(torch.zeros(types, 1, num_out))
 
     def forward(self, h: Tensor) -> Tensor:
@@ -48,6 +54,7 @@ class FedLIT(Model):
         layers: L, of each branch.
         dropout: after each convolution.
         types: k.
+        init: of the branches, equal or drawn separately.
     """
 
     def __init__(
@@ -59,10 +66,14 @@ class FedLIT(Model):
         layers: int,
         dropout: float,
         types: Annotated[int, Range(1)] = 4,  # k, latent types of links
+        init: Literal["common", "separate"] = "common",  # of the branches: common (ours) | separate, the authors'
     ):
         super().__init__()
+        one_of(init, ("common", "separate"), "model.init")
         self.projection = Linear(num_features, hidden)
-        self.branches = nn.ModuleList([StackedLinear(types, hidden, hidden) for _ in range(layers + 1)])
+        self.branches = nn.ModuleList(
+            [StackedLinear(types, hidden, hidden, init == "common") for _ in range(layers + 1)]
+        )
         self.head = Linear(hidden, num_classes)
         self.dropout, self.types, self.width = dropout, types, hidden
 
@@ -73,17 +84,25 @@ class FedLIT(Model):
         return Inputs(x=self.features(graph.x, dtype), adj=adj).to(device)
 
     def typed_adjacency(self, edge_index: Tensor, types: Tensor, num_nodes: int, dtype: torch.dtype) -> SparseMatrix:
-        """diag(Â_1, .., Â_k) [kN, kN] of edges [2, E] and their types [E]."""
-        return SparseMatrix(gcn_adjacency(edge_index + num_nodes * types, self.types * num_nodes), dtype)
+        """diag(Â_1, .., Â_k) [kN, kN] of edges [2, E] and their types [E]; rows of nodes without edges of a type are empty."""
+        size = self.types * num_nodes
+        touched = torch.zeros(size, dtype=torch.bool)
+        touched[(edge_index + num_nodes * types).flatten()] = True
+        linked = touched.view(self.types, num_nodes).any(0).repeat(self.types)
+        rows = sp.diags_array((touched | ~linked).numpy().astype(np.float64))
+        adj = sp.csr_matrix(rows @ gcn_adjacency(edge_index + num_nodes * types, size))
+        adj.eliminate_zeros()
+        return SparseMatrix(adj, dtype)
 
     def encode(self, inputs: Inputs) -> Tensor:
-        """Σ_r h_r^L, [N, H]."""
+        """Σ_r h_r^L over the types of each node's links, [N, H]."""
         first, *convs = self.branches
         h = torch.relu(first(self.projection(inputs.x)))  # [k, N, H]
+        linked = (inputs.adj @ h.new_ones(h.size(0) * h.size(1), 1)).view(*h.shape[:2], 1) > 0
         for conv in convs:
             h = (inputs.adj @ (h @ conv.weight).flatten(0, 1)).view_as(h) + conv.bias  # type: ignore[operator]
             h = dropout(torch.relu(h), self.dropout, self.training)
-        return h.sum(0)
+        return (h * linked).sum(0)
 
     def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
         """Logits [N, C]."""

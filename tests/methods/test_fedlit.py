@@ -1,13 +1,17 @@
 """FedLIT: types, centroids and matching by loops, the network by hand, and a server that heeds no client's order of types."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
+from fedgraph_flwr import models
 from fedgraph_flwr.clients.fedlit import FedLITClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedlit import assigned, matched, means
+from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.connection import ClientInfo
@@ -65,6 +69,7 @@ def test_a_clients_round_by_hand():
         [np.mean([e for e, t in zip(rows, first_types, strict=True) if t == r], axis=0) for r in range(K)]
     )
     types = {pair: closest(e, centroids) for pair, e in zip(pairs, rows, strict=True)}
+    linked = {v for pair in pairs for v in pair}
     h = 0
     for r in range(K):
         kept = [[a, b] for a, b in edges.T.tolist() if types[min(a, b), max(a, b)] == r]
@@ -72,7 +77,8 @@ def test_a_clients_round_by_hand():
         own = np.maximum(z @ w["branches.0.weight"][r] + w["branches.0.bias"][r], 0)
         for layer in (1, 2):
             own = np.maximum(smooth @ own @ w[f"branches.{layer}.weight"][r] + w[f"branches.{layer}.bias"][r], 0)
-        h = h + own
+        ends = {v for edge in kept for v in edge}
+        h = h + own * np.array([[v in ends or v not in linked] for v in range(N)])
     logits = h @ w["head.weight"] + w["head.bias"]
     train, y = client.graph.train_mask.numpy(), client.graph.y.numpy()
     loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(N), y])[train].mean()
@@ -85,6 +91,41 @@ def test_a_clients_round_by_hand():
     both = client.pairs[1]
     assert both.numel() == edges.size(1)  # the two directions of a link share its type
     assert both.bincount().tolist() == [2] * len(pairs)
+
+
+def network_of(*words):
+    cfg = compose([*WORDS, *words])
+    return models.build(cfg.model, 5, 2).double().eval()
+
+
+def test_a_node_reads_the_branches_of_its_links_only():
+    """0-1-2 are of type 0, 2-3 of type 2, 4 has no link: changing a branch moves the nodes that it serves and no other."""
+    edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+    types = torch.tensor([0, 0, 0, 0, 2, 2])
+    model = network_of()
+    x = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double()
+    inputs = Inputs(x=x, adj=model.typed_adjacency(edges, types, 5, torch.float64))
+    before = model(inputs)
+    for branch, moved in enumerate(([0, 1, 2, 4], [4], [2, 3, 4])):
+        other = copy.deepcopy(model)
+        other.branches[-1].bias.data[branch] += 1
+        difference = (other(inputs) - before).abs().sum(1)
+        assert difference.nonzero().view(-1).tolist() == moved
+
+
+def test_branches_start_equal_and_by_init_apart():
+    """Of equal branches it does not matter which link has which type, if all of a node's links have one."""
+    together, apart = network_of(), network_of("model.init=separate")
+    assert all(torch.equal(w, branch.weight[0]) for branch in together.branches for w in branch.weight)
+    assert all(not torch.equal(branch.weight[0], branch.weight[1]) for branch in apart.branches)
+    edges, x = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]), torch.randn(4, 5).double()
+
+    def outputs(model, *types):
+        of_edges = torch.tensor(types).repeat_interleave(2)
+        return model(Inputs(x=x, adj=model.typed_adjacency(edges, of_edges, 4, torch.float64)))
+
+    torch.testing.assert_close(outputs(together, 0, 0), outputs(together, 2, 1))
+    assert not torch.allclose(outputs(apart, 0, 0), outputs(apart, 2, 1))
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0], [1, 0, 2]])
