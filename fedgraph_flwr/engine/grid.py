@@ -27,12 +27,12 @@ class BaseGrid(Grid):
         stack: see below.
 
     Attributes:
-        told: what each client would say of itself, by its index, where that is known without asking; else nothing.
+        descriptions: each client's description by its index, where known without a request; else empty.
         files_models: whether clients may have something of their own to file when the run is over.
         stack: how many clients of one process are computed as one, at most.
     """
 
-    told: Mapping[int, dict[str, Any]] = MappingProxyType({})
+    descriptions: Mapping[int, dict[str, Any]] = MappingProxyType({})
     files_models: bool = True
 
     def __init__(self, num_nodes: int, stack: int = 0):
@@ -124,7 +124,7 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
         return
     columns = zip(known.nodes, known.told["num_train"], strict=True)
     sizes = {key: known.told[key] for key in ("num_features", "num_classes")}
-    grid.told = {
+    grid.descriptions = {
         i: client_description(cfg, nodes, {"num_train": trains, **sizes}) for i, (nodes, trains) in enumerate(columns)
     }
     grid.files_models = files_models(kind, cfg, **sizes)

@@ -14,9 +14,9 @@ def after_the_round() -> Iterator[None]:
     from fedgraph_flwr.strategies.loop import STOP
 
     def asked(signum: int, frame: Any) -> None:
-        if STOP.wanted or not STOP.heard:
+        if STOP.requested or not STOP.enabled:
             raise KeyboardInterrupt
-        STOP.wanted = True
+        STOP.requested = True
         print("\nfinishing this round, to go on from it later; Ctrl-C again ends at once", file=sys.stderr)
 
     if threading.current_thread() is not threading.main_thread():

@@ -1,12 +1,12 @@
-"""The contract of a strategy: what a method overrides, what it declares, and the tools it is given.
+"""The base of all strategies: hooks that a method overrides, its declaration, and tools that methods call.
 
     connect → describe → setup()                                                              once
     before_train() → train (which also scores the incoming model) → step()                    each round
     evaluate                                          once, at the end, and where not all clients train
 
-A method declares in `uplink` what leaves a client and what the server needs of it (`fedgraph_flwr.methods.uplink`), overrides
-the hooks `setup`, `before_train` and `step`, and calls `ask` for its own exchanges. An exchange is what costs on a fleet: scores
-of round r travel with the training replies of round r + 1. Other modules hold the parts:
+A method declares in `uplink` what leaves a client and what the server needs of it (`fedgraph_flwr.methods.uplink`). It
+overrides the hooks `setup`, `before_train` and `step`, and calls `request` for its own exchanges. Exchanges dominate the cost
+of a fleet, so scores of round r travel with the training replies of round r + 1. Other modules hold the parts:
 
     loop         the loop of a run                  replies      the reading of replies
     requests     the messages of an exchange        reducing     the reduction of replies
@@ -64,38 +64,38 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 
 class GraphStrategy(Side, FlowerFedAvg):
-    """Base of every strategy; by itself it is FedAvg.
+    """Base of every strategy. Without overrides it is FedAvg.
 
         θ^{t+1} = Σ_i p_i θ_i^t,   p_i by ``strategy.weighting``: training nodes, nodes, or uniform, over the cohort
 
-    Leaves a client: shared parameters, number of training nodes (or nodes, where they weigh), its scores.
+    Leaves a client: shared parameters, number of training nodes (or of nodes, where they are the weights), and scores.
 
     Args:
         cfg: the run's configuration.
-        recorder: where the run's results go.
+        recorder: receives the run's results.
 
     Attributes:
-        uplink_of: what `uplink` gives for this run, with what the framework itself asks.
-        params: the keys' values.
-        parts: what changes the result of `step`, by the configuration.
-        clients: what is known of each client, by its index.
-        cohort: the clients of this round, ascending: the same in all its phases.
-        failed: clients that failed since the round began, and why.
-        silent: those among them whose node said nothing at all.
-        server_round: the round at hand; 0 during setup.
-        arrays: the shared parameters at hand.
-        models: clients' own shared parameters, by index; a client without any starts from `arrays`.
-        sent: groups that go down with this round's model.
-        privacy: what clips, adds noise and keeps account, where ``privacy.dp`` asks for it.
-        counted: on how many nodes each client was first scored, by split.
-        memory: what the method keeps between rounds, a nested dict of arrays; it is checkpointed as it is.
-        class_weights: ``w`` [C], where ``train.class_weights=federated``; goes with every message that a client may train on.
-        secure: secure sums of the clients' answers, where ``privacy.secagg`` asks for them.
-        added: sums that are taken where clients live, where ``ray.aggregate`` asks for them.
-        scores_due: whether this round's training answers also score the model that they were sent.
+        uplink_of: the uplink of this run, with the framework's own phases.
+        params: values of the method's keys.
+        parts: configured parts that change the result of `step`.
+        clients: the clients' nodes and descriptions, by client index.
+        cohort: the clients of this round, ascending; the same in all its phases.
+        failed: clients that failed in this round, with the reason.
+        silent: failed clients whose node did not respond at all.
+        server_round: the current round; 0 during setup.
+        arrays: the current shared parameters.
+        models: clients' own shared parameters, by client index; other clients start from `arrays`.
+        sent: groups that travel with this round's model.
+        privacy: clipping, noise and accounting under ``privacy.dp``.
+        counted: number of nodes on which each client was first scored, by split.
+        memory: the method's state between rounds, a nested dict of arrays; checkpointed.
+        class_weights: ``w`` [C] under ``train.class_weights=federated``; travels with every message that may lead to training.
+        secure: secure sums of the clients' replies under ``privacy.secagg``.
+        actor_sums: partial sums computed by the actors that hold clients, under ``ray.aggregate``.
+        scores_due: whether this round's training replies also score the model that was sent.
         checkpoint_due: whether this round ends with a checkpoint.
-        judges: who scores a model in an exchange of its own.
-        involved: clients that were asked for more than who they are.
+        judges: the clients that score a model in a separate exchange.
+        involved: clients that received more than the request for their description.
     """
 
     side = "server"
@@ -127,28 +127,28 @@ class GraphStrategy(Side, FlowerFedAvg):
         self.memory: Tree = {}
         self.class_weights: Arrays = {}
         self.secure: SecureSums | None = None
-        self.added: ActorAggregation | None = None
+        self.actor_sums: ActorAggregation | None = None
         self.scores_due = self.checkpoint_due = False
         self.privacy = Privacy(cfg) if cfg.privacy.dp != "none" else None
         self.grid: Grid
         self._asked: Counter[str] = Counter()  # exchanges of this round, by phase
-        self._agreed: dict[str, Any] = {}  # what `agreed` found of the clients as they are: each answer asks
+        self._agreed: dict[str, Any] = {}  # cache of `agreed`, which every reply needs
         self.reader = ReplyReader(self)
 
-    # --- what a method may override ---------------------------------------------------------------------------------
+    # --- hooks of a method ----------------------------------------------------------------------------------------------
 
     @classmethod
     def needs(cls, cfg: RunConfig, graphs: Callable[[], Iterable[Any]]) -> tuple[float, str]:
-        """Bytes that all clients of a simulation hold at once beside their graphs, and what to set for fewer; 0: not much.
+        """Return the bytes that all simulated clients hold at once besides their graphs, and which key reduces them; 0: few.
 
         Args:
             cfg: the run's configuration.
-            graphs: reads those of all clients.
+            graphs: reads the graphs of all clients.
         """
         return 0.0, ""
 
     def initial_arrays(self) -> Arrays:
-        """The shared parameters before round 1: those of the model that every client builds from the same seed."""
+        """Return the shared parameters before round 1: those of the model that every client builds from the same seed."""
         torch.manual_seed(derive_seed(self.cfg.seed, "model"))
         model = models.build(self.cfg.model, self.num_features(), self.agreed("num_classes"))
         dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
@@ -156,70 +156,70 @@ class GraphStrategy(Side, FlowerFedAvg):
         return {name: tensor.detach().to(dtype).numpy() for name, tensor in shared.items()}
 
     def num_features(self) -> Any:
-        """F, on which the shapes of the shared parameters depend."""
+        """Return F, the number of features, which determines the shapes of the shared parameters."""
         return self.agreed("num_features")
 
     def setup(self) -> None:
-        """Exchanges before round 1."""
+        """Run the exchanges before round 1."""
 
     def stage(self) -> Stage:
-        """What this round's training is, and whether the model travels with it."""
+        """Return what this round trains, and whether the model travels with the request and the reply."""
         return Stage()
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
-        """Exchanges of this round before training, on `cohort`; returns groups that go down with the model.
+        """Run this round's exchanges before training, on `cohort`, and return groups that travel with the model.
 
         A dict keyed by client index gives each client its own groups.
         """
         return {}
 
     def before_evaluate(self, arrays: Arrays) -> GroupsFor:
-        """Groups that go down with a model to be scored in an exchange of its own."""
+        """Return groups that travel with a model that is scored in a separate exchange."""
         return {}
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """The next shared parameters, from the current ones and the reduced replies to ``train``."""
+        """Return the next shared parameters, from the current ones and the reduced replies to ``train``."""
         return reduced.groups.get(MODEL, arrays)
 
     def advance(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """The next shared parameters: those of `step`, as the chosen parts change them."""
+        """Return the next shared parameters: those of `step`, changed by the configured parts."""
         after = self.step(arrays, reduced)
         for part in self.parts:
             after = part.step(self, arrays, after, reduced)
         return after
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
-        """Arrays of a group whose shapes the uplink cannot know, since they follow from earlier replies.
+        """Return the arrays of a group whose shapes the uplink cannot declare, since they follow from earlier replies.
 
         Args:
-            phase: its name.
+            phase: name of the phase.
             group: a group that the uplink declares without fields.
-            client: who replies; None: any.
+            client: the client that replies; None: any client.
 
         Returns:
-            The fields; None where the group is not part of this round's replies.
+            The fields; None if the group is not part of this round's replies.
         """
         raise NotImplementedError(f"{type(self).__name__} declares '{group}' of '{phase}' without fields")
 
     def verify(self, phase: str, reply: Reply) -> None:
-        """Refuse an answer for what no schema can say.
+        """Refuse a reply by conditions that a schema cannot express.
 
         Raises:
-            FedGraphError: one sentence that names the client.
+            FedGraphError: names the client and the condition.
         """
 
     def save(self) -> Tree:
-        """What a checkpoint must hold beyond the shared parameters and clients' own: `memory`."""
+        """Return the state that a checkpoint needs besides the shared parameters and the clients' own models: `memory`."""
         return self.memory
 
     def load(self, tree: Tree) -> None:
-        """Go on from what `save` gave, with tensors for leaves; `memory` has arrays."""
+        """Restore what `save` returned, with tensors as leaves; `memory` holds arrays."""
         self.memory = as_arrays(tree)
 
     # --- tools for methods ------------------------------------------------------------------------------------------
 
     def agreed(self, key: str) -> Any:
-        """A value that all clients must have told alike, such as the number of classes.
+        """Return a value that all clients must describe alike, such as the number of classes.
 
         Raises:
             FedGraphError: two clients differ.
@@ -231,30 +231,30 @@ class GraphStrategy(Side, FlowerFedAvg):
         for index, value in values.items():
             if value != first[1]:
                 raise FedGraphError(
-                    f"client {index} has {key}={value}, client {first[0]} has {first[1]}; all must agree"
+                    f"client {index} has {key}={value}, client {first[0]} has {key}={first[1]}: all clients of a run must agree"
                 )
         self._agreed[key] = first[1]
         return first[1]
 
     def weights(self, clients: list[int]) -> list[float]:
-        """Unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum.
+        """Return unnormalised aggregation weights by ``strategy.weighting``, none above ``strategy.max_share`` of their sum.
 
-        ``uniform`` gives clients without training nodes 0 if others train. Under differential privacy all weigh 1: weights
-        follow from the configuration.
+        ``uniform`` gives clients without training nodes weight 0 if others train. Under differential privacy all weights are 1,
+        so that they follow from the configuration.
         """
         return weighting.by_rule(self, clients)
 
     def counts(self, key: str, clients: list[int]) -> list[float]:
-        """A number that clients describe themselves by, such as ``num_train``."""
+        """Return a number from the clients' descriptions, such as ``num_train``, per client."""
         return [float(np.sum(self.clients[client].description[key])) for client in clients]
 
     def weights_in(self, reducer: Reducer, clients: list[int]) -> list[float]:
-        """Unnormalised weight of each client in a declared mean or sum; all of it is known before the exchange."""
+        """Return the unnormalised weight of each client in a declared mean or sum; all of it is known before the exchange."""
         return weighting.of_reducer(self, reducer, clients)
 
     @property
     def addressed(self) -> list[int]:
-        """Who is asked unless said otherwise: the cohort, or all clients during setup."""
+        """The default receivers of a request: the cohort, or all clients during setup."""
         return self.cohort if self.server_round else sorted(self.clients)
 
     def request(
@@ -264,12 +264,12 @@ class GraphStrategy(Side, FlowerFedAvg):
         clients: Iterable[int] | None = None,
         config: dict[str, Any] | None = None,
     ) -> Reduced:
-        """One exchange: send a phase to clients, wait, and return the valid replies, reduced as the uplink declares.
+        """Send a phase to clients, wait, and return the valid replies, reduced as the uplink declares.
 
         Args:
-            phase: name of the `@phase` method of the client that answers.
-            groups: groups of arrays for all, or by client index for each.
-            clients: default: the cohort, or all clients during setup.
+            phase: name of the client's `@phase` method that replies.
+            groups: groups of arrays, for all clients or by client index.
+            clients: the receivers; default: the cohort, or all clients during setup.
             config: further scalars.
         """
         chosen, down = list(clients) if clients is not None else self.addressed, groups or {}
@@ -279,20 +279,20 @@ class GraphStrategy(Side, FlowerFedAvg):
         return self.reduce(phase, self.exchange(phase, self.messages(phase, chosen, down, config or {})).replies)
 
     def reduce(self, phase: str, replies: list[Reply]) -> Reduced:
-        """Replies as the uplink lets this strategy see them."""
+        """Return the replies in the form that the uplink allows this strategy to see."""
         return reduce(self, phase, replies)
 
     def request_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> Reduced:
-        """One exchange that every client must answer.
+        """Send a phase to all clients, every one of which must reply.
 
         Raises:
-            RunFailed: one did not.
+            RunFailed: a client did not.
         """
         replies = self.request(phase, groups, clients=sorted(self.clients), config=config)
         if len(replies) < len(self.clients):
             missing = sorted(set(self.clients) - set(replies.clients))
             raise RunFailed(
-                f"{self.cfg.strategy.name}: '{phase}' needs all clients, no valid answer from {missing}; "
+                f"{self.cfg.strategy.name}: '{phase}' needs a valid reply from every client, missing: {missing}; "
                 f"client {missing[0]}: {self.failed[missing[0]]}"
             )
         return replies
@@ -300,53 +300,53 @@ class GraphStrategy(Side, FlowerFedAvg):
     ask, ask_all = renamed("request"), renamed("request_all")
 
     def releases_in(self, server_round: int) -> int:
-        """Releases under differential privacy in the exchanges of a round."""
+        """Return the number of releases under differential privacy in a round's exchanges."""
         before, self.server_round = self.server_round, server_round
         up = self.stage().up
         self.server_round = before
         return releases(self.uplink_of) - (not up and bool(sums(self.uplink_of[TRAIN])))
 
     def send_beside(self, groups: Mapping[int, Groups]) -> None:
-        """With this round's model, each client is also sent these groups of its own."""
+        """Send each of these clients its own additional groups with this round's model."""
         self.sent = with_own(self.sent, groups)
 
     def drop(self, clients: Iterable[int]) -> None:
-        """Take clients out of this round; they keep their place in the next."""
+        """Remove clients from this round; later rounds may sample them again."""
         out = set(clients)
         self.cohort = [client for client in self.cohort if client not in out]
 
     def model_of(self, client: int) -> Arrays:
-        """The shared parameters that a client is sent: its own where it has some."""
+        """Return the shared parameters that a client receives: its own, if it has some."""
         return self.models.get(client, self.arrays)
 
     @property
     def scores_first(self) -> bool:
-        """Whether this round's own exchanges change what the model is scored by, so that it is scored before them."""
+        """Whether this round's own exchanges change what the model is scored with, so that it is scored before them."""
         return False
 
     @cached_property
     def buffers(self) -> set[str]:
-        """Names of the shared tensors that no gradient trains, such as running statistics: averaged, whatever the rest is."""
+        """Names of the shared tensors that no gradient trains, such as running statistics. They are always averaged."""
         return {name for name, _ in models.probe(self.cfg.model).named_buffers()}
 
     @property
     def filing(self) -> dict[str, Any]:
-        """Of a message that makes a client file its state once it has answered, where a checkpoint is due; else nothing."""
+        """Scalars that make a client store its state after replying, if a checkpoint is due; else none."""
         return {"checkpoint": True, "run": self.recorder.run_name} if self.checkpoint_due else {}
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """Of each client, ascending, its place in what is remembered: a fleet's indices may have gaps."""
+        """Position of each client, ascending, in stored arrays. A fleet's indices may have gaps."""
         return {client: place for place, client in enumerate(sorted(self.clients))}
 
     @property
     def cohort_size(self) -> int:
-        """How many clients a round samples."""
+        """Number of clients that a round samples."""
         return self.cfg.strategy.cohort_size(len(self.clients))
 
     @property
     def min_clients(self) -> int:
-        """How many of a round's clients have to answer."""
+        """Fewest clients of a round that must reply."""
         rules = self.cfg.strategy
         if rules.on_failure == "fail":
             return len(self.cohort)
@@ -362,12 +362,12 @@ class GraphStrategy(Side, FlowerFedAvg):
         config: Mapping[str, Any],
         model: ArrayRecord | None = None,
     ) -> list[Message]:
-        """One message of a phase per client (`requests`), counted as an exchange of this round.
+        """Return one message of a phase per client (`requests`), counted as an exchange of this round.
 
         Args:
-            phase: its name.
+            phase: name of the phase.
             clients: the receivers.
-            groups: for all, or by client.
+            groups: groups of arrays, for all clients or by client.
             config: further scalars.
             model: shared parameters to send along.
         """
@@ -379,12 +379,12 @@ class GraphStrategy(Side, FlowerFedAvg):
         return requests(self, phase, clients, groups, record, model)
 
     def config(self, phase: str, config: Mapping[str, Any]) -> ConfigRecord:
-        """The scalars of a message."""
+        """Return the scalars of a message."""
         version = {SPEAKS: PROTOCOL} if phase == DESCRIBE else {}
         return ConfigRecord({"phase": phase, "round": self.server_round, **version, **config})
 
     def exchange(self, phase: str, messages: Iterable[Message]) -> Outcome:
-        """Send, wait, book what it cost, and judge whether enough answers are valid.
+        """Send messages, wait, record the cost, and check that enough replies are valid.
 
         Raises:
             RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under ``on_failure=fail``.
@@ -394,14 +394,14 @@ class GraphStrategy(Side, FlowerFedAvg):
         if outcome.failures and (rules.on_failure == "fail" or valid < rules.min_clients):
             who, reason = next(iter(outcome.failures.items()))
             raise RunFailed(
-                f"round {self.server_round}, {phase}: {valid} of {valid + len(outcome.failures)} clients gave a valid answer, "
-                f"at least {rules.min_clients} needed (strategy.min_clients, on_failure={rules.on_failure}); "
+                f"round {self.server_round}, {phase}: {valid} of {valid + len(outcome.failures)} clients sent a valid reply, "
+                f"expected at least {rules.min_clients} (strategy.min_clients, on_failure={rules.on_failure}); "
                 f"client {who}: {reason}"
             )
         return outcome
 
     def collect(self, phase: str, messages: Iterable[Message], timeout: float | None = None) -> Outcome:
-        """Send, wait, by default for ``strategy.timeout`` seconds, and book what it cost."""
+        """Send messages, wait for at most ``timeout`` seconds (default: ``strategy.timeout``), and record the cost."""
         nodes = {info.node_id: index for index, info in self.clients.items()}
 
         def read(message: Message, client: int | None) -> Reply:
@@ -410,65 +410,65 @@ class GraphStrategy(Side, FlowerFedAvg):
         name = f"round {self.server_round}, {phase}"
         longest = self.cfg.strategy.timeout if timeout is None else timeout
         outcome = exchange(self.grid, messages, nodes, read, longest, name)
-        if self.added:
-            self.added.book(phase, outcome)
+        if self.actor_sums:
+            self.actor_sums.book(phase, outcome)
         self.recorder.exchanged(phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures)
         self.failed |= outcome.failures
         self.silent |= outcome.silent
         return outcome
 
     def read(self, phase: str, message: Message, client: int | None) -> Reply:
-        """The reply in a message, as its schema says.
+        """Return the reply in a message, read by its schema.
 
         Raises:
-            FedGraphError: it is not what the phase asks for.
+            FedGraphError: it does not match the phase's schema.
         """
         return self.reader.read(phase, message, client, self.counted.get(client, {}) if client is not None else {})
 
     def reply_schema(self, phase: str, client: int | None) -> ReplySchema:
-        """What a reply to a phase holds, as the uplink declares it; client None: a node that has not said which it is."""
+        """Return the schema of a reply to a phase; client None: a node whose client index is not known yet."""
         return self.reader.schema(phase, client)
 
     def next_round(self, server_round: int) -> None:
-        """Nothing has been asked, and nobody failed."""
+        """Start a round without requests or failures."""
         self.server_round, self.failed, self.silent = server_round, {}, set()
         self._asked.clear()
 
     def forget_agreed(self) -> None:
-        """The clients are others than they were."""
+        """Clear what was derived from the clients' descriptions, because the clients changed."""
         self._agreed.clear()
         self.reader.forget()
 
     # --- Flower's Strategy ------------------------------------------------------------------------------------------
 
     def summary(self) -> None:
-        """Log the settings that matter."""
+        """Log the main settings."""
         s = self.cfg.strategy
         log(INFO, "\t└── %s: %d clients, weighting %s, shared %s", s.name, len(self.clients), s.weighting, s.shared)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The training messages, with the groups that `before_train` gave."""
+        """Return the training messages, with the groups from `before_train`."""
         stage, flags = self.stage(), {"evaluate": self.scores_due, "checkpoint": False, **self.filing}
         flags |= self.recorder.scoring if self.scores_due else {}
-        told = {**config, **flags, **stage.config()}
-        return self.messages(TRAIN, self.cohort, self.sent, told, arrays if stage.down else None)
+        scalars = {**config, **flags, **stage.config()}
+        return self.messages(TRAIN, self.cohort, self.sent, scalars, arrays if stage.down else None)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages that ask for scores of the model."""
-        groups, told = self.before_evaluate(self.arrays), {**self.stage().config(), **self.recorder.scoring}
-        return self.messages(EVALUATE, self.judges, groups, told, arrays if self.stage().down else None)
+        """Return messages that request scores of the model."""
+        groups, scalars = self.before_evaluate(self.arrays), {**self.stage().config(), **self.recorder.scoring}
+        return self.messages(EVALUATE, self.judges, groups, scalars, arrays if self.stage().down else None)
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
-        """Run the whole configuration; results go to the recorder."""
+        """Run the whole configuration; the recorder receives the results."""
         self.grid = grid
         return Loop(self, grid).run()
 
     def nodes_of(self, replies: Iterable[Reply]) -> list[float] | None:
-        """Nodes of the clients that answered, where means of scores are weighted by them."""
+        """Return the numbers of nodes of the clients that replied, if means of scores are weighted by them."""
         if self.cfg.evaluation.average != "nodes":
             return None
         return [float(v) for reply in replies for v in as_list(self.clients[reply.client].description["num_nodes"])]

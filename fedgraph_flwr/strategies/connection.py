@@ -1,4 +1,4 @@
-"""Who is there: the nodes of a run, which client each of them is, and clients that come back under another node id."""
+"""The nodes of a run: which client each of them is, and clients that return under another node id."""
 
 import math
 import time
@@ -15,7 +15,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client: its node, and what `GraphClient.describe` told."""
+    """The server's knowledge of a client: its node, and its description (`GraphClient.describe`)."""
 
     client: int
     node_id: int
@@ -23,52 +23,54 @@ class ClientInfo:
 
 
 Describe = Callable[[list[int]], tuple[list[ClientInfo], Mapping[int, str]]]
-"""Asks nodes who they are: who they say they are, and why each other node did not say."""
+"""Requests descriptions from nodes: returns them, and for each other node the reason why it has none."""
 
 
 class Connection:
-    """The nodes that a run has met.
+    """The nodes that have joined a run.
 
     Args:
         grid: joins the server with its nodes.
-        describe: the exchange that asks nodes who they are.
+        describe: the exchange that requests descriptions from nodes.
     """
 
     def __init__(self, grid: Grid, describe: Describe):
         self.grid, self.describe = grid, describe
         self._met: set[int] = set()
-        self._newcomers: list[ClientInfo] = []  # came after the run began, and have no place as yet
+        self._newcomers: list[ClientInfo] = []  # joined after the run started and have no client yet
 
     def wait(self, wanted: int, timeout: float, bound: Mapping[int, int] | None = None) -> dict[int, ClientInfo]:
         """Wait for the nodes, and learn which client each of them is.
 
         Args:
-            wanted: clients of the run.
-            timeout: in seconds.
-            bound: of a run that is resumed, the node that each client was.
+            wanted: number of clients of the run.
+            timeout: longest wait, in seconds.
+            bound: for a resumed run, the node that each client was.
 
         Returns:
             The first ``wanted`` clients, by their index.
 
         Raises:
-            RunFailed: too few nodes came within ``timeout`` seconds, or too few of them told who they are.
-            FedGraphError: none of them told, or two told the same: neither is believed, unless one was that client before.
+            RunFailed: too few nodes joined within ``timeout`` seconds, or too few of them registered as clients.
+            FedGraphError: none of them registered, or two claim the same client and neither was that client before.
         """
         nodes = self._wait_for_nodes(wanted, timeout)
         self._met = set(nodes)
-        if known := getattr(self.grid, "told", None):
+        if known := getattr(self.grid, "descriptions", None):
             return {client: ClientInfo(client, client + 1, what) for client, what in known.items()}
-        answers, told = self.describe(nodes)
-        failures, clients = dict(told), dict[int, ClientInfo]()
+        described, failed = self.describe(nodes)
+        failures, clients = dict(failed), dict[int, ClientInfo]()
         was = {node: client for client, node in (bound or {}).items()}
-        for info in sorted(answers, key=lambda info: info.node_id not in was):  # who was a client before comes first
+        for info in sorted(described, key=lambda info: info.node_id not in was):  # earlier clients come first
             if was.get(info.node_id, info.client) != info.client:
-                failures[info.node_id] = f"it was client {was[info.node_id]} of this run, and says it is {info.client}"
+                failures[info.node_id] = (
+                    f"it was client {was[info.node_id]} of this run, and claims to be client {info.client}"
+                )
             elif info.client in clients and clients[info.client].node_id in was:
-                log(WARNING, _refusal(info, f"which was and is node {clients[info.client].node_id}"))
+                log(WARNING, _refusal(info, f"which is still node {clients[info.client].node_id}"))
             elif info.client in clients:
                 raise FedGraphError(
-                    f"nodes {clients[info.client].node_id} and {info.node_id} both say they are client {info.client}: give each"
+                    f"nodes {clients[info.client].node_id} and {info.node_id} both claim to be client {info.client}: give each"
                     " SuperNode its own graph file"
                 )
             else:
@@ -76,21 +78,19 @@ class Connection:
         if len(clients) < wanted:
             reasons = "; ".join(f"node {node}: {reason}" for node, reason in failures.items())
             error = RunFailed if clients else FedGraphError
-            raise error(f"{len(clients)} of {wanted} clients told who they are; {reasons}")
+            raise error(f"{len(clients)} of {wanted} clients registered; {reasons}")
         return dict(sorted(clients.items())[:wanted])
 
-    def returned(
-        self, clients: Mapping[int, ClientInfo], silent: set[int], answered: set[int]
-    ) -> dict[int, ClientInfo]:
-        """Clients whose SuperNode was started anew under another id.
+    def returned(self, clients: Mapping[int, ClientInfo], silent: set[int], replied: set[int]) -> dict[int, ClientInfo]:
+        """Return clients whose SuperNode was restarted under another node id.
 
-        Each takes the place of the old node once that one is gone, or has said nothing, and if it tells of itself what the old
-        one told. A node that claims a client whose own node goes on answering is refused for the rest of the run.
+        A node replaces a client's old node once that one is gone or unresponsive, if its description is the same. A node that
+        claims a client whose own node still replies is refused for the rest of the run.
 
         Args:
-            clients: of the run.
-            silent: those whose node said nothing in the round before.
-            answered: those that answered all that they were asked in it.
+            clients: clients of the run.
+            silent: clients whose node did not respond in the previous round.
+            replied: clients that replied to all requests of that round.
         """
         nodes = set(self.grid.get_node_ids())
         waiting = list(self._newcomers)
@@ -103,37 +103,37 @@ class Connection:
             if known and (known.node_id not in nodes or info.client in silent) and info.client not in back:
                 self._newcomers.remove(info)
                 if differs := difference(known.description, info.description):
-                    log(WARNING, _refusal(info, f"which told {differs}"))
+                    log(WARNING, _refusal(info, f"with a different description: {differs}"))
                     continue
                 log(WARNING, "client %d is back as node %d", info.client, info.node_id)
                 back[info.client] = info
-            elif known and info in waiting and info.client in answered:
+            elif known and info in waiting and info.client in replied:
                 self._newcomers.remove(info)
-                log(WARNING, _refusal(info, f"which is node {known.node_id} and answers"))
+                log(WARNING, _refusal(info, f"which is node {known.node_id} and still replies"))
         return back
 
     def _wait_for_nodes(self, wanted: int, timeout: float) -> list[int]:
-        began, pause, told = time.perf_counter(), 0.05, 10.0
+        started, pause, next_warning = time.perf_counter(), 0.05, 10.0
         while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
-            waited = time.perf_counter() - began
+            waited = time.perf_counter() - started
             if waited > timeout:
                 raise RunFailed(f"{_too_few(len(nodes), wanted)} (waited {timeout:g} s, strategy.timeout)")
-            if waited > told:
+            if waited > next_warning:
                 log(WARNING, _too_few(len(nodes), wanted))
-                told *= 2
+                next_warning *= 2
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
         return nodes
 
 
 def _refusal(info: ClientInfo, why: str) -> str:
-    return f"node {info.node_id} is refused: it says it is client {info.client}, {why}"
+    return f"node {info.node_id} is refused: it claims to be client {info.client}, {why}"
 
 
-def difference(known: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    """What a client tells of itself that it did not tell before; of its numbers those that no other machine rounds otherwise."""
-    for key in sorted(known.keys() | told.keys()):
-        before, now = known.get(key), told.get(key)
+def difference(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Return how a client's description differs from before; floating-point rounding of another machine does not count."""
+    for key in sorted(known.keys() | found.keys()):
+        before, now = known.get(key), found.get(key)
         if before != now and not _rounding(before, now):
             return f"{key}={before}, not {sanitize(now, 60)}"
     return ""
@@ -146,5 +146,5 @@ def _rounding(before: Any, now: Any) -> bool:
     return isinstance(before, float) and isinstance(now, float)
 
 
-def _too_few(here: int, wanted: int) -> str:
-    return f"{here} of {wanted} nodes are here: start more SuperNodes, or lower num_clients"
+def _too_few(joined: int, wanted: int) -> str:
+    return f"{joined} of {wanted} nodes have joined: start more SuperNodes, or lower num_clients"

@@ -1,4 +1,4 @@
-"""What the parts of the server need of a strategy, so that they do not import it; and the base of a method's parts."""
+"""The interface of a strategy for the modules of this folder, so that they do not import it; and the base of a method's parts."""
 
 # ruff: noqa: D102 (`base` documents each member)
 
@@ -29,7 +29,7 @@ class Method(Protocol):
     uplink_of: dict[str, Reducers]
     privacy: Any
     secure: Any
-    added: Any
+    actor_sums: Any
     scores_due: bool
     grid: Grid
 
@@ -66,7 +66,7 @@ class Method(Protocol):
 
 
 class RunnableMethod(Method, Protocol):
-    """A strategy, as the loop of a run uses it."""
+    """A strategy, as the training loop uses it."""
 
     recorder: Any
     class_weights: Arrays

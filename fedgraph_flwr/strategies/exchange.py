@@ -1,4 +1,4 @@
-"""One exchange: messages go out, answers come back, are read by their schema, and put in the order of the clients."""
+"""One exchange: send messages, collect replies, validate them by their schema, and sort them by client."""
 
 import time
 from collections import Counter
@@ -15,26 +15,26 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.wire.messages import REFUSED, Reply, record_bytes
 
 SIMULATED = 128
-"""Messages out at once in Flower's simulation, whose engine at each look goes through all of them for each of its nodes."""
+"""Most unanswered messages in Flower's simulation, whose engine scans all of them for each node at each poll."""
 
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-"""Errors that the SuperLink answers in the place of a node."""
+"""Errors that the SuperLink sends instead of a node."""
 
 Read = Callable[[Message, int | None], Reply]
-"""The answer in a message of a client (None: of a node that has not said which); raises `FedGraphError` where it is none."""
+"""Returns the reply in a message of a client (None: index not known yet); raises `FedGraphError` if it is invalid."""
 
 
 @dataclass
 class Outcome:
-    """What came of an exchange.
+    """Result of one exchange.
 
     Attributes:
-        replies: the valid answers, in the order of the clients.
-        failures: why each other client (or node that has not said which it is) gave none.
-        silent: those among them whose node said nothing at all: it may be gone.
+        replies: the valid replies, in client order.
+        failures: for each other client (or node, if its client index is not known yet), why it has none.
+        silent: failed clients whose node did not respond at all, and may be gone.
         down: bytes sent.
         groups: bytes received, by group of the uplink.
-        seconds: from the first message to the last answer.
+        seconds: time from the first message to the last reply.
     """
 
     replies: list[Reply] = field(default_factory=list)
@@ -53,17 +53,17 @@ class Outcome:
 def exchange(
     grid: Grid, messages: Iterable[Message], clients: Mapping[int, int], read: Read, timeout: float, name: str
 ) -> Outcome:
-    """Send messages and wait, with a growing pause, until all are answered or ``timeout`` seconds have passed.
+    """Send messages and poll with a growing pause, until all have replies or ``timeout`` seconds have passed.
 
     Args:
         grid: joins the server with its nodes.
-        messages: one a node.
-        clients: the index of the client on each node that has said it.
-        read: takes an answer in, or refuses it.
-        timeout: in seconds.
-        name: of the exchange, for the log.
+        messages: one message per node.
+        clients: client index by node, where known.
+        read: accepts or refuses a reply.
+        timeout: longest wait, in seconds.
+        name: name of the exchange, for the log.
     """
-    sent, began = list(messages), time.perf_counter()
+    sent, started = list(messages), time.perf_counter()
     outcome = Outcome(down=_bytes_of(sent))
     unsent = list(reversed(sent))
     simulated = type(grid).__name__ == "InMemoryGrid"  # its import would take half a second
@@ -73,27 +73,25 @@ def exchange(
     while waiting or unsent:
         if due := [unsent.pop() for _ in range(min(window - len(waiting), len(unsent)))]:
             waiting.update(zip(grid.push_messages(due), (m.metadata.dst_node_id for m in due), strict=True))
-        asked = time.perf_counter()
+        polled = time.perf_counter()
         arrived = list(grid.pull_messages(list(waiting)))
-        took = time.perf_counter() - asked
+        took = time.perf_counter() - polled
         for message in arrived:
             node = waiting.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
             take(message, node, clients.get(node), read, outcome)
         if not waiting:
             continue
-        if (
-            asked - began > timeout
-        ):  # a look that began in time may have waited for one answer alone: another follows it
+        if polled - started > timeout:  # a poll that started in time may have waited for one reply: poll once more
             for node in [*waiting.values(), *(m.metadata.dst_node_id for m in unsent)]:
-                outcome.failures[clients.get(node, node)] = f"no answer within {timeout:g} s"
+                outcome.failures[clients.get(node, node)] = f"no reply within {timeout:g} s"
                 outcome.silent.add(clients.get(node, node))
             break
-        if getattr(grid, "blocks", False):  # looking was waiting
+        if getattr(grid, "blocks", False):  # polling already waited
             continue
         pause = 0.0 if arrived else min(1.5 * pause + 0.005, 1.0)
-        # With a thousand nodes a look takes the grid a while; four times as long it may work undisturbed.
+        # With a thousand nodes a poll keeps the grid busy, so pause for four times as long as it took.
         time.sleep(max(pause, min(4 * took, 1.0)))
-    outcome.seconds = time.perf_counter() - began
+    outcome.seconds = time.perf_counter() - started
     outcome.replies.sort(key=lambda reply: reply.client)
     known = set(clients.values())
     for who, reason in outcome.failures.items():
@@ -102,14 +100,14 @@ def exchange(
 
 
 def _bytes_of(messages: list[Message]) -> int:
-    """Of all messages, which may share records."""
+    """Return the bytes of all messages; records that messages share are measured once."""
     sizes: dict[int, int] = {}
     records = [record for message in messages for record in message.content.values()]
     return sum(sizes.get(id(r)) or sizes.setdefault(id(r), record_bytes(r)) for r in records)
 
 
 def take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:
-    """Book one answer, or why it is none."""
+    """Record one reply, or the reason why it is refused."""
     who = node if client is None else client
     if message.has_error():
         outcome.failures[who] = sanitize(message.error.reason or f"error {message.error.code}", 1000)

@@ -26,12 +26,12 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 @dataclass(frozen=True)
 class Stage:
-    """What a round's training is, in a run whose training differs from round to round.
+    """The training of one round, in a run whose rounds differ.
 
     Attributes:
-        name: for the client, whose training may differ by it; empty for a method that has one stage.
+        name: name of the stage, on which the client's training may depend; empty for a method with one stage.
         down: whether clients receive the shared parameters; else they continue with their own.
-        up: whether they reply with theirs; else the server's stay unchanged.
+        up: whether clients reply with their parameters; else the server's stay unchanged.
     """
 
     name: str = ""
@@ -39,30 +39,30 @@ class Stage:
     up: bool = True
 
     def config(self) -> dict[str, Any]:
-        """The entries of a message's config; none for the ordinary stage."""
+        """Return the entries of a message's config; none for the ordinary stage."""
         return ({"stage": self.name} if self.name else {}) | ({} if self.up else {"keep_model": True})
 
 
-class Stop:
-    """A wish that the run of this process ends after the round at hand, with a checkpoint.
+class StopRequest:
+    """Request to stop the run of this process after the current round and save a checkpoint.
 
     Attributes:
-        heard: whether a loop is there to see it.
-        wanted: whether somebody has it.
+        enabled: whether a loop is running that can honour it.
+        requested: whether the user asked for it.
     """
 
-    heard = False
-    wanted = False
+    enabled = False
+    requested = False
 
 
-STOP = Stop()
+STOP = StopRequest()
 
 
 class Loop:
     """One run of a strategy on a grid.
 
     Args:
-        strategy: what the method does in a round.
+        strategy: the method's rounds.
         grid: joins the server with its nodes.
     """
 
@@ -70,10 +70,10 @@ class Loop:
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
         self._rule = cohorts.LOWEST_HASHES
-        self._silent: set[int] = set()  # of the cohort, those whose node said nothing in the round before
+        self._silent: set[int] = set()  # of the cohort, those whose node did not respond in the previous round
 
     def run(self) -> Result:
-        """From the first node to the last score."""
+        """Run from the first node to the last score."""
         method, recorder = self.strategy, self.recorder
         self._connect()
         method.arrays = method.initial_arrays()
@@ -82,12 +82,12 @@ class Loop:
         method.setup()
         first = self._resume() + 1
         recorder.setup_done()
-        STOP.wanted, STOP.heard = False, bool(self.cfg.checkpoint_every)
+        STOP.requested, STOP.enabled = False, bool(self.cfg.checkpoint_every)
         try:
             self._rounds(first)
         finally:
-            STOP.heard = False
-        if recorder.pending and not recorder.should_stop and self._scores_told:
+            STOP.enabled = False
+        if recorder.pending and not recorder.should_stop and self._scores_sent:
             self._evaluate(self._judges())
         self._keep()
         recorder.extra |= self._spent()
@@ -95,12 +95,12 @@ class Loop:
         return Result(arrays=to_record(recorder.final_arrays))
 
     def _rounds(self, first: int) -> None:
-        """The rounds from ``first`` on."""
+        """Run the rounds from ``first``."""
         method, recorder = self.strategy, self.recorder
         for server_round in range(first, self.cfg.rounds + 1):
             due = method.releases_in(server_round)
             if method.privacy and not method.privacy.allows(method.privacy.next_round(recorder.pending, due)):
-                log(INFO, "the run ends: one more release would exceed privacy.epsilon_budget")
+                log(INFO, "the run ends here: one more release would exceed privacy.epsilon_budget")
                 break
             self._begin(server_round)
             self._score_apart()
@@ -117,7 +117,7 @@ class Loop:
             recorder.end_round(self._training(replies), method.arrays, **self._spent())
             if method.checkpoint_due:
                 self._checkpoint_with_absent(server_round)
-            if STOP.wanted and server_round < self.cfg.rounds:
+            if STOP.requested and server_round < self.cfg.rounds:
                 self._leave(server_round)
 
     # --- before the rounds --------------------------------------------------------------------------------------------
@@ -131,34 +131,34 @@ class Loop:
         check_fingerprints({index: info.description.get("schema", [0]) for index, info in method.clients.items()})
         if rules.min_clients > wanted:
             raise FedGraphError(
-                f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it"
+                f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it or add clients"
             )
         self.recorder.check_clients({index: info.description for index, info in method.clients.items()})
         if self.cfg.privacy.secagg:
             method.secure = SecureSums(method)
         if self.cfg.ray.aggregate:
-            method.added = ActorAggregation(method, self.grid)
+            method.actor_sums = ActorAggregation(method, self.grid)
 
     def _class_weights(self) -> Arrays:
-        """The weights ``w`` [C] of all clients together (`methods.labels`)."""
+        """Request and return the weights ``w`` [C] over all clients (`methods.labels`)."""
         return {"w": weights(self.strategy.request(LABELS)[LABELS]["share"])}
 
     def _describe(self, nodes: list[int], timeout: float | None = None) -> tuple[list[ClientInfo], dict[int, str]]:
-        """Ask nodes who they are."""
+        """Request the descriptions of nodes; return them, and the reason for each node without one."""
         record = self.strategy.config(DESCRIBE, {})
-        questions = [
+        messages = [
             Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes
         ]
-        outcome = self.strategy.collect(DESCRIBE, questions, timeout)
-        told = [
+        outcome = self.strategy.collect(DESCRIBE, messages, timeout)
+        clients = [
             ClientInfo(reply.client, reply.message.metadata.src_node_id, reply.metrics)
             for reply in outcome.replies
             if reply.message
         ]
-        return told, outcome.failures
+        return clients, outcome.failures
 
     def _resume(self) -> int:
-        """The round to go on after, 0 for a fresh run."""
+        """Restore a checkpoint and return its round; 0 for a fresh run."""
         method, recorder = self.strategy, self.recorder
         found = recorder.resume()
         if found is None:
@@ -175,42 +175,47 @@ class Loop:
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             name = self.cfg.strategy.name
             raise FedGraphError(
-                f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)})"
+                f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)}): resume with the"
+                " configuration that wrote the checkpoint"
             ) from error
         if method.privacy:
             method.privacy.load_state(tree.get("privacy", {}))
-            self._checkpoint(done)  # books what this attempt may release, should it die as well
-        told = {"resume": done, "run": recorder.run_name}
+            self._checkpoint(done)  # accounts for what this attempt may release, in case it dies as well
+        scalars = {"resume": done, "run": recorder.run_name}
         method.involved = set(as_arrays(tree)["involved"].tolist()) if "involved" in tree else set(method.clients)
         everyone = sorted(method.involved)
-        restored = method.exchange(DESCRIBE, method.messages(DESCRIBE, everyone, {}, told)).replies
+        restored = method.exchange(DESCRIBE, method.messages(DESCRIBE, everyone, {}, scalars)).replies
         if len(restored) < len(everyone):
             reasons = "; ".join(recorder.setup_record["failed"].values())
             raise RunFailed(
-                f"{len(restored)} of {len(everyone)} clients took up their state of round {done}: {reasons}"
+                f"{len(restored)} of {len(everyone)} clients restored their state of round {done}: {reasons}"
             )
-        method.next_round(done)  # where no round is left, its scores are asked for in it, as clients keep account
+        method.next_round(
+            done
+        )  # without rounds left, the final scores count as requests of this round, as at the clients
         return done
 
     def _fitting(self, arrays: Arrays, what: str) -> Arrays:
-        """The arrays of a checkpoint in the model's order, which files do not keep."""
-        now = self.strategy.arrays
-        for name in sorted(now.keys() | arrays.keys()):
-            mine, found = ((a.dtype, a.shape) if (a := of.get(name)) is not None else None for of in (now, arrays))
-            if mine != found:
+        """Return the arrays of a checkpoint in the model's order, which files do not preserve."""
+        model = self.strategy.arrays
+        for name in sorted(model.keys() | arrays.keys()):
+            expected, found = (
+                (a.dtype, a.shape) if (a := of.get(name)) is not None else None for of in (model, arrays)
+            )
+            if expected != found:
                 raise FedGraphError(
-                    f"resume={self.cfg.resume}: in {what} of its checkpoint {name} is {_told(found)}, the model's is"
-                    f" {_told(mine)}"
+                    f"resume={self.cfg.resume}: in {what} of its checkpoint {name} is {_text(found)}, the model's is"
+                    f" {_text(expected)}: resume with the configuration that wrote the checkpoint"
                 )
-        return {name: arrays[name] for name in now}
+        return {name: arrays[name] for name in model}
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
     def _begin(self, server_round: int) -> None:
-        """Take back clients that were away, sample the cohort, and see what is due."""
+        """Reconnect clients that were away, sample the cohort, and determine what is due."""
         method, cfg = self.strategy, self.cfg
-        answered, self._silent = set(method.cohort) - method.failed.keys(), method.silent
-        back = self.connection.returned(method.clients, method.silent, answered)
+        replied, self._silent = set(method.cohort) - method.failed.keys(), method.silent
+        back = self.connection.returned(method.clients, method.silent, replied)
         method.next_round(server_round)
         if back:
             method.clients |= back
@@ -218,13 +223,13 @@ class Loop:
         method.cohort = self._sample(server_round)
         self._silent = self._silent & set(method.cohort) - back.keys()
         due = self.recorder.pending and (server_round - 1) % cfg.evaluation.every == 0
-        method.scores_due = due and self._scores_told
+        method.scores_due = due and self._scores_sent
         method.checkpoint_due = bool(cfg.checkpoint_every) and server_round % cfg.checkpoint_every == 0
 
     def _wait_for_silent(self) -> None:
-        """Where a round without the clients that said nothing in the last would fall short, wait until enough of them are back.
+        """Wait for unresponsive clients if the round would have too few clients without them.
 
-        A SuperLink takes a node that died again only once it has missed its heartbeats, which is longer than a round.
+        A SuperLink accepts a restarted node only after it has missed its heartbeats, which takes longer than a round.
         """
         method, away, began, pause = self.strategy, self._silent, time.perf_counter(), 1.0
         if not away:
@@ -232,86 +237,86 @@ class Loop:
         while away and len(method.cohort) - len(away) < method.min_clients:
             left = self.cfg.strategy.timeout - (time.perf_counter() - began)
             if left <= pause:
-                return  # the round tells what is missing
-            log(WARNING, "round %d waits for clients %s, which said nothing", method.server_round, sorted(away))
+                return  # the round reports who is missing
+            log(WARNING, "round %d waits for unresponsive clients %s", method.server_round, sorted(away))
             time.sleep(pause)
             back = self.connection.returned(method.clients, away, set())
             method.clients |= back
             nodes = [method.clients[client].node_id for client in sorted(away - back.keys())]
-            told, _ = self._describe(nodes, left - pause)  # all of the waiting is within the timeout
-            away = away - back.keys() - {info.client for info in told}
+            described, _ = self._describe(nodes, left - pause)  # the timeout covers the whole wait
+            away = away - back.keys() - {info.client for info in described}
             pause = min(2 * pause, 10.0)
         self._bind()
-        method.failed, method.silent = {}, set()  # of what was asked while waiting
+        method.failed, method.silent = {}, set()  # of requests sent while waiting
 
     def _bind(self) -> None:
-        """The record says which node each client is."""
+        """Record which node each client is."""
         self.recorder.nodes = {client: info.node_id for client, info in self.strategy.clients.items()}
         self.strategy.forget_agreed()
 
     def _sample(self, server_round: int) -> list[int]:
-        """A round's cohort, from its own random stream."""
+        """Return a round's cohort, from its own random stream."""
         return self._drawn(self.strategy.cohort_size, "cohort", server_round)
 
     def _drawn(self, size: int, *stream: str | int) -> list[int]:
-        """So many of the clients, ascending."""
+        """Draw this many clients, ascending."""
         return cohorts.draw(self.strategy.clients, size, self.cfg.seed, *stream, rule=self._rule)
 
     def _train(self) -> list[Reply]:
-        """The method's own exchanges, then training; the valid answers, in the order of the clients."""
+        """Run the method's own exchanges, then training; return the valid replies in client order."""
         method = self.strategy
         method.sent = method.before_train(method.arrays)
         if method.secure and method.stage().up:
             method.send_beside(method.secure.begin(TRAIN, method.cohort))
-        self._score_apart()  # a client that fell out in those exchanges is not asked to train
-        if method.added and method.stage().up:
-            method.added.begin()
+        self._score_apart()  # a client that failed in those exchanges is not requested to train
+        if method.actor_sums and method.stage().up:
+            method.actor_sums.begin()
         record = to_record(method.arrays)
         messages = method.configure_train(method.server_round, record, ConfigRecord(), self.grid)
         return method.exchange(TRAIN, messages).replies
 
     def _next_arrays(self, replies: list[Reply]) -> Arrays:
-        """The aggregate, of models that came up."""
+        """Return the aggregate of the models that clients sent."""
         method = self.strategy
         if not method.stage().up:
-            return {name: array.copy() for name, array in method.arrays.items()}  # a file wants each array once
+            return {name: array.copy() for name, array in method.arrays.items()}  # a file may hold each array only once
         return method.advance(method.arrays, method.reduce(TRAIN, replies))
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
-        """What the round's record says of training."""
+        """Return the round's record of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
         return training_record(replies, prefixes, self.cfg.evaluation, self.strategy.agreed("num_classes"))
 
     def _spent(self) -> dict[str, Any]:
-        """What the records say of privacy."""
+        """Return the record of the privacy budget."""
         return {"privacy": self.strategy.privacy.spent()} if self.strategy.privacy else {}
 
     @property
-    def _scores_told(self) -> bool:
+    def _scores_sent(self) -> bool:
         return self.cfg.privacy.scores != "none"
 
     # --- scores -------------------------------------------------------------------------------------------------------
 
     def _score_apart(self) -> None:
-        """Take the due scores in an exchange of their own where training replies cannot bring them.
+        """Request the due scores in a separate exchange if training replies cannot bring them.
 
-        That is so where other clients than the cohort score the model, or where this round changes what is scored.
+        That is the case if other clients than the cohort score the model, or if this round changes what is scored.
         """
-        method, asked = self.strategy, self.cfg.evaluation.clients
-        judges = method.cohort if asked == "cohort" else self._judges()
+        method, who = self.strategy, self.cfg.evaluation.clients
+        judges = method.cohort if who == "cohort" else self._judges()
         if method.scores_due and (method.cohort != judges or method.scores_first):
             self._evaluate(judges)
             method.scores_due = False
 
     def _judges(self) -> list[int]:
-        """Who scores a model in an exchange of its own, by ``evaluation.clients``."""
-        asked = self.cfg.evaluation.clients
-        if asked == "cohort":
+        """Return the clients that score a model in a separate exchange, by ``evaluation.clients``."""
+        who = self.cfg.evaluation.clients
+        if who == "cohort":
             return self._sample(self.strategy.server_round + 1)
-        return sorted(self.strategy.clients) if asked == "all" else self._drawn(int(asked), "judges")
+        return sorted(self.strategy.clients) if who == "all" else self._drawn(int(who), "judges")
 
     def _evaluate(self, judges: list[int]) -> None:
-        """Scores of the model in an exchange of their own."""
+        """Request scores of the model in a separate exchange."""
         method = self.strategy
         method.judges = judges
         record = to_record(method.arrays)
@@ -319,7 +324,7 @@ class Loop:
         self._scored(method.exchange(EVALUATE, messages).replies)
 
     def _scored(self, replies: list[Reply]) -> None:
-        """The scores in these answers complete the record of the round before."""
+        """Complete the previous round's record with the scores in these replies."""
         method, evaluation = self.strategy, self.cfg.evaluation
         for reply in replies:
             method.counted.setdefault(reply.client, counts_of(reply.metrics))
@@ -339,24 +344,24 @@ class Loop:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Clients that answered last file what they predict with; with the model, where none was scored."""
+        """Request that clients store their models for prediction; send the model along if none was scored."""
         method, recorder = self.strategy, self.recorder
         recorder.begin_end()
         if not getattr(method.grid, "files_models", True):
             return
-        asked = sorted(self._with_state - method.failed.keys())
-        told = {"keep": True, "run": recorder.run_name, "best": recorder.best_round}
+        receivers = sorted(self._with_state - method.failed.keys())
+        scalars = {"keep": True, "run": recorder.run_name, "best": recorder.best_round}
         model = None
-        if not self._scores_told and method.stage().down:
-            told, model = told | recorder.scoring, to_record(method.arrays)
-        method.collect(DESCRIBE, method.messages(DESCRIBE, asked, {}, told, model))
+        if not self._scores_sent and method.stage().down:
+            scalars, model = scalars | recorder.scoring, to_record(method.arrays)
+        method.collect(DESCRIBE, method.messages(DESCRIBE, receivers, {}, scalars, model))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _checkpoint_with_absent(self, server_round: int) -> None:
-        """A checkpoint of the server, once clients that did not train, or failed to, have filed theirs too.
+        """Write a checkpoint once clients that did not train have stored their state too.
 
-        Where one cannot (its disk is full), the former checkpoint stays, since from this one no run could go on.
+        If one of them cannot, for example on a full disk, the previous checkpoint stays: no run could resume from this one.
         """
         method = self.strategy
         filed = set(method.cohort) - method.failed.keys()
@@ -365,7 +370,7 @@ class Loop:
             if failures:
                 log(
                     WARNING,
-                    "no checkpoint after round %d: clients %s did not file their state",
+                    "no checkpoint after round %d: clients %s did not store their state",
                     server_round,
                     sorted(failures),
                 )
@@ -374,12 +379,12 @@ class Loop:
 
     @property
     def _with_state(self) -> set[int]:
-        """Clients that may keep something: all, or where not all score models, those that have taken part."""
+        """Clients that may have private state: all, or those that took part if not all clients score models."""
         method = self.strategy
         return set(method.clients) if self.cfg.evaluation.clients == "all" else method.involved
 
     def _leave(self, server_round: int) -> None:
-        """End here, after a checkpoint that all clients have filed their part of.
+        """Stop here, after a checkpoint for which all clients stored their state.
 
         Raises:
             KeyboardInterrupt: always.
@@ -392,7 +397,7 @@ class Loop:
         raise KeyboardInterrupt
 
     def _checkpoint(self, server_round: int) -> None:
-        """Write what the server needs to go on after a round."""
+        """Write the server's part of a checkpoint."""
         method = self.strategy
         tree: Tree = {"method": method.save(), "models": method.models}
         if self._rule != cohorts.CHOICE:
@@ -403,9 +408,9 @@ class Loop:
             left = max(self.cfg.rounds - server_round, 0)
             coming = range(server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left))
             tree["privacy"] = method.privacy.state(ahead=map(method.releases_in, coming))
-        told = {index: info.description for index, info in method.clients.items()}
-        self.recorder.checkpoint(server_round, method.arrays, tree, told)
+        descriptions = {index: info.description for index, info in method.clients.items()}
+        self.recorder.checkpoint(server_round, method.arrays, tree, descriptions)
 
 
-def _told(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
+def _text(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
     return "missing" if kind is None else f"{kind[0]} {list(kind[1])}"

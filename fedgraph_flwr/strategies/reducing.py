@@ -102,8 +102,8 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
         if method.privacy:
             method.privacy.book()
         found = method.secure.reveal(replies)
-    elif early and method.added and phase == TRAIN:
-        found = method.added.reveal(replies)
+    elif early and method.actor_sums and phase == TRAIN:
+        found = method.actor_sums.reveal(replies)
     elif early and method.privacy:
         terms = {group: _terms(method, group, declared[group], replies) for group in early}
         found = method.privacy.release(terms)

@@ -57,8 +57,8 @@ class ReplyReader:
         if method.secure:
             wanted = method.secure.masked(phase, wanted)
         wanted = wanted | ReplySchema(numbers={"client": index})
-        if method.added:
-            wanted = method.added.left(phase, wanted)
+        if method.actor_sums:
+            wanted = method.actor_sums.left(phase, wanted)
         answered = f"{who} answered phase '{phase}'"
         if phase == DESCRIBE:
             _check_protocol(message, who)

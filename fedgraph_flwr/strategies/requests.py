@@ -1,4 +1,4 @@
-"""Messages of one exchange to the clients, and the groups of arrays that travel with them."""
+"""The messages of one exchange, and the groups of arrays that travel with them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from fedgraph_flwr.strategies.contract import RunnableMethod
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN, pack, to_record
 
 Groups = Mapping[str, Any]
-"""Groups that travel: name → named arrays, or a record made of them."""
+"""Groups that travel: name → named arrays, or a record of them."""
 
 GroupsFor = Groups | Mapping[int, Groups]
-"""The same groups for all clients, or each client's own by its index."""
+"""The same groups for all clients, or groups by client index."""
 
 _TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
 
@@ -26,15 +26,15 @@ def requests(
     record: ConfigRecord,
     model: ArrayRecord | None = None,
 ) -> list[Message]:
-    """One message of a phase per client; arrays that are the same for all are encoded once.
+    """Return one message of a phase per client; arrays that all clients receive are encoded once.
 
     Args:
         method: the strategy.
-        phase: its name.
+        phase: name of the phase.
         clients: the receivers.
-        groups: for all, or by client.
+        groups: groups of arrays, for all clients or by client.
         record: the scalars.
-        model: shared parameters to send along; a client with its own shared parameters gets those instead.
+        model: shared parameters to send along; a client with its own shared parameters receives those instead.
     """
     common, own = _split(groups)
     if method.class_weights and phase not in (DESCRIBE, EVALUATE):
@@ -55,13 +55,13 @@ def requests(
 
 
 def with_own(groups: GroupsFor, more: Mapping[int, Groups]) -> dict[int, Groups]:
-    """The groups of each client in ``more``, with these further ones of its own."""
+    """Return the groups of each client in ``more``, extended by its additional ones."""
     common, own = _split(groups)
     return {client: {**(common if own is None else own.get(client, {})), **extra} for client, extra in more.items()}
 
 
 def _split(groups: GroupsFor) -> tuple[RecordDict, Mapping[int, Groups] | None]:
-    """The groups that all clients get, encoded; the groups by client, None where all get the same."""
+    """Return the encoded groups for all clients, and the groups by client; None if all clients receive the same."""
     if groups and all(isinstance(key, int) for key in groups):
         return RecordDict(), groups  # type: ignore[return-value]
     return pack(groups), None  # type: ignore[arg-type]

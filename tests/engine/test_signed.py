@@ -58,11 +58,11 @@ def test_a_node_runs_what_a_party_that_it_trusts_has_signed_and_nothing_else(sig
 
     sign("stranger")
     assert fleet.begin(tmp_path / "foreign", "rounds=1").wait(PATIENCE) == 2
-    assert "error: 0 of 1 clients told who they are; node" in fleet.log("run-foreign")
+    assert "error: 0 of 1 clients registered; node" in fleet.log("run-foreign")
     wait_for(lambda: "FAB verification failed: the provided trusted entities" in fleet.log("node_0"), "the node's word")
 
     del fleet.environment[APP]  # a bundle made by the operator, as without signatures
     assert fleet.begin(tmp_path / "unsigned", "rounds=1").wait(PATIENCE) == 2
-    assert "error: 0 of 1 clients told who they are; node" in fleet.log("run-unsigned")
+    assert "error: 0 of 1 clients registered; node" in fleet.log("run-unsigned")
     assert "The FAB could not be verified" in fleet.log("node_0")
     assert fleet.log("node_0").count("Receiving: train message") == 1

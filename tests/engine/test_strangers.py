@@ -43,7 +43,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def test_a_run_outside_a_partys_policy_is_refused_by_its_node(fleet, tmp_path):
     told = r"this node's policy refuses strategy=fedavg \(client .*\): it accepts strategies fedprox"
     assert fleet.begin(tmp_path / "outside", "rounds=1").wait(PATIENCE) == 1
-    assert re.search(rf"error: 2 of 3 clients told who they are; node \d+: {told}", fleet.log("run-outside"))
+    assert re.search(rf"error: 2 of 3 clients registered; node \d+: {told}", fleet.log("run-outside"))
     assert re.search(told, fleet.log("node_1"))
     assert not re.search("policy refuses", fleet.log("node_0") + fleet.log("node_2"))
 
@@ -58,7 +58,7 @@ def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_p
     fleet.flwr("supernode", "register", str(fleet.keys / f"node_{late}.pub"), NAME)
     fleet.files.append(fleet.files[1])  # the graph, and so the index, of another party
     fleet.start_node(late)
-    told = r"warning: node (\d+) is refused: it says it is client 1, which is node (\d+) and answers"
+    told = r"warning: node (\d+) is refused: it claims to be client 1, which is node (\d+) and still replies"
     wait_for(lambda: bool(re.search(told, fleet.log("run-inside"))), "the late node to be refused")
     process.terminate()
     assert process.wait(PATIENCE) == 130

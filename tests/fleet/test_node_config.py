@@ -49,7 +49,7 @@ def test_threads_are_those_of_the_node_else_those_of_the_run(nodes, monkeypatch)
 def test_the_device_is_that_of_the_node_else_that_of_the_run(nodes, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     nodes({"device": "cpu"}, {"device": "auto"}, {"device": "cpu"})("device=cuda")
-    with pytest.raises(RunFailed, match=r"2 of 3 clients told who they are; node 2: device=cuda, but this node has no"):
+    with pytest.raises(RunFailed, match=r"2 of 3 clients registered; node 2: device=cuda, but this node has no"):
         nodes({}, {"device": "cuda"}, {})()
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_value_is_a_sentence_on_the_server_and_with_its_path_on_the_node
     wrong = {
         k: value.replace("HERE", str(tmp_path)) if isinstance(value, str) else value for k, value in config.items()
     }
-    with pytest.raises(RunFailed, match=re.escape(f"2 of 3 clients told who they are; node 2: {told}")) as raised:
+    with pytest.raises(RunFailed, match=re.escape(f"2 of 3 clients registered; node 2: {told}")) as raised:
         nodes({}, wrong, {})()
     assert str(tmp_path) not in str(raised.value), "the server does not learn where a party keeps its files"
     for key in config:
@@ -87,7 +87,7 @@ def test_a_wrong_value_is_a_sentence_on_the_server_and_with_its_path_on_the_node
 
 
 def test_a_node_that_was_told_nothing_hears_what_to_say(nodes):
-    with pytest.raises(FedGraphError, match=r"0 of 3 clients told who they are; node 1: this node has no graph: start"):
+    with pytest.raises(FedGraphError, match=r"0 of 3 clients registered; node 1: this node has no graph: start"):
         nodes({"graph": ""}, {"graph": ""}, {"graph": ""})()
 
 
@@ -101,10 +101,12 @@ def test_a_state_folder_that_cannot_be_written(nodes, tmp_path, monkeypatch):
 
 def test_two_nodes_with_one_graph(nodes, run):
     other = Path(run("rounds=1").cfg.graph) / "client_0000.safetensors"
-    with pytest.raises(FedGraphError, match="nodes 1 and 3 both say they are client 0: give each SuperNode its own"):
+    with pytest.raises(FedGraphError, match="nodes 1 and 3 both claim to be client 0: give each SuperNode its own"):
         nodes({}, {}, {"graph": str(other)})()
 
 
 def test_too_few_nodes(nodes):
-    with pytest.raises(RunFailed, match=r"2 of 3 nodes are here: start more SuperNodes, or lower num_clients \(waited"):
+    with pytest.raises(
+        RunFailed, match=r"2 of 3 nodes have joined: start more SuperNodes, or lower num_clients \(waited"
+    ):
         nodes({}, {})("strategy.timeout=0.1")

@@ -398,7 +398,7 @@ def test_a_forged_state_of_a_client_is_a_sentence(words, tmp_path, how):
     STATES[how](path)
     with pytest.raises(RunFailed) as caught:
         resume(out)
-    assert "2 of 3 clients took up their state of round 3: " in str(caught.value)
+    assert "2 of 3 clients restored their state of round 3: " in str(caught.value)
     assert "client_0001/round_000003.safetensors" in str(caught.value)
     assert not any(name in str(caught.value) for name in ("KeyError", "RuntimeError", "ValueError", "TypeError"))
 

@@ -22,15 +22,15 @@ def test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result(run, tmp_path, w
     whole = run("rounds=6", *words)
 
     def ask(record):
-        assert STOP.heard
-        STOP.wanted = record["round"] == 2
+        assert STOP.enabled
+        STOP.requested = record["round"] == 2
 
     cfg = compose(
         [f"graph={whole.cfg.graph}", "num_clients=3", "model.hidden=8", "rounds=6", *words, f"out={tmp_path / 'half'}"]
     )
     with pytest.raises(KeyboardInterrupt):
         run_cfg(cfg, ask)
-    assert not STOP.heard
+    assert not STOP.enabled
     done = read_tensors(tmp_path / "half" / "checkpoint.safetensors")[1]["round"]
     assert done in (2, 3)  # a round's record waits for its scores, which come with the next one's answers
     again = compose([f"resume={tmp_path / 'half'}", f"out={tmp_path / 'half'}"], tmp_path / "half" / "config.yaml")
@@ -39,7 +39,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_to_the_same_result(run, tmp_path, w
 
 def test_without_checkpoints_nothing_waits_for_the_round(run, monkeypatch):
     seen = []
-    monkeypatch.setattr(type(STOP), "heard", property(lambda self: False, lambda self, value: seen.append(value)))
+    monkeypatch.setattr(type(STOP), "enabled", property(lambda self: False, lambda self, value: seen.append(value)))
     run("rounds=1", "checkpoint_every=0")
     assert seen == [False, False]
 

@@ -544,7 +544,7 @@ def test_waiting_looks_often_at_first_then_every_second_and_often_again_after_an
 def test_a_client_that_never_answers_is_named_after_the_timeout(monkeypatch):
     replies, failures, pauses = _asked([3], monkeypatch, "strategy.timeout=30")
     assert replies == [0]
-    assert failures == {1: "no answer within 30 s"}
+    assert failures == {1: "no reply within 30 s"}
     assert 30 < sum(pauses) <= 31
 
 

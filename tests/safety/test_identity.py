@@ -81,7 +81,7 @@ def test_a_late_node_is_refused_once_the_client_has_answered_again(run, before_r
         finished = run("rounds=6")
     assert 77 not in trained(messages)
     assert finished.summary["nodes"] == {0: 1, 1: 2, 2: 3}
-    assert "node 77 is refused: it says it is client 1, which is node 2 and answers" in caplog.text
+    assert "node 77 is refused: it claims to be client 1, which is node 2 and still replies" in caplog.text
 
 
 def test_a_client_whose_answer_was_refused_is_not_replaced(run, before_round, monkeypatch):
@@ -113,7 +113,7 @@ def test_a_client_that_comes_back_must_be_what_it_was(run, before_round, gone, m
     with recorded_messages(monkeypatch) as messages, caplog.at_level(logging.WARNING):
         run("rounds=5")
     assert 77 not in trained(messages)
-    assert f"node 77 is refused: it says it is client 1, which told {key}=" in caplog.text
+    assert f"node 77 is refused: it claims to be client 1, with a different description: {key}=" in caplog.text
 
 
 def test_a_client_that_comes_back_is_taken(run, before_round, gone, monkeypatch):
@@ -141,7 +141,7 @@ def test_a_resumed_run_knows_its_nodes(run, monkeypatch):
     resumed_with(monkeypatch, twin(1))
     finished = run("rounds=3", f"resume={half.out}", f"out={half.out}")
     assert finished.summary["nodes"] == {0: 1, 1: 2, 2: 3}
-    with pytest.raises(FedGraphError, match="nodes 1 and 77 both say they are client 0"):
+    with pytest.raises(FedGraphError, match="nodes 1 and 77 both claim to be client 0"):
         run("rounds=1")
 
 
@@ -153,7 +153,7 @@ def test_a_node_cannot_be_another_client_of_the_run_it_was_in(run, monkeypatch):
         a["partition-id"], b["partition-id"] = b["partition-id"], a["partition-id"]
 
     resumed_with(monkeypatch, swap)
-    with pytest.raises(FedGraphError, match="node 1: it was client 0 of this run, and says it is 1"):
+    with pytest.raises(FedGraphError, match="node 1: it was client 0 of this run, and claims to be 1"):
         run("rounds=3", f"resume={half.out}", f"out={half.out}")
 
 
