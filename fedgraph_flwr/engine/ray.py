@@ -219,7 +219,7 @@ def _added(reply: Message, plan: Plan, total: PartialSum) -> Message:
         {METRICS: MetricRecord(), **{group: content[group] for group in plan.groups if group in content}}
     )
     try:
-        groups, _ = plan.schema.read(arrays, f"client {node - 1} answered phase '{TRAIN}'")
+        groups, _ = plan.schema.read(arrays, f"client {node - 1} replied to phase '{TRAIN}'")
         total.add(node, groups, plan.shares[node])
     except FedGraphError as error:
         total.bytes[REFUSED] += sum(

@@ -1,4 +1,4 @@
-"""Base of a method's two classes: what its server and its client declare alike."""
+"""Base of a method's two classes: the declarations that its server and its client share."""
 
 from typing import Any, ClassVar
 
@@ -32,11 +32,11 @@ class Side:
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Refuse a configuration that the method cannot serve; called once, before any client starts.
+        """Refuse a configuration that the method does not support; called once, before any client starts.
 
         Args:
             cfg: the run's configuration.
-            model: its network, of no particular graph's size.
+            model: the run's model, built for an arbitrary graph size.
 
         Raises:
             FedGraphError: the problem, the value, what is accepted and what to set.
@@ -44,5 +44,5 @@ class Side:
 
     @classmethod
     def startup_note(cls, cfg: RunConfig) -> str:
-        """A message for the user at the start, where the configuration makes another method of this one; else nothing."""
+        """Return a note for the user if this configuration turns the method into another one; else an empty string."""
         return ""

@@ -1,7 +1,7 @@
-"""The server's side of sums that are taken where clients live (``ray.aggregate``, `fedgraph_flwr.numerics.partial_sums`).
+"""The server's side of sums computed by the actors that hold clients (``ray.aggregate``, `fedgraph_flwr.numerics.partial_sums`).
 
-Methods do not know of it: what their uplink declares as a mean or sum comes out as it would in the clear. Each client's numbers
-(scores, losses, failures) and other groups arrive as ever.
+Methods need no change: their declared means and sums have the same values as without it. Each client's numbers (scores,
+losses, failures) and other groups arrive as usual.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from fedgraph_flwr.wire.reply_schema import ReplySchema
 
 
 class ActorAggregation:
-    """Sums over the cohort's training replies, of what the method declares as a mean or sum.
+    """Sums over the cohort's training replies, for groups that the method declares as a mean or sum.
 
     Args:
-        strategy: whose clients are added up.
-        grid: whose actors add.
+        strategy: the strategy whose clients are summed.
+        grid: the grid whose actors compute the sums.
     """
 
     def __init__(self, strategy: Method, grid: Any):
@@ -28,7 +28,7 @@ class ActorAggregation:
         self.plan: Plan | None = None
 
     def begin(self) -> None:
-        """The next training answers are added up."""
+        """Let actors sum the next training replies."""
         method, cohort = self.strategy, self.strategy.cohort
         wanted = method.reply_schema(TRAIN, cohort[0]).groups if cohort else {}
         shares: dict[int, dict[str, float]] = {method.clients[client].node_id: {} for client in cohort}
@@ -43,7 +43,7 @@ class ActorAggregation:
         self.grid.add_up(self.plan)
 
     def left(self, phase: str, wanted: ReplySchema) -> ReplySchema:
-        """What of an answer still arrives."""
+        """Return the schema of the part of a reply that still arrives."""
         if phase != TRAIN or not self.plan:
             return wanted
         return ReplySchema(
@@ -51,15 +51,15 @@ class ActorAggregation:
         )
 
     def book(self, phase: str, outcome: Outcome) -> None:
-        """A client's arrays count as sent, though no process but its own has seen them."""
+        """Count a client's arrays as sent, although they never left its process."""
         if phase == TRAIN and self.plan:
             outcome.groups.update(self.grid.added.bytes)
 
     def reveal(self, replies: list[Reply]) -> dict[str, Arrays]:
-        """The mean or sum of each group over the clients that replied.
+        """Return the mean or sum of each group over the clients that replied.
 
         Raises:
-            RunFailed: the server refuses the answer of a client whose arrays are in the sum.
+            RunFailed: the server refuses the reply of a client whose arrays are already in the sum.
         """
         plan, self.plan, total = self.plan, None, self.grid.added
         self.grid.add_up(None)
@@ -69,9 +69,8 @@ class ActorAggregation:
         if odd := sorted(set(total.nodes) - clients.keys()):
             (client,) = (index for index, info in self.strategy.clients.items() if info.node_id == odd[0])
             raise RunFailed(
-                f"client {client}: {self.strategy.failed.get(client, 'no answer')}; ray.aggregate=true has added up"
-                f" what it trained"
-                " before that was known: use ray.aggregate=false"
+                f"client {client}: {self.strategy.failed.get(client, 'no reply')}; its model is already part of a partial sum:"
+                " set ray.aggregate=false to drop such clients"
             )
         declared, count = self.strategy.uplink_of[TRAIN], len(plan.shares)
         added = {group: count for group in plan.groups if isinstance(declared[group], Sum)}

@@ -135,7 +135,7 @@ class GraphStrategy(Side, FlowerFedAvg):
         self._agreed: dict[str, Any] = {}  # cache of `agreed`, which every reply needs
         self.reader = ReplyReader(self)
 
-    # --- hooks of a method ----------------------------------------------------------------------------------------------
+    # --- hooks of a method --------------------------------------------------------------------------------------------
 
     @classmethod
     def needs(cls, cfg: RunConfig, graphs: Callable[[], Iterable[Any]]) -> tuple[float, str]:
@@ -216,7 +216,7 @@ class GraphStrategy(Side, FlowerFedAvg):
         """Restore what `save` returned, with tensors as leaves; `memory` holds arrays."""
         self.memory = as_arrays(tree)
 
-    # --- tools for methods ------------------------------------------------------------------------------------------
+    # --- tools for methods --------------------------------------------------------------------------------------------
 
     def agreed(self, key: str) -> Any:
         """Return a value that all clients must describe alike, such as the number of classes.
@@ -439,7 +439,7 @@ class GraphStrategy(Side, FlowerFedAvg):
         self._agreed.clear()
         self.reader.forget()
 
-    # --- Flower's Strategy ------------------------------------------------------------------------------------------
+    # --- Flower's Strategy --------------------------------------------------------------------------------------------
 
     def summary(self) -> None:
         """Log the main settings."""

@@ -1,7 +1,7 @@
-"""Cohorts: which clients take part in a round.
+"""Cohorts: the clients that take part in a round.
 
 Each client has a hash of (seed, stream, client), and the clients with the lowest hashes are drawn. A client's hash depends on no
-other client, so leaving one out changes no other draw: it only lets the next in line into the cohorts it was part of.
+other client. Leaving one out therefore changes no other draw: the next client takes its place in its cohorts.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ import numpy as np
 from fedgraph_flwr.wire.messages import derive_seed
 
 LOWEST_HASHES, CHOICE = 1, 0
-"""Rules of a draw, as checkpoints record them; `CHOICE` is that of checkpoints that record none."""
+"""Rules of a draw, as stored in checkpoints; a checkpoint without a rule used `CHOICE`."""
 
 
 def draw(clients: Iterable[int], size: int, seed: int, *stream: str | int, rule: int = LOWEST_HASHES) -> list[int]:

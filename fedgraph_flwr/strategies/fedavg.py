@@ -2,8 +2,8 @@
 
     θ^{t+1} = Σ_i p_i θ_i^t                                                             (Algorithm 1)
 
-Also the server side of what differs from FedAvg on the client alone (FedProx), of Local (nothing is shared, so nothing is
-averaged) and of Central (one client holds the pooled graph).
+It is also the server side of methods that differ from FedAvg only on the client (FedProx), of Local (nothing is shared, so
+nothing is averaged) and of Central (one client holds the pooled graph).
 Leaves the client: shared parameters, number of training nodes, scores.
 """
 
@@ -11,4 +11,4 @@ from fedgraph_flwr.strategies.base import GraphStrategy
 
 
 class FedAvg(GraphStrategy):
-    """The base strategy, by its name."""
+    """The base strategy under its own name."""

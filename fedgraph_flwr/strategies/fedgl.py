@@ -49,7 +49,7 @@ class FedGL(GraphStrategy):
     def verify(self, phase: str, reply: Reply) -> None:
         """No node is named twice."""
         if phase == "identify" and (np.diff(reply.groups[IDS]["node"]) <= 0).any():
-            raise FedGraphError(f"client {reply.client} answered phase 'identify' with ids that are not ascending")
+            raise FedGraphError(f"client {reply.client} replied to phase 'identify' with ids that are not ascending")
 
     def ids(self, client: int) -> np.ndarray:
         """Global ids of a client's nodes."""

@@ -98,7 +98,7 @@ class FedHGN(GraphStrategy):
                 or (rows >= types).any()
             ):
                 raise FedGraphError(
-                    f"client {reply.client} answered phase '{phase}' with {ROWS}/{name} that are no {types} ascending types"
+                    f"client {reply.client} replied to phase '{phase}' with {ROWS}/{name} that are no {types} ascending types"
                 )
 
     @cached_property

@@ -73,7 +73,7 @@ class FedOMD(GraphStrategy):
         for name, values in group.items():
             if problem := impossible(name, values.astype(np.float64), group.get("range"), self.point):
                 raise FedGraphError(
-                    f"client {reply.client} answered phase '{phase}' with {MOMENTS}/{name} of no features: {problem}"
+                    f"client {reply.client} replied to phase '{phase}' with {MOMENTS}/{name} of no features: {problem}"
                 )
 
     def before_train(self, arrays: Arrays) -> dict[str, Arrays]:

@@ -63,7 +63,7 @@ class FedSage(GraphStrategy):
         )
         if not named or (owner.size and np.bincount(owner).max() > self.params.neighbours):
             raise FedGraphError(
-                f"client {reply.client} answered phase 'generate' with {OWNERS}/rows that do not number the nodes of"
+                f"client {reply.client} replied to phase 'generate' with {OWNERS}/rows that do not number the nodes of"
                 f" {len(rows)} rows"
             )
 

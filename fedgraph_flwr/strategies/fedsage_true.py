@@ -41,7 +41,7 @@ class FedSageTrue(FedGrad):
     def verify(self, phase: str, reply: Reply) -> None:
         """Nobody wants a node twice."""
         if any((np.diff(ids) <= 0).any() for ids in reply.groups.get("wanted", {}).values()):
-            raise FedGraphError(f"client {reply.client} answered phase 'wanted' with ids that are not ascending")
+            raise FedGraphError(f"client {reply.client} replied to phase 'wanted' with ids that are not ascending")
 
     def setup(self) -> None:
         """Each client's wishes to the owners, their features back to the client."""

@@ -110,7 +110,9 @@ class FedSPA(GraphStrategy):
     def verify(self, phase: str, reply: Reply) -> None:
         """A public key must be one with which others can share a secret."""
         if phase == "publish_key" and not is_public_key(reply.groups["key"]["key"].tobytes()):
-            raise FedGraphError(f"client {reply.client} answered phase 'publish_key' with a key that is none of X25519")
+            raise FedGraphError(
+                f"client {reply.client} replied to phase 'publish_key' with a key that is none of X25519"
+            )
 
     def setup(self) -> None:
         """With ``scalar``: the clients' public keys.

@@ -120,10 +120,10 @@ class FedStruct(FedGrad):
     def verify(self, phase: str, reply: Reply) -> None:
         """A public key must be one; the rows that end the acquisition must be there, each of another node."""
         if phase == "announce" and not is_public_key(reply.groups["identity"]["key"].tobytes()):
-            raise FedGraphError(f"client {reply.client} answered phase 'announce' with a key that is none of X25519")
+            raise FedGraphError(f"client {reply.client} replied to phase 'announce' with a key that is none of X25519")
         if phase != "acquire" or not reply.metrics["done"]:
             return
-        who, rows = f"client {reply.client} answered phase 'acquire'", reply.groups.get("rows", {})
+        who, rows = f"client {reply.client} replied to phase 'acquire'", reply.groups.get("rows", {})
         if missing := sorted({"support", "reached"} - rows.keys()):
             raise FedGraphError(f"{who} without rows/{missing[0]}")
         support = rows["support"]

@@ -63,7 +63,7 @@ class FedStructA(FedGrad):
     def verify(self, phase: str, reply: Reply) -> None:
         """Residuals are of ascending nodes, each once."""
         if phase == TRAIN and (np.diff(reply.groups[STRUCTURE]["places"]) <= 0).any():
-            raise FedGraphError(f"client {reply.client} answered phase 'train' with places that are not ascending")
+            raise FedGraphError(f"client {reply.client} replied to phase 'train' with places that are not ascending")
 
     def __init__(self, cfg: RunConfig, recorder: Recorder):
         super().__init__(cfg, recorder)

@@ -1,9 +1,9 @@
-"""Base of methods whose server keeps one model a client and mixes them.
+"""Base of methods whose server keeps one model per client and mixes them.
 
-    θ̄_i = Σ_j A_ij θ_j   over the clients j that answered, with Σ_j A_ij = 1;   θ = Σ_j p_j θ_j
+    θ̄_i = Σ_j A_ij θ_j   over the clients j that replied, with Σ_j A_ij = 1;   θ = Σ_j p_j θ_j
 
-θ_j is what client j trained, p_j FedAvg's weights. A method says what A is. Client i starts its next round from θ̄_i; one that
-has not trained yet, from θ. Leaves a client: what FedAvg sends, and what the method's A is made of.
+θ_j is the model that client j trained, p_j FedAvg's weights. The method defines A. Client i starts its next round from θ̄_i, or
+from θ if it has not trained yet. Leaves a client: FedAvg's uploads, and the inputs of the method's A.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from fedgraph_flwr.wire.messages import Arrays, Reply, weighted_mean
 
 
 class PersonalStrategy(GraphStrategy):
-    """Mixes clients' models by a matrix; clients that did not answer keep theirs in `models`.
+    """A strategy that mixes clients' models by a matrix; clients that did not reply keep theirs in `models`.
 
     Its client declares the same uplink: ``uplink = staticmethod(every_model)``.
     """
@@ -24,11 +24,11 @@ class PersonalStrategy(GraphStrategy):
     uplink = staticmethod(every_model)
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
-        """A [n, n] of the n clients that answered, in their order; each row sums to 1."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it mixes")
+        """Return A [n, n] of the n clients that replied, in client order; each row sums to 1."""
+        raise NotImplementedError(f"{type(self).__name__} does not define its mixing matrix")
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """θ; every θ̄_i goes to `models`, by one product a tensor."""
+        """Return θ, and store every θ̄_i in `models`, with one product per tensor."""
         replies = reduced.replies
         matrix = self._checked(self.mixing(replies), replies)
         mixed: dict[int, Arrays] = {reply.client: {} for reply in replies}
@@ -40,10 +40,10 @@ class PersonalStrategy(GraphStrategy):
         return weighted_mean([reply.arrays for reply in replies], self.weights(reduced.clients))
 
     def _checked(self, matrix: np.ndarray, replies: list[Reply]) -> np.ndarray:
-        """A in float64.
+        """Return A in float64.
 
         Raises:
-            FedGraphError: it has another shape, or a row does not sum to 1.
+            FedGraphError: A has another shape, or a row does not sum to 1.
         """
         size = (len(replies), len(replies))
         if matrix.shape != size:

@@ -2,30 +2,28 @@
 
     Δ̄_i = Δ_i min(1, C / ‖Δ_i‖₂),   θ^{t+1} = θ^t + (1/n) Σ_i Δ̄_i + N(0, (z C / n)² I)       McMahan et al., ICLR 2018
 
-for the model, with equal weights. In general each of the G groups of an exchange is clipped to its own C_g and has noise
-z C_g √G, a client's factor is p_i / max_j p_j, and the sum is divided by what follows from the configuration. An exchange is one
-release; what the server computes from released values costs nothing more. z is ``privacy.noise_multiplier``, C
-``privacy.clipping_norm`` (of single groups, ``privacy.clipping_norms``), n the clients that a round samples. n is fixed before
-the round: were it the number of those that answered, one client more or less would change the divisor too, and count twice. The
-server clips (``server_fixed``, it sees updates unclipped), or each client does and the server refuses what is longer
-(``client_fixed``). The server draws the noise from a cryptographic generator (`fedgraph_flwr.secure.noise`), never from the run's
-seed.
-Under ``distributed`` clients clip and add the noise themselves, before a secure sum (`fedgraph_flwr.secure.distributed`).
-Floats are not reals (Mironov, CCS 2012), which is not accounted for.
+for the model, with equal weights. In general each of the G groups of an exchange is clipped to its own C_g and gets noise
+z C_g √G, a client's factor is p_i / max_j p_j, and the sum is divided by a number that follows from the configuration. An
+exchange is one release; further computations on released values cost nothing. z is ``privacy.noise_multiplier``, C is
+``privacy.clipping_norm`` (``privacy.clipping_norms`` for single groups), n the number of clients that a round samples. n is fixed
+before the round: with the number of replies instead, one client more or less would also change the divisor, and count twice.
+The server clips (``server_fixed``, it sees unclipped updates), or each client does and the server refuses longer updates
+(``client_fixed``). The server draws the noise from a cryptographic generator (`fedgraph_flwr.secure.noise`), never from the
+run's seed. Under ``distributed`` clients clip and add the noise before a secure sum (`fedgraph_flwr.secure.distributed`).
+Not accounted for: floats are not reals (Mironov, CCS 2012).
 
-What is accounted (`fedgraph_flwr.secure.accounting`) is the sequence of released models, with no amplification by sampling, for
-one client more or less. Scores and training losses are not covered; ``privacy.scores=none`` keeps them at the clients, and
-``noised`` releases, of s_i ∈ [0, 1]^2, each client's ``evaluation.metric`` on validation and test nodes, over all K clients of
+Accounting (`fedgraph_flwr.secure.accounting`) covers the sequence of released models, without amplification by sampling, for
+adding or removing one client. It does not cover scores and training losses. ``privacy.scores=none`` keeps them at the clients.
+``noised`` releases s_i ∈ [0, 1]^2, each client's ``evaluation.metric`` on validation and test nodes, over all K clients of
 the run,
 
     (1/K) Σ_i s_i + N(0, (z √2 / K)² I),
 
-as ‖s_i‖₂ ≤ √2, which counts as a release with the models' z; a client without nodes to be scored on adds 0. Scores are clipped to
-[0, 1], and a custom metric, which nothing bounds, is refused. No client's own
-scores are recorded then, no other metric, and no loss, which nothing bounds.
+as ‖s_i‖₂ ≤ √2. This counts as one release with the models' z; a client without nodes to score adds 0. Scores are clipped to
+[0, 1]. A custom metric has no bound and is refused. No client's own scores, no other metric and no loss are recorded then.
 
-A run that dies may have released models that no record tells of, and its resumption draws other noise for the same rounds. So
-a checkpoint books, ahead, every release that may come before the next one, and a resumption books its own before its first.
+A run that dies may have released models that no record contains, and a resumed run draws other noise for the same rounds. So
+a checkpoint counts in advance every release before the next one, and a resumed run counts its own before its first.
 """
 
 import math
@@ -53,10 +51,10 @@ class Terms:
     """One group of an exchange, whose clipped sum is released.
 
     Attributes:
-        origin: what the values are updates of.
-        values: of each client that replied.
-        factors: of each, its weight over the largest weight.
-        size: what the sum is divided by: it follows from the configuration, not from who replied.
+        origin: start of the updates that the values are.
+        values: arrays per client that replied.
+        factors: weight per client, relative to the largest weight.
+        size: divisor of the sum; it follows from the configuration, not from who replied.
     """
 
     origin: Arrays
@@ -66,7 +64,7 @@ class Terms:
 
 
 class Privacy:
-    """What a run releases, and what that has cost.
+    """The releases of a run and their cost.
 
     Args:
         cfg: the run's configuration.
@@ -74,8 +72,8 @@ class Privacy:
     Attributes:
         size: n.
         clients: K.
-        metric: which score is released where scores are noised.
-        releases: of models, and of scores where they are noised, that left the server, or may have.
+        metric: the score that is released if scores are noised.
+        releases: releases of models, and of noised scores, that left the server or may have.
     """
 
     def __init__(self, cfg: RunConfig):
@@ -85,7 +83,7 @@ class Privacy:
         self.releases = 0
 
     def norm(self, group: str) -> float:
-        """C_g, the largest L2 norm of a client's update of a group."""
+        """Return C_g, the largest L2 norm of a client's update of a group."""
         return self.cfg.norm(group)
 
     def verify(self, client: int, group: str, arrays: Arrays, origin: Arrays) -> None:
@@ -99,27 +97,27 @@ class Privacy:
         norm, bound = np.linalg.norm(flat(arrays) - flat(origin)), self.norm(group)
         if not norm <= bound * (1 + SLACK):
             key = "privacy.clipping_norms" if group in self.cfg.clipping_norms else "privacy.clipping_norm"
-            of = "" if group == MODEL else f" of '{group}'"
+            of_group = "" if group == MODEL else f" of '{group}'"
             raise FedGraphError(
-                f"client {client} answered with an update{of} of L2 norm {norm:g}, expected at most {key}={bound:g}"
+                f"client {client} replied with an update{of_group} of L2 norm {norm:g}, expected at most {key}={bound:g}"
             )
 
     def book(self) -> None:
-        """Count one release, before anything of it is known.
+        """Count one release, before any of it is known.
 
         Raises:
             RunFailed: the budget does not allow it.
         """
         if not self.allows(1):
             raise RunFailed(
-                f"one more release would exceed privacy.epsilon_budget={self.cfg.epsilon_budget:g} after {self.releases}"
+                f"one more release would exceed privacy.epsilon_budget={self.cfg.epsilon_budget:g} after {self.releases} releases"
             )
         self.releases += 1
 
     def release(self, groups: Mapping[str, Terms]) -> dict[str, Arrays]:
-        """The noised means and sums of one exchange; books one release.
+        """Return the noised means and sums of one exchange, which count as one release.
 
-        With G groups each has noise z C_g √G, so that all of them together are one Gaussian release with multiplier z.
+        Each of G groups gets noise z C_g √G, so that together they are one Gaussian release with multiplier z.
 
         Raises:
             RunFailed: the budget does not allow it.
@@ -127,50 +125,50 @@ class Privacy:
         self.book()
         return {group: self._released(group, terms, math.sqrt(len(groups))) for group, terms in groups.items()}
 
-    def _released(self, group: str, terms: Terms, wider: float) -> Arrays:
-        """One group."""
+    def _released(self, group: str, terms: Terms, factor: float) -> Arrays:
+        """Return one noised group, with ``factor`` on the noise."""
         start, bound = flat(terms.origin), self.norm(group)
         total = np.zeros(start.size)
-        for factor, values in zip(terms.factors, terms.values, strict=True):
-            total += factor * clipped(flat(values) - start, bound)
+        for weight, values in zip(terms.factors, terms.values, strict=True):
+            total += weight * clipped(flat(values) - start, bound)
         if self.cfg.noise_multiplier:
-            scale = self.cfg.noise_multiplier * bound * wider
+            scale = self.cfg.noise_multiplier * bound * factor
             total += noise.source().normal(scale=scale, size=total.size)
         return shaped(start + total / terms.size, terms.origin)
 
     def release_scores(self, scores: Mapping[str, list[float]]) -> dict[str, float]:
-        """Noised means over all clients, from each client's scores by split and metric, clipped to [0, 1]; books them."""
-        told = {f"{split}_{self.metric}": scores[f"{split}-{self.metric}"] for split in SPLITS}
-        spread = self.cfg.noise_multiplier * math.sqrt(len(told)) / self.clients
-        drawn = noise.source().normal(scale=spread, size=len(told))
+        """Return noised means over all clients, from each client's scores by split and metric, clipped to [0, 1]; counts them."""
+        released = {f"{split}_{self.metric}": scores[f"{split}-{self.metric}"] for split in SPLITS}
+        deviation = self.cfg.noise_multiplier * math.sqrt(len(released)) / self.clients
+        drawn = noise.source().normal(scale=deviation, size=len(released))
         self.releases += 1
-        sums = {key: float(np.clip(np.nan_to_num(v), 0, 1).sum()) for key, v in told.items()}
+        sums = {key: float(np.clip(np.nan_to_num(v), 0, 1).sum()) for key, v in released.items()}
         return {key: total / self.clients + float(more) for (key, total), more in zip(sums.items(), drawn, strict=True)}
 
     def next_round(self, pending: bool, releases: int = 1) -> int:
-        """Releases of the next round: its exchanges and, where scores are noised, its scores and the ``pending`` ones before."""
+        """Return the releases of the next round: its exchanges and, for noised scores, its scores and the ``pending`` ones."""
         return releases + (self.cfg.scores == "noised") * (1 + pending)
 
     def spent(self) -> dict[str, Any]:
-        """Releases so far, and the ε they cost at the run's δ, null where there is no noise."""
+        """Return the releases so far, and the ε they cost at the run's δ; null without noise."""
         budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
         epsilon = cost(self.cfg, self.clients, self.releases) if self.cfg.noise_multiplier else None
         kind = {"noise": "distributed"} if self.cfg.dp == "distributed" else {}
         return {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases, **budget, **kind}
 
     def affordable(self, count: int) -> int:
-        """How many of ``count`` further releases the budget allows."""
+        """Return how many of ``count`` further releases the budget allows."""
         budget = self.cfg.epsilon_budget
         while budget and count and cost(self.cfg, self.clients, self.releases + count) > budget:
             count -= 1
         return count
 
     def allows(self, count: int) -> bool:
-        """Whether the budget covers ``count`` further releases."""
+        """Return whether the budget covers ``count`` further releases."""
         return self.affordable(count) == count
 
     def state(self, ahead: Iterable[int]) -> Tree:
-        """What a checkpoint holds: the noise, and the releases so far with those of the rounds before the next one.
+        """Return a checkpoint's part: the noise, and the releases so far and of the rounds before the next checkpoint.
 
         Args:
             ahead: releases in the exchanges of each of these rounds.
@@ -181,7 +179,7 @@ class Privacy:
         return {key: torch.tensor(value, dtype=torch.float64) for key, value in booked.items()}
 
     def load_state(self, state: Tree) -> None:
-        """Book what `state` told, before anything else is released.
+        """Restore what `state` returned, before anything else is released.
 
         Raises:
             FedGraphError: the checkpoint's releases had other noise, or none.
@@ -189,8 +187,8 @@ class Privacy:
         multiplier = float(state.get("noise_multiplier", torch.tensor(0.0)))
         if multiplier != self.cfg.noise_multiplier:
             raise FedGraphError(
-                f"the run to resume released its models with privacy.noise_multiplier={multiplier:g}, this one would with"
-                f" {self.cfg.noise_multiplier:g}: one ε covers one noise, so keep it"
+                f"the checkpoint's models were released with privacy.noise_multiplier={multiplier:g}, this run has"
+                f" {self.cfg.noise_multiplier:g}: set the checkpoint's value, since one ε covers one noise"
             )
         self.releases += int(state.get("releases", 0))
 
@@ -199,24 +197,24 @@ def check_clients(cfg: RunConfig, uplink: Uplink) -> None:
     """Refuse a δ that protects no client, and a budget that the first release would exceed.
 
     Raises:
-        FedGraphError: one sentence.
+        FedGraphError: names the key, its value and the bound.
     """
     privacy = cfg.privacy
     if privacy.dp == "none":
         return
     if cfg.resume and Path(cfg.resume).resolve() != Path(cfg.out).resolve():
         raise FedGraphError(
-            f"a run with privacy.dp goes on in its own folder, where its releases are booked: out={cfg.out} is not"
-            f" resume={cfg.resume}"
+            f"a run with privacy.dp resumes only in its own folder, where its releases are recorded: out={cfg.out} differs from"
+            f" resume={cfg.resume}; set out= to the same folder"
         )
     if privacy.delta > 1 / cfg.num_clients:
         raise FedGraphError(
-            f"privacy.delta={privacy.delta:g} would allow to publish one of {cfg.num_clients} clients whole: expected at most"
-            f" {1 / cfg.num_clients:g}"
+            f"privacy.delta={privacy.delta:g} would allow publishing all data of one of {cfg.num_clients} clients:"
+            f" expected at most {1 / cfg.num_clients:g}"
         )
     least = released_once(uplink) + releases(uplink) + (privacy.scores == "noised")
     if privacy.epsilon_budget and (first := cost(privacy, cfg.num_clients, least)) > privacy.epsilon_budget:
         raise FedGraphError(
             f"privacy.epsilon_budget={privacy.epsilon_budget:g} does not allow one round, whose ε is {first:.3g} at"
-            f" privacy.noise_multiplier={privacy.noise_multiplier:g}"
+            f" privacy.noise_multiplier={privacy.noise_multiplier:g}: raise the budget or the noise"
         )

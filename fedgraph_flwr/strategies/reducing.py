@@ -1,4 +1,4 @@
-"""Reduction of the replies to one exchange, by what the method's uplink declares of each group."""
+"""Reduction of the replies to one exchange, as the method's uplink declares it for each group."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,18 +15,18 @@ from fedgraph_flwr.strategies.privacy import Terms
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, weighted_mean
 
 Weights = Iterable[float] | Mapping[str, Iterable[float]]
-"""One weight a client, or for each named array one a client; unnormalised."""
+"""One weight per client, or one per client for each named array; unnormalised."""
 
 
 @dataclass
 class Reduced:
-    """The replies to one exchange, as far as the method's uplink lets its server see them.
+    """The replies to one exchange, in the form that the method's uplink allows its server to see.
 
-    Iterating gives the single replies, in the order of the clients, with numbers and `Individual`, `Relay` and `Public` groups.
+    Iterating yields the single replies, in client order, with numbers and `Individual`, `Relay` and `Public` groups.
 
     Attributes:
-        replies: these.
-        groups: one value of all clients for each `Mean` and `Sum`.
+        replies: the single replies.
+        groups: one value over all clients for each `Mean` and `Sum`.
     """
 
     replies: list[Reply]
@@ -56,7 +56,7 @@ class Reduced:
         return self.groups[group]
 
     def each(self, group: str) -> list[Arrays]:
-        """An `Individual`, `Relay` or `Public` group of each client, in the order of the clients."""
+        """Return an `Individual`, `Relay` or `Public` group of each client, in client order."""
         return [reply.groups[group] for reply in self.replies]
 
     def mean(
@@ -67,14 +67,14 @@ class Reduced:
         origin: Arrays | None = None,
         clients: Iterable[int] | None = None,
     ) -> Arrays:
-        """The mean of a `LateMean`, or what a robust rule has instead.
+        """Return the mean of a `LateMean`, or the result of a robust rule instead.
 
         Args:
-            group: its name.
-            weights: of the clients, computed from other uploads.
-            transform: gives, of a client's place among the replies and its arrays, the arrays to average.
-            origin: what the values are updates of; default: the shared parameters.
-            clients: whose values are averaged; default: all that replied.
+            group: name of the group.
+            weights: weights of the clients, computed from other uploads.
+            transform: maps a client's position among the replies and its arrays to the arrays to average.
+            origin: start of the updates that the values are; default: the shared parameters.
+            clients: the clients to average over; default: all that replied.
         """
         chosen = set(self.clients if clients is None else clients)
         values = [
@@ -87,12 +87,12 @@ class Reduced:
 
 
 def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
-    """Replies with their groups reduced as declared.
+    """Reduce the groups of replies as declared.
 
     Args:
-        method: whose exchange it is.
-        phase: its name.
-        replies: the valid ones, in the order of the clients.
+        method: the strategy.
+        phase: name of the phase.
+        replies: the valid replies, in client order.
     """
     declared = method.uplink_of.get(phase, {})
     early = [group for group in sums(declared) if replies]
@@ -122,7 +122,7 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
 
 
 def averaged(values: list[Arrays], weights: Weights, origin: Arrays, rules: StrategyConfig) -> Arrays:
-    """The weighted mean of arrays, or what ``strategy.aggregator`` has instead, which heeds no weights."""
+    """Return the weighted mean of arrays, or the result of ``strategy.aggregator``, which ignores weights."""
     if rules.aggregator != "mean":
         return combine(values, origin, rules)
     if not isinstance(weights, Mapping):
@@ -134,19 +134,19 @@ def averaged(values: list[Arrays], weights: Weights, origin: Arrays, rules: Stra
 
 
 def added_up(values: list[Arrays], dtype: str = "float64") -> Arrays:
-    """Σ y over named arrays, in the order given."""
+    """Return Σ y over named arrays, summed in the given order."""
     return {name: np.asarray(np.sum([v[name] for v in values], axis=0, dtype=dtype)) for name in values[0]}
 
 
 def origin_of(method: Method, reducer: Reducer, like: Arrays) -> Arrays:
-    """What a group's values are updates of: the shared parameters, or 0."""
+    """Return the start of a group's updates: the shared parameters, or 0."""
     if getattr(reducer, "origin", "") == ARRAYS:
         return method.arrays
     return {name: np.zeros_like(array) for name, array in like.items()}
 
 
 def _reduced(method: Method, reducer: Reducer, group: str, replies: list[Reply]) -> Arrays:
-    """The mean or sum of a group, in the clear."""
+    """Return the mean or sum of a group, without protection."""
     values, clients = [reply.groups.get(group, {}) for reply in replies], [reply.client for reply in replies]
     rules = method.cfg.strategy
     if isinstance(reducer, Sum):
@@ -166,7 +166,7 @@ def _reduced(method: Method, reducer: Reducer, group: str, replies: list[Reply])
 
 
 def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[str]) -> Arrays:
-    """Arrays whose updates are ``scale`` times as long, in float64; running statistics as they are."""
+    """Return arrays whose updates are ``scale`` times as long, in float64; running statistics do not change."""
     return {
         name: array if name in buffers else origin[name] + scale * (array.astype(np.float64) - origin[name])
         for name, array in arrays.items()
@@ -174,7 +174,7 @@ def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[st
 
 
 def _terms(method: Method, group: str, reducer: Reducer, replies: list[Reply]) -> Terms:
-    """The clipped sum that differential privacy releases of a group."""
+    """Return the clipped sum of a group that differential privacy releases."""
     values = [reply.groups.get(group, {}) for reply in replies]
     origin = origin_of(method, reducer, values[0])
     if isinstance(reducer, Sum):
@@ -185,7 +185,7 @@ def _terms(method: Method, group: str, reducer: Reducer, replies: list[Reply]) -
 
 
 def private_weights(method: Method, reducer: Reducer) -> tuple[dict[int, float], float]:
-    """Each client's weight over the largest, and what the sum is divided by; both follow from the configuration."""
+    """Return each client's weight relative to the largest, and the divisor of the sum; both follow from the configuration."""
     everyone = sorted(method.clients)
     if isinstance(reducer, Sum):
         return dict.fromkeys(everyone, 1.0), 1.0

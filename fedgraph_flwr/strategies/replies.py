@@ -17,7 +17,7 @@ from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, MODEL, PROT
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
 
 _SIZES = {"C": "num_classes", "F": "num_features"}
-"""Letters of an axis, and what clients call that number in their descriptions."""
+"""Letter of an axis → the number's name in a client's description."""
 
 
 class ReplyReader:
@@ -39,16 +39,16 @@ class ReplyReader:
         self._resolved.clear()
 
     def read(self, phase: str, message: Message, client: int | None, counted: dict[str, list[float]]) -> Reply:
-        """The reply in a message.
+        """Return the reply in a message.
 
         Args:
-            phase: what was asked.
-            message: as it came.
-            client: whose it is; None: a node that has not yet said which client it is.
-            counted: on how many nodes the client was first scored, by split.
+            phase: the requested phase.
+            message: the message as received.
+            client: who sent it; None: a node whose client index is not known yet.
+            counted: number of nodes on which the client was first scored, by split.
 
         Raises:
-            FedGraphError: it is not what the phase asks for.
+            FedGraphError: it does not match the phase's schema.
         """
         method = self.method
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
@@ -59,23 +59,23 @@ class ReplyReader:
         wanted = wanted | ReplySchema(numbers={"client": index})
         if method.actor_sums:
             wanted = method.actor_sums.left(phase, wanted)
-        answered = f"{who} answered phase '{phase}'"
+        replied = f"{who} replied to phase '{phase}'"
         if phase == DESCRIBE:
             _check_protocol(message, who)
-        groups, numbers = wanted.read(message.content, answered)
+        groups, numbers = wanted.read(message.content, replied)
         numbers.pop(SPEAKS, None)
-        check_scores(numbers, counted, answered)
+        check_scores(numbers, counted, replied)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         known = method.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
         if known and (differs := difference(known.description, numbers)):
-            raise FedGraphError(f"{answered} otherwise than before: it told {differs}")
+            raise FedGraphError(f"{replied} with a different description: {differs}")
         method.verify(phase, method.secure.unsealed(phase, reply) if method.secure else reply)
         if method.privacy:
             self._check_norms(phase, reply)
         return reply
 
     def _check_norms(self, phase: str, reply: Reply) -> None:
-        """Refuse updates that the client should have clipped."""
+        """Refuse updates that exceed the norm the client should have clipped them to."""
         declared = self.method.uplink_of.get(phase, {})
         for group in (group for group in sums(declared) if group in reply.groups):
             arrays = reply.groups[group]
@@ -84,7 +84,7 @@ class ReplyReader:
             self.method.privacy.verify(reply.client, group, arrays, origin)
 
     def schema(self, phase: str, client: int | None) -> ReplySchema:
-        """What a reply to a phase holds.
+        """Return the schema of a reply to a phase.
 
         Raises:
             NotImplementedError: the method declares no such phase.
@@ -107,7 +107,7 @@ class ReplyReader:
         return ReplySchema({group: fields for group, fields in found.items() if fields is not None}, numbers)
 
     def _fields(self, phase: str, group: str, reducer: Reducer, client: int | None) -> Any:
-        """Fields of a group, with their axes as numbers."""
+        """Return the fields of a group, with axes resolved to numbers."""
         if reducer.fields == ARRAYS:
             return self._model_fields()
         if reducer.fields is None:
@@ -124,7 +124,7 @@ class ReplyReader:
         return replace(field, shape=tuple(shape))
 
     def _training(self, client: int | None) -> dict[str, NumberField]:
-        """The numbers of a reply to ``train``."""
+        """Return the number fields of a reply to ``train``."""
         numbers: dict[str, NumberField] = {}
         if not self.method.privacy:
             whole = NumberField(0, LARGEST, whole=True)
@@ -140,7 +140,7 @@ class ReplyReader:
 
     @property
     def _parts(self) -> Axis:
-        """Scores of a client: one, or as many as there are clients in the pooled graph."""
+        """Number of scores per client: one, or the number of clients in the pooled graph."""
         return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
 
     def _score_fields(self) -> dict[str, NumberField]:
@@ -156,13 +156,13 @@ class ReplyReader:
         return self._scores[prefix]
 
     def _model_fields(self) -> dict[str, ArrayField]:
-        """Fields of the shared parameters."""
+        """Return the fields of the shared parameters."""
         if self._model is None or self._model[0] is not self.method.arrays:
             self._model = self.method.arrays, like(self.method.arrays)
         return self._model[1]
 
     def _description(self) -> dict[str, NumberField]:
-        """What every client says of itself; under differential privacy not how many nodes it trains on."""
+        """Return the fields of a client's description, without its number of training nodes under differential privacy."""
         whole = NumberField(0, LARGEST, whole=True)
         many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
         typed = models.network(self.cfg.model).heterogeneous
@@ -178,20 +178,20 @@ class ReplyReader:
 
 
 def exactly(value: int) -> NumberField:
-    """A number that is known before."""
+    """Return the field of a number that is known in advance."""
     return NumberField(value, value, whole=True)
 
 
 def _check_protocol(message: Message, who: str) -> None:
-    """Refuse a node whose program speaks another version.
+    """Refuse a node that uses another version of the protocol.
 
     Raises:
-        FedGraphError: naming both versions.
+        FedGraphError: names both versions.
     """
     record = message.content.get(METRICS)
     found = record.get(SPEAKS, 1) if record is not None else 1
     if found != PROTOCOL:
         raise FedGraphError(
-            f"{who} speaks version {sanitize(found, 20)} of the protocol between server and clients, this server"
-            f" version {PROTOCOL}: install the same version of fedgraph-flwr on both"
+            f"{who} uses version {sanitize(found, 20)} of the protocol between server and clients, this server version {PROTOCOL}:"
+            " install the same version of fedgraph-flwr on both"
         )

@@ -2,8 +2,8 @@
 
     secagg_keys, secagg_shares → train, or a phase of the method (masked) → unmask                  for each sum, over the cohort
 
-Methods do not know of it: what their uplink declares as a mean or sum comes out as it would in the clear. Each group is masked
-with its own ratio, since a mean and a sum in one reply weigh a client differently.
+Methods need no change: their declared means and sums have the same values as without it. Each group is masked with its own
+ratio, since a mean and a sum in one reply weight a client differently.
 """
 
 from typing import Any
@@ -39,14 +39,14 @@ from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 
 
 class SecureSums:
-    """Secure sums of a run, one at a time.
+    """The secure sums of a run, one at a time.
 
     Args:
-        strategy: whose clients add up.
+        strategy: the strategy whose clients are summed.
 
     Attributes:
-        phase: the exchange whose answers are terms of the sum at hand.
-        keys: for this sum, [3, 32] by client.
+        phase: the exchange whose replies are terms of the current sum.
+        keys: the clients' keys for this sum, [3, 32] by client.
         members: the clients that made masks for each other.
         ratios: their shares of the weights, by group.
     """
@@ -59,7 +59,7 @@ class SecureSums:
         self.ratios: dict[str, dict[int, float]] = {}
 
     def own_schema(self, phase: str) -> ReplySchema | None:
-        """What a reply to an exchange around a sum holds; None for the phases of the method."""
+        """Return the schema of a reply to an exchange around a sum; None for the phases of the method."""
         if phase == PUBLISH:
             return ReplySchema({SECAGG: {KEYS: ArrayField((3, 32), "uint8"), **SIGNATURE_FIELD}})
         if phase == DEAL:
@@ -69,7 +69,7 @@ class SecureSums:
         return None
 
     def masked(self, phase: str, wanted: ReplySchema) -> ReplySchema:
-        """The schema of a reply whose groups in the current sum are masked."""
+        """Return the schema of a reply whose groups in the current sum are masked."""
         if phase != self.phase:
             return wanted
         masked = {
@@ -81,33 +81,33 @@ class SecureSums:
         return ReplySchema(masked, wanted.numbers)
 
     def unsealed(self, phase: str, reply: Reply) -> Reply:
-        """What of an answer can be judged before its sum is known."""
+        """Return the part of a reply that can be checked before its sum is known."""
         if phase != self.phase:
             return reply
         seen = {group: arrays for group, arrays in reply.groups.items() if group not in self.ratios}
         return Reply(reply.client, seen, reply.metrics, reply.message)
 
-    def begin(self, phase: str, asked: list[int]) -> dict[int, dict[str, Any]]:
-        """Keys and shares for a sum over clients, which shrink to those that gave both; what each needs to mask, by client.
+    def begin(self, phase: str, requested: list[int]) -> dict[int, dict[str, Any]]:
+        """Collect keys and shares for a sum over clients, and return each member's inputs for its masks.
 
         Args:
-            phase: whose replies will be added.
-            asked: the clients.
+            phase: the phase whose replies will be summed.
+            requested: the clients; those that send no keys or no shares are dropped.
 
         Raises:
             RunFailed: too few clients replied.
         """
         method, self.phase, self.ratios = self.strategy, phase, {}
-        told = list(method.request(PUBLISH, clients=asked))
-        self.keys = {reply.client: reply.groups[SECAGG][KEYS] for reply in told}
-        self._enough(PUBLISH, len(self.keys), len(asked))
+        replies = list(method.request(PUBLISH, clients=requested))
+        self.keys = {reply.client: reply.groups[SECAGG][KEYS] for reply in replies}
+        self._enough(PUBLISH, len(self.keys), len(requested))
         group = {CLIENTS: np.array(list(self.keys), np.int64), KEYS: np.stack(list(self.keys.values()))}
-        down = {SECAGG: to_record(group), **signatures(told, SECAGG)}
-        told = list(method.request(DEAL, down, list(self.keys)))
-        dealt = {reply.client: reply.groups[SECAGG][ENVELOPES] for reply in told}
+        down = {SECAGG: to_record(group), **signatures(replies, SECAGG)}
+        replies = list(method.request(DEAL, down, list(self.keys)))
+        dealt = {reply.client: reply.groups[SECAGG][ENVELOPES] for reply in replies}
         self.members = list(dealt)
         self._enough(DEAL, len(dealt), len(self.keys))
-        method.drop(set(asked) - set(dealt))
+        method.drop(set(requested) - set(dealt))
         for name in sums(declared := method.uplink_of[phase]):
             if method.privacy:
                 factors, _ = private_weights(method, declared[name])
@@ -132,10 +132,10 @@ class SecureSums:
         }
 
     def reveal(self, replies: list[Reply]) -> dict[str, Arrays]:
-        """The weighted mean, or the sum, of each masked group over the clients that replied.
+        """Return the weighted mean, or the sum, of each masked group over the clients that replied.
 
         Raises:
-            RunFailed: too few answer, a share is wrong, or the sum is beyond the fixed point.
+            RunFailed: too few clients reply, a share is wrong, or the sum exceeds the fixed-point range.
         """
         method, needed = self.strategy, threshold(self.rules.secagg_threshold, len(self.keys))
         survivors = [reply.client for reply in replies]
@@ -143,17 +143,16 @@ class SecureSums:
         agreed = {reply.groups[SECAGG][AGREED].tobytes() for reply in replies}
         if len(agreed) > 1:
             raise RunFailed(
-                f"round {method.server_round}, {self.phase}: clients masked their values under different lists of weights, keys"
-                " or models, so that their masks do not cancel: the server sent them different ones, or a client answers wrongly"
+                f"round {method.server_round}, {self.phase}: clients masked their values under different lists of weights,"
+                " keys or models, so their masks do not cancel: the server sent them different ones, or a client is faulty or"
+                " malicious"
             )
-        told = list(method.request(UNMASK, {SECAGG: {SURVIVORS: np.array(survivors, np.int64)}}, survivors))
-        self._enough(UNMASK, len(told), len(self.keys))
-        shares = {reply.client: reply.groups[SECAGG][SHARES] for reply in told}
-        answers = {r.client: {g: arrays for g, arrays in r.groups.items() if g in self.ratios} for r in replies}
+        revealed = list(method.request(UNMASK, {SECAGG: {SURVIVORS: np.array(survivors, np.int64)}}, survivors))
+        self._enough(UNMASK, len(revealed), len(self.keys))
+        shares = {reply.client: reply.groups[SECAGG][SHARES] for reply in revealed}
+        masked = {r.client: {g: arrays for g, arrays in r.groups.items() if g in self.ratios} for r in replies}
         bits = self.rules.secagg_bits
-        found = unmasked(
-            answers, shares, self.members, self.keys, needed, bits, method.server_round, next(iter(agreed))
-        )
+        found = unmasked(masked, shares, self.members, self.keys, needed, bits, method.server_round, next(iter(agreed)))
         fields = method.reply_schema(self.phase, survivors[0]).groups
         declared = method.uplink_of[self.phase]
         return {
@@ -167,9 +166,9 @@ class SecureSums:
         }
 
     def _value(self, reducer: Reducer, group: str, name: str, total: np.ndarray, survivors: list[int]) -> np.ndarray:
-        """The mean over the survivors, or the sum, of which each member's ratio is one part of as many as there are members.
+        """Return the mean over the survivors, or the sum, in which each of n members has the ratio 1 / n.
 
-        Under differential privacy a mean is divided by what follows from the configuration, and added to its origin.
+        Under differential privacy the configuration gives the divisor of a mean, which is added to its origin.
 
         Raises:
             FedGraphError: the weights of a mean sum to 0.
@@ -182,11 +181,14 @@ class SecureSums:
             return np.asarray(origin + total * (len(self.members) / size))
         weight = sum(self.ratios[group][client] for client in survivors)
         if not weight:
-            raise FedGraphError("the aggregation weights of this round's clients sum to 0: none has a training node")
+            raise FedGraphError(
+                "the aggregation weights of this round's clients sum to 0: none of them has a training node; set"
+                " strategy.weighting=uniform or raise strategy.fraction"
+            )
         return total / weight
 
     def min_clients(self, of: int) -> int:
-        """How many of the clients that are asked for a sum have to begin it."""
+        """Return the fewest of ``of`` requested clients with which a sum can start."""
         return max(threshold(self.rules.secagg_threshold, of), MIN_CLIENTS)
 
     def _enough(self, phase: str, count: int, of: int) -> None:
@@ -195,7 +197,6 @@ class SecureSums:
             method = self.strategy
             why = "".join(f"; client {client}: {reason}" for client, reason in list(method.failed.items())[:1])
             raise RunFailed(
-                f"round {method.server_round}, {phase}: {count} of {of} clients gave a valid answer, {needed} needed"
-                f" for a secure "
-                f"sum (privacy.secagg_threshold={self.rules.secagg_threshold:g}){why}"
+                f"round {method.server_round}, {phase}: {count} of {of} clients sent a valid reply, expected at least {needed}"
+                f" for a secure sum (privacy.secagg_threshold={self.rules.secagg_threshold:g}){why}"
             )

@@ -1,6 +1,6 @@
-"""The server of methods whose clients keep a variate between rounds: it acknowledges replies, and computes each one's weight.
+"""Base of methods whose clients keep a variate between rounds: it acknowledges replies, and computes the clients' weight.
 
-What the server sums over rounds must equal what its clients keep, also when an answer is lost: see clients/variates.py.
+The server's sum over rounds must equal the clients' variates, even if a reply is lost: see clients/variates.py.
 """
 
 import numpy as np
@@ -12,10 +12,10 @@ from fedgraph_flwr.wire.messages import MODEL, Arrays
 
 
 class VariateStrategy(GraphStrategy):
-    """Keeps in `memory` the last acknowledged round of each client, [M]."""
+    """A strategy whose `memory` holds the last acknowledged round of each client, [M]."""
 
     def common(self, arrays: Arrays) -> Groups:
-        """Groups that all clients are sent with the model."""
+        """Return groups that all clients receive with the model."""
         return {}
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
@@ -26,16 +26,16 @@ class VariateStrategy(GraphStrategy):
         }
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """The mean of the clients' models; records whose reply arrived."""
+        """Return the mean of the clients' models, and record whose reply arrived."""
         acknowledged = self._acknowledged.copy()
         acknowledged[reduced.clients] = self.server_round
         self.memory[ACKNOWLEDGED] = acknowledged
         return reduced[MODEL]
 
     def share(self, clients: list[int]) -> float:
-        """Σ_{i∈S} p_i: the weight of those who replied among all clients, at most 1.
+        """Return Σ_{i∈S} p_i: the weight of the clients that replied among all clients, at most 1.
 
-        ``strategy.max_share`` caps p_i over all clients. In a mean over a part of them it caps the mean's own weights.
+        ``strategy.max_share`` caps p_i over all clients. In a mean over some of them it caps the mean's own weights.
         """
         everyone = sorted(self.clients)
         weights = dict(zip(everyone, self.weights(everyone), strict=True))

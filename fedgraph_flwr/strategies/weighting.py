@@ -1,4 +1,4 @@
-"""Weights of clients: of a mean by ``strategy.weighting``, and of a declared mean or sum."""
+"""Weights of clients: in a mean by ``strategy.weighting``, and in a declared mean or sum."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from fedgraph_flwr.methods.uplink import Mean, Reducer
 from fedgraph_flwr.strategies.contract import Method
 
 _SIZES = {"train": "num_train", "nodes": "num_nodes"}
-"""Kind of weight → the number of a client's description."""
+"""Kind of weight → name of the number in a client's description."""
 
 
 def by_rule(method: Method, clients: list[int]) -> list[float]:
-    """The weights that `GraphStrategy.weights` documents."""
+    """Return the weights that `GraphStrategy.weights` documents."""
     rules = method.cfg.strategy
     if rules.weighting == "uniform":
         ones = [1.0] * len(clients)
@@ -21,7 +21,7 @@ def by_rule(method: Method, clients: list[int]) -> list[float]:
 
 
 def of_reducer(method: Method, reducer: Reducer, clients: list[int]) -> list[float]:
-    """Unnormalised weight of each client in a declared mean or sum, known before the exchange."""
+    """Return the unnormalised weight of each client in a declared mean or sum, known before the exchange."""
     found = [1.0] * len(clients)
     if not isinstance(reducer, Mean):
         return found
@@ -39,24 +39,24 @@ def of_reducer(method: Method, reducer: Reducer, clients: list[int]) -> list[flo
 
 
 def _unless_zero(weights: list[float], others: list[float]) -> list[float]:
-    """The weights; the others if all of them are 0."""
+    """Return the weights, or the others if all weights are 0."""
     return weights if any(weights) else others
 
 
-def capped(weights: list[float], most: float) -> list[float]:
-    """Weights of which none is more than a share ``most`` of their sum: what is above goes to the others, in their proportions.
+def capped(weights: list[float], limit: float) -> list[float]:
+    """Cap each weight at a share ``limit`` of the sum; the excess goes to the others, in proportion to their weights.
 
-    Where even equal shares are above it, weights above 0 are equal; where none is above it, they are as they came.
+    If even equal shares exceed the limit, all positive weights become equal. If no share exceeds it, nothing changes.
     """
     values, total = np.array(weights), sum(weights)
-    if not total or (values <= most * total).all():
+    if not total or (values <= limit * total).all():
         return weights
-    if most * np.count_nonzero(values) <= 1:
+    if limit * np.count_nonzero(values) <= 1:
         return [float(value > 0) for value in values]
     full = np.zeros(len(weights), dtype=bool)
     shares = values / total
-    while (shares[~full] > most).any():
-        full |= shares > most
+    while (shares[~full] > limit).any():
+        full |= shares > limit
         left = values[~full].sum()
-        shares = np.where(full, most, values / left * (1 - most * full.sum()) if left else 0)
+        shares = np.where(full, limit, values / left * (1 - limit * full.sum()) if left else 0)
     return [float(share) for share in shares]

@@ -117,7 +117,7 @@ class ReplySchema:
 
         Args:
             content: of the message.
-            who: answered what, as ``client 3 answered phase 'train'``.
+            who: answered what, as ``client 3 replied to phase 'train'``.
 
         Raises:
             FedGraphError: one sentence that names ``who``, and what is not as declared.

@@ -121,7 +121,7 @@ def test_a_run_ends_when_fewer_than_the_minimum_cohort_answer(fleet, tmp_path):
         assert process.wait(PATIENCE) == 1
     finally:
         os.killpg(fleet.processes["node_2"].pid, signal.SIGCONT)
-    told = r"error: round \d+, train: 2 of 3 clients gave a valid answer, at least 3 needed .*; client 2: \w"
+    told = r"error: round \d+, train: 2 of 3 clients sent a valid reply, expected at least 3 .*; client 2: \w"
     assert re.search(told, fleet.log("run-found"))
     assert "warning: round" in fleet.log("run-found")
 

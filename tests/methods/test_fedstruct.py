@@ -281,7 +281,7 @@ def test_acquisition_needs_all_clients(train, monkeypatch):
 
     fail.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedStructClient, "acquire", fail)
-    with pytest.raises(RunFailed, match=r"'acquire' needs all clients, no valid answer from \[2\]"):
+    with pytest.raises(RunFailed, match=r"'acquire' needs a valid reply from every client, missing: \[2\]"):
         train()
 
 

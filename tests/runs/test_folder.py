@@ -210,7 +210,7 @@ def test_clients_that_tell_of_another_graph_are_refused(words, graphs, tmp_path,
 def test_out_beside_resume_is_refused(words, tmp_path, capsys):
     go(*words, f"out={tmp_path / 'out'}")
     assert main(["run", f"resume={tmp_path / 'out'}", f"out={tmp_path / 'other'}"]) == 2
-    assert "goes on in its own folder" in capsys.readouterr().err
+    assert "resumes only in its own folder" in capsys.readouterr().err
 
 
 # --- a folder has one run ------------------------------------------------------------------------------------------------

@@ -605,7 +605,7 @@ def test_another_version_of_the_protocol_is_one_error_on_each_side(run, monkeypa
     if side == "server":
         expected = f"the server uses version {old} .* this node version {PROTOCOL}: install the same version"
     else:
-        expected = f"node 1 speaks version {old} .* this server version {PROTOCOL}: install the same version"
+        expected = f"node 1 uses version {old} .* this server version {PROTOCOL}: install the same version"
     with pytest.raises(FedGraphError, match=expected):
         run("rounds=1")
 

@@ -63,10 +63,10 @@ CONTENTS = st.dictionaries(st.sampled_from(["metrics", "model", "x", "config", "
 def test_an_answer_is_as_declared_or_refused_with_a_sentence(schema, content):
     refusal = ""
     try:
-        assert_as_declared(schema, *schema.read(content, "client 3 answered phase 'train'"))
+        assert_as_declared(schema, *schema.read(content, "client 3 replied to phase 'train'"))
     except FedGraphError as error:
         refusal = str(error)
-    assert not refusal or refusal.startswith("client 3 answered phase 'train' with")
+    assert not refusal or refusal.startswith("client 3 replied to phase 'train' with")
     assert not refusal or refusal.isprintable()
 
 

@@ -103,4 +103,4 @@ def test_a_client_cannot_change_how_many_nodes_it_is_scored_on(run, monkeypatch)
 
     monkeypatch.setattr(GraphClient, "score", grow)
     failures = run("rounds=4").summary["failures"]
-    assert failures == {"1 (train)": "client 1 answered phase 'train' with test-count=[1073741824.0], expected [4.0]"}
+    assert failures == {"1 (train)": "client 1 replied to phase 'train' with test-count=[1073741824.0], expected [4.0]"}

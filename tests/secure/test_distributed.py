@@ -152,7 +152,7 @@ def test_a_round_with_fewer_survivors_than_the_noise_is_made_for_ends_the_run(ru
         return 0.0
 
     monkeypatch.setattr(GraphClient, "train", fails)
-    with pytest.raises(RunFailed, match=r"1 of 3 clients gave a valid answer, 2 needed for a secure sum"):
+    with pytest.raises(RunFailed, match=r"1 of 3 clients sent a valid reply, expected at least 2 for a secure sum"):
         run("rounds=1", *NOISY)
 
 

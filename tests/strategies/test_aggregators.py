@@ -143,9 +143,9 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
         (["strategy=fedtad", "strategy.aggregator=krum"], "fedtad does not average models"),
         (["strategy=local", "strategy.aggregator=median"], "local shares nothing"),
         (["strategy=central", "strategy.aggregator=median"], "central has one client"),
-        (["strategy.aggregator=krum"], "at least 5 clients a round, and there are 3"),
-        (["strategy.aggregator=bulyan"], "at least 7 clients a round, and there are 3"),
-        (["strategy.aggregator=median", "strategy.fraction=0.5"], "at least 3 clients a round, and there are 2"),
+        (["strategy.aggregator=krum"], "at least 5 clients per round, and there are 3"),
+        (["strategy.aggregator=bulyan"], "at least 7 clients per round, and there are 3"),
+        (["strategy.aggregator=median", "strategy.fraction=0.5"], "at least 3 clients per round, and there are 2"),
         (["strategy.aggregator=median", "privacy.dp=client_fixed", "strategy.weighting=uniform"], "not to a median"),
     ],
 )
@@ -167,7 +167,7 @@ def test_clients_that_fail_may_leave_too_few(run, monkeypatch):
 
     monkeypatch.setattr(GraphClient, "train", fails)
     assert len(run().rounds) == 3
-    with pytest.raises(RunFailed, match=r"2 clients answered, and strategy.aggregator=median .* at least 3"):
+    with pytest.raises(RunFailed, match=r"2 clients replied, and strategy.aggregator=median .* at least 3"):
         run("strategy.aggregator=median")
 
 

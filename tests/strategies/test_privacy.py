@@ -121,7 +121,7 @@ def test_who_sends_more_than_the_norm_is_refused_by_name(run):
     liar = run(*words, "adversary.kind=scaling", "adversary.strength=1.1", "adversary.clients=[1]")
     (who, reason), *others = liar.summary["failures"].items()
     assert (who, others) == ("1 (train)", [])
-    assert "client 1 answered with an update of L2 norm 0.011" in reason
+    assert "client 1 replied with an update of L2 norm 0.011" in reason
     server = [w.replace("client_fixed", "server_fixed") for w in words] + ["privacy.noise_multiplier=1"]
     assert run(*server, *LIAR).summary["failures"] == {}
 
@@ -325,7 +325,7 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
         ),
         ([UNIFORM, "evaluation.average=nodes"], "evaluation.average=nodes uploads each client's number of nodes"),
         ([UNIFORM, "privacy.delta=0"], "privacy.delta must lie"),
-        ([UNIFORM, "privacy.delta=0.4"], "publish one of 3 clients whole: expected at most 0.33"),
+        ([UNIFORM, "privacy.delta=0.4"], "publishing all data of one of 3 clients: expected at most 0.33"),
         ([UNIFORM, "privacy.epsilon_budget=0.1"], "does not allow one round, whose ε is 4"),
         ([UNIFORM, "privacy.scores=some"], "privacy.scores 'some' unknown"),
         ([UNIFORM, "privacy.scores=noised", "evaluation.trained=true"], "evaluation.trained=true asks for more"),
