@@ -35,7 +35,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgcn
-from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Boundary, Params, arriving, leaving
+from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Boundary, Params, incoming, outgoing
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.gcn import GCN, SmoothInputs
 from fedgraph_flwr.models.layers import adjacency
@@ -67,14 +67,14 @@ class FedGCNClient(GraphClient):
             )
 
     @cached_property
-    def leaving(self) -> Boundary:
+    def outgoing(self) -> Boundary:
         """External nodes that own ones have edges to."""
-        return leaving(self.graph)
+        return outgoing(self.graph)
 
     @cached_property
-    def arriving(self) -> Boundary:
+    def incoming(self) -> Boundary:
         """External nodes that have edges to own ones."""
-        return arriving(self.graph)
+        return incoming(self.graph)
 
     @cached_property
     def inner(self) -> sp.csr_matrix:
@@ -84,7 +84,7 @@ class FedGCNClient(GraphClient):
     @cached_property
     def degree(self) -> np.ndarray:
         """D of the own nodes over the whole graph, [N]."""
-        return np.asarray(self.inner.sum(axis=1)).ravel() + np.asarray(self.arriving.edges.sum(axis=0)).ravel()
+        return np.asarray(self.inner.sum(axis=1)).ravel() + np.asarray(self.incoming.edges.sum(axis=0)).ravel()
 
     @property
     def scaled(self) -> np.ndarray:
@@ -96,8 +96,8 @@ class FedGCNClient(GraphClient):
         """s_v^i of external nodes, by their owner; zeros for those of too few nodes."""
         x = self.scaled
         told = {}
-        for peer in self.leaving.peers:
-            edges = self.leaving.of_peer(peer)
+        for peer in self.outgoing.peers:
+            edges = self.outgoing.of_peer(peer)
             enough = np.diff(edges.tocsr().indptr) >= self.least
             told[str(peer)] = self.packed((edges @ x) * enough[:, None])
         return {SUMS: told}, {}
@@ -109,20 +109,20 @@ class FedGCNClient(GraphClient):
         ``behind`` counts the nodes in each z; of a client whose sum is left out, and so zero, there are none.
         """
         total, behind = self.inner @ self.scaled, self.inner.getnnz(axis=1)
-        places = {peer: self.arriving.own(peer) for peer in self.arriving.peers}
-        theirs = {peer: np.zeros(self.graph.num_nodes, np.int64) for peer in self.leaving.peers}
+        places = {peer: self.incoming.own(peer) for peer in self.incoming.peers}
+        theirs = {peer: np.zeros(self.graph.num_nodes, np.int64) for peer in self.outgoing.peers}
         for peer, rows in self.from_peers(groups, SUMS, places).items():
             total[places[peer]] += rows
             sources = np.zeros(self.graph.num_nodes, np.int64)
-            sources[places[peer]] = self.arriving.of_peer(peer).getnnz(axis=0)[places[peer]] * rows.any(axis=1)
+            sources[places[peer]] = self.incoming.of_peer(peer).getnnz(axis=0)[places[peer]] * rows.any(axis=1)
             behind, theirs[peer] = behind + sources, sources
         z = total / np.sqrt(self.degree)[:, None]
         self.take(z, np.zeros(0))
         if self.params.hops < 2:
             return {}, {}
         sent: dict[str, Arrays] = {ROWS: {}, DEGREES: {}}
-        for peer in self.leaving.peers:
-            own = self.leaving.own(peer)
+        for peer in self.outgoing.peers:
+            own = self.outgoing.own(peer)
             told = (behind - theirs[peer])[own] >= self.least
             sent[ROWS][str(peer)] = self.packed(z[own] * told[:, None])
             sent[DEGREES][str(peer)] = (self.degree[own] * told).astype(np.int64)
@@ -131,9 +131,9 @@ class FedGCNClient(GraphClient):
     @phase
     def extend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Take in z and d of the external neighbours; one that its owner does not tell of has d = 0."""
-        external = {k: np.flatnonzero(self.arriving.owner == k) for k in self.arriving.peers}
-        z = np.zeros((self.arriving.nodes.size, self.graph.num_features))
-        degree = np.zeros(self.arriving.nodes.size)
+        external = {k: np.flatnonzero(self.incoming.owner == k) for k in self.incoming.peers}
+        z = np.zeros((self.incoming.nodes.size, self.graph.num_features))
+        degree = np.zeros(self.incoming.nodes.size)
         for peer, rows in self.from_peers(groups, ROWS, external).items():
             z[external[peer]] = rows
         for peer, told in self.from_peers(groups, DEGREES, external).items():
@@ -167,7 +167,7 @@ class FedGCNClient(GraphClient):
         self.memory = {"z": torch.from_numpy(self.packed(z)), "degree": torch.from_numpy(degree)}
         blocks = [[self.inner]]
         if external := degree.size:
-            into, out = self.arriving, self.leaving
+            into, out = self.incoming, self.outgoing
             both, row, place = np.intersect1d(into.nodes, out.nodes, return_indices=True)
             chosen = sp.csr_matrix((np.ones(both.size), (row, place)), shape=(external, out.nodes.size))
             blocks = [[self.inner, into.edges.T], [chosen @ out.edges, sp.identity(external)]]

@@ -97,12 +97,12 @@ class FedSageTrueClient(FedGradClient):
     def mend_with(self, external_x: Tensor) -> None:
         """The constants of the mended graph: own nodes first, then the B external ones."""
         graph, own = self.graph, self.graph.num_nodes
-        leaving = torch.stack([graph.cut_out[0], own + torch.searchsorted(self.external, graph.cut_out[1])])
-        arriving = torch.stack([own + torch.searchsorted(self.external, graph.cut_in[1]), graph.cut_in[0]])
+        outgoing = torch.stack([graph.cut_out[0], own + torch.searchsorted(self.external, graph.cut_out[1])])
+        incoming = torch.stack([own + torch.searchsorted(self.external, graph.cut_in[1]), graph.cut_in[0]])
         nothing = torch.zeros(own + external_x.size(0), dtype=torch.bool)
         mended = Graph(
             x=torch.cat([graph.x, external_x]),
-            edge_index=torch.cat([graph.edge_index, leaving, arriving], dim=1),
+            edge_index=torch.cat([graph.edge_index, outgoing, incoming], dim=1),
             y=torch.cat([graph.y, graph.y.new_full((external_x.size(0),), -1)]),
             train_mask=nothing,
             val_mask=nothing,

@@ -48,7 +48,7 @@ class FedStructClient(FedGradClient):
     Params: ClassVar[type] = FedStructParams
     uplink = staticmethod(fedstruct.uplink)
     needs_others: ClassVar[str] = "its rows of the whole graph's powers come from all clients"
-    repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MOST_BLOCKS}  # one a hop and block, or two a hop
+    repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MAX_BLOCKS}  # one a hop and block, or two a hop
     model: FedStruct
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -187,8 +187,8 @@ class FedStructClient(FedGradClient):
         if self.params.features == "degree":
             own, n = self.graph, self.graph.num_nodes
             ends = ((own.edge_index[0], own.cut_out[0]), (own.edge_index[1], own.cut_in[0]))
-            leaving, arriving = (torch.cat(end).bincount(minlength=n).numpy() for end in ends)
-            return structure_features.degree_one_hot(leaving, arriving, width).astype(dtype)
+            outgoing, incoming = (torch.cat(end).bincount(minlength=n).numpy() for end in ends)
+            return structure_features.degree_one_hot(outgoing, incoming, width).astype(dtype)
         drawn = structure_features.hop2vec(self.graph.num_nodes, width, self.cfg.seed, self.graph.client)
         return drawn.astype(dtype)
 

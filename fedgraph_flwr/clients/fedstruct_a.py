@@ -47,8 +47,8 @@ class FedStructAClient(FedGradClient):
         """Tell the server the edges that leave this client's nodes, by global ids [2, E]."""
         node = self.graph.node_id
         inner = node[self.graph.edge_index]
-        leaving = torch.stack([node[self.graph.cut_out[0]], self.graph.cut_out[1]])
-        edges = torch.cat([inner, leaving], dim=1)
+        outgoing = torch.stack([node[self.graph.cut_out[0]], self.graph.cut_out[1]])
+        edges = torch.cat([inner, outgoing], dim=1)
         return {"graph": {"nodes": to_numpy(node.int()), "edges": to_numpy(edges.int())}}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:

@@ -1,8 +1,8 @@
-"""Coefficients alignment (FedHGN, Fu & King, IJCAI 2023, section 4.2): what client and server must agree on, and its maths.
+"""Coefficients alignment (FedHGN, Fu & King, IJCAI 2023, section 4.2): its keys, wire names and mathematics, for both sides.
 
     L_align = Σ_{a ∈ A} min_{b ∈ other clients' node types} ‖β_a − b‖² + Σ_{r ∈ R} min_{b ∈ ... edge types} ‖β_r − b‖²  Eq. (3)
 
-A *name* is that of a declared weight, such as ``edge_1``: one kind of type in one layer. Vectors are compared within it.
+A *name* is that of a declared weight, such as ``edge_1``: one kind of type in one layer. Only vectors of one name are compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Mean, Once, Relay, 
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 COEFFICIENTS = "coefficients"
-"""Group of arrays that a client sends: β [T, B] by name, one row for each type that it holds."""
+"""Group of arrays that a client sends: β [T, B] by name, one row for each of its types."""
 
 POOL = "pool"
-"""Group that it is sent: the others' vectors [P, B] by name, as an unordered set."""
+"""Group that a client receives: the others' vectors [P, B] by name, as an unordered set."""
 
 ROWS = "rows"
-"""Group that it sends once where the schema is shared: the numbers of the types that it holds, [T] by name."""
+"""Group that a client sends once if the schema is shared: the numbers of its types, [T] by name."""
 
 TELL = "tell_coefficients"
-"""The phase before round 1 in which clients send β, and the rows where the schema is shared."""
+"""The phase before round 1 in which clients send β, and the rows if the schema is shared."""
 
 
 @dataclass
@@ -35,14 +35,14 @@ class Params:
     """Keys of FedHGN."""
 
     align: float = 0.5  # λ of the local objective, section 5.1; 0: no pools travel
-    # round 1 aligns with: initial coefficients | empty: nothing | zeros, as in the authors' program
+    # round 1 aligns with: initial coefficients | empty: nothing | zeros, as in the authors' code
     first_pool: str = choice("initial", ("initial", "empty", "zeros"))
-    batch_size: int = 0  # training nodes a step; 0: all
+    batch_size: int = 0  # training nodes per step; 0: all
     fanout: int = 0  # sampled in-edges of each type into a node in training; 0: all
 
 
 def alignment(own: Tensor, pool: Tensor) -> Tensor:
-    """Eq. (3) for one name: Σ_t min_p ‖own_t − pool_p‖², gradient 2 (own_t − nearest); 0 for an empty pool.
+    """Compute Eq. (3) for one name: Σ_t min_p ‖own_t − pool_p‖², gradient 2 (own_t − nearest); 0 for an empty pool.
 
     Shapes: own [T, B], pool [P, B], a constant.
     """
@@ -50,21 +50,21 @@ def alignment(own: Tensor, pool: Tensor) -> Tensor:
         return own.sum() * 0.0
     distance = torch.cdist(
         own.detach(), pool, compute_mode="donot_use_mm_for_euclid_dist"
-    )  # the other way loses digits
+    )  # the other mode loses digits
     return (own - pool[distance.argmin(1)]).pow(2).sum()
 
 
 def shuffled_pool(
     coefficients: Mapping[int, Mapping[str, np.ndarray]], receiver: int, name: str, rng: np.random.Generator
 ) -> np.ndarray:
-    """The vectors [P, B] of all clients but the receiver in random order: neither whose they are nor how many each has."""
+    """Return the vectors [P, B] of all clients but the receiver in random order, which hides whose they are."""
     others: Sequence[np.ndarray] = [known[name] for client, known in coefficients.items() if client != receiver]
     pool = np.concatenate(others) if others else np.zeros((0, 0), dtype=np.float32)
     return np.ascontiguousarray(pool[rng.permutation(len(pool))])
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """What names no type is averaged; coefficients are handed to the other clients."""
+    """Declare the uplink: shared tensors without types are averaged, coefficients are relayed to the other clients."""
     averaged = any(f"{COEFFICIENTS}.".startswith(prefix) for prefix in cfg.strategy.shared)
     shared = Individual(ARRAYS, why="coefficients are averaged over the clients that hold a type") if averaged else None
     pooled = Relay(why="each client aligns its coefficients with those of the others")

@@ -65,12 +65,12 @@ class Boundary:
         return np.unique(self.of_peer(peer).indices)
 
 
-def leaving(graph: ClientGraph) -> Boundary:
+def outgoing(graph: ClientGraph) -> Boundary:
     """The targets of cut edges from this client's nodes."""
     return Boundary.of(graph.cut_out, graph.cut_out_owner, graph.num_nodes)
 
 
-def arriving(graph: ClientGraph) -> Boundary:
+def incoming(graph: ClientGraph) -> Boundary:
     """The sources of cut edges to this client's nodes."""
     return Boundary.of(graph.cut_in, graph.cut_in_owner, graph.num_nodes)
 

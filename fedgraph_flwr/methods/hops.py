@@ -1,13 +1,13 @@
-"""Rows of the L-hop combined adjacency, centrally and by clients that each know only their own edges.
+"""Rows of the L-hop combined adjacency, computed centrally or by clients that each know only their own edges.
 
     Ã = A + I,   Â = D̃⁻¹ Ã,   Ā = Σ_{l=1}^{L} β_l Â^l                              FedStruct, Eq. (4)
     B_i^k = Ã_k^[i] [Â^[k]]^{l-1}            computed by client k, sent to i        Algorithm 3
     [Â^[i]]^l = D̃_i⁻¹ Σ_k B_i^k,   Ā^[i] = Σ_l β_l [Â^[i]]^l                        Eqs. (45), (46)
 
-A row is a node, its columns are the out-neighbours; parallel edges count once, and a self-loop in the data is the loop that
-A + I adds. Client k knows Ã_k^[i], the edges from i's nodes to its own, as its arriving cut edges. A matrix is CSR until more
-than `DENSE_ABOVE` of its entries are there, then dense; what is pruned stays CSR. Columns of a power depend on the same columns
-of the power before alone: all hops are exchanged for one block of columns after another (`blocks`), so that messages stay small.
+A row is a node, its columns are the out-neighbours. Parallel edges count once, and a self-loop in the data is the loop that
+A + I adds. Client k knows Ã_k^[i], the edges from i's nodes to its own, as its incoming cut edges. A matrix is CSR up to a share
+`DENSE_ABOVE` of filled entries, then dense; a pruned matrix stays CSR. A column of a power depends only on the same column of the
+previous power. So all hops are exchanged for one block of columns after another (`blocks`), which keeps messages small.
 No formal privacy is claimed: with few hops a message can reveal edges of its sender to the client that it is addressed to.
 
 Letters: n nodes of the whole graph, n_i nodes of client i, b rows of i that touch k, L hops, J combinations of hops, w columns
@@ -30,24 +30,24 @@ from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 
 Array = NDArray[Any]
 Matrix: TypeAlias = sp.csr_matrix | Array
-"""By its entries, or, well filled, dense."""
+"""A CSR matrix or, if well filled, a dense one."""
 
-DENSE_ABOVE = 0.2  # share of entries from which on a dense matrix is smaller, and its products are faster
-HELD = 2**24  # entries of a power's columns that the clients together hold at once, 64 MB of float32,
-MOST_BLOCKS = 32  # in no more blocks than these
-BLOCK = 2048  # rows of a product that are built, and pruned, at a time
-TIE_DIGITS = 12  # values equal to so many decimals tie, so that the order of a sum does not decide what is pruned
+DENSE_ABOVE = 0.2  # share of filled entries above which a dense matrix is smaller, and its products are faster
+HELD = 2**24  # most entries of a power's columns that all clients hold together, 64 MB of float32,
+MAX_BLOCKS = 32  # in at most this many blocks
+BLOCK = 2048  # rows of a product that are built, and pruned, at once
+TIE_DIGITS = 12  # values equal up to this many decimals tie, so that the order of a sum does not decide what is pruned
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """What is kept of each hop.
+    """Pruning of each hop.
 
     Attributes:
         keep: p; 0 keeps everything.
         mode: ``per_row`` (the p largest entries of each row), ``per_block`` (the p·n_i largest of each block B_ij^k before
-            it is sent, appendix L.2.1) or ``global`` (the p·n largest of the whole matrix, first hop included, as the
-            authors' program does).
+            it is sent, appendix L.2.1) or ``global`` (the p·n largest of the whole matrix, first hop included, as in the
+            authors' code).
     """
 
     keep: int = 0
@@ -60,29 +60,29 @@ class Pruning:
             raise FedGraphError(f"strategy.prune must be >= 0 (0 keeps every entry), got {self.keep}")
 
     def active(self, mode: str) -> bool:
-        """Whether this mode prunes."""
+        """Return whether this mode prunes."""
         return self.keep > 0 and self.mode == mode
 
 
 EXACT = Pruning()
 
 
-SAMPLE = 64  # nodes whose reach stands for that of all
-BYTES = 104  # an entry of CSR, while clients of one machine exchange hops
+SAMPLE = 64  # nodes whose reach estimates that of all nodes
+BYTES = 104  # per CSR entry, while clients of one machine exchange hops
 FLIGHT = 4  # copies of an entry on its way between clients of one machine: sealed, relayed, opened
 
 
 def bytes_held(
     graphs: Sequence[ClientGraph], weights: Array, pruning: Pruning, itemsize: int, handed_on: bool = False
 ) -> float:
-    """About how much clients of one machine hold at most while they exchange hops.
+    """Estimate the most bytes that clients of one machine hold while they exchange hops.
 
     Args:
-        graphs: of all clients.
-        weights: of the hops, [J, L].
-        pruning: what is kept of each hop.
+        graphs: graphs of all clients.
+        weights: weights of the hops, [J, L].
+        pruning: pruning of each hop.
         itemsize: bytes of a value.
-        handed_on: whether at the end all rows are sent to the owners of their columns, who keep them.
+        handed_on: whether all rows are finally sent to the owners of their columns, who keep them.
     """
     n, hops = graphs[0].num_global_nodes, weights.shape[1]
     entries = expected_entries(graphs, hops, pruning.keep)
@@ -92,17 +92,17 @@ def bytes_held(
     width, rows = parts[0].stop, len(weights) * n**2
     crossing = sum(len(np.unique(np.stack([g.cut_out[0].numpy(), g.cut_out_owner.numpy()]), axis=1).T) for g in graphs)
     exchanged = 2 * n * width + FLIGHT * crossing * width
-    joined = rows if len(parts) > 1 else 0  # blocks that make up rows; their memory does not come back at once
+    joined = rows if len(parts) > 1 else 0  # blocks that are joined to rows; their memory is not freed at once
     return itemsize * (rows + max(exchanged + joined, handed_on * (FLIGHT + 1) * rows))
 
 
 def expected_entries(graphs: Iterable[ClientGraph], hops: int, keep: int = 0) -> float:
-    """About how many entries Â^L of the whole graph has, from the reach of a sample of its nodes.
+    """Estimate the number of entries of Â^L of the whole graph, from the reach of a sample of its nodes.
 
     Args:
-        graphs: of all clients.
+        graphs: graphs of all clients.
         hops: L.
-        keep: entries of a row that pruning leaves; 0: all.
+        keep: entries per row after pruning; 0: all.
     """
     ends: list[Array] = []
     for graph in graphs:
@@ -126,22 +126,22 @@ def expected_entries(graphs: Iterable[ClientGraph], hops: int, keep: int = 0) ->
 
 
 def blocks(num_nodes: int, hops: int, pruning: Pruning = EXACT) -> list[slice]:
-    """The blocks of columns that Algorithm 3 goes through, by what all clients know alike; pruning compares whole rows."""
+    """Return the blocks of columns for Algorithm 3, from numbers that all clients know; pruning needs whole rows."""
     if hops == 1 or pruning.keep:
         return [slice(0, num_nodes)]
-    width = max(HELD // num_nodes, -(-num_nodes // MOST_BLOCKS), 1)
+    width = max(HELD // num_nodes, -(-num_nodes // MAX_BLOCKS), 1)
     return [slice(start, min(start + width, num_nodes)) for start in range(0, num_nodes, width)]
 
 
 def stored(matrix: Matrix) -> Matrix:
-    """The smaller of the two forms of a matrix; what is dense stays it."""
+    """Return the smaller of the two forms of a matrix; a dense matrix stays dense."""
     if isinstance(matrix, np.ndarray) or matrix.nnz <= DENSE_ABOVE * math.prod(matrix.shape):
         return matrix
     return _dense(matrix)
 
 
 def joined(parts: Sequence[Matrix]) -> Matrix:
-    """Blocks of columns side by side."""
+    """Join blocks of columns side by side."""
     if len(parts) == 1:
         return parts[0]
     filled, size = (
@@ -153,14 +153,14 @@ def joined(parts: Sequence[Matrix]) -> Matrix:
 
 
 def filled(matrix: Matrix) -> Array:
-    """Which columns have an entry, bool [w]."""
+    """Return which columns have an entry, bool [w]."""
     if isinstance(matrix, np.ndarray):
         return np.asarray(matrix.any(axis=0))
     return np.bincount(matrix.indices, minlength=matrix.shape[1]) > 0
 
 
 def supported(combinations: Sequence[Matrix]) -> tuple[Array, Matrix]:
-    """The columns of J combinations [N, n] that have an entry, int64 [Q], and these one below the other, [J·N, Q]."""
+    """Return the columns of J combinations [N, n] that have an entry, int64 [Q], and the combinations stacked, [J·N, Q]."""
     if any(isinstance(part, np.ndarray) for part in combinations):
         whole = (
             _dense(combinations[0]) if len(combinations) == 1 else np.vstack([_dense(part) for part in combinations])
@@ -169,13 +169,13 @@ def supported(combinations: Sequence[Matrix]) -> tuple[Array, Matrix]:
         whole = sp.vstack(combinations, format="csr")
     held = filled(whole)
     if not held.all():
-        # By rows, as a file gives them back: some processors' products differ in their last bit by the order in memory.
+        # By rows, as read from a file: on some processors products differ in their last bit with the order in memory.
         whole = np.compress(held, whole, axis=1) if isinstance(whole, np.ndarray) else whole[:, held]
     return np.flatnonzero(held), stored(whole)
 
 
 def spread(matrix: Matrix, places: Array, columns: int) -> tuple[Array, Matrix]:
-    """The rows that have an entry, int64 [b], and those rows with column c at ``places[c]`` of as many columns."""
+    """Return the rows that have an entry, int64 [b], and those rows with column c moved to ``places[c]`` of ``columns``."""
     if isinstance(matrix, np.ndarray):
         met = np.flatnonzero(matrix.any(axis=1))
         wide = np.zeros((met.size, columns), matrix.dtype)
@@ -187,14 +187,14 @@ def spread(matrix: Matrix, places: Array, columns: int) -> tuple[Array, Matrix]:
 
 
 def parts_of(matrix: Matrix) -> dict[str, Array]:
-    """Either form as named arrays."""
+    """Convert either form to named arrays."""
     if isinstance(matrix, np.ndarray):
         return {"dense": matrix}
     return {part: getattr(matrix, part) for part in ("data", "indices", "indptr")}
 
 
 def from_parts(parts: Mapping[str, Array], columns: int) -> Matrix:
-    """From what `parts_of` gave."""
+    """Convert the result of `parts_of` back."""
     if "dense" in parts:
         return parts["dense"]
     shape = (parts["indptr"].size - 1, columns)
@@ -210,13 +210,15 @@ def _dense(matrix: Matrix) -> Array:
 
 
 def combined_rows(adjacency: sp.csr_matrix, weights: Array, pruning: Pruning = EXACT) -> list[sp.csr_matrix]:
-    """The J combinations Σ_l weights[j, l] Â^l of a whole graph, each [n, n] in CSR, from Ã [n, n].
+    """Compute the J combinations Σ_l weights[j, l] Â^l of a whole graph, each [n, n] in CSR, from Ã [n, n].
 
     Raises:
-        FedGraphError: ``per_block``, which only clients can do.
+        FedGraphError: ``per_block``, which only clients support.
     """
     if pruning.active("per_block"):
-        raise FedGraphError("prune_mode per_block needs clients; a whole graph can be pruned per_row or global")
+        raise FedGraphError(
+            "strategy.prune_mode=per_block needs clients: for a whole graph set strategy.prune_mode to per_row or global"
+        )
 
     def pruned(matrix: sp.csr_matrix) -> sp.csr_matrix:
         if pruning.active("global"):
@@ -233,7 +235,7 @@ def combined_rows(adjacency: sp.csr_matrix, weights: Array, pruning: Pruning = E
 
 
 def multiply(left: sp.csr_matrix, right: Matrix, pruning: Pruning = EXACT) -> Matrix:
-    """``left @ right`` in blocks of rows; where pruning is per row, each block is pruned before the next is built."""
+    """Compute ``left @ right`` in blocks of rows; with per-row pruning each block is pruned before the next is built."""
     if isinstance(right, np.ndarray):
         return left @ right
 
@@ -245,7 +247,7 @@ def multiply(left: sp.csr_matrix, right: Matrix, pruning: Pruning = EXACT) -> Ma
 
 
 def top_per_row(matrix: sp.csr_matrix, keep: int) -> sp.csr_matrix:
-    """The ``keep`` largest entries of each row; of equal ones those with the smaller column id."""
+    """Select the ``keep`` largest entries of each row; ties go to the smaller column id."""
     counts = np.diff(matrix.indptr)
     if not counts.size or counts.max() <= keep:
         return matrix
@@ -256,24 +258,24 @@ def top_per_row(matrix: sp.csr_matrix, keep: int) -> sp.csr_matrix:
 
 
 def top_per_block(matrix: sp.csr_matrix, owner: Array, keep: int) -> sp.csr_matrix:
-    """The ``keep`` largest entries of each block of columns with one owner; ``owner`` is [n]."""
+    """Select the ``keep`` largest entries of each block of columns with one owner; ``owner`` is [n]."""
     matrix.sort_indices()
     blocks = owner[matrix.indices]
     return _entries(matrix, _largest(matrix.data, blocks, np.full(int(owner.max()) + 1, keep)))
 
 
 def spectrum(matrix: sp.csr_matrix) -> tuple[Array, Array]:
-    """The distinct values of a matrix in rising order, and how often each occurs: all that global pruning needs to know."""
+    """Return the distinct values of a matrix in ascending order, and how often each occurs, for global pruning."""
     return np.unique(np.round(matrix.data, TIE_DIGITS), return_counts=True)
 
 
 def top_globally(matrix: sp.csr_matrix, spectra: Sequence[tuple[Array, Array]], own: int, keep: int) -> sp.csr_matrix:
-    """The entries of this client among the ``keep`` largest of all clients; ties go to earlier clients, rows and columns.
+    """Select this client's entries among the ``keep`` largest of all clients; ties go to earlier clients, rows and columns.
 
     Args:
         matrix: the rows of client number ``own``, [n_i, n].
-        spectra: what `spectrum` gives for each client, in the order of clients.
-        own: this client's place in ``spectra``.
+        spectra: `spectrum` of each client, in client order.
+        own: this client's index in ``spectra``.
         keep: p·n.
     """
     values, place = np.unique(np.concatenate([v for v, _ in spectra]), return_inverse=True)
@@ -293,7 +295,7 @@ def top_globally(matrix: sp.csr_matrix, spectra: Sequence[tuple[Array, Array]], 
 
 
 def _largest(data: Array, group: Array, keep: Array) -> Array:
-    """Mask of the ``keep[g]`` largest values of each group g, the earlier of equal ones first."""
+    """Return a mask of the ``keep[g]`` largest values of each group g; ties go to the earlier value."""
     order = np.lexsort((-np.round(data, TIE_DIGITS), group))
     start = np.concatenate([[0], np.bincount(group, minlength=keep.size).cumsum()[:-1]])
     kept = np.zeros(data.size, bool)
@@ -322,7 +324,7 @@ class RowMessage:
     """B_i^k without its empty rows.
 
     Attributes:
-        nodes: global ids of the rows, nodes of client i that client k's nodes receive edges from, [b].
+        nodes: global ids of the rows: nodes of client i with edges to client k's nodes, [b].
         rows: [b, w].
     """
 
@@ -330,7 +332,7 @@ class RowMessage:
     rows: Matrix
 
     def arrays(self) -> dict[str, Array]:
-        """As named arrays, ids in 32 bits."""
+        """Return the message as named arrays, with ids in 32 bits."""
         nodes, rows = {"nodes": self.nodes.astype(np.int32)}, self.rows
         if isinstance(rows, np.ndarray):
             return nodes | {"dense": rows}
@@ -341,12 +343,12 @@ class RowMessage:
         }
 
     @staticmethod
-    def fields(most: int, columns: int, dtype: str) -> dict[str, ArrayField]:
-        """What `arrays` must be, whoever sent them; ``most`` bounds the rows and their ids, ``dtype`` is the values'."""
-        rows, entries = up_to(most), up_to(LARGEST)
+    def fields(limit: int, columns: int, dtype: str) -> dict[str, ArrayField]:
+        """Return the fields of `arrays`; ``limit`` bounds the rows and their ids, ``dtype`` is that of the values."""
+        rows, entries = up_to(limit), up_to(LARGEST)
         return {
-            "nodes": ArrayField((rows,), "int32", 0, most - 1),
-            "starts": ArrayField((up_to(most + 1),), "int32", 0, LARGEST, optional=True),
+            "nodes": ArrayField((rows,), "int32", 0, limit - 1),
+            "starts": ArrayField((up_to(limit + 1),), "int32", 0, LARGEST, optional=True),
             "columns": ArrayField((entries,), "int32", 0, columns - 1, optional=True),
             "values": ArrayField((entries,), dtype, optional=True),
             "dense": ArrayField((rows, columns), dtype, optional=True),
@@ -354,10 +356,10 @@ class RowMessage:
 
     @staticmethod
     def of(arrays: Mapping[str, Array], columns: int) -> "RowMessage":
-        """From `arrays`; ``columns`` is w.
+        """Build a message from `arrays`; ``columns`` is w.
 
         Raises:
-            FedGraphError: they are no rows of a matrix.
+            FedGraphError: they are not rows of a matrix.
         """
         nodes = arrays["nodes"]
         if arrays.keys() == {"nodes", "dense"} and len(arrays["dense"]) == nodes.size:
@@ -372,11 +374,11 @@ class RowMessage:
             ):
                 parts = (arrays["values"], arrays["columns"], starts)
                 return RowMessage(nodes, sp.csr_matrix(parts, shape=(nodes.size, columns)))
-        raise FedGraphError(f"{nodes.size} rows that came from another client are no rows of a matrix")
+        raise FedGraphError(f"{nodes.size} rows from another client are not rows of a sparse or dense matrix")
 
 
 class HopExchange:
-    """Client i's side of Algorithm 3: ``messages`` of one hop, ``receive`` those of all, until ``hop == hops``.
+    """Client i's side of Algorithm 3: `messages` for one hop, `receive` those of all clients, until ``hop == hops``.
 
     Attributes:
         hop: l, the power that ``current`` holds.
@@ -398,12 +400,12 @@ class HopExchange:
 
         Args:
             graph: the client's graph with its cut edges.
-            weights: of the hops, [J, L] (`hop_weights`).
-            pruning: what is kept of each hop.
-            owner: client of each node [n], known to all; needed by ``per_block``.
-            max_entries: refuse a hop with more entries, a block of it with more than its share of them; 0 allows any.
-            dtype: of the values.
-            columns: which are exchanged, one of `blocks`; None: all.
+            weights: weights of the hops, [J, L] (`hop_weights`).
+            pruning: pruning of each hop.
+            owner: client of each node [n], known to all; required by ``per_block``.
+            max_entries: refuse a hop with more entries, and a block with more than its share of them; 0: no limit.
+            dtype: dtype of the values.
+            columns: the columns to exchange, one of `blocks`; None: all.
         """
         self.weights, self.pruning, self.owner, self.max_entries = weights, pruning, owner, max_entries
         self.client, self.nodes = graph.client, graph.node_id.numpy()
@@ -415,7 +417,7 @@ class HopExchange:
         edges = with_loops(sources, targets, self.nodes, (own, n), dtype)
         self.scale = 1 / np.asarray(edges.sum(axis=1)).ravel()  # D̃_i⁻¹
         self.inner = edges[:, self.nodes]  # Ã_i^[i]
-        self.arriving = {peer: _arriving(graph, peer, dtype) for peer in np.unique(graph.cut_in_owner.numpy()).tolist()}
+        self.incoming = {peer: _incoming(graph, peer, dtype) for peer in np.unique(graph.cut_in_owner.numpy()).tolist()}
         self.expected = set(graph.cut_out_owner.tolist())
         first = row_normalized(edges)
         self.hop, self.current = 1, first if columns in (None, slice(0, n)) else first[:, columns]
@@ -429,10 +431,10 @@ class HopExchange:
         return int(self.weights.shape[1])
 
     def keep_hop(self, spectra: Sequence[tuple[Array, Array]] = ()) -> None:
-        """Prune the hop at hand and add it to the combinations, Eq. (46).
+        """Prune the current hop and add it to the combinations, Eq. (46).
 
         Args:
-            spectra: every client's `spectrum` of this hop; needed by ``global``, where nothing is kept before.
+            spectra: every client's `spectrum` of this hop; required by ``global``, which keeps nothing before it knows them.
         """
         keep = self.pruning.keep
         if self.pruning.active("global"):
@@ -441,7 +443,7 @@ class HopExchange:
             self.current = top_per_row(self.current, keep)
         if not keep:
             self.current = stored(self.current)
-        columns, size = self.current.shape[1], self.current.size  # of CSR: its entries
+        columns, size = self.current.shape[1], self.current.size  # size of CSR: its entries
         if 0 < self.max_entries < (entries := size * self.num_nodes // columns):
             raise FedGraphError(
                 f"client {self.client} holds {entries} entries of hop {self.hop}, more than"
@@ -450,14 +452,14 @@ class HopExchange:
         self.totals = _accumulated(self.totals, self.weights[:, self.hop - 1], self.current)
 
     def messages(self) -> dict[int, RowMessage]:
-        """B_i^k = Ã_k^[i] [Â^[k]]^l for every client i with edges into this client k; no message where no edge joins them."""
+        """Return B_i^k = Ã_k^[i] [Â^[k]]^l for every client i with edges into this client k."""
         built = {}
-        for peer, (nodes, edges) in self.arriving.items():
+        for peer, (nodes, edges) in self.incoming.items():
             built[peer] = RowMessage(nodes, self._block_pruned(multiply(edges, self.current), peer))
         return built
 
     def receive(self, messages: Mapping[int, RowMessage]) -> None:
-        """Take in B_i^k of the other clients: [Â^[i]]^{l+1} = D̃_i⁻¹ Σ_k B_i^k, Eq. (45).
+        """Take B_i^k of the other clients: [Â^[i]]^{l+1} = D̃_i⁻¹ Σ_k B_i^k, Eq. (45).
 
         Raises:
             FedGraphError: a message is missing, comes from a client without edges to this one, or holds foreign rows.
@@ -476,7 +478,7 @@ class HopExchange:
             self.keep_hop()
 
     def _dense_sum(self, messages: Mapping[int, RowMessage]) -> Array:
-        """Eq. (45) where any of the parts is dense."""
+        """Compute Eq. (45) if any of the parts is dense."""
         total = _dense(self.inner @ self.current)
         for peer in sorted(messages):
             total[np.searchsorted(self.nodes, messages[peer].nodes)] += _dense(messages[peer].rows)
@@ -484,7 +486,7 @@ class HopExchange:
         return total
 
     def _sparse_sum(self, messages: Mapping[int, RowMessage]) -> sp.csr_matrix:
-        """Eq. (45) of CSR, pruned."""
+        """Compute Eq. (45) in CSR, pruned."""
         own = self.nodes.size
         parts, selectors = [self.current], [self.inner]
         if self.pruning.active("per_block"):
@@ -500,14 +502,14 @@ class HopExchange:
         return multiply(sp.csr_matrix(left), sp.vstack(parts, format="csr"), self.pruning)
 
     def state(self) -> dict[str, Array]:
-        """What must survive between two messages to this client, as named arrays."""
+        """Return the state between two messages to this client, as named arrays."""
         arrays = {"hop": np.array([self.hop])}
         for name, matrix in [("current", self.current), *((f"total{j}", total) for j, total in enumerate(self.totals))]:
             arrays |= {f"{name}.{part}": array for part, array in parts_of(matrix).items()}
         return arrays
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
 
         def matrix(name: str) -> Matrix:
             parts = {key.removeprefix(f"{name}."): array for key, array in arrays.items() if key.startswith(f"{name}.")}
@@ -521,12 +523,12 @@ class HopExchange:
         if not self.pruning.active("per_block"):
             return rows
         if self.owner is None:
-            raise FedGraphError("prune_mode per_block needs the owner of every node")
+            raise FedGraphError("strategy.prune_mode=per_block needs the owner of every node")
         return top_per_block(rows, self.owner, self.pruning.keep * int((self.owner == receiver).sum()))
 
 
-def _arriving(graph: ClientGraph, peer: int, dtype: Any) -> tuple[Array, sp.csr_matrix]:
-    """Nodes of ``peer`` with edges into this client [b], and those edges as Ã_k^[i] without empty rows [b, n_k]."""
+def _incoming(graph: ClientGraph, peer: int, dtype: Any) -> tuple[Array, sp.csr_matrix]:
+    """Return nodes of ``peer`` with edges into this client [b], and those edges: Ã_k^[i] without empty rows [b, n_k]."""
     target, source = graph.cut_in[:, graph.cut_in_owner == peer].numpy()
     nodes, row = np.unique(source, return_inverse=True)
     edges = sp.csr_matrix((np.ones(row.size, dtype), (row, target)), shape=(nodes.size, graph.num_nodes))

@@ -1,6 +1,7 @@
-"""What methods that generate missing neighbours learn from: a graph of which some nodes are hidden.
+"""Training data of methods that generate missing neighbours: a graph in which some nodes are hidden.
 
-A row is one predicted neighbour. Candidates are the true ones it may be meant for: only its distance from the nearest counts.
+A row is one predicted neighbour. Its candidates are the true neighbours that it may stand in for: only its distance from the
+nearest one counts.
 """
 
 from collections.abc import Sequence
@@ -16,38 +17,38 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.wire.messages import Reply
 
-ADDED = "added"  # the number by which a client tells how many neighbours it generated
-BLOCK = 256  # rows whose candidates are gathered at a time
+ADDED = "added"  # the number of generated neighbours in a client's reply
+BLOCK = 256  # rows whose candidates are gathered at once
 
 
 def places(count: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of nodes that miss so many neighbours [N]: the node of each, and its place among that node's, [R] both."""
+    """Expand counts of missing neighbours [N] to rows: the node of each row, and its index among that node's rows, [R] both."""
     node = torch.arange(count.numel(), device=count.device).repeat_interleave(count)
     first = (count.cumsum(0) - count).repeat_interleave(count)
     return node, torch.arange(node.numel(), device=count.device) - first
 
 
-def whole_numbers(count: Tensor, most: int, client: int) -> Tensor:
-    """Predicted counts [N], rounded already, as numbers of neighbours, 0..most.
+def whole_numbers(count: Tensor, limit: int, client: int) -> Tensor:
+    """Clamp predicted counts [N], already rounded, to numbers of neighbours, 0..limit.
 
     Raises:
-        FedGraphError: one is no number.
+        FedGraphError: a count is not finite.
     """
     if not count.isfinite().all():
         raise FedGraphError(
-            f"client {client}: its generator no longer tells how many neighbours a node misses, but values that are not finite"
-            " (a smaller strategy.generator_lr may help)"
+            f"client {client}: its generator predicts numbers of missing neighbours that are not finite: lower"
+            " strategy.generator_lr"
         )
-    return count.detach().clamp(0, most).long()
+    return count.detach().clamp(0, limit).long()
 
 
 def say_added(replies: Sequence[Reply], strategy: str) -> None:
-    """Log how many neighbours the clients generated, or that the method does nothing where there are none."""
+    """Log the number of generated neighbours, or warn that without any the method equals FedAvg."""
     added = sum(reply.metrics[ADDED] for reply in replies)
     if replies and not added:
         log(
             WARNING,
-            "no client generated a neighbour, as where few of its nodes lost one: strategy=%s is FedAvg here",
+            "no client generated a neighbour, which happens if few nodes lost one: strategy=%s equals FedAvg here",
             strategy,
         )
     else:
@@ -56,7 +57,10 @@ def say_added(replies: Sequence[Reply], strategy: str) -> None:
 
 @torch.no_grad()
 def nearest(rows: Tensor, candidates: Tensor, x: Tensor | SparseMatrix) -> Tensor:
-    """Of each row [R, F] the nearest of its candidates, rows of x [S, F] by their places [R, P], −1 for none: places [R]."""
+    """Find the nearest candidate of each row [R, F] among rows of x [S, F]; candidates and result by index, −1 for none.
+
+    Shapes: candidates [R, P] → [R].
+    """
     found = []
     squares = torch.empty(0) if isinstance(x, Tensor) else _squares(x)
     for start in range(0, rows.size(0), BLOCK):
@@ -65,7 +69,7 @@ def nearest(rows: Tensor, candidates: Tensor, x: Tensor | SparseMatrix) -> Tenso
         if isinstance(x, Tensor):
             apart = (near[:, None] - x[known]).square().sum(2)  # [block, P]
         else:
-            apart = squares[known] - 2 * _overlap(near, known, x)  # and ‖row‖², which all its candidates share
+            apart = squares[known] - 2 * _overlap(near, known, x)  # without ‖row‖², which all its candidates share
         best = apart.masked_fill(some < 0, torch.inf).argmin(1, keepdim=True)
         found.append(some.gather(1, best).squeeze(1))
     return torch.cat(found) if found else candidates.new_zeros(0)
@@ -73,7 +77,7 @@ def nearest(rows: Tensor, candidates: Tensor, x: Tensor | SparseMatrix) -> Tenso
 
 @torch.no_grad()
 def apart(rows: Tensor, best: Tensor, x: Tensor | SparseMatrix) -> Tensor:
-    """Of each row [R, F] its difference from the row of x that `nearest` found [R], 0 where it found none: [R, F]."""
+    """Subtract from each row [R, F] the row of x that `nearest` found [R]; 0 if it found none: [R, F]."""
     none, known = (best < 0)[:, None], best.clamp(min=0)
     if isinstance(x, Tensor):
         return (rows - x[known]).masked_fill_(none, 0)
@@ -84,15 +88,15 @@ def apart(rows: Tensor, best: Tensor, x: Tensor | SparseMatrix) -> Tensor:
 
 
 def _overlap(rows: Tensor, candidates: Tensor, x: SparseMatrix) -> Tensor:
-    """<row, x_c> of each candidate [B, P], read at the entries of x alone."""
+    """Return <row, x_c> for each candidate [B, P], reading only the stored entries of x."""
     _, col, value = x.rows
     pair, entry = _entries(candidates.flatten(), x)
-    told = rows[pair // candidates.size(1), col[entry]].double() * value[entry]
-    return told.new_zeros(candidates.numel()).index_add(0, pair, told).view_as(candidates)
+    products = rows[pair // candidates.size(1), col[entry]].double() * value[entry]
+    return products.new_zeros(candidates.numel()).index_add(0, pair, products).view_as(candidates)
 
 
 def _entries(chosen: Tensor, x: SparseMatrix) -> tuple[Tensor, Tensor]:
-    """The stored entries of rows of x [Q], one row after another: which of these rows each is of, and its place in x."""
+    """Return the stored entries of rows of x [Q], row by row: the position of each entry's row, and its index in x."""
     pointer = x.rows.pointer
     count = pointer.diff()[chosen]
     pair = torch.arange(chosen.numel()).repeat_interleave(count)
@@ -100,7 +104,7 @@ def _entries(chosen: Tensor, x: SparseMatrix) -> tuple[Tensor, Tensor]:
 
 
 def _squares(x: SparseMatrix) -> Tensor:
-    """‖x_s‖² [S]."""
+    """Return ‖x_s‖² [S]."""
     pointer, _, value = x.rows
     node = torch.arange(x.shape[0]).repeat_interleave(pointer.diff())
     return torch.zeros(x.shape[0], dtype=torch.float64).index_add(0, node, value.double().square())
@@ -108,16 +112,16 @@ def _squares(x: SparseMatrix) -> Tensor:
 
 @dataclass
 class Impaired:
-    """The impaired graph and what it lacks.
+    """An impaired graph, and the neighbours that it is missing.
 
     Attributes:
-        graph: without the hidden nodes.
+        graph: the graph without the hidden nodes.
         kept: its nodes in the original graph, [n].
-        count: how many neighbours each lost, at most P, [n].
+        count: number of neighbours that each lost, at most P, [n].
         trains: its training nodes, [m].
-        owner: of each row (a lost neighbour of a training node): the node in `graph`, [R].
-        place: and which of that node's it is, [R].
-        truth: hidden neighbours of each row's node, by their places in the original graph, −1 for none, [R, P].
+        owner: node in `graph` of each row, where a row is a lost neighbour of a training node, [R].
+        place: index of the row among that node's rows, [R].
+        truth: hidden neighbours of each row's node, by their indices in the original graph, −1 for none, [R, P].
     """
 
     graph: Graph
@@ -129,8 +133,8 @@ class Impaired:
     truth: Tensor
 
     @classmethod
-    def of(cls, graph: Graph, share: float, most: int, seed: int) -> "Impaired":
-        """Of a graph without a share of the nodes outside its training and test sets, drawn by ``seed``; ``most`` is P."""
+    def of(cls, graph: Graph, share: float, limit: int, seed: int) -> "Impaired":
+        """Hide a share of the nodes outside the training and test sets, drawn by ``seed``; ``limit`` is P."""
         spare = (~graph.train_mask & ~graph.test_mask).nonzero().view(-1)
         rng = torch.Generator().manual_seed(seed)
         hidden = torch.zeros(graph.num_nodes, dtype=torch.bool)
@@ -146,10 +150,10 @@ class Impaired:
         lost = (hidden[source] & ~hidden[target]).nonzero().view(-1)
         lost = lost[target[lost].argsort(stable=True)]
         all_lost = local[target[lost]].bincount(minlength=kept.numel())
-        count = all_lost.clamp(max=most)
+        count = all_lost.clamp(max=limit)
         trains = graph.train_mask[kept]
         owner, place = places(torch.where(trains, count, 0))
-        at = (all_lost.cumsum(0) - all_lost)[owner, None] + torch.arange(most)
-        known = torch.arange(most) < count[owner, None]
+        at = (all_lost.cumsum(0) - all_lost)[owner, None] + torch.arange(limit)
+        known = torch.arange(limit) < count[owner, None]
         truth = torch.where(known, source[lost][at.clamp(max=max(lost.numel() - 1, 0))] if lost.numel() else -1, -1)
         return cls(rest, kept, count, trains.nonzero().view(-1), owner, place, truth)

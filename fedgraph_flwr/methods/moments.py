@@ -1,8 +1,8 @@
 """Central moments of hidden features held by many clients, and the discrepancy that compares them (FedOMD, CMD).
 
-Moments stand in one array [H, 5, D] for H layers of width D: row 0 is the mean, rows 1 to 4 the central moments of
-orders 2 to 5. What clients send is pooled exactly: the moments of a union follow from the clients' own, either from
-moments taken about the pooled mean (their :func:`mean_over_nodes`) or from moments about each client's mean (:func:`pool`).
+One array [H, 5, D] holds the moments for H layers of width D: row 0 is the mean, rows 1 to 4 the central moments of orders 2
+to 5. Pooling is exact: the moments of a union follow from those of the clients, either taken about the pooled mean
+(:func:`mean_over_nodes`) or about each client's own mean (:func:`pool`).
 
 Source: Tang et al., ICPP Workshops 2024, Eq. 10-11; Zellinger et al., ICLR 2017 (CMD).
 """
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ORDERS = (2, 3, 4, 5)
-EPS = 1e-12  # inside a root: at 0 the gradient of a norm is undefined, and near 0 it is a unit vector of rounding noise
+EPS = 1e-12  # inside a root: the gradient of a norm is undefined at 0, and near 0 it is a unit vector of rounding noise
 
 
 class _CentralMoments(torch.autograd.Function):
-    """Mean and central moments along dim 0, keeping one copy of the features instead of all their powers.
+    """Mean and central moments along dim 0, storing one copy of the features instead of all their powers.
 
     With c = z − m:  ∂C_j/∂z_v = (j/n) (c_v^{j−1} − C_{j−1}),  C_1 = 0.
     """
@@ -47,12 +47,12 @@ class _CentralMoments(torch.autograd.Function):
 
 
 def central_moments(z: Tensor) -> Tensor:
-    """Mean and central moments about it, of features z [N, H, D] → [H, 5, D], differentiable."""
+    """Compute the mean and central moments of features z [N, H, D] → [H, 5, D], differentiable."""
     return _CentralMoments.apply(z)
 
 
 def central_moments_of(z: Tensor, rows: Tensor) -> Tensor:
-    """`central_moments` of the rows of z [N, H, D] that a mask [N] names."""
+    """Compute `central_moments` of the rows of z [N, H, D] selected by a mask [N]."""
     chosen = rows.to(z.dtype).view(-1, 1, 1)
     count = chosen.sum()
     mean = (z * chosen).sum(0) / count
@@ -62,24 +62,24 @@ def central_moments_of(z: Tensor, rows: Tensor) -> Tensor:
 
 
 def moments_about(z: Tensor, mean: Tensor) -> Tensor:
-    """S_{i,j}: moments of orders 2 to 5 of z [N, H, D] about a given mean [H, D] → [H, 4, D], not differentiable."""
+    """Compute S_{i,j}: moments of orders 2 to 5 of z [N, H, D] about a given mean [H, D] → [H, 4, D], not differentiable."""
     return torch.stack(_power_means(z - mean), dim=-2)
 
 
 def _power_means(centred: Tensor) -> list[Tensor]:
-    """Means over dim 0 of the powers 2 to 5; one buffer, because fresh memory costs more than the product."""
+    """Compute the means over dim 0 of the powers 2 to 5, in one buffer: fresh memory costs more than the product."""
     power = centred.clone()
     return [power.mul_(centred).mean(0) for _ in ORDERS]
 
 
 def powers_about(z: Tensor, point: Tensor) -> Tensor:
-    """Means of the powers 1 to 5 of z − point, of features z [N, H, D] about a point [H, D] → [H, 5, D], in float64."""
+    """Compute the means of the powers 1 to 5 of z − point, for z [N, H, D] and a point [H, D] → [H, 5, D], in float64."""
     gap = z.double() - point.double()
     return torch.stack([gap.mean(0), *_power_means(gap)], dim=-2)
 
 
 def central(powers: NDArray[Any], point: NDArray[Any]) -> NDArray[np.float64]:
-    """The mean and central moments that follow from `powers_about` [H, 5, D] a point [H, D] → [H, 5, D], in float64.
+    """Convert `powers_about` [H, 5, D] a point [H, D] to mean and central moments [H, 5, D], in float64.
 
     With P_0 = 1 and δ = P_1, the mean's distance from the point: S_j = Σ_k (j choose k) P_k (−δ)^{j−k}.
     """
@@ -90,13 +90,13 @@ def central(powers: NDArray[Any], point: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def mean_over_nodes(values: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Σ_i n_i v_i / Σ_i n_i (Eq. 10) of values [M, ...] with node counts [M], in float64."""
+    """Compute Σ_i n_i v_i / Σ_i n_i (Eq. 10) of values [M, ...] with node counts [M], in float64."""
     weight = counts.astype(np.float64) / counts.sum(dtype=np.float64)
     return np.tensordot(weight, values.astype(np.float64), axes=1)
 
 
 def pool(moments: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Moments of the union from each client's own, [M, H, 5, D] and node counts [M] → [H, 5, D], in float64.
+    """Compute the moments of the union from each client's own, [M, H, 5, D] and node counts [M] → [H, 5, D], in float64.
 
     With δ_i = m_i − m the binomial theorem moves client i's moments to the pooled mean m exactly:
     S_{i,j} = Σ_k (j choose k) C_{i,k} δ_i^{j−k},  C_{i,0} = 1, C_{i,1} = 0.
@@ -115,11 +115,13 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda squares: (squares.mean(-1) + EPS).sqrt(),
     "mean_squared": lambda squares: squares.mean(-1),
 }
-"""How the D entries of a difference of moments become a number, from their squares [..., D]."""
+"""Norms that turn the D entries of a difference of moments into a number, from their squares [..., D]."""
 
 
 def discrepancy(own: Tensor, target: Tensor, span: Tensor, norm: str = "norm") -> Tensor:
-    """d_CMD (Eq. 11) between moments own and target [H, 5, D], summed over layers; span [H] holds b − a, ``norm`` is of `NORMS`.
+    """Compute d_CMD (Eq. 11) between moments own and target [H, 5, D], summed over layers.
+
+    ``span`` [H] holds b − a; ``norm`` is a key of `NORMS`.
 
     Σ_k ( ‖M_i − M‖₂ / (b−a) + Σ_{j=2}^{5} ‖C_{i,j} − S_j‖₂ / (b−a)^j ), a scalar with the gradient of ``own``.
     """

@@ -1,4 +1,4 @@
-"""What methods that share class prototypes have in common: keys, names on the wire, and the mean embedding of each class.
+"""Shared parts of methods with class prototypes: keys, names on the wire, and the mean embedding of each class.
 
 C_i^j = (1 / |D_ij|) Σ_{v ∈ D_ij} f_i(v)                    FedProto, Eq. (3): D_ij the training nodes of class j at client i
 """
@@ -16,10 +16,10 @@ from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, TRAIN
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 PROTOTYPES = "prototypes"
-"""Group. Up: ``mean`` [C, D], ``count`` [C], 0 where the client tells nothing. Down: ``mean`` [C, D], ``known`` [C]."""
+"""Group. Up: ``mean`` [C, D], ``count`` [C], 0 for a class that is not sent. Down: ``mean`` [C, D], ``known`` [C]."""
 
 WIDTH = "width"
-"""What a client tells of itself: D, the width of its embeddings."""
+"""Number in a client's description: D, the width of its embeddings."""
 
 
 @dataclass
@@ -27,9 +27,9 @@ class Params:
     """Keys of both sides."""
 
     lam: float = 1.0  # λ of Eq. (7), best on MNIST and FEMNIST (0.1 on CIFAR-10); 0 is Local
-    # L_R: nodes (the authors' program) | prototypes, Eq. (8)
+    # L_R: nodes (the authors' code) | prototypes, Eq. (8)
     distance: str = choice("nodes", ("nodes", "prototypes"))
-    # (ours) classes with fewer training nodes at a client are not told; of one, the prototype is its embedding
+    # (ours) a client does not send classes with fewer training nodes; with 1, a prototype may be one node's embedding
     min_nodes: int = number(1, low=1)
 
 
@@ -37,33 +37,33 @@ class Params:
 class FedTGPParams(Params):
     """Keys of FedTGP."""
 
-    lam: float = 0.1  # λ of Eq. (11), the paper's; 10 in the script of the authors' program; 0 is Local
+    lam: float = 0.1  # λ of Eq. (11), the paper's value; 10 in the script of the authors' code; 0 is Local
     threshold: float = 100.0  # τ of Eq. (9)
-    server_epochs: int = 100  # S, of training the prototypes in a round
+    server_epochs: int = 100  # S, epochs of training the prototypes per round
     server_lr: float = 0.01  # step size of the server's SGD
-    server_batch: int = number(10, low=1)  # prototypes in a step of the server
+    server_batch: int = number(10, low=1)  # prototypes per step of the server
 
 
 def class_means(h: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Mean embedding of each class and its number of nodes, [V, D] and [V] → [C, D] and [C]; 0 for an empty class."""
+    """Compute the mean embedding and number of nodes of each class, [V, D] and [V] → [C, D] and [C]; 0 for an empty class."""
     member = F.one_hot(y, num_classes).to(h.dtype)  # [V, C]
     count = y.bincount(minlength=num_classes)
     return member.T @ h / count.clamp(min=1)[:, None], count
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """Euclidean distances of rows, [R, D] and [S, D] → [R, S]; not by products, which lose digits between close rows."""
+    """Compute Euclidean distances of rows, [R, D] and [S, D] → [R, S], without products, which lose digits for close rows."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """FedProto: of each class the sum of its nodes' embeddings, and their number."""
+    """Declare FedProto's uplink: per class the sum of its nodes' embeddings, and their number."""
     sums = {"sum": ArrayField(("C", WIDTH), "float64"), "count": ArrayField(("C",), "float64", 0, LARGEST)}
     return {**_width(), TRAIN: {PROTOTYPES: Sum(sums)}}
 
 
 def single_uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """FedTGP: a prototype of each class, and whether the client has it."""
+    """Declare FedTGP's uplink: one prototype per class, and whether the client has it."""
     fields = {"mean": ArrayField(("C", WIDTH), cfg.dtype), "count": ArrayField(("C",), "int64", 0, 1)}
     return {**_width(), TRAIN: {PROTOTYPES: Individual(fields, why="the server trains on every client's prototypes")}}
 

@@ -1,8 +1,8 @@
-"""Node structure features s_u: what a node's place in the graph looks like, without any of its own features.
+"""Node structure features s_u: the position of a node in the graph, without its own features.
 
-FedStruct, section 5 and appendix A. ``degree`` is known to the owner of a node; ``graphlets`` and ``node2vec`` need the edges of
-other clients, so only a server that knows the graph can make them; ``hop2vec`` draws them and lets training find them.
-Edges count in both directions here, once a pair, and loops not at all (degree apart, which takes what it is given).
+FedStruct, section 5 and appendix A. The owner of a node knows its ``degree``. ``graphlets`` and ``node2vec`` need the edges of
+other clients, so only a server that knows the graph can compute them. ``hop2vec`` starts from random vectors and trains them.
+Edges count in both directions, once per pair, without loops (except for the degree, which counts the edges that it is given).
 
 Letters: n nodes, E directed edges, d_s width of the features.
 """
@@ -25,44 +25,44 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.wire.messages import derive_seed
 
 Array = NDArray[Any]
-_ORCA_MAX = 2**31 - 1  # orbit-count hands back 32-bit numbers, which wrap around without a word
-_KEPT_VERSION = 1  # of what `node2vec` computes
-HOP2VEC_SCALE = 0.05  # standard deviation of the first draw, as in the authors' program
+_ORCA_MAX = 2**31 - 1  # orbit-count returns 32-bit numbers, which overflow silently
+_KEPT_VERSION = 1  # of the result of `node2vec`
+HOP2VEC_SCALE = 0.05  # standard deviation of the initial values, as in the authors' code
 
 
-def degree_one_hot(leaving: Array, arriving: Array, width: int) -> Array:
-    """One-hot degrees, [n] edges that leave and that arrive → float32 [n, d_s]; degrees beyond the last column share it.
+def degree_one_hot(outgoing: Array, incoming: Array, width: int) -> Array:
+    """One-hot encode degrees, [n] outgoing and incoming edges → float32 [n, d_s]; higher degrees share the last column.
 
-    Where edges have a direction the degree is round((in + out) / 2), halves to the even number, as in the authors' program; the
+    In a directed graph the degree is round((in + out) / 2), with halves rounded to even, as in the authors' code; the
     paper does not say.
     """
-    degree = np.rint((leaving + arriving) / 2).astype(np.int64)
+    degree = np.rint((outgoing + incoming) / 2).astype(np.int64)
     features = np.zeros((degree.size, width), np.float32)
     features[np.arange(degree.size), degree.clip(max=width - 1)] = 1
     return features
 
 
 def hop2vec(num_nodes: int, width: int, seed: int, client: int) -> Array:
-    """The first s_u of one client's nodes: N(0, 0.05²), float64 [n_i, d_s], from the client's own stream."""
+    """Draw the initial s_u of one client's nodes: N(0, 0.05²), float64 [n_i, d_s], from the client's own stream."""
     rng = np.random.default_rng(derive_seed(seed, client, "hop2vec"))
     return rng.normal(0.0, HOP2VEC_SCALE, (num_nodes, width))
 
 
 def graphlet_degrees(edges: Array, num_nodes: int, size: int = 0, scale: str = "standard") -> Array:
-    """Graphlet degree vectors (Pržulj, 2007): how often a node sits on each orbit of graphlets of up to ``size`` nodes.
+    """Compute graphlet degree vectors (Pržulj, 2007): how often a node is on each orbit of graphlets of up to ``size`` nodes.
 
     Shapes: edges [2, E] → float32 [n, 15] for size 4, [n, 73] for size 5. Counted by ORCA, in 32 bits. The authors'
-    program counts up to five nodes and standardises each orbit over the nodes.
+    code counts up to five nodes and standardises each orbit over the nodes.
 
     Args:
         edges: [2, E].
         num_nodes: n.
-        size: 4 or 5; 0: five nodes where 32 bits can count them, else four.
-        scale: ``standard``, mean 0 and deviation 1 over the nodes, an orbit that nobody sits on 0; ``log``, log(1 + count).
+        size: 4 or 5; 0: five nodes if 32 bits can count them, else four.
+        scale: ``standard``: mean 0 and standard deviation 1 over the nodes, an empty orbit 0; ``log``: log(1 + count).
 
     Raises:
         FedGraphError: the package `orbit-count` is missing.
-        RunFailed: a node may sit on more graphlets than 32 bits hold.
+        RunFailed: a node may be on more graphlets than 32 bits can count.
     """
     try:
         from orbit_count import node_orbit_counts
@@ -74,15 +74,15 @@ def graphlet_degrees(edges: Array, num_nodes: int, size: int = 0, scale: str = "
     taken = size or (5 if _most(5, adjacency) <= _ORCA_MAX else 4)
     if (bound := _most(taken, adjacency)) > _ORCA_MAX:
         raise RunFailed(
-            f"strategy.graphlet_size={size} may need counts up to {bound:.1e} on this graph, where {_ORCA_MAX:.1e} is the"
-            f" most: take {'graphlet_size=4, or ' if taken == 5 else ''}other strategy.features"
+            f"strategy.graphlet_size={size} may need counts up to {bound:.1e} on this graph, the limit is {_ORCA_MAX:.1e}:"
+            f" set {'strategy.graphlet_size=4 or ' if taken == 5 else ''}another strategy.features"
         )
     graph = nx.from_scipy_sparse_array(adjacency)
     counts = np.asarray(node_orbit_counts(graph, graphlet_size=taken, node_list=list(range(num_nodes))), np.float64)
     if scale == "log":
         return np.log1p(counts).astype(np.float32)
-    spread = counts.std(axis=0)
-    return ((counts - counts.mean(axis=0)) / np.where(spread > 0, spread, 1)).astype(np.float32)
+    deviation = counts.std(axis=0)
+    return ((counts - counts.mean(axis=0)) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
 
 
 Tree = tuple[Any, ...]
@@ -90,7 +90,7 @@ Tree = tuple[Any, ...]
 
 
 def _rooted_trees(size: int) -> set[Tree]:
-    """All rooted trees of ``size`` nodes, each once: 4 of four nodes, 9 of five."""
+    """Return all rooted trees of ``size`` nodes, each once: 4 of four nodes, 9 of five."""
     if size == 1:
         return {()}
     return {
@@ -102,12 +102,12 @@ def _rooted_trees(size: int) -> set[Tree]:
 
 
 def _most(size: int, adjacency: sp.csr_matrix) -> float:
-    """No node sits on an orbit of graphlets of ``size`` nodes more often than this."""
+    """Return an upper bound of how often a node is on an orbit of graphlets of ``size`` nodes."""
     return max(float(_embeddings(tree, adjacency).max()) for tree in _rooted_trees(size))
 
 
 def _embeddings(tree: Tree, adjacency: sp.csr_matrix) -> Array:
-    """At least how often each node is the root of such a tree, [n]: walks may meet, equal branches count once.
+    """Return an upper bound of how often each node is the root of such a tree, [n]: walks may meet, equal branches count once.
 
     A graphlet's orbit has a spanning tree of one shape rooted at the node, so no orbit is counted more often than its tree.
     """
@@ -132,17 +132,17 @@ def node2vec(
     q: float = 1.0,
     epochs: int = 50,
 ) -> Array:
-    """Node2Vec (Grover & Leskovec, KDD 2016): skip-gram vectors of biased random walks, float32 [n, d_s].
+    """Compute Node2Vec (Grover & Leskovec, KDD 2016): skip-gram vectors of biased random walks, float32 [n, d_s].
 
     Args:
         edges: [2, E].
         num_nodes: n.
         width: d_s.
-        seed: of the walks and of the skip-gram.
+        seed: seed of the walks and of the skip-gram.
         walks: walks that start at each node.
-        length: nodes of a walk.
+        length: nodes per walk.
         window: nodes on either side of a node that are its context.
-        negatives: nodes drawn against each of the context.
+        negatives: random nodes per context node.
         p: return parameter; small values turn back often.
         q: in-out parameter; small values walk away.
         epochs: passes of the skip-gram over the walks.
@@ -163,12 +163,12 @@ def node2vec(
 
 
 def kept_node2vec(edges: Array, num_nodes: int, width: int, **how: Any) -> Array:
-    """What `node2vec` gives, which takes a minute on 3000 nodes: kept with the data, by the edges and all that it depends on."""
-    told = json.dumps([_KEPT_VERSION, num_nodes, width, how], sort_keys=True).encode()
-    key = hashlib.sha256(told + np.ascontiguousarray(edges, np.int64).tobytes()).hexdigest()
+    """Return `node2vec` from the cache, keyed by the edges and all settings; it takes a minute on 3000 nodes."""
+    settings = json.dumps([_KEPT_VERSION, num_nodes, width, how], sort_keys=True).encode()
+    key = hashlib.sha256(settings + np.ascontiguousarray(edges, np.int64).tobytes()).hexdigest()
     path = cache_dir() / f"node2vec-{key[:24]}.safetensors"
     with FileLock(path.with_suffix(".lock")):
-        with contextlib.suppress(FedGraphError):  # not there, or damaged
+        with contextlib.suppress(FedGraphError):  # missing or damaged
             return np.asarray(read_tensors(path)[0]["vectors"])
         vectors = node2vec(edges, num_nodes, width, **how)
         write_tensors(path, {"vectors": torch.from_numpy(vectors)}, {})
@@ -178,13 +178,13 @@ def kept_node2vec(edges: Array, num_nodes: int, width: int, **how: Any) -> Array
 def random_walks(
     adjacency: sp.csr_matrix, starts: Array, length: int, p: float, q: float, rng: np.random.Generator
 ) -> Array:
-    """Second-order random walks, [W, length]; a walk that starts at an isolated node stays there.
+    """Draw second-order random walks, [W, length]; a walk that starts at an isolated node stays there.
 
-    From v, having come from t, a neighbour x is taken with weight 1/p if x = t, 1 if x neighbours t, else 1/q: drawn uniformly
-    and accepted with its weight over the largest.
+    After a step from t to v, a neighbour x of v has weight 1/p if x = t, 1 if x neighbours t, else 1/q. It is drawn uniformly
+    and accepted with its weight over the largest weight.
     """
     n, degree = adjacency.shape[0], np.diff(adjacency.indptr)
-    keys = np.repeat(np.arange(n), degree) * n + adjacency.indices  # sorted: rows rise, columns rise within a row
+    keys = np.repeat(np.arange(n), degree) * n + adjacency.indices  # sorted by row, then by column
     largest = max(1 / p, 1.0, 1 / q)
     walks = np.empty((starts.size, length), np.int64)
     walks[:, 0] = starts
@@ -208,7 +208,7 @@ def random_walks(
 
 
 def _undirected(edges: Array, num_nodes: int) -> sp.csr_matrix:
-    """Both directions of each pair once, without loops, columns in order, [n, n]."""
+    """Return both directions of each pair once, without loops, columns in order, [n, n]."""
     source, target = edges[:, edges[0] != edges[1]]
     rows, columns = np.concatenate([source, target]), np.concatenate([target, source])
     matrix = sp.csr_matrix((np.ones(rows.size), (rows, columns)), shape=(num_nodes, num_nodes))

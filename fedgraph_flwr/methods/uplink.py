@@ -3,7 +3,7 @@
 A method declares this once, in a function that both of its sides name as `uplink`:
 
     def uplink(cfg, params):
-        return {TRAIN: {MODEL: Mean(origin=ARRAYS), "counts": Sum({"nodes": ArrayField(("C",), "float64")})}}
+            return {TRAIN: {MODEL: Mean(origin=ARRAYS), "counts": Sum({"nodes": ArrayField(("C",), "float64")})}}
 
 | reducer      | the server gets                                   | secagg   | DP  | robust rule | ray.aggregate |
 |--------------|---------------------------------------------------|----------|-----|-------------|---------------|
@@ -14,8 +14,8 @@ A method declares this once, in a function that both of its sides name as `uplin
 | `Individual` | every client's values                             | no       | no  | not applied | not applied   |
 | `Public`     | values that follow from the configuration         | yes      | yes | not applied | not applied   |
 
-Reply schemas, the protections that a method accepts, the releases that the privacy accountant books and the table on the method's
-page are derived from it, and a client sends nothing else.
+The declaration defines the reply schemas, the protections that a method supports, the releases that the privacy accountant
+counts, and the table on the method's page. A client sends nothing else.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,24 +30,24 @@ from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField
 
 Fields = Mapping[str, ArrayField | NumberField]
-"""Arrays of a group, or numbers of the group `METRICS`; an axis may be "C", "F" or another value that clients describe alike."""
+"""Arrays of a group, or numbers of the group `METRICS`; an axis may be "C", "F" or another number of the description."""
 
 ARRAYS = "arrays"
-"""As `origin`: the group updates the shared parameters; as `fields`: it has their names and shapes."""
+"""As `origin`: the group is an update of the shared parameters; as `fields`: it has their names and shapes."""
 
 WEIGHTS = ("weighting", "uniform", "train", "nodes")
-"""Weights of a mean: ``strategy.weighting``, equal, training nodes, nodes."""
+"""Weights of a mean: ``strategy.weighting``, equal weights, training nodes, nodes."""
 
 
 @dataclass(frozen=True)
 class Reducer:
-    """What the server does with one group of the replies to a phase.
+    """The server's reduction of one group in the replies to a phase.
 
     Attributes:
-        fields: what the group holds; `ARRAYS`: the shared parameters' names and shapes; None: what the strategy's `fields` says.
-        why: what the server needs single clients' values for; quoted where a protection refuses the method.
-        reduced: whether the server gets one value of all clients.
-        early: whether that value needs nothing but weights known before the exchange.
+        fields: arrays of the group; `ARRAYS`: the shared parameters' names and shapes; None: given by the strategy's `fields`.
+        why: why the server needs single clients' values; quoted if a protection refuses the method.
+        reduced: whether the server gets one value over all clients.
+        early: whether that value needs only weights known before the exchange.
     """
 
     fields: Fields | str | None = None
@@ -58,13 +58,13 @@ class Reducer:
 
 @dataclass(frozen=True)
 class Mean(Reducer):
-    """Σ w y / Σ w.
+    """Weighted mean, Σ w y / Σ w.
 
     Attributes:
         weight: one of `WEIGHTS`; under differential privacy all but ``weighting`` count as ``uniform``.
-        origin: what clipping and robust rules measure values from: `ARRAYS`, or nothing: 0.
-        scale: factor of a client's weight, by its index; it must follow from the configuration. A robust rule, which has no
-            weights, takes the updates of trained parameters times it.
+        origin: start of the updates that clipping and robust rules measure: `ARRAYS`, or empty for 0.
+        scale: factor of a client's weight, by its index; it must follow from the configuration. A robust rule has no weights, and
+            multiplies the updates of trained parameters by it.
         trained: whether clients without training nodes are left out.
     """
 
@@ -78,7 +78,7 @@ class Mean(Reducer):
 
 @dataclass(frozen=True)
 class Sum(Reducer):
-    """Σ y, in float64 or as ``dtype`` says."""
+    """Sum Σ y, in float64 or another ``dtype``."""
 
     dtype: str = "float64"
     origin: ClassVar[str] = ""
@@ -88,7 +88,7 @@ class Sum(Reducer):
 
 @dataclass(frozen=True)
 class LateMean(Reducer):
-    """A mean whose weights the method computes from other uploads of the same exchange: `Reduced.mean`."""
+    """Mean whose weights the method computes from other uploads of the same exchange: `Reduced.mean`."""
 
     origin: str = ARRAYS
     reduced: ClassVar[bool] = True
@@ -96,7 +96,7 @@ class LateMean(Reducer):
 
 @dataclass(frozen=True)
 class Relay(Reducer):
-    """Values that the server forwards to other clients; ``sealed``: it cannot read them."""
+    """Values that the server forwards to other clients; with ``sealed`` it cannot read them."""
 
     sealed: bool = False
 
@@ -107,12 +107,12 @@ class Individual(Reducer):
 
     def __post_init__(self) -> None:
         if not self.why:
-            raise TypeError("Individual needs why=: what the server needs every client's values for")
+            raise TypeError("Individual needs why=: the reason why the server needs every client's values")
 
 
 @dataclass(frozen=True)
 class Public(Reducer):
-    """Values that follow from the configuration, such as the width of an embedding, or public keys; also a graph's size."""
+    """Values that follow from the configuration, such as the width of an embedding, public keys, or a graph's size."""
 
 
 Groups = Mapping[str, Reducer]
@@ -125,20 +125,20 @@ class Once(dict[str, Reducer]):
 
 
 def model_only(cfg: RunConfig, params: Any) -> Uplink:
-    """FedAvg's uplink, and that of every method which changes the client's training only."""
+    """Return FedAvg's uplink, also for every method that changes only the client's training."""
     return {TRAIN: {MODEL: Mean(ARRAYS, origin=ARRAYS)}}
 
 
 def every_model(cfg: RunConfig, params: Any) -> Uplink:
-    """The uplink of a method whose server mixes clients' models into one for each."""
+    """Return the uplink of a method whose server mixes the clients' models into one model per client."""
     return {TRAIN: {MODEL: Individual(ARRAYS, why="each client receives its own mixture of models")}}
 
 
 def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
-    """The uplink of a method's server or client class, with what the framework itself asks.
+    """Return the uplink of a method's server or client class, with the framework's own phases.
 
     Raises:
-        FedGraphError: the declaration has another form.
+        FedGraphError: a declared group is not a `Reducer`.
     """
     found = dict(side.uplink(cfg, method_params(side, cfg)))
     for phase, groups in found.items():
@@ -157,7 +157,7 @@ def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
 
 
 def signature(uplink: Uplink) -> dict[tuple[str, str], tuple[Any, ...]]:
-    """What the two sides of a method must declare alike."""
+    """Return the part of a declaration that both sides of a method must share."""
     return {
         (phase, group): (type(reducer).__name__, getattr(reducer, "weight", ""), getattr(reducer, "sealed", ""))
         for phase, groups in uplink.items()
@@ -166,27 +166,27 @@ def signature(uplink: Uplink) -> dict[tuple[str, str], tuple[Any, ...]]:
 
 
 def shown(uplink: Uplink) -> list[tuple[str, str, Reducer]]:
-    """Phase, group and reducer of all that leaves a client."""
+    """Return phase, group and reducer of everything that leaves a client."""
     return [(phase, group, reducer) for phase, groups in uplink.items() for group, reducer in groups.items()]
 
 
 def sums(groups: Groups) -> list[str]:
-    """Groups of which the server needs a mean or sum only, by weights known before the exchange."""
+    """Return the groups of which the server needs only a mean or sum, by weights known before the exchange."""
     return [group for group, reducer in groups.items() if reducer.early]
 
 
 def releases(uplink: Uplink) -> int:
-    """Exchanges of a round whose reduced values differential privacy releases."""
+    """Return the number of exchanges per round whose reduced values differential privacy releases."""
     return sum(bool(sums(groups)) for groups in uplink.values() if not isinstance(groups, Once))
 
 
 def released_once(uplink: Uplink) -> int:
-    """Exchanges before round 1 whose reduced values differential privacy releases."""
+    """Return the number of exchanges before round 1 whose reduced values differential privacy releases."""
     return sum(bool(sums(groups)) for groups in uplink.values() if isinstance(groups, Once))
 
 
 def named(phase: str, group: str, reducer: Reducer) -> str:
-    """A group in an error message: which, and why the server needs single clients' values."""
+    """Return a group's name for an error message, and why the server needs single clients' values."""
     what = "numbers" if group == METRICS else f"'{group}'"
     kind = "late weights" if isinstance(reducer, LateMean) else "each client's values"
     return f"{kind} of {what} in phase '{phase}'" + (f" ({reducer.why})" if reducer.why else "")

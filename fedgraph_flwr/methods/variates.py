@@ -1,4 +1,4 @@
-"""Methods whose clients keep variates between rounds: their parameters, and the names on the wire."""
+"""Methods whose clients keep variates between rounds: their keys, and the names on the wire."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,59 +9,59 @@ from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Uplink, model_only
 from fedgraph_flwr.wire.messages import TRAIN
 
 VARIATES = "variates"
-"""Group: the server's variate on the way down, the change of a client's on the way up, by the parameters' names."""
+"""Group, by the parameters' names. Down: the server's variate. Up: the change of a client's variate."""
 
 ACKNOWLEDGED = "heard"
-"""Group that goes down with the model: the last round in which this client's reply arrived, [1]; 0: none."""
+"""Group that travels down with the model: the last round in which this client's reply arrived, [1]; 0: none."""
 
 
 @dataclass
 class Controls:
-    """Parameters of methods with SCAFFOLD's control variates."""
+    """Keys of methods with SCAFFOLD's control variates."""
 
-    # c_i of Eq. (4): II, the paper's experiments, with plain SGD; I with Adam or momentum (ours)
+    # c_i of Eq. (4): II, as in the paper's experiments, with plain SGD; I with Adam or momentum (ours)
     option: str = choice("auto", ("auto", "I", "II"))
 
     def averages_steps(self, train: TrainConfig) -> bool:
-        """Whether c_i follows from the way that the client went, option II."""
+        """Return whether c_i follows from the client's total change, option II."""
         return train.plain_sgd if self.option == "auto" else self.option == "II"
 
     def check(self, cfg: RunConfig) -> None:
-        """Refuse option II where steps are not gradients.
+        """Refuse option II for optimisers whose steps are not gradients.
 
         Raises:
-            FedGraphError: they are not.
+            FedGraphError: names the optimiser's keys.
         """
         if self.option == "II" and not cfg.train.plain_sgd:
             raise FedGraphError(
-                f"strategy.option=II takes (x - y)/(K lr) for a mean gradient, which it is with train.optimizer=sgd and "
-                f"train.momentum=0 alone, got {cfg.train.optimizer} and {cfg.train.momentum:g}: take strategy.option=I"
+                "strategy.option=II needs train.optimizer=sgd and train.momentum=0, where (x - y)/(K lr) is a mean gradient; got"
+                f" train.optimizer={cfg.train.optimizer} and train.momentum={cfg.train.momentum:g}: set strategy.option=I"
             )
 
 
 @dataclass
 class ScaffoldParams(Controls):
-    """Parameters of SCAFFOLD."""
+    """Keys of SCAFFOLD."""
 
-    server_lr: float = 1.0  # η_g, of the paper's experiments
+    server_lr: float = 1.0  # η_g, as in the paper's experiments
 
 
 @dataclass
 class FedDCParams(Controls):
-    """Parameters of FedDC."""
+    """Keys of FedDC."""
 
-    # (ours) α of R_i, for a few local steps as FedDyn's; the authors' CIFAR-10 example: 0.01; 0: no drift
+    # (ours) α of R_i, for a few local steps like FedDyn's; the authors' CIFAR-10 example has 0.01; 0: no drift
     alpha: float = 1.0
     gradient_term: bool = True  # G_i, the part of the local objective that corrects gradients
 
 
 @dataclass
 class FedDynParams:
-    """Parameters of FedDyn."""
+    """Keys of FedDyn."""
 
     alpha: float = 1.0  # α; 0: FedAvg
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """SCAFFOLD and FedDC: the model, and the change of the client's variate, which starts from 0."""
+    """Declare the uplink of SCAFFOLD and FedDC: the model, and the change of the client's variate, which starts from 0."""
     return {TRAIN: {**model_only(cfg, params)[TRAIN], VARIATES: Mean(ARRAYS)}}

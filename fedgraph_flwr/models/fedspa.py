@@ -8,7 +8,7 @@ A directed edge u → v is typed once, by *training* labels only (Eq. 4):
 
 Each type is a sparse operator C^t [N, N], C^t_vu = c_vu where the edge has type t, over the neighbours of v without v.
 d counts all neighbours, whatever the type: ``sym`` c_vu = 1/√(d_v d_u), the Â of Section 3; ``mean`` c_vu = 1/d_v;
-``sum`` c_vu = 1, Eq. (6) as printed. On directed edges d_v counts arriving and d_u leaving ones. With ``sum`` a hub's logits
+``sum`` c_vu = 1, Eq. (6) as printed. On directed edges d_v counts incoming and d_u outgoing ones. With ``sum`` a hub's logits
 grow with the square of its degree: under the paper's protocol the first steps overshoot.
 
 Types are a function of training labels: they give a training node's own label away, while all edges of a test node are
@@ -89,7 +89,9 @@ def typed_operators(graph: Graph, normalization: str = "sym", sfpd: bool = True)
     edges = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
     types = edge_types(edges, graph.y, graph.train_mask) if sfpd else torch.full_like(edges[0], HOM)
     counts = adjacency(edges, graph.num_nodes)
-    degrees = [np.maximum(np.asarray(counts.sum(axis=axis)).ravel(), 1) for axis in (1, 0)]  # d_v arriving, d_u leaving
+    degrees = [
+        np.maximum(np.asarray(counts.sum(axis=axis)).ravel(), 1) for axis in (1, 0)
+    ]  # d_v incoming, d_u outgoing
     left, right = (sp.diags(d**power) for d, power in zip(degrees, NORMALIZATIONS[normalization], strict=True))
     return [sp.csr_matrix(left @ adjacency(edges[:, types == t], graph.num_nodes) @ right) for t in (HOM, HET, UNK)]
 
@@ -126,8 +128,8 @@ class PlainLayer(nn.Module):
         """With [X | C^hom X | (C^het + C^unk) X | C^unk X] at hand, [N, 4F], where X is narrow."""
         if (x := inputs.narrow(width)) is None:
             return inputs
-        arriving = [SparseMatrix(operator, x.dtype) @ x for operator in (hom, het + unk, unk)]
-        return dataclasses.replace(inputs, propagated=torch.cat([x, *arriving], dim=1))
+        incoming = [SparseMatrix(operator, x.dtype) @ x for operator in (hom, het + unk, unk)]
+        return dataclasses.replace(inputs, propagated=torch.cat([x, *incoming], dim=1))
 
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
         """[N, H]."""
@@ -139,8 +141,8 @@ class PlainLayer(nn.Module):
         else:
             weights = [self.theta_self, self.theta_hom, self.theta_het, self.theta_phi_weight]
             own, hom, het, phi = products(z, weights)
-            arriving, added = (inputs.edges @ torch.cat([hom, het])).chunk(2)
-            at_zero = own + arriving
+            incoming, added = (inputs.edges @ torch.cat([hom, het])).chunk(2)
+            at_zero = own + incoming
         return at_zero + self.bias + torch.sigmoid(phi + self.theta_phi_bias) * added
 
 

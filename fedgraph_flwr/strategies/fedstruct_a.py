@@ -108,8 +108,8 @@ class FedStructA(FedGrad):
         """S from the edges [2, E] of the whole graph: [n, width], graphlets as wide as they are."""
         p, seed = self.params, self.cfg.seed
         if p.features == "degree":
-            leaving, arriving = (np.bincount(ends, minlength=n) for ends in edges)
-            return structure_features.degree_one_hot(leaving, arriving, width)
+            outgoing, incoming = (np.bincount(ends, minlength=n) for ends in edges)
+            return structure_features.degree_one_hot(outgoing, incoming, width)
         if p.features == "graphlets":
             return structure_features.graphlet_degrees(edges, n, p.graphlet_size, p.graphlet_scale)
         if p.features == "node2vec":

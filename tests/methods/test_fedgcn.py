@@ -54,10 +54,10 @@ def test_what_is_sent_and_known_is_of_the_whole_graph(kind):
     a, x, degree = whole(kind)
     for client in clients_after(kind):
         own = client.graph.node_id.numpy()
-        known = np.concatenate([own, client.arriving.nodes])
+        known = np.concatenate([own, client.incoming.nodes])
         np.testing.assert_allclose(client.memory["z"].numpy(), (a @ x)[known], atol=1e-13)
         np.testing.assert_allclose(client.degree, degree[own], rtol=1e-13)
-        np.testing.assert_allclose(client.memory["degree"].numpy(), degree[client.arriving.nodes], rtol=1e-13)
+        np.testing.assert_allclose(client.memory["degree"].numpy(), degree[client.incoming.nodes], rtol=1e-13)
         np.testing.assert_allclose(client.inputs.adj.to_dense()[: own.size].numpy(), a[own][:, known], atol=1e-15)
         assert not np.delete(a[own], known, axis=1).any()
 

@@ -46,11 +46,11 @@ def by_hand(client, program):
     mean = told[0].mean(0)
     raw = [[np.mean(told[0][:, c] ** p) for c in range(C)] for p in range(1, params.orders + 1)]
     central = [[np.mean((told[0][:, c] - mean[c]) ** p) for c in range(C)] for p in range(1, params.orders + 1)]
-    arriving = [sum(1 for t in graph.edge_index[1].tolist() if t == v) for v in range(graph.num_nodes)]
+    incoming = [sum(1 for t in graph.edge_index[1].tolist() if t == v) for v in range(graph.num_nodes)]
     h = 0.0
     for v, row in enumerate(told[1].tolist()):
         bracket = C / math.e + sum(p * math.log(p) for p in row if p > 0)
-        h += (arriving[v] + (not program)) * bracket
+        h += (incoming[v] + (not program)) * bracket
     return np.array([raw, central]), h
 
 

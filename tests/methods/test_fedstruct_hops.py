@@ -85,7 +85,7 @@ def test_blocks_are_bounded_in_size_and_number_and_one_where_rows_are_compared()
     assert [b.start for b in columns[1:]] == [b.stop for b in columns[:-1]]
     assert (columns[0].start, columns[-1].stop) == (0, 19717)
     assert max(b.stop - b.start for b in columns) * 19717 <= hops.HELD
-    assert len(hops.blocks(10**6, 2)) == hops.MOST_BLOCKS
+    assert len(hops.blocks(10**6, 2)) == hops.MAX_BLOCKS
     assert len(hops.blocks(10**6, 1)) == len(hops.blocks(10**6, 9, Pruning(30))) == 1
 
 
@@ -254,7 +254,7 @@ def test_wrong_messages_are_refused():
             client.receive(good | {1: odd})
     narrow = {"nodes": client.nodes[:2].astype(np.int32), "dense": np.ones((1, N))}
     for arrays in (narrow, narrow | {"values": np.ones(3)}, {"nodes": client.nodes[:2]}):
-        with pytest.raises(FedGraphError, match="2 rows that came from another client are no rows of a matrix"):
+        with pytest.raises(FedGraphError, match="2 rows from another client are not rows of a sparse or dense matrix"):
             RowMessage.of(arrays, N)
 
 

@@ -111,7 +111,7 @@ def test_parameters_that_no_gradient_reaches_stay_where_they_are(run, monkeypatc
 
 def test_option_two_needs_plain_sgd(run):
     for words in (["train.optimizer=adam"], ["train.momentum=0.9"]):
-        with pytest.raises(FedGraphError, match=r"take strategy\.option=I"):
+        with pytest.raises(FedGraphError, match=r"set strategy\.option=I"):
             run(*WORDS, "strategy=scaffold", "strategy.option=II", *words)
     with pytest.raises(FedGraphError, match=r"strategy\.option 'III' unknown"):
         run("strategy=scaffold", "strategy.option=III")

@@ -28,9 +28,9 @@ def directed() -> tuple[ClientGraph, np.ndarray]:
 
 def test_operators_count_arriving_edges_at_the_target_and_leaving_ones_at_the_source():
     graph, a = directed()
-    arriving, leaving = np.maximum(a.sum(1), 1), np.maximum(a.sum(0), 1)
-    assert (arriving != leaving).any()
-    expected = {"sym": a / np.sqrt(np.outer(arriving, leaving)), "mean": a / arriving[:, None], "sum": a}
+    incoming, outgoing = np.maximum(a.sum(1), 1), np.maximum(a.sum(0), 1)
+    assert (incoming != outgoing).any()
+    expected = {"sym": a / np.sqrt(np.outer(incoming, outgoing)), "mean": a / incoming[:, None], "sum": a}
     for normalization, matrix in expected.items():
         typed = sum(c.toarray() for c in typed_operators(graph, normalization))
         np.testing.assert_allclose(typed, matrix, atol=1e-15)
@@ -62,8 +62,8 @@ def test_the_mean_over_arriving_edges_by_hand(num_classes):
         share = alpha[v]
         if graph.train_mask[u] and graph.train_mask[v]:
             share = float(graph.y[u] == graph.y[v])
-        arriving = share * (x[u] @ layer.theta_hom) + (1 - share) * (x[u] @ layer.theta_het)
-        expected = expected.index_add(0, torch.tensor([v]), arriving.unsqueeze(0) / a[v].sum())
+        incoming = share * (x[u] @ layer.theta_hom) + (1 - share) * (x[u] @ layer.theta_het)
+        expected = expected.index_add(0, torch.tensor([v]), incoming.unsqueeze(0) / a[v].sum())
     torch.testing.assert_close(model(inputs), expected)
 
 
