@@ -1,4 +1,4 @@
-"""FedFA: its keys, and the names of what travels beside the model."""
+"""FedFA: its keys, and names of the groups that travel with the model."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +9,13 @@ from fedgraph_flwr.wire.messages import TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
 RUNNING = "running"
-"""Group: clients' running mean and standard deviation of each channel, ``mean`` and ``std`` [L-1, H]; both ways."""
+"""Group: the clients' running mean and standard deviation of each channel, ``mean`` and ``std`` [L-1, H]; both ways."""
 
 SPREAD = "spread"
-"""Group: their variances over clients, ``mean`` and ``std`` [L-1, H]; made by the server, goes down alone."""
+"""Group, down: their variances over clients, ``mean`` and ``std`` [L-1, H], computed by the server."""
 
 GAPS = "gaps"
-"""Group, up: how far ``mean`` and ``std`` are from those received, and squares of that, from which follow the variances."""
+"""Group, up: differences of ``mean`` and ``std`` from those received, and their squares, for the variances."""
 
 STATISTICS = ("mean", "std")
 
@@ -25,15 +25,15 @@ class Params:
     """Keys of FedFA."""
 
     p: float = number(0.5, high=1)  # probability with which a layer's features are changed in a step; 0 is FedAvg
-    groups: int = number(8, low=1)  # (ours) K groups of nodes that stand for images, whose statistics vary
+    groups: int = number(8, low=1)  # (ours) K groups of nodes that take the role of images, whose statistics vary
     momentum: float = number(0.99, high=1)  # α of the running statistics
     eps: float = number(1e-6, low=1e-12)  # ε
-    # over clients: channel (the paper) | scalar (the program), one for all channels
+    # over clients: channel (the paper) | scalar (the authors' code), one for all channels
     variance: str = choice("channel", ("channel", "scalar"))
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model, and means of feature statistics from which the server finds their variance over clients."""
+    """Declare the model, and means of feature statistics from which the server computes their variance over clients."""
     found: dict[str, Reducer] = {**model_only(cfg, params)[TRAIN]}
     if params.p:
         shape = (cfg.model.layers - 1, cfg.model.hidden)

@@ -1,7 +1,7 @@
-"""FedGCN: its keys, the names of what travels, and the cut edges of a client as both ends of them see it.
+"""FedGCN: its keys, names on the wire, and a client's cut edges as both of their ends see them.
 
-Client i joins its nodes with those of client k by edges i → k. What travels from i to k is in the order of k's nodes (sums) or of
-i's nodes (rows) that these edges have, ascending by global id: both know it, so no id travels.
+Edges i → k join nodes of client i with nodes of client k. Arrays from i to k follow the order of k's nodes (sums) or of i's nodes
+(rows) at these edges, ascending by global id. Both clients know this order, so no id travels.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.methods.uplink import Once, Relay, Uplink, model_only
 
 SUMS, ROWS, DEGREES = "sums", "rows", "degrees"
-"""Groups, up by receiver and down by sender: partial sums [b, F]; rows of Â X [b, F] and degrees [b] of their nodes."""
+"""Groups, up by receiver and down by sender: partial sums [b, F]; rows of Â X [b, F] and degrees [b] of those nodes."""
 
 
 @dataclass
 class Params:
     """Keys of FedGCN."""
 
-    hops: int = number(2, high=2)  # 0 (FedAvg) | 1 | 2, with which a GCN of two layers computes Central's logits
-    # (ours) sums over fewer are left out: 1 is exact, but a sum of one node is its features; on a fleet a node's
-    # policy asks for more
+    hops: int = number(2, high=2)  # 0 (FedAvg) | 1 | 2, which gives a GCN of two layers the logits of Central
+    # (ours) sums over fewer nodes are left out. 1 is exact, but a sum over one node is its features; on a fleet the
+    # node's policy requires more
     min_nodes: int = number(1, low=1)
 
 
@@ -35,8 +35,8 @@ class Boundary:
 
     Attributes:
         nodes: their global ids, ascending [B].
-        owner: the client of each [B].
-        edges: how many edges join each of them with each own node, CSR [B, N].
+        owner: their clients [B].
+        edges: number of edges between each of them and each own node, CSR [B, N].
     """
 
     nodes: np.ndarray
@@ -45,7 +45,7 @@ class Boundary:
 
     @classmethod
     def of(cls, cut: Tensor, owner: Tensor, num_nodes: int) -> "Boundary":
-        """Of ``cut_out`` or ``cut_in`` of a graph [2, E], and of the owner of each edge's other end [E]."""
+        """Build from ``cut_out`` or ``cut_in`` of a graph [2, E], and the owner of each edge's other end [E]."""
         own, other = cut.cpu().numpy()
         nodes, first, row = np.unique(other, return_index=True, return_inverse=True)
         edges = sp.csr_matrix((np.ones(row.size), (row, own)), shape=(nodes.size, num_nodes))
@@ -53,30 +53,30 @@ class Boundary:
 
     @property
     def peers(self) -> list[int]:
-        """The clients of these nodes."""
+        """The clients that own these nodes."""
         return np.unique(self.owner).tolist()
 
     def of_peer(self, peer: int) -> sp.csr_matrix:
-        """The edges that join nodes of one client, [b, N]."""
+        """Return the edges with nodes of one client, [b, N]."""
         return self.edges[self.owner == peer]
 
     def own(self, peer: int) -> np.ndarray:
-        """Own nodes that edges join with nodes of one client, ascending [b]."""
+        """Return own nodes at edges with nodes of one client, ascending [b]."""
         return np.unique(self.of_peer(peer).indices)
 
 
 def outgoing(graph: ClientGraph) -> Boundary:
-    """The targets of cut edges from this client's nodes."""
+    """Return the targets of cut edges from this client's nodes."""
     return Boundary.of(graph.cut_out, graph.cut_out_owner, graph.num_nodes)
 
 
 def incoming(graph: ClientGraph) -> Boundary:
-    """The sources of cut edges to this client's nodes."""
+    """Return the sources of cut edges to this client's nodes."""
     return Boundary.of(graph.cut_in, graph.cut_in_owner, graph.num_nodes)
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model; once, sums over neighbours for the clients that own or neighbour them."""
+    """Declare the model; once, sums over neighbours for the clients that own or neighbour them."""
     if not params.hops:
         return model_only(cfg, params)
     why = "the server forwards them to the clients at the other end of cut edges"

@@ -1,4 +1,4 @@
-"""FedGL: its keys, the names of what travels, and how the server fuses what clients say of nodes they share."""
+"""FedGL: its keys, names on the wire, and the server's fusion of predictions for nodes that clients share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,23 +28,23 @@ class Params:
     """Keys of FedGL."""
 
     label_weight: float = 0.1  # of the pseudo labels' cross-entropy
-    graph_weight: float = 0.1  # (ours) of the pseudo graph beside the client's own; OpenFGL leaves it out (0)
+    graph_weight: float = 0.1  # (ours) of the pseudo graph relative to the client's own; OpenFGL leaves it out (0)
     threshold: float = number(0.5, high=1)  # a prediction below it counts as 0
-    neighbours: int = number(20, low=1)  # (ours) of a node in the pseudo graph; 100 in OpenFGL
-    every: int = number(1, low=1)  # rounds between two discoveries
+    neighbours: int = number(20, low=1)  # (ours) per node in the pseudo graph; 100 in OpenFGL
+    every: int = number(1, low=1)  # rounds between two updates of pseudo labels and graph
 
     @property
     def discovers(self) -> bool:
-        """Whether it is more than FedAvg."""
+        """Whether the method does more than FedAvg."""
         return bool(self.label_weight or self.graph_weight)
 
     def due(self, server_round: int) -> bool:
-        """Whether nodes are told in this round, and something is found."""
+        """Return whether clients send predictions in this round."""
         return self.discovers and (server_round - 1) % self.every == 0
 
 
 def fused(ids: list[np.ndarray], values: list[np.ndarray], weights: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """The weighted mean of what clients say of each node: ids [N_i], values [N_i, K] → all ids [U], ascending, and [U, K]."""
+    """Average the clients' values of each node: ids [N_i], values [N_i, K] → all ids [U], ascending, and [U, K]."""
     nodes, place = np.unique(np.concatenate(ids), return_inverse=True)
     share = np.repeat(weights if any(weights) else np.ones(len(ids)), [len(own) for own in ids])
     total, weight = np.zeros((nodes.size, values[0].shape[1])), np.zeros(nodes.size)
@@ -54,12 +54,12 @@ def fused(ids: list[np.ndarray], values: list[np.ndarray], weights: list[float])
 
 
 def pseudo_labels(z: np.ndarray) -> np.ndarray:
-    """The most probable class of each node of which something is left over the threshold, else −1: [U, C] → [U]."""
+    """Return the most probable class of each node with a prediction above the threshold, else −1: [U, C] → [U]."""
     return np.where(z.sum(axis=1) > 0, z.argmax(axis=1), -1)
 
 
 def pseudo_graph(h: np.ndarray, neighbours: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row, column, weight of each entry: a node's largest products h_u·h_v above 0, by their sum; searched in blocks of rows."""
+    """Return row, column and weight of the pseudo graph: each node's largest products h_u·h_v > 0, over their sum."""
     rows = torch.from_numpy(h)
     near = top_k(rows, rows, neighbours)
     value = (rows[near.row] * rows[near.col]).sum(1).clamp(min=0)
@@ -71,7 +71,7 @@ def pseudo_graph(h: np.ndarray, neighbours: int) -> tuple[np.ndarray, np.ndarray
 def among(
     nodes: np.ndarray, own: np.ndarray, entries: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The entries whose both ends are own nodes, numbered as these are: nodes [U] and own [N] ids, both ascending."""
+    """Select the entries with both ends among own nodes, in local numbering: nodes [U] and own [N] ids, both ascending."""
     local = np.full(nodes.size, -1)
     local[np.searchsorted(nodes, own)] = np.arange(own.size)
     row, col = local[entries[0]], local[entries[1]]
@@ -80,7 +80,7 @@ def among(
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model; where something is discovered, ids of nodes once, and what the client predicts of each."""
+    """Declare the model; with pseudo labels or graph, ids of nodes once, and the client's predictions for each node."""
     model = model_only(cfg, params)[TRAIN]
     width = {DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})}}
     if not params.discovers:

@@ -12,18 +12,18 @@ from fedgraph_flwr.wire.messages import MODEL, TRAIN
 class FedGradParams:
     """Keys of gradient averaging."""
 
-    local_epochs: int = number(1, low=1)  # more deviates from the paper: gradients summed along local steps
-    double_softmax: bool = False  # the authors' program: cross-entropy of a softmax of a softmax
+    local_epochs: int = number(1, low=1)  # more than 1 deviates from the paper: gradients summed along local steps
+    double_softmax: bool = False  # the authors' code: cross-entropy of a softmax of a softmax
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The gradient of each shared parameter, of the summed loss."""
+    """Declare the gradient of the summed loss for each shared parameter."""
     return {TRAIN: {MODEL: Sum(ARRAYS)}}
 
 
 def true_features(cfg: RunConfig, params: Any) -> Uplink:
-    """FedSage-true: which nodes are wanted, their features, and gradients."""
-    why = "the server forwards them to the clients that asked"
+    """Declare FedSage-true: requested nodes, their features, and gradients."""
+    why = "the server forwards them to the clients that requested them"
     return {
         **uplink(cfg, params),
         "wanted": Once({"wanted": Relay(why="the server forwards ids to the owners of the nodes")}),

@@ -1,4 +1,4 @@
-"""FedNova: its keys, and how many steps' worth a client's way is."""
+"""FedNova: its keys, and the effective number of steps of a client's training."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,30 +16,30 @@ class Params:
     mu: float = 0.0  # μ of the proximal variant; 0: none, as in most of the paper's runs
 
     def check(self, cfg: RunConfig) -> None:
-        """The steps must be ones whose a_i is known.
+        """Refuse a configuration for whose steps a_i is not known.
 
         Raises:
-            FedGraphError: it is not.
+            FedGraphError: names the keys.
         """
         train = cfg.train
         if self.mu and not train.plain_sgd:
             raise FedGraphError(
-                f"strategy.mu={self.mu:g} of FedNova needs train.optimizer=sgd and train.momentum=0, "
-                f"got {train.optimizer} and {train.momentum:g}"
+                f"strategy.mu={self.mu:g} of FedNova needs train.optimizer=sgd and train.momentum=0, got"
+                f" train.optimizer={train.optimizer} and train.momentum={train.momentum:g}: set them or strategy.mu=0"
             )
         if not self.mu * train.lr < 1:
             raise FedGraphError(
-                f"strategy.mu times train.lr must be < 1, got {self.mu * train.lr:g}: lower one of them"
+                f"strategy.mu times train.lr must be below 1, got {self.mu * train.lr:g}: lower one of them"
             )
         if train.optimizer == "sgd" and train.momentum and train.keeps_optimizer:
             raise FedGraphError(
-                "FedNova's momentum begins anew each round: take train.optimizer_state=reset, got keep with"
+                "FedNova restarts the momentum each round: set train.optimizer_state=reset, got keep with"
                 f" train.momentum={train.momentum:g}"
             )
 
 
 def work(steps: int, train: TrainConfig, mu: float) -> float:
-    """‖a‖₁ of K steps: K; with momentum ρ, [K − ρ(1 − ρ^K)/(1 − ρ)]/(1 − ρ); proximal, [1 − (1 − ημ)^K]/(ημ)."""
+    """Compute ‖a‖₁ of K steps: K; with momentum ρ, [K − ρ(1 − ρ^K)/(1 − ρ)]/(1 − ρ); proximal, [1 − (1 − ημ)^K]/(ημ)."""
     if mu:
         pull = train.lr * mu
         return (1 - (1 - pull) ** steps) / pull
@@ -49,7 +49,7 @@ def work(steps: int, train: TrainConfig, mu: float) -> float:
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model, weighted by p_i/‖a_i‖₁, where K_i and so a_i follow from the configuration."""
+    """Declare the model, weighted by p_i/‖a_i‖₁, where K_i and so a_i follow from the configuration."""
 
     def worth(client: int) -> float:
         length = work(cfg.train.steps_of(client), cfg.train, params.mu)

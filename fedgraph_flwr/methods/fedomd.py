@@ -1,4 +1,4 @@
-"""FedOMD: its keys, and the names that both sides use on the wire."""
+"""FedOMD: its keys, and names that both sides use on the wire."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +9,13 @@ from fedgraph_flwr.wire.messages import DESCRIBE, METRICS
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 MOMENTS = "moments"
-"""The group of a client's statistics."""
+"""Group of a client's statistics."""
 
 RANGE = "range"
-"""The smallest and largest features, where they come in a group of their own."""
+"""Smallest and largest features, if they travel in a separate group."""
 
 TARGET = "target"
-"""The group of pooled moments that goes down with the model."""
+"""Group of pooled moments that travels down with the model."""
 
 
 @dataclass
@@ -24,24 +24,24 @@ class Params:
 
     alpha: float = 5e-4  # α of Eq. (12)
     beta: float = 10.0  # β of Eq. (12)
-    cmd: bool = True  # false: no moments are exchanged ("Ortho" alone in Table 6)
+    cmd: bool = True  # false: no moments are exchanged ("Ortho" in Table 6)
     # (ours) one exchange instead of the paper's two, same moments: one_phase | two_phase
     exchange: str = choice("one_phase", ("one_phase", "two_phase"))
-    # (ours) b - a of Eq. (11), which ReLU features do not have: pooled | unit, as in CMD's own program
+    # (ours) b - a of Eq. (11), which is undefined for ReLU features: pooled | unit, as in CMD's own code
     cmd_range: str = choice("pooled", ("unit", "pooled"))
-    # norm, as Eq. (11) prints it | squared, whose gradient fades near 0 | mean | mean_squared (ours), over the D
-    # features
+    # norm, as Eq. (11) prints it | squared, whose gradient vanishes near 0 | mean | mean_squared (ours), over the
+    # D features
     cmd_norm: str = choice("norm", ("norm", "squared", "mean", "mean_squared"))
     # whose features count: all, as in Algorithm 1 | train, as in Eq. (11)
     cmd_nodes: str = choice("all", ("all", "train"))
-    # none | sigmoid, which bounds the features before their moments are taken
+    # none | sigmoid, which bounds the features before their moments are computed
     cmd_act: str = choice("none", ("none", "sigmoid"))
-    # (ours) no statistics of fewer nodes leave a client; on a fleet at least 5, or as its policy says
+    # (ours) no statistics of fewer nodes leave a client; on a fleet at least 5, or as its policy requires
     min_nodes: int = number(1, low=1)
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model, moments of hidden features about a point that all know, and the range of these."""
+    """Declare the model, moments of hidden features about a point that all clients know, and the features' range."""
     found: dict[str, Groups] = dict(model_only(cfg, params))
     if not (params.cmd and params.beta):
         return found

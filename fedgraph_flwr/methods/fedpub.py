@@ -1,7 +1,8 @@
-"""FED-PUB: its keys, the random graph that all clients are probed with, and the name of what travels beside the model.
+"""FED-PUB: its keys, the random graph that probes all clients' models, and the name of the group that travels with the model.
 
-The graph is 5 communities of 100 nodes, each pair within one joined with probability 0.1 and no other, with features from
-N(0, 1): the numbers of the authors' program. Their server sends it; here every client draws it from the run's seed.
+The graph has 5 communities of 100 nodes. Each pair within a community is joined with probability 0.1, and no other pair. Features
+are drawn from N(0, 1). These are the numbers of the authors' code, whose server sends the graph; here every client draws it from
+the run's seed.
 """
 
 from dataclasses import dataclass
@@ -26,16 +27,16 @@ COMMUNITIES, SIZE, DENSITY = 5, 100, 0.1
 class Params:
     """Keys of FED-PUB."""
 
-    tau: float = 3.0  # τ, of its script for disjoint subgraphs (10 otherwise); 0 mixes all alike
-    masks: bool = True  # false (ours): the weights as they are
-    # λ1, of the masks' L1 norm; lam1=0 and lam2=0 is what the program computes, see clients/fedpub.py
+    tau: float = 3.0  # τ, from its script for disjoint subgraphs (10 otherwise); 0 mixes all equally
+    masks: bool = True  # false (ours): the weights without masks
+    # λ1, of the masks' L1 norm; the authors' code computes lam1=0 and lam2=0, see clients/fedpub.py
     lam1: float = 1e-3
     lam2: float = 1e-3  # λ2, of the squared distance from the received model
-    threshold: float = 1e-3  # entries of a mask below it count as 0 where nothing is trained; λ1 in the program
+    threshold: float = 1e-3  # entries of a mask below it count as 0 outside of training; λ1 in the authors' code
 
 
 def random_graph(seed: int, num_features: int, num_classes: int) -> Graph:
-    """The graph of a run: 500 nodes, undirected edges listed twice, x [500, F]."""
+    """Draw the graph of a run: 500 nodes, undirected edges listed twice, x [500, F]."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "random graph"))
     pairs = torch.rand(COMMUNITIES, SIZE, SIZE, generator=generator) < DENSITY
     community, a, b = pairs.triu(1).nonzero().T
@@ -54,13 +55,13 @@ def random_graph(seed: int, num_features: int, num_classes: int) -> Graph:
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model, and what it says of a random graph."""
+    """Declare the model, and its embedding of a random graph."""
     return {
         DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})},
         TRAIN: {
             MODEL: Individual(ARRAYS, why="each client receives its own mixture of models"),
             EMBEDDING: Individual(
-                {"mean": ArrayField((WIDTH,), cfg.dtype)}, why="clients are mixed by how alike these are"
+                {"mean": ArrayField((WIDTH,), cfg.dtype)}, why="clients are mixed by their similarity"
             ),
         },
     }

@@ -1,4 +1,4 @@
-"""FedSage+: its keys, the names of what travels, and a graph mended with new nodes.
+"""FedSage+: its keys, names on the wire, and a graph extended by new nodes.
 
 A row is one predicted neighbour.
 """
@@ -20,47 +20,47 @@ PROPOSED = "proposed"
 """Group. Up: ``rows`` [R, F], predicted neighbours of training nodes; down: those of each client by its index."""
 
 OWNERS = "owners"
-"""Group: to which node each row belongs, numbered from 0, int32 [R]; names as in `PROPOSED`."""
+"""Group: the node to which each row belongs, numbered from 0, int32 [R]; keyed as `PROPOSED`."""
 
 APART = "apart"
-"""Group. Up: of each client's rows, by its index, their differences from the nearest candidates [R, F]; down: their ``sum``."""
+"""Group. Up: differences of each client's rows, by its index, from their nearest candidates [R, F]. Down: their ``sum``."""
 
 
 @dataclass
 class Params:
     """Keys of FedSage+."""
 
-    neighbours: int = 5  # P, most neighbours that a node is given; 0 is FedAvg
-    generator_rounds: int = 10  # OpenFGL's (20 in the authors' program): exchanges with the peers, a step each
-    hidden_share: float = number(0.5, high=1)  # of the nodes outside the training and test sets, hidden to learn from
+    neighbours: int = 5  # P, most neighbours generated per node; 0 is FedAvg
+    generator_rounds: int = 10  # OpenFGL's value (20 in the authors' code): exchanges with the peers, one step each
+    hidden_share: float = number(0.5, high=1)  # share of nodes outside the training and test sets that are hidden
     latent: int = number(128, low=1)  # width of the encoder's output
-    widths: list[int] = number((256,), low=1)  # (ours) of the feature head; the program has [256,2048]
+    widths: list[int] = number((256,), low=1)  # (ours) of the feature head; the authors' code has [256,2048]
     generator_dropout: float = number(0.5, high=1, without_high=True)  # of the generator
     generator_lr: float = number(1e-3, without_low=True)  # step size of the generator
     generator_weight_decay: float = 1e-4  # of the generator
     count_weight: float = 1.0  # a, of the number of missing neighbours
     feature_weight: float = 1.0  # b, of their features
     task_weight: float = 1.0  # c, of the labels
-    # the graph that is generated from: original (FedStruct's) | impaired
+    # the graph for which neighbours are generated: original (FedStruct's code) | impaired
     source: str = choice("original", ("original", "impaired"))
-    # how counts become numbers: nearest (FedStruct's) | floor
+    # rounding of predicted counts: nearest (FedStruct's code) | floor
     rounding: str = choice("nearest", ("nearest", "floor"))
 
 
 def drawn_neighbours(edge_index: Tensor, num_nodes: int, count: int, each: int) -> Tensor:
-    """``each`` neighbours, with repetition, of ``count`` random nodes that have some: [count, each]; −1 where no node has any."""
+    """Draw ``each`` in-neighbours, with repetition, of ``count`` random nodes: [count, each]; −1 if no node has neighbours."""
     source, order = edge_index[0], edge_index[1].argsort(stable=True)
     degree = edge_index[1].bincount(minlength=num_nodes)
-    hearing = degree.nonzero().view(-1)
-    if not hearing.numel():
+    receivers = degree.nonzero().view(-1)
+    if not receivers.numel():
         return torch.full((count, each), -1)
-    chosen = hearing[torch.randint(hearing.numel(), (count,))]
+    chosen = receivers[torch.randint(receivers.numel(), (count,))]
     offset = (torch.rand(count, each) * degree[chosen, None]).long()
     return source[order][(degree.cumsum(0) - degree)[chosen, None] + offset]
 
 
 def mended(graph: Graph, x: Tensor, at: Tensor) -> Graph:
-    """A graph with new nodes behind its own, x [g, F], each joined both ways with the node ``at`` [g]; they are in no mask."""
+    """Append new nodes x [g, F] to a graph, each joined both ways with the node ``at`` [g]; new nodes are in no mask."""
     new = graph.num_nodes + torch.arange(at.numel())
     total = graph.num_nodes + at.numel()
     nothing = torch.zeros(total, dtype=torch.bool)
@@ -76,7 +76,7 @@ def mended(graph: Graph, x: Tensor, at: Tensor) -> Graph:
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model; before round 1, generated neighbours for the peers, and sums of their distances from true ones."""
+    """Declare the model; before round 1, generated neighbours for the peers, and sums of their distances from true ones."""
     if not params.neighbours:
         return model_only(cfg, params)
     why = "the peers compare generated neighbours with their own nodes"

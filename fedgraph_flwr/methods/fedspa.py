@@ -1,4 +1,4 @@
-"""FedSPA: its keys, which both sides read."""
+"""FedSPA: its keys, for both sides."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import HUGE, LARGEST, ArrayField, NumberField
 
-ROUNDING = 1e-6  # of S_i, which is 0 where all neighbours are alike
+ROUNDING = 1e-6  # tolerance of S_i, which is 0 if all neighbours are equal
 
 
 @dataclass
@@ -25,19 +25,19 @@ class Params:
     laplacian: str = choice("sym", ("sym", "comb"))
     # Eq. (14): batch, one backward pass (the authors' code) | per_node, as printed
     fisher: str = choice("batch", ("batch", "per_node"))
-    # arrays: diagonals go to the server | scalar: their masked sum, then one number a channel (ours)
+    # arrays: diagonals go to the server | scalar: their masked sum, then one number per channel (ours)
     fisher_exchange: str = choice("arrays", ("arrays", "scalar"))
     # (ours) > 1: each step hides the labels it trains on from the edge types, see clients/fedspa.py
     folds: int = number(1, low=1)
 
     @property
     def masked(self) -> bool:
-        """Whether Fisher diagonals reach the server as a masked sum alone."""
+        """Whether Fisher diagonals reach the server only as a masked sum."""
         return self.posterior and self.fisher_exchange == "scalar"
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model, Fisher diagonals or masked shares of their sum and deviations from it, and S_i."""
+    """Declare the model, Fisher diagonals (or masked shares of their sum, and deviations from it), and S_i."""
     why = "the weights of the mean follow from them"
     fisher = {FISHER: Individual(why=why)} if params.posterior else {}
     nodes = {"num_nodes": NumberField(1, LARGEST, whole=True)}

@@ -1,4 +1,4 @@
-"""FedStruct: the keys of its forms, and the names that both sides use on the wire."""
+"""FedStruct: the keys of its forms, and names that both sides use on the wire."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from fedgraph_flwr.wire.messages import METRICS, TRAIN
 from fedgraph_flwr.wire.reply_schema import NumberField
 
 STRUCTURE = "structure"
-"""Group: rows of S, of its gradient, or of what follows from S."""
+"""Group: rows of S, of its gradient, or of results of S."""
 
 ENVELOPES = "envelopes"
 """Group: sealed bytes, by the client at the other end."""
 
 S = "structure/s"
-"""The name of S beside the parameters'."""
+"""The name of S next to those of the parameters."""
 
 
 @dataclass
@@ -28,16 +28,16 @@ class FedStructParams(FedGradParams):
 
     # hop2vec | degree; graphlets and node2vec need strategy=fedstruct_a
     features: str = choice("hop2vec", ("hop2vec", "degree"))
-    prune: int = 0  # p entries a row (or p·n_i a block, p·n in all); 30 in Table 7; 0 keeps all
-    # per_row | per_block (appendix L.2.1) | global (the authors' program)
+    prune: int = 0  # p entries per row (or p·n_i per block, p·n in all); 30 in Table 7; 0 keeps all
+    # per_row | per_block (appendix L.2.1) | global (the authors' code)
     prune_mode: str = choice("per_row", ("per_row", "per_block", "global"))
-    max_entries: int = 100_000_000  # of one client's rows of Ā; beyond it, prune
+    max_entries: int = 100_000_000  # most entries of one client's rows of Ā; set prune if it is exceeded
 
     def __post_init__(self) -> None:
         if self.features in ("graphlets", "node2vec"):
             raise FedGraphError(
-                f"strategy.features={self.features} needs the edges of all clients, which nobody has in FedStruct-B;"
-                " take hop2vec or degree, or strategy=fedstruct_a, whose server knows the graph"
+                f"strategy.features={self.features} needs the edges of all clients, which no one has in FedStruct-B: set"
+                " strategy.features to hop2vec or degree, or strategy=fedstruct_a, whose server knows the graph"
             )
 
 
@@ -48,23 +48,23 @@ class FedStructAParams(FedGradParams):
     # hop2vec | degree | graphlets | node2vec
     features: str = choice("hop2vec", ("hop2vec", "degree", "graphlets", "node2vec"))
     width: int = 256  # width of S with another model than fedstruct
-    # graphlets of up to 4 nodes, 15 orbits, or 5, 73 orbits (the authors' program); 0: 5 where 32 bits can count them
+    # graphlets of up to 4 nodes, 15 orbits, or 5, 73 orbits (the authors' code); 0: 5 if 32 bits can count them
     graphlet_size: int = choice(0, (0, 4, 5))
-    # standard: each orbit's counts by mean and deviation (the authors' program) | log: log(1 + count) (ours)
+    # standard: each orbit's counts standardised over nodes (the authors' code) | log: log(1 + count) (ours)
     graphlet_scale: str = choice("standard", ("standard", "log"))
-    walks: int = number(10, low=1)  # node2vec, all of it as the authors' program: walks a node
-    walk_length: int = number(20, low=1)  # node2vec: nodes of a walk
+    walks: int = number(10, low=1)  # node2vec, with all defaults of the authors' code: walks per node
+    walk_length: int = number(20, low=1)  # node2vec: nodes per walk
     window: int = number(10, low=1)  # node2vec: context on either side
-    negatives: int = number(1, low=1)  # node2vec: nodes drawn against each of the context
+    negatives: int = number(1, low=1)  # node2vec: random nodes per context node
     p: float = number(1.0, without_low=True)  # node2vec: return parameter
     q: float = number(1.0, without_low=True)  # node2vec: in-out parameter
-    # node2vec: passes of the skip-gram; a minute on 3000 nodes, once: the vectors are kept with the data, by graph
-    # and seed
+    # node2vec: passes of the skip-gram; takes a minute on 3000 nodes, once: the vectors are cached by graph and
+    # seed
     epochs: int = number(50, low=1)
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """FedStruct-B: gradients; rows of S that belong to single nodes; before round 1 keys, ids and sealed envelopes."""
+    """Declare FedStruct-B: gradients; rows of S for single nodes; before round 1 keys, ids and sealed envelopes."""
     rows = {STRUCTURE: Individual(why="rows of S belong to single clients' nodes")}
     return {
         **gradients(cfg, params),
@@ -75,21 +75,21 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
 
 
 def private_uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """Appendix L.1: gradients; envelopes in every round; gradients of θ_s, which are added up."""
+    """Declare appendix L.1: gradients; envelopes in every round; gradients of θ_s, which are summed."""
     return {
         **_acquisition({}),
         "take": Once(),
         "embed": {ENVELOPES: Relay(sealed=True)},
         TRAIN: {
             **gradients(cfg, params)[TRAIN],
-            STRUCTURE: Individual(why="the server hands each row to the client that owns the node"),
+            STRUCTURE: Individual(why="the server forwards each row to the client that owns the node"),
         },
         "step_own": {"g": Sum(dtype=cfg.dtype)},
     }
 
 
 def known_uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """FedStruct-A: gradients; all edges once; residuals of single nodes."""
+    """Declare FedStruct-A: gradients; all edges once; residuals of single nodes."""
     why = "the server knows the whole graph"
     return {
         "reveal": Once({"graph": Individual(why=why)}),
@@ -98,7 +98,7 @@ def known_uplink(cfg: RunConfig, params: Any) -> Uplink:
 
 
 def _acquisition(first: Mapping[str, Reducer]) -> dict[str, Groups]:
-    """Keys and ids, then envelopes and the rows that they end in."""
+    """Declare keys and ids, then envelopes and the resulting rows."""
     why = "the server must know who owns and who reaches a node"
     done = {"done": NumberField(0, 1, whole=True)}
     return {

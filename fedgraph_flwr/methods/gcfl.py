@@ -1,4 +1,4 @@
-"""GCFL and GCFL+: their keys, how clients are compared, and the cut that makes two clusters of one."""
+"""GCFL and GCFL+: their keys, the comparison of clients, and the cut that splits a cluster in two."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ class Params:
     """Keys of GCFL."""
 
     plus: bool = False  # GCFL+: clusters are cut by series of norms instead of the round's updates
-    eps1: float = 0.05  # ε1: a cluster is split where the norm of its mean update is below it; 0 is FedAvg
-    eps2: float = 0.1  # ε2: and the largest norm of a member's update is above it
-    # weighted, by `weighting` | uniform (the program): the mean that eps1 bounds
+    eps1: float = 0.05  # ε1: a cluster is split if the norm of its mean update is below it; 0 is FedAvg
+    eps2: float = 0.1  # ε2: and if the largest norm of a member's update is above it
+    # weighted, by `weighting` | uniform (the authors' code): the mean that eps1 bounds
     mean: str = choice("weighted", ("weighted", "uniform"))
     warmup: int = 20  # rounds before the first split
-    length: int = number(5, low=2, high=1000)  # GCFL+: norms in a series (10 for some data sets)
-    # GCFL+: norms of updates | gradient (the program): of the last step's gradient
+    length: int = number(5, low=2, high=1000)  # GCFL+: norms in a series (10 for some datasets)
+    # GCFL+: norms of updates | gradient (the authors' code): of the last step's gradient
     series: str = choice("update", ("update", "gradient"))
     standardize: bool = False  # GCFL+: each series is divided by its standard deviation
 
 
 def distances(series: np.ndarray) -> np.ndarray:
-    """Dynamic time warping of all pairs of series [n, L] → [n, n]: the root of the least sum of squares along a warping path."""
+    """Compute dynamic time warping distances of series [n, L] → [n, n]: the least root of summed squares over paths."""
     length = series.shape[1]
     unreached = np.full((len(series), len(series)), np.inf)
     above = [np.zeros_like(unreached), *[unreached] * length]
@@ -46,17 +46,17 @@ def distances(series: np.ndarray) -> np.ndarray:
     return np.sqrt(above[length])
 
 
-def halves(likeness: np.ndarray, members: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The two sides, each ascending, of the minimum cut (Stoer & Wagner, 1997) between members that are this alike.
+def halves(similarity: np.ndarray, members: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Split members by the minimum cut of their similarities (Stoer & Wagner, 1997) into two sides, each ascending.
 
     Args:
-        likeness: of each pair, none below 0, [n, n].
+        similarity: of each pair, none below 0, [n, n].
         members: the names of its rows, ascending.
     """
     graph = nx.Graph()
     graph.add_nodes_from(members)
     graph.add_weighted_edges_from(
-        (members[i], members[j], float(likeness[i, j])) for i in range(len(members)) for j in range(i)
+        (members[i], members[j], float(similarity[i, j])) for i in range(len(members)) for j in range(i)
     )
     _, (one, other) = nx.stoer_wagner(graph)
     first, second = sorted([sorted(one), sorted(other)])
@@ -64,7 +64,7 @@ def halves(likeness: np.ndarray, members: Sequence[int]) -> tuple[list[int], lis
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model, and the norm of a gradient where series are of those."""
+    """Declare the model, and with ``series=gradient`` the norm of a gradient."""
     norms = params.plus and params.series == "gradient"
     found: dict[str, Reducer] = {MODEL: Individual(ARRAYS, why="every update is compared with every other")}
     if norms:

@@ -255,7 +255,7 @@ def test_b_refuses_features_that_need_the_global_graph(train):
     pytest.importorskip("orbit_count")
     pytest.importorskip("gensim")
     for features in ("graphlets", "node2vec"):
-        with pytest.raises(FedGraphError, match=r"nobody has in FedStruct-B.*fedstruct_a"):
+        with pytest.raises(FedGraphError, match=r"no one has in FedStruct-B.*fedstruct_a"):
             train(f"strategy.features={features}")
         assert train("strategy=fedstruct_a", f"strategy.features={features}", "rounds=1").summary["rounds"] == 1
 

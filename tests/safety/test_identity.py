@@ -153,7 +153,7 @@ def test_a_node_cannot_be_another_client_of_the_run_it_was_in(run, monkeypatch):
         a["partition-id"], b["partition-id"] = b["partition-id"], a["partition-id"]
 
     resumed_with(monkeypatch, swap)
-    with pytest.raises(FedGraphError, match="node 1: it was client 0 of this run, and claims to be 1"):
+    with pytest.raises(FedGraphError, match="node 1: it was client 0 of this run, and claims to be client 1"):
         run("rounds=3", f"resume={half.out}", f"out={half.out}")
 
 
