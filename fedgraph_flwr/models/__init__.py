@@ -1,4 +1,4 @@
-"""GNN modules and layers; no federation in them."""
+"""GNN modules and layers, independent of federation."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ from fedgraph_flwr.numerics.inputs import Inputs
 __all__ = ["MODELS", "Inputs", "Model", "Stack", "build", "check_prefixes", "keywords", "network", "probe"]
 
 COMMON = ("hidden", "layers", "dropout")
-"""What every network takes by keyword."""
+"""Keywords that every model accepts."""
 
 MODELS = {
     "acm": "fedgraph_flwr.models.acm:ACMGCN",
@@ -47,10 +47,11 @@ MODELS = {
 
 
 def build(cfg: ModelConfig, num_features: Any, num_classes: int, num_edge_features: int = 0) -> Model:
-    """The network that ``cfg`` names, one of `MODELS` or ``module:Class``, freshly initialised from torch's global generator.
+    """Build the model that ``cfg`` names, one of `MODELS` or ``module:Class``, initialised from torch's global generator.
 
-    Its class takes (F, C) and, by keyword, what `keywords` gives; F is a list for typed graphs (``HeteroGraph.num_features``).
-    A class with ``reads_edges`` takes the number of edge features as a third argument; others ignore edge features.
+    Its class takes (F, C) and, by keyword, the result of `keywords`; F is a list for heterogeneous graphs
+    (``HeteroGraph.num_features``). A class with ``reads_edges`` takes the number of edge features as a third argument; others
+    ignore edge features.
 
     Raises:
         FedGraphError: no such model, one for another kind of graph, or a wrong key.
@@ -59,7 +60,8 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int, num_edge_featur
     if isinstance(num_features, list) != kind.heterogeneous:
         kinds = ("one node type", "typed nodes and edges")
         raise FedGraphError(
-            f"model={cfg.name} is for graphs with {kinds[kind.heterogeneous]}, this one has {kinds[not kind.heterogeneous]}"
+            f"model={cfg.name} needs a graph with {kinds[kind.heterogeneous]}, this one has {kinds[not kind.heterogeneous]}:"
+            " set model= or dataset= to match"
         )
     sizes = (num_features, num_classes, num_edge_features) if kind.reads_edges else (num_features, num_classes)
     model: Model = kind(*sizes, **keywords(cfg))
@@ -67,7 +69,7 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int, num_edge_featur
 
 
 def keywords(cfg: ModelConfig) -> dict[str, Any]:
-    """``hidden``, ``layers``, ``dropout`` and ``cfg.params``, of the types that the network's ``__init__`` says.
+    """Return ``hidden``, ``layers``, ``dropout`` and ``cfg.params``, typed as in the ``__init__`` of the model's class.
 
     Raises:
         FedGraphError: no such model, a key it does not know, or a value of another type.
@@ -78,7 +80,7 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _own_keywords(kind: Any, name: str, params: str) -> dict[str, Any]:
-    """What a network's class is given beside `COMMON`; ``params`` in JSON. Every client of a process asks for the same."""
+    """Return a model's keywords besides `COMMON`, cached for the clients of a process; ``params`` is JSON."""
     values = json.loads(params)
     accepted = _accepted(kind)
     if missing := [key for key in COMMON if key not in accepted]:
@@ -91,14 +93,14 @@ def _own_keywords(kind: Any, name: str, params: str) -> dict[str, Any]:
 
 
 def _accepted(kind: type) -> dict[str, Any]:
-    """Keywords that a network's class takes, and their types."""
+    """Return the keywords that a model's class accepts, and their types."""
     return {name: parameter.annotation for name, parameter in _keywords(kind.__mro__).items()}
 
 
 def _keywords(classes: Sequence[type]) -> dict[str, inspect.Parameter]:
-    """Keywords of the first ``__init__`` among classes in the order of a class's bases.
+    """Return the keywords of the first ``__init__`` among classes in method resolution order.
 
-    For ``**common`` the next class's keywords come first; ``**common: Unpack[Common]`` takes only those that `Common` names.
+    ``**common`` adds the next class's keywords in front; ``**common: Unpack[Common]`` adds only those that `Common` names.
     """
     first = next((index for index, kind in enumerate(classes) if "__init__" in vars(kind)), len(classes))
     if first == len(classes) or classes[first] is torch.nn.Module:
@@ -115,12 +117,12 @@ def _keywords(classes: Sequence[type]) -> dict[str, inspect.Parameter]:
 
 
 def own_keys(cfg: ModelConfig) -> set[str]:
-    """The keys of this network that not every network has."""
+    """Return the keys of this model that not every model has."""
     return _accepted(network(cfg)).keys() - set(COMMON)
 
 
 def own_schema(cfg: ModelConfig) -> type:
-    """A dataclass with this network's own keys, their types, ranges and the defaults of its ``__init__``."""
+    """Build a dataclass of this model's own keys, with the types, ranges and defaults of its ``__init__``."""
     parameters = _keywords(network(cfg).__mro__)
     fields = []
     for key in sorted(own_keys(cfg)):
@@ -132,7 +134,7 @@ def own_schema(cfg: ModelConfig) -> type:
 
 
 def own_defaults(name: str) -> dict[str, Any]:
-    """The keys of one of `MODELS` with their defaults: those of every network, then its own; nothing of a user's class."""
+    """Return the keys of one of `MODELS` with their defaults, common keys first; empty for a user's class."""
     if name not in MODELS:
         return {}
     parameters = _keywords(network(ModelConfig(name)).__mro__).values()
@@ -141,14 +143,14 @@ def own_defaults(name: str) -> dict[str, Any]:
 
 
 def _default(value: Any) -> Any:
-    """A parameter's default as YAML has it; None where there is none."""
+    """Return a parameter's default as YAML writes it; None without default."""
     return None if value is inspect.Parameter.empty else list(value) if isinstance(value, tuple) else value
 
 
 def probe(cfg: ModelConfig) -> Model:
-    """The network for a graph of the smallest sizes: it fails as on any graph, where no graph is needed to know that.
+    """Build the model for the smallest graph sizes, to find errors that do not depend on the graph.
 
-    torch's generator stays as it is.
+    torch's random state does not change.
     """
     with torch.random.fork_rng(devices=[]):
         try:
@@ -160,16 +162,16 @@ def probe(cfg: ModelConfig) -> Model:
 
 
 def check_prefixes(prefixes: Iterable[str], key: str, cfg: RunConfig, model: Model) -> None:
-    """Refuse prefixes of which one stands for no parameter: what it should select would silently not be.
+    """Refuse a prefix that matches no parameter: it would silently select nothing.
 
     Args:
-        prefixes: of names of parameters, or the word ``head``.
-        key: that holds them.
+        prefixes: prefixes of parameter names, or ``head``.
+        key: the key that holds them.
         cfg: the run's configuration.
-        model: its network.
+        model: the run's model.
 
     Raises:
-        FedGraphError: naming the prefix and what the names begin with.
+        FedGraphError: names the prefix and the accepted starts of names.
     """
     for prefix in prefixes:
         if not model.names(prefix):
@@ -180,10 +182,10 @@ def check_prefixes(prefixes: Iterable[str], key: str, cfg: RunConfig, model: Mod
 
 
 def network(cfg: ModelConfig) -> Any:
-    """The class of the network that ``cfg`` names.
+    """Return the class of the model that ``cfg`` names.
 
     Raises:
-        FedGraphError: no such model, or what is no network.
+        FedGraphError: no such model, or not a `Model`.
     """
     if ":" not in cfg.name and cfg.name not in MODELS:
         raise unknown("model", cfg.name, [*MODELS, "module:Class"])
@@ -194,10 +196,10 @@ def network(cfg: ModelConfig) -> Any:
 
 
 def _checkable(annotation: Any, value: Any) -> tuple[Any, Any]:
-    """A keyword's type as OmegaConf knows it, and a field with what it accepts.
+    """Return a keyword's type for OmegaConf, and a field with its accepted values.
 
-    ``Annotated[int, Range(1)]`` has a range, ``Literal["a", "b"]`` choices. OmegaConf has lists for sequences; of a word or a
-    sequence, the type is that which ``value`` looks like.
+    ``Annotated[int, Range(1)]`` has a range, ``Literal["a", "b"]`` choices. OmegaConf turns sequences into lists; for a
+    string or a sequence, the type follows from ``value``.
     """
     held = ANY
     if get_origin(annotation) is Annotated:

@@ -25,13 +25,13 @@ from fedgraph_flwr.numerics.inputs import Inputs
 
 
 def smoothed(inputs: Inputs, width: int) -> Inputs:
-    """The same with P X at hand, where X is narrow."""
+    """Add P X to inputs with narrow X."""
     x = inputs.narrow(width)
     return inputs if x is None else dataclasses.replace(inputs, propagated=inputs.adj @ x)
 
 
 def filtered(h: Any, filters: Tensor, width: int, inputs: Inputs) -> list[Tensor]:
-    """ReLU of P H W_L, (I − P) H W_H and H W for [W_L | W_H | W] [F, 2 width + R]: [N, width] twice, and [N, R]."""
+    """Compute ReLU of P H W_L, (I − P) H W_H and H W for [W_L | W_H | W] [F, 2 width + R]: [N, width] twice, and [N, R]."""
     parts = [width, width, filters.size(1) - 2 * width]
     smooth = inputs.propagated if h is inputs.x else None
     if smooth is not None:
@@ -49,7 +49,7 @@ class ACMLayer(nn.Module):
     """One layer: [N, F] → [N, H].
 
     Attributes:
-        filters: [W_L | W_H | W_I], [F, 3H]: one product instead of three, each block initialised as a matrix of its own.
+        filters: [W_L | W_H | W_I], [F, 3H]: one product instead of three, each block initialised as a separate matrix.
         scores: a_L, a_H, a_I as rows, [3, H].
         mixing: B [3, 3].
     """
@@ -61,7 +61,7 @@ class ACMLayer(nn.Module):
         self.mixing = glorot(3, 3)
 
     def forward(self, h: Any, inputs: Inputs) -> Tensor:
-        """[N, H]."""
+        """Return [N, H]."""
         channels = filtered(h, self.filters, self.scores.size(1), inputs)  # three of [N, H]
         scores = torch.stack([c @ a for c, a in zip(channels, self.scores, strict=True)], dim=1).sigmoid()  # [N, 3]
         low, high, identity = (3 * torch.softmax(scores @ self.mixing / 3, dim=1)).split(1, dim=1)
@@ -80,11 +80,11 @@ class ACMGCN(Stack):
         self.width = common["hidden"] if self.layers else num_classes
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
-        """Features, P, and P X of narrow features."""
+        """Prepare features, P, and P X for narrow features."""
         return smoothed(super().prepare(graph, "cpu", dtype), self.width).to(device)
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
-        """The same layers on dense features."""
+        """Export the same layers on dense features."""
         made = [*self.layers, self.head]
         weights = of_modules("norms", self.norms)
         for index, layer in enumerate(made):
@@ -95,5 +95,5 @@ class ACMGCN(Stack):
         return Plain("acm", {"widths": widths, "norm": self.norm}, weights)
 
     def activate(self, h: Tensor, index: int) -> Tensor:
-        """ReLU of normalised features; as they come out of the layer it would change nothing."""
+        """Apply ReLU to normalised features; without a norm it would change nothing."""
         return torch.relu(h) if self.norms else h

@@ -1,4 +1,4 @@
-"""What every network has: constants prepared once for a client's graph, and a forward pass on them in two halves."""
+"""Base of all models: inputs prepared once for a client's graph, and a forward pass on them in two halves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -17,36 +17,36 @@ from fedgraph_flwr.numerics.sparse import SparseMatrix
 __all__ = ["HEAD", "SPARSE_BELOW", "Inputs", "Model"]
 
 HEAD = "head"
-"""The word that stands for the head's parameters, whatever a network calls them."""
+"""Stands for the head's parameters, whatever a model calls them."""
 
 Cost = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Logits [N, C] → the loss, a scalar, and its gradient with respect to the logits [N, C]."""
 
-SPARSE_BELOW = 0.1  # share of non-zeros under which a sparse product beats a dense one
+SPARSE_BELOW = 0.1  # share of non-zeros below which a sparse product is faster than a dense one
 
 
 def compact(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | SparseMatrix:
-    """Features [N, F] as a `SparseMatrix` where most of them are zero, else as they are."""
+    """Return features [N, F] as a `SparseMatrix` if most of them are zero, else as a tensor."""
     if int(torch.count_nonzero(x)) < SPARSE_BELOW * x.numel():
         return SparseMatrix(sp.csr_matrix(x.numpy()), dtype)
     return x.to(dtype)
 
 
 class Model(nn.Module):
-    """A network on a graph: ``model(model.prepare(graph))`` gives logits [N, C].
+    """A model on a graph: ``model(model.prepare(graph))`` gives logits [N, C].
 
-    ``model.prepare`` runs once for a graph; the rest happens in every step. A network is hidden features and a head on them,
-    ``classify(encode(inputs), inputs)``; the two have no parameter in common.
+    ``model.prepare`` runs once per graph, the rest in every step. A model consists of hidden features and a head on them,
+    ``classify(encode(inputs), inputs)``; the two share no parameter.
 
     Attributes:
         adjacency: (edge_index [2, E], N) → the matrix that `prepare` puts into the inputs, SciPy CSR [N, N].
-        dense_features: whether the network needs features as a dense tensor even if they are mostly zero.
-        head_prefixes: of the names of the parameters that `classify` reads.
-        private: prefixes of parameters that never travel, whatever a strategy shares.
-        heterogeneous: whether it is for typed graphs.
-        reads_edges: whether it reads features of edges; its class then takes (F, C, D).
-        stacks: whether it can run on many clients' graphs at once under `torch.func.vmap`: rows of zeros below a graph's own
-            nodes, without edges, change nothing of theirs.
+        dense_features: whether the model needs features as a dense tensor even if they are mostly zero.
+        head_prefixes: name prefixes of the parameters that `classify` reads.
+        private: name prefixes of parameters that never travel, whatever a strategy shares.
+        heterogeneous: whether it needs a heterogeneous graph.
+        reads_edges: whether it reads edge features; its class then takes (F, C, D).
+        stacks: whether it can run on many clients' graphs at once under `torch.func.vmap`: rows of zeros below a graph's
+            nodes, without edges, must not change the results of those nodes.
     """
 
     head_prefixes: tuple[str, ...] = ("head.",)
@@ -58,27 +58,27 @@ class Model(nn.Module):
     dense_features: bool = False
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
-        """The constants of a graph: features as they are multiplied fastest, and the normalised adjacency."""
+        """Prepare the inputs of a graph: features in their fastest form, and the normalised adjacency."""
         adj = self.adjacency(graph.edge_index, graph.num_nodes)
         return Inputs(x=self.features(graph.x, dtype), adj=SparseMatrix(adj, dtype)).to(device)
 
     def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | SparseMatrix:
-        """Features [N, F] for a product: `compact` ones, or a tensor where the network needs it."""
+        """Return features [N, F] for a product: `compact` ones, or a tensor if the model needs it."""
         return x.to(dtype) if self.dense_features else compact(x, dtype)
 
     def encode(self, inputs: Any) -> Tensor:
-        """Hidden features [N, H]: after the last hidden activation, before the dropout that the head begins with.
+        """Compute hidden features [N, H]: after the last hidden activation, before the head's dropout.
 
-        A network of one layer has none: its features X as they are stored.
+        A model of one layer has none and returns its features X as stored.
         """
         raise NotImplementedError
 
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
-        """Logits [N, C] from hidden features [N, H]: dropout where the network has one there, and the last layer."""
+        """Compute logits [N, C] from hidden features [N, H]: dropout, if the model has one there, and the last layer."""
         raise NotImplementedError
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module, in a quarter of the time: a thousand clients are put into either mode in every round."""
+        """Set the mode in a quarter of `nn.Module`'s time, since a thousand clients change mode in every round."""
         parts, plain = list(self.modules()), (nn.Module.train, Model.train)
         own = (type(part).train not in plain or type(part).__setattr__ is not nn.Module.__setattr__ for part in parts)
         if not isinstance(mode, bool) or any(own):
@@ -88,43 +88,43 @@ class Model(nn.Module):
         return self
 
     def forward(self, inputs: Any) -> Tensor:
-        """Logits [N, C] of every node."""
+        """Compute logits [N, C] of every node."""
         return self.classify(self.encode(inputs), inputs)
 
     def grads(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """A cost of the logits and its gradients in the parameters by name, written out; None: that is left to autograd.
+        """Compute a cost of the logits and its closed-form parameter gradients; None: autograd computes them.
 
-        A network of few and small layers spends a third of a step on autograd's books. What is written out has the bits that
-        autograd gives. It runs without gradients, in the network's present mode, and every tensor may be a stack of M, [M, ...].
+        A model with few small layers spends a third of a step on autograd's bookkeeping. The closed form has the same bits as
+        autograd. It runs under ``no_grad``, in the model's current mode, and every tensor may be a stack of M, [M, ...].
 
         Args:
-            inputs: as of `forward`.
-            values: of the parameters, by name.
-            cost: of logits.
+            inputs: inputs of `forward`.
+            values: values of the parameters, by name.
+            cost: cost of the logits, with its gradient.
         """
         return None
 
     @property
     def hops(self) -> int | None:
-        """How far along edges a logit reads; None: nobody said, or as far as the graph goes."""
+        """Number of hops over which a logit depends on other nodes; None: unknown or unlimited."""
         return None
 
     @property
     def ties_weights(self) -> bool:
-        """Whether two of its parameters are one tensor."""
+        """Whether two parameters are the same tensor."""
         return len(list(self.named_parameters(remove_duplicate=False))) > len(list(self.parameters()))
 
     def settled(self, inputs: Any) -> Any:
-        """Inputs that give the same logits, to rounding, where what of a pass no step changes can be done once for all."""
+        """Return inputs with the same logits, up to rounding, where a part of the pass that no step changes is precomputed."""
         return inputs
 
     def plain(self) -> Plain:
-        """The same function on torch and PyG alone, for `export`.
+        """Return the same function in torch and PyG only, for `export`.
 
         Raises:
-            FedGraphError: there is none.
+            FedGraphError: the model has none.
         """
-        why = "plain PyG does not have its layers"
+        why = "plain PyG has no such layers"
         if not type(self).__module__.startswith("fedgraph_flwr."):
             why = (
                 "define plain() on it, returning Plain('module:Class', arguments, weights) of fedgraph_flwr.models.plain, where"
@@ -134,19 +134,19 @@ class Model(nn.Module):
         raise FedGraphError(f"a {type(self).__name__} cannot be exported: {why}")
 
     def names(self, prefix: str) -> list[str]:
-        """The names of the tensors that a prefix, or the word ``head``, stands for, in the model's order."""
+        """Return the names of the tensors that a prefix, or ``head``, matches, in the model's order."""
         return [name for name in self.state_dict() if name.startswith(self._prefixes([prefix]))]
 
     def head_names(self) -> list[str]:
-        """The names of the head's tensors, in the model's order."""
+        """Return the names of the head's tensors, in the model's order."""
         return self.names(HEAD)
 
     def shared(self, prefixes: Sequence[str], private: Sequence[str] = ()) -> dict[str, Tensor]:
-        """The tensors that travel, by name, in the model's order; counters (whole numbers) never do.
+        """Return the tensors that travel, by name, in the model's order; counters (whole numbers) never travel.
 
         Args:
-            prefixes: of the names that travel; the word ``head`` stands for the head's.
-            private: of those among them that stay, beside the network's own `private`; ``head`` as above.
+            prefixes: name prefixes of tensors that travel; ``head`` stands for the head's.
+            private: name prefixes of those that stay, in addition to the model's own `private`; ``head`` as above.
         """
         wanted, kept = self._prefixes(prefixes), self.private + self._prefixes(private)
         return {
@@ -156,9 +156,9 @@ class Model(nn.Module):
         }
 
     def representations(self, inputs: Any) -> dict[str, Tensor]:
-        """Node representations [N, D], each by the prefix of the parameters it is computed with; "" is all of them."""
+        """Return node representations [N, D], by the prefix of the parameters that compute them; "" means all parameters."""
         return {"": self(inputs)}
 
-    def _prefixes(self, words: Sequence[str]) -> tuple[str, ...]:
-        """Prefixes of names, with the head's own for `HEAD`, with or without a full stop."""
-        return tuple(p for word in words for p in (self.head_prefixes if word.rstrip(".") == HEAD else (word,)))
+    def _prefixes(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Replace `HEAD`, with or without a full stop, by the head's own prefixes."""
+        return tuple(p for name in names for p in (self.head_prefixes if name.rstrip(".") == HEAD else (name,)))

@@ -1,9 +1,9 @@
-"""Decoupled GCN: a perceptron, then propagation without weights (FedStruct, arXiv:2402.19163, the feature branch of Eq. 20).
+"""Decoupled GCN: an MLP, then propagation without weights (FedStruct, arXiv:2402.19163, the feature branch of Eq. 20).
 
     logits = Σ_{l=1}^{L} β_l P^l f(X)
 
-f is `mlp.MLP`, with layer normalisation of X before it if asked; P = D̃^{-1} Ã (`layers.random_walk_adjacency`). There is
-no term l = 0. The powers are applied one after the other, never formed.
+f is `mlp.MLP`, optionally after layer normalisation of X; P = D̃^{-1} Ã (`layers.random_walk_adjacency`). There is no term
+l = 0. Powers are applied one after the other, never formed.
 
 Shapes: X [N, F], f(X) [N, C], P [N, N] → logits [N, C].
 """
@@ -24,14 +24,14 @@ from fedgraph_flwr.numerics.inputs import Inputs
 
 
 class DecoupledGCN(MLP):
-    """Perceptron and propagation.
+    """An MLP followed by propagation.
 
     Args:
         num_features: F.
         num_classes: C.
         hops: L.
         beta: ``last`` (β_L = 1, others 0), ``uniform`` (1 / L) or β_1..β_L.
-        input_norm: whether X is normalised by layer first.
+        input_norm: whether layer normalisation is applied to X first.
         common: keywords of the MLP.
     """
 
@@ -49,11 +49,13 @@ class DecoupledGCN(MLP):
     ):
         super().__init__(num_features, num_classes, input_norm=input_norm, **common)
         if beta == "learned":
-            raise FedGraphError("model.beta must be last, uniform or a list of numbers for decoupled, got 'learned'")
+            raise FedGraphError(
+                "model.beta must be last, uniform or a list of numbers for model=decoupled, got 'learned'"
+            )
         self.weights = hop_weights(beta, hops)
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
-        """f, then the mean over a node and its in-neighbours."""
+        """Export f, followed by the mean over a node and its in-neighbours."""
         f = super().plain(layers)
         widths = [arguments["in_features"] for _, arguments in f.arguments["layers"]] + [self.head.weight.size(1)]
         arguments = {
@@ -64,5 +66,5 @@ class DecoupledGCN(MLP):
         return Plain("decoupled", arguments, f.weights)
 
     def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
-        """Logits [N, C]: the last linear layer of f, then propagation."""
+        """Compute logits [N, C]: the last linear layer of f, then propagation."""
         return propagate(inputs.adj, self.weights, super().classify(h, inputs))[0]

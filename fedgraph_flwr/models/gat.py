@@ -29,7 +29,7 @@ class EdgeInputs(Inputs):
 
 
 class GAT(Stack):
-    """GAT of ``layers`` layers with ELU and dropout between them; the attention weights are dropped out too.
+    """GAT of ``layers`` layers with ELU and dropout between them; attention weights have dropout too.
 
     Args:
         num_features: F.
@@ -46,10 +46,10 @@ class GAT(Stack):
         num_features: int,
         num_classes: int,
         *,
-        heads: int = 8,  # of the hidden layers; hidden is their width together
+        heads: int = 8,  # attention heads of the hidden layers; hidden is their total width
         **common: Unpack[Common],
     ):
-        from torch_geometric.nn import GATConv  # 1.5 s to import: only for those who use it
+        from torch_geometric.nn import GATConv  # takes 1.5 s to import, so only if used
 
         if heads < 1 or common["hidden"] % heads:
             raise FedGraphError(f"model.heads must divide model.hidden ({common['hidden']}), got {heads}")
@@ -65,25 +65,25 @@ class GAT(Stack):
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> EdgeInputs:
-        """Features, and edges with one loop a node."""
+        """Prepare features, and edges with one loop per node."""
         base = super().prepare(graph, device, dtype)
         loops = torch.arange(graph.num_nodes).expand(2, -1)
         proper = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
         return EdgeInputs(base.x, base.adj, torch.cat([proper, loops], dim=1).to(device))
 
     def plain_layer(self, layer: Any) -> PlainLayer:
-        """PyG's GATConv."""
+        """Return PyG's GATConv."""
         sizes = {"in_channels": layer.in_channels, "out_channels": layer.out_channels, "heads": layer.heads}
         return "gat", sizes, layer.state_dict()
 
     def plain_activation(self, index: int) -> str:
-        """ELU."""
+        """Name ELU."""
         return "elu"
 
     def convolve(self, layer: Any, h: Any, inputs: EdgeInputs) -> Tensor:
-        """Attention over each node's edges."""
+        """Apply attention over each node's edges."""
         return layer(h, inputs.edge_index)
 
     def activate(self, h: Tensor, index: int) -> Tensor:
-        """ELU."""
+        """Apply ELU."""
         return functional.elu(h)

@@ -2,8 +2,8 @@
 
     H^0 = X,   H^{l+1} = ReLU(Â H^l W^l + b^l),   logits = Â H^{L-1} W^{L-1} + b^{L-1}            Eq. (2), (9)
 
-Gradients of a cost of the logits (`GCN.grads`): with D^0 = X, D^l the H^l of which dropout keeps a share q, divided by q,
-Z^{l+1} = Â D^l W^l + b^l, and G^l the gradient in Z^l,
+Gradients of a cost of the logits (`GCN.grads`): D^0 = X; D^l is H^l after dropout, which keeps a share q and divides by q;
+Z^{l+1} = Â D^l W^l + b^l; G^l is the gradient with respect to Z^l. Then
 
     U^l = Âᵀ G^{l+1},   ∂W^l = (D^l)ᵀ U^l,   ∂b^l = Σ_v G^{l+1}_v,   G^l = 1[D^l > 0] ∘ U^l (W^l)ᵀ / q
 
@@ -26,7 +26,7 @@ from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 @dataclass
 class SmoothInputs(Inputs):
-    """Inputs whose x is Â X already, so that the first layer propagates no more."""
+    """Inputs whose x is already Â X, so that the first layer does not propagate."""
 
 
 class GCN(Stack):
@@ -39,17 +39,17 @@ class GCN(Stack):
         super().__init__(num_features, num_classes, Linear, **common)
 
     def plain_layer(self, layer: Any) -> PlainLayer:
-        """PyG's GCNConv."""
+        """Return PyG's GCNConv."""
         return plain_gcn(layer)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
-        """Â H W + b; (Â X) W + b where Â X is at hand."""
+        """Compute Â H W + b, or (Â X) W + b for prepared Â X."""
         product = h @ layer.weight
         propagated = product if h is inputs.x and isinstance(inputs, SmoothInputs) else inputs.adj @ product
         return propagated if layer.bias is None else propagated + layer.bias
 
     def grads(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """As the base, of this very network on plain inputs."""
+        """Compute the closed form for this class itself on plain inputs."""
         if not self._written_out(inputs):
             return None
         names = [*(f"layers.{index}" for index in range(len(self.layers))), "head"]
@@ -76,7 +76,7 @@ class GCN(Stack):
         return loss, found
 
     def settled(self, inputs: Any) -> Any:
-        """With Â X, where X is `narrow`: (Â X) W is Â (X W)."""
+        """Precompute Â X if X is `narrow`: (Â X) W equals Â (X W)."""
         first = (*self.layers, self.head)[0]
         if not self._written_out(inputs) or isinstance(inputs, SmoothInputs):
             return inputs
@@ -84,7 +84,7 @@ class GCN(Stack):
         return inputs if x is None else SmoothInputs(inputs.adj @ x, inputs.adj)
 
     def _written_out(self, inputs: Any) -> bool:
-        """Whether nothing of the pass is another's: a subclass's, a hook's, or inputs of another kind."""
+        """Return whether the closed form applies: no subclass, no hook, and inputs of the expected kind."""
         layers = (*self.layers, self.head)
         return (
             type(self) is GCN

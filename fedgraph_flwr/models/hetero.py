@@ -1,20 +1,20 @@
-"""What networks on heterogeneous graphs share: weights that belong to a type, entity embeddings, and layers' edges.
+"""Shared parts of models for heterogeneous graphs: weights of a type, entity embeddings, and the edges of each layer.
 
-Schema-weight decoupling (FedHGN, Fu & King, IJCAI 2023, arXiv:2305.09729): a network declares which of its weights belong to
+Schema-weight decoupling (FedHGN, Fu & King, IJCAI 2023, arXiv:2305.09729): a model declares which of its weights belong to
 a node type or an edge type s, and reads them back as
 
     θ_s = Σ_{i=1..B} β_{s,i} v_i                                                                    Eq. (2)
 
-with bases v [B, ...] that name no type, and coefficients β [types, B]. With ``bases: 0`` it holds θ_s itself, one for each
-type. The first part of a parameter's name says what it is, which is all that a strategy needs to know:
+with bases v [B, ...] shared by all types, and coefficients β [types, B]. With ``bases: 0`` it stores θ_s itself, one per type.
+The first part of a parameter's name is its kind, which is all that a strategy needs to know:
 
     bases.*          v, schema-agnostic
-    coefficients.*   β, one row a type
-    free.*           θ_s, one row a type, where ``bases`` is 0
-    common.*         θ_c, weights that belong to no type
-    entities.*       what turns a node into its initial state: its own embedding, or a projection of its type's features
+    coefficients.*   β, one row per type
+        free.*           θ_s, one row per type, if ``bases`` is 0
+        common.*         θ_c, weights that belong to no type
+        entities.*       initial states of nodes: their embeddings, or projections of their type's features
 
-An edge type is a triple, or with ``dataset.edge_types: name`` a name that several triples bear.
+An edge type is a triple or, with ``dataset.edge_types: name``, a name that several triples share.
 Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, H hidden width, B bases, C classes.
 """
 
@@ -46,7 +46,7 @@ class InEdges:
         graph: N nodes, E edges.
 
     Attributes:
-        start: where the edges into each node begin, [N + 1].
+        start: position of the first edge into each node, [N + 1].
         source: source node of each edge, [E]; edges into a node are sorted by type.
         relation: edge type of each edge, [E].
     """
@@ -60,9 +60,9 @@ class InEdges:
     def into(
         self, nodes: np.ndarray, fanout: int = 0, rng: np.random.Generator | None = None
     ) -> tuple[np.ndarray, ...]:
-        """Edges into ``nodes`` [n]: their place [e], and which of the nodes each goes into [e].
+        """Return the edges into ``nodes`` [n]: their positions [e], and the index of each edge's target among the nodes [e].
 
-        With ``fanout`` at most so many of each type into each node, drawn without replacement.
+        With ``fanout``, at most that many edges of each type into each node, drawn without replacement.
         """
         count = self.start[nodes + 1] - self.start[nodes]
         target = np.repeat(np.arange(nodes.size), count)
@@ -78,14 +78,14 @@ class InEdges:
 
 @dataclass
 class Block:
-    """The edges of one layer, from its inputs to its outputs; both are sorted by node, so nodes of a type are together.
+    """The edges of one layer, from its inputs to its outputs; both are sorted by node, so nodes of a type are contiguous.
 
     Attributes:
         inputs: flat numbers of the nodes that are read, [I].
         outputs: flat numbers of the nodes that are computed, [O]; all of them are among the inputs.
-        rows: where each output stands among the inputs, [O].
-        source: place of each edge's source among the inputs, [e].
-        target: place of its target among the outputs, [e].
+        rows: position of each output among the inputs, [O].
+        source: position of each edge's source among the inputs, [e].
+        target: position of its target among the outputs, [e].
         relation: its type, [e].
         types: node type of each output, [O].
     """
@@ -99,13 +99,13 @@ class Block:
     types: np.ndarray
 
     def mean_weights(self) -> np.ndarray:
-        """1 / |N_v^r| of each edge into v of type r, [e]."""
+        """Return 1 / |N_v^r| for each edge into v of type r, [e]."""
         pair = self.target * (int(self.relation.max(initial=0)) + 1) + self.relation
         _, place, count = np.unique(pair, return_inverse=True, return_counts=True)
         return 1.0 / count[place]
 
     def of_type(self) -> Iterator[tuple[int, slice]]:
-        """Each node type among the outputs, and where its nodes stand."""
+        """Yield each node type among the outputs, and the positions of its nodes."""
         types, first, count = np.unique(self.types, return_index=True, return_counts=True)
         for kind, start, n in zip(types, first, count, strict=True):
             yield int(kind), slice(int(start), int(start + n))
@@ -119,14 +119,14 @@ def blocks(
     fanout: int = 0,
     rng: np.random.Generator | None = None,
 ) -> list[Block]:
-    """What each of ``layers`` layers must compute so that the last one gives ``outputs``, first layer first.
+    """Return the blocks that each of ``layers`` layers must compute so that the last one gives ``outputs``, first layer first.
 
     Args:
-        edges: of the graph.
+        edges: edges of the graph.
         offsets: flat number of the first node of each type, then N, [A + 1].
-        outputs: flat numbers of the nodes wanted, ascending.
-        layers: their number.
-        fanout: at most so many sampled in-edges of each type into each node; 0: all.
+        outputs: flat numbers of the requested nodes, ascending.
+        layers: number of layers.
+        fanout: most sampled in-edges of each type into each node; 0: all.
         rng: draws the sample.
     """
     found: list[Block] = []
@@ -151,17 +151,17 @@ def blocks(
 class TypedSum:
     """Σ_r mean_{u ∈ N_v^r} h_u W_r over the edges of a layer, as one sparse and few dense products.
 
-    The sparse product gives the means of every (output, edge type that reaches the output's node type). Then for each node
-    type, with n outputs and R' edge types into them, the cheaper of
+    The sparse product gives the means of every (output, edge type that reaches the output's node type). Then each node type,
+    with n outputs and R' edge types into them, uses the cheaper of
 
         relation-wise   [n, R' H] @ [R' H, H']                                   R' H H' (n + B) operations
         basis-wise      β^T means, then [n, B H] @ [B H, H'] with the bases      n B H (R' + H')
 
     Args:
         block: the layer's edges.
-        kinds: of each edge type, `HeteroGraph.edge_kinds`: means are over edges of a type, weights are a kind's.
-        device: where it is computed.
-        dtype: of the values.
+        kinds: `HeteroGraph.edge_kinds` of each edge type: means are per edge type, weights are per kind.
+        device: device of the tensors.
+        dtype: dtype of the values.
     """
 
     def __init__(self, block: Block, kinds: np.ndarray, device: torch.device | str, dtype: torch.dtype):
@@ -180,7 +180,7 @@ class TypedSum:
         self.means = SparseMatrix(means, dtype).to(device)
 
     def __call__(self, h: Tensor, weight: "TypeWeight") -> Tensor:
-        """States [I, H] of the inputs → sums [O, H'] for the outputs."""
+        """Compute sums [O, H'] for the outputs from the states [I, H] of the inputs."""
         means = self.means @ h  # [Σ n R', H]
         parts = []
         for n, (rows, types) in zip(self.sizes, self.groups, strict=True):
@@ -189,14 +189,14 @@ class TypedSum:
 
 
 def plain_sum(block: Block, device: torch.device | str, dtype: torch.dtype) -> SparseMatrix:
-    """Σ_r mean_{u ∈ N_v^r} h_u as one sparse matrix [O, I]."""
+    """Return Σ_r mean_{u ∈ N_v^r} h_u as one sparse matrix [O, I]."""
     shape = (block.outputs.size, block.inputs.size)
     return SparseMatrix(sp.csr_matrix((block.mean_weights(), (block.target, block.source)), shape), dtype).to(device)
 
 
 @dataclass
 class TypeWeight:
-    """The weights of all types under one name: Eq. (2), or free.
+    """The weights of all types under one name: by Eq. (2), or free.
 
     Attributes:
         bases: v [B, ...]; with free weights θ [types, ...] itself.
@@ -207,13 +207,13 @@ class TypeWeight:
     coefficients: Tensor | None
 
     def all(self) -> Tensor:
-        """θ of every type, [types, ...]."""
+        """Return θ of every type, [types, ...]."""
         if self.coefficients is None:
             return self.bases
         return torch.tensordot(self.coefficients, self.bases, dims=1)
 
     def times(self, x: Tensor, types: Tensor) -> Tensor:
-        """Σ_t x_t θ_t over some types: x [n, T, H], their numbers [T] → [n, H'], relation-wise or basis-wise."""
+        """Compute Σ_t x_t θ_t over some types: x [n, T, H], type numbers [T] → [n, H'], relation-wise or basis-wise."""
         n, count, width = x.shape
         if self.coefficients is None:
             return x.reshape(n, count * width) @ self.bases[types].reshape(count * width, self.bases.size(-1))
@@ -226,11 +226,11 @@ class TypeWeight:
 
 @dataclass
 class HeteroInputs:
-    """What a pass over some target nodes reads, and no step changes.
+    """Inputs of a pass over some target nodes, which no step changes.
 
     Attributes:
         nodes: flat numbers of the nodes whose initial state is read, [I].
-        layers: what the network prepared of each layer's edges.
+        layers: the model's prepared edges of each layer.
         types: node type of each of ``nodes``, [I].
         x: by node type with features: their rows among ``nodes``, and the features [n, F_a].
     """
@@ -242,27 +242,27 @@ class HeteroInputs:
 
 
 class HeteroModel(Model):
-    """A network on a heterogeneous graph: ``model(inputs)`` gives logits [N_target, C] of the target node type.
+    """A model on a heterogeneous graph: ``model(inputs)`` gives logits [N_target, C] of the target node type.
 
-    A subclass declares its weights in ``__init__`` (`declare` for those of a type, into ``self.common`` for others), says
-    what it needs of a layer's edges in `prepare_layer`, and computes in `propagate` and `classify`.
+    A subclass declares its weights in ``__init__`` (`declare` for weights of a type, ``self.common`` for others), prepares a
+    layer's edges in `prepare_layer`, and computes in `propagate` and `classify`.
 
-    Entity embeddings and the initial coefficients come from a stream of the client's own; all else from torch's global
-    generator, alike on all clients.
+    Entity embeddings and the initial coefficients use the client's own random stream. Everything else uses torch's global
+    generator, with equal results on all clients.
 
     Args:
-        num_features: ``HeteroGraph.num_features``, [A, R, F_1, ..., F_A]; A = R = 0 for a server that knows no schema.
+        num_features: ``HeteroGraph.num_features``, [A, R, F_1, ..., F_A]; A = R = 0 for a server without the schema.
         num_classes: C.
         hidden: H.
         layers: number of layers.
-        dropout: of hidden states.
-        bases: B; 0: one free weight a type.
-        profile: ``code``, only edge types have weights of their own, as in the authors' program; ``paper``, node types too.
+        dropout: dropout of hidden states.
+        bases: B; 0: one free weight per type.
+        profile: ``code``: only edge types have own weights, as in the authors' code; ``paper``: node types too.
         type_embedding: initial state of a node without features: ``entity``, its own embedding; ``decoupled``, its type's,
             by Eq. (2); ``both``, their sum.
 
     Raises:
-        FedGraphError: a value is not among those accepted.
+        FedGraphError: a value is not accepted.
     """
 
     heterogeneous = True
@@ -294,7 +294,7 @@ class HeteroModel(Model):
         self.offsets = np.zeros(1, dtype=np.int64)
         if type_embedding != "entity":
             self.declare("state", NODE, hidden)
-        if not bases:  # decoupled weights of equal shape share bases; these differ in width, and stay with the entities
+        if not bases:  # decoupled weights of equal shape share bases; these differ in width and stay with the entities
             for i, width in enumerate(num_features[2:]):
                 if width:
                     self.free[f"projection_{i}"] = _xavier(width, hidden)
@@ -302,33 +302,33 @@ class HeteroModel(Model):
     def declare(self, name: str, kind: str, *shape: int) -> None:
         """Declare a weight of ``shape`` for every type of a kind; read it by ``self.typed(name)``.
 
-        Xavier-uniform with gain √2 for bases, free weights, and each type's coefficients (Glorot & Bengio 2010, with the
-        fans of the whole tensor, as in the authors' program: bases [B, H, H] are quite small).
+        Xavier-uniform with gain √2 for bases, free weights, and each type's coefficients (Glorot & Bengio 2010). Fans are those
+        of the whole tensor, as in the authors' code, so bases [B, H, H] are quite small.
         """
         types = self.count[kind]
         self.kinds[name] = kind
         if self.num_bases:
             self.bases[name] = _xavier(self.num_bases, *shape)
-            with torch.random.fork_rng(devices=[]):  # what follows must not depend on the number of types
+            with torch.random.fork_rng(devices=[]):  # later draws must not depend on the number of types
                 torch.manual_seed(derive_seed(torch.initial_seed(), name))
                 self.coefficients[name] = nn.Parameter(self._coefficients(types))
         else:
             self.free[name] = _xavier(types, *shape)
 
     def typed(self, name: str) -> TypeWeight:
-        """The declared weights of a name."""
+        """Return the declared weights of a name."""
         if self.num_bases:
             return TypeWeight(self.bases[name], self.coefficients[name])
         return TypeWeight(self.free[name], None)
 
-    # --- what a network overrides -------------------------------------------------------------------------------------
+    # --- hooks of a model ---------------------------------------------------------------------------------------------------
 
     def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Any:
-        """What a layer needs of its edges."""
+        """Prepare a layer's edges."""
         raise NotImplementedError
 
     def propagate(self, h: Tensor, layers: list[Any]) -> Tensor:
-        """Initial states [I, H] and what was prepared → hidden states, which `classify` reads."""
+        """Compute hidden states for `classify` from initial states [I, H] and the prepared layers."""
         raise NotImplementedError
 
     # --- the pass -----------------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class HeteroModel(Model):
     def prepare(  # type: ignore[override]
         self, graph: HeteroGraph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> HeteroInputs:
-        """Take up a graph: draw what is private to it, and prepare the pass over all its target nodes."""
+        """Take a graph: draw its private parameters, and prepare the pass over all its target nodes."""
         self.graph, self.edges, self.offsets = graph, InEdges(graph), graph.offsets()
         self.device, self.dtype = device, dtype
         self._draw_private(graph)
@@ -364,11 +364,11 @@ class HeteroModel(Model):
         )
 
     def encode(self, inputs: HeteroInputs) -> Tensor:
-        """Hidden states for the logits [n, C] of the target nodes that ``inputs`` was prepared for."""
+        """Compute hidden states for the logits [n, C] of the target nodes that ``inputs`` was prepared for."""
         return self.propagate(self.initial(inputs), inputs.layers)
 
     def initial(self, inputs: HeteroInputs) -> Tensor:
-        """Initial states [I, H]: embeddings by ``type_embedding``, projected features for the types that have some."""
+        """Compute initial states [I, H]: embeddings by ``type_embedding``, and projected features of types that have some."""
         h = torch.zeros((), device=inputs.nodes.device)
         if self.type_embedding != "decoupled":
             table = self.entities["table"]
@@ -381,9 +381,9 @@ class HeteroModel(Model):
         return h
 
     def _draw_private(self, graph: HeteroGraph) -> None:
-        """Entity embeddings N(0, 1), projections and coefficients, from the client's own stream.
+        """Draw entity embeddings N(0, 1), projections and coefficients, from the client's own stream.
 
-        Were coefficients drawn alike on all clients, their order would match types that nobody has matched.
+        Equal coefficients on all clients would align types by their order, although no one has matched these types.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(torch.initial_seed(), "private", getattr(graph, "client", 0)))
@@ -396,12 +396,12 @@ class HeteroModel(Model):
                 beta.data.copy_(self._coefficients(beta.size(0)))  # drawn on the CPU: the same on every device
 
     def _coefficients(self, types: int) -> Tensor:
-        """β [types, B], each row Xavier-uniform as a [1, B] matrix."""
+        """Draw β [types, B], each row Xavier-uniform as a [1, B] matrix."""
         bound = (2.0 * 6.0 / (1 + self.num_bases)) ** 0.5
         return torch.empty(types, self.num_bases).uniform_(-bound, bound)
 
 
 def _xavier(*shape: int) -> nn.Parameter:
-    """Xavier-uniform, gain √2; a vector a type, [types, H], has fans H and types."""
+    """Draw Xavier-uniform values, gain √2; one vector per type, [types, H], has fans H and types."""
     weight = torch.empty(*shape)
     return nn.Parameter(nn.init.xavier_uniform_(weight, gain=2**0.5) if weight.numel() else weight)

@@ -1,7 +1,7 @@
-"""Adjacency matrices and the small layers that networks share.
+"""Adjacency matrices and small layers that models share.
 
-Rows are targets and columns sources, so that ``adj @ h`` is what arrives at each node; edges count as they are stored,
-in one direction, and as often as they are stored.
+Rows are targets and columns sources, so ``adj @ h`` sums the messages that arrive at each node. Edges count as they are stored:
+in one direction, and with their multiplicity.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from fedgraph_flwr.numerics.streams import bits
 
 
 def adjacency(edge_index: Tensor, num_nodes: int, self_loops: bool = False) -> sp.csr_matrix:
-    """A [N, N]: entry (v, u) counts the edges u → v. ``self_loops``: each node gets exactly one loop.
+    """Build A [N, N]: entry (v, u) counts the edges u → v. ``self_loops``: each node has exactly one loop.
 
     Shapes: edge_index [2, E], row 0 source and row 1 target.
     """
@@ -30,16 +30,16 @@ def adjacency(edge_index: Tensor, num_nodes: int, self_loops: bool = False) -> s
 
 
 def _rows_scaled(matrix: sp.csr_matrix, power: float) -> sp.csr_matrix:
-    """D^power A, where D holds the row sums of A; an empty row stays empty."""
+    """Compute D^power A, where D holds the row sums of A; an empty row stays empty."""
     degree = np.asarray(matrix.sum(axis=1)).ravel()
     scale = np.power(degree, power, out=np.zeros_like(degree), where=degree > 0)
     return sp.csr_matrix(sp.diags(scale) @ matrix)
 
 
 def gcn_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-    """Â = D̃^{-1/2} Ã D̃^{-1/2} [N, N], Ã = A with one loop a node, D̃ its in-degrees (Kipf & Welling, 2017, Eq. 2).
+    """Compute Â = D̃^{-1/2} Ã D̃^{-1/2} [N, N], Ã = A with one loop per node, D̃ its in-degrees (Kipf & Welling, 2017, Eq. 2).
 
-    As PyG's ``GCNConv``, on directed edges too: both factors come from in-degrees; a loop that is there is kept single.
+    Like PyG's ``GCNConv``, also on directed edges: both factors are in-degrees, and an existing loop is not doubled.
     """
     loops = adjacency(edge_index, num_nodes, self_loops=True)
     scale = 1 / np.sqrt(np.asarray(loops.sum(axis=1)).ravel())
@@ -49,34 +49,34 @@ def gcn_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
 
 
 def mean_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-    """D^{-1} A [N, N]: the mean over in-neighbours; zero for a node without any."""
+    """Compute D^{-1} A [N, N]: the mean over in-neighbours; zero for a node without any."""
     return _rows_scaled(adjacency(edge_index, num_nodes), -1)
 
 
 def random_walk_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-    """D̃^{-1} Ã [N, N]: the mean over a node and its in-neighbours; rows sum to 1."""
+    """Compute D̃^{-1} Ã [N, N]: the mean over a node and its in-neighbours; rows sum to 1."""
     return _rows_scaled(adjacency(edge_index, num_nodes, self_loops=True), -1)
 
 
 def no_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-    """The empty matrix [N, N], for networks that ignore edges."""
+    """Return the empty matrix [N, N], for models that ignore edges."""
     return sp.csr_matrix((num_nodes, num_nodes))
 
 
 def glorot(*shape: int) -> nn.Parameter:
-    """Glorot's uniform initialisation, as PyG's layers have it."""
+    """Initialise a parameter by Glorot's uniform distribution, as in PyG's layers."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(*shape)))
 
 
 def products(z: Tensor | SparseMatrix, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Z W for each W [F, H_w], [N, H_w]; dense features are read once for all of them."""
+    """Compute Z W for each W [F, H_w], [N, H_w]; dense features are read once for all of them."""
     if isinstance(z, SparseMatrix):
         return [z @ weight for weight in weights]
     return (z @ torch.cat(list(weights), dim=1)).split([weight.size(1) for weight in weights], dim=1)
 
 
 class Linear(nn.Module):
-    """x W + b for features that are dense or sparse: [N, F] → [N, H]. Glorot weights [F, H], zero bias [H]."""
+    """x W + b for dense or sparse features: [N, F] → [N, H]. Glorot weights [F, H], zero bias [H]."""
 
     def __init__(self, num_in: int, num_out: int, bias: bool = True):
         super().__init__()
@@ -84,40 +84,40 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_out)) if bias else None
 
     def forward(self, x: Tensor | SparseMatrix) -> Tensor:
-        """[N, H]."""
+        """Return [N, H]."""
         product = x @ self.weight
         return product if self.bias is None else product + self.bias
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """Inverted dropout: each entry is kept with probability q and divided by q, else 0; q is 1 − p rounded to 1/65536.
+    """Apply inverted dropout: each entry is kept with probability q and divided by q, else 0; q is 1 − p rounded to 1/65536.
 
-    The mask compares 16 random bits an entry, a quarter of the time that torch's Bernoulli draws take; like those it
-    comes from torch's global generator, and float32 and float64 draw the same mask.
+    The mask compares 16 random bits per entry, which takes a quarter of the time of torch's Bernoulli draws. It also uses
+    torch's global generator, and float32 and float64 draw the same mask.
     """
     return x * mask(x, p) if training and p else x
 
 
 def mask(x: Tensor, p: float) -> Tensor:
-    """What `dropout` multiplies by: 1/q where an entry is kept, else 0, in the shape of x."""
+    """Return the factor of `dropout`: 1/q for a kept entry, else 0, in the shape of x."""
     kept = _kept(p)
     return (bits(x) < kept - 32768).to(x.dtype).mul_(65536 / kept)
 
 
 def _kept(p: float) -> int:
-    """q, in units of 1/65536."""
+    """Return q, in units of 1/65536."""
     return max(round((1 - p) * 65536), 1)
 
 
 def dropped_relu_(x: Tensor, p: float, training: bool) -> Tensor:
-    """As ``dropout(relu(x))``, in the memory of x."""
+    """Compute ``dropout(relu(x))`` in place."""
     return x.relu_().mul_(mask(x, p)) if training and p else x.relu_()
 
 
 def dropped_relu_grad_(grad: Tensor, result: Tensor, p: float, training: bool) -> Tensor:
-    """The gradient in x of what has the gradient ``grad`` in ``result`` = `dropped_relu_` of x, in the memory of ``grad``.
+    """Compute the gradient with respect to x, given ``grad`` with respect to ``result`` = `dropped_relu_` of x, in place.
 
-    It is 1/q of it where the result is above 0.
+    It is ``grad`` / q where the result is above 0, else 0.
     """
     if training and p:
         grad.mul_(65536 / _kept(p))
@@ -132,14 +132,14 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the shape of x."""
+        """Return a tensor of the shape of x."""
         return dropout(x, self.p, self.training)
 
 
 def propagate(matrix: SparseMatrix, weights: NDArray[np.floating], h: Tensor) -> Tensor:
-    """Σ_l weights[j, l] M^l H without forming a power: M [N, N], H [N, C] → [J, N, C].
+    """Compute Σ_l weights[j, l] M^l H without forming a power: M [N, N], H [N, C] → [J, N, C].
 
-    ``weights`` [J, L] are those of M^1..M^L, a row for each of J combinations.
+    ``weights`` [J, L] are those of M^1..M^L, one row for each of J combinations.
     """
     totals = [torch.zeros_like(h)] * len(weights)
     for column in weights.T.tolist():

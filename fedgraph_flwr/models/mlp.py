@@ -1,4 +1,4 @@
-"""Multi-layer perceptron: the reference that sees no edges.
+"""Multi-layer perceptron: a reference model that ignores edges.
 
     H^0 = X,   H^{l+1} = ReLU(H^l W^l + b^l),   logits = H^{L-1} W^{L-1} + b^{L-1}
 
@@ -16,7 +16,7 @@ from fedgraph_flwr.numerics.inputs import Inputs
 
 
 class MLP(Stack):
-    """Perceptron of ``layers`` linear layers with ReLU and dropout between them; ``norm`` and ``input_norm`` as in `Stack`."""
+    """MLP of ``layers`` linear layers with ReLU and dropout between them; ``norm`` and ``input_norm`` as in `Stack`."""
 
     stacks = True
     adjacency = staticmethod(no_adjacency)
@@ -25,9 +25,9 @@ class MLP(Stack):
         super().__init__(num_features, num_classes, Linear, input_norm=input_norm, **common)
 
     def plain_layer(self, layer: Any) -> PlainLayer:
-        """Torch's linear layer."""
+        """Return torch's linear layer."""
         return plain_linear(layer)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
-        """H W + b."""
+        """Compute H W + b."""
         return layer(h)

@@ -1,4 +1,4 @@
-"""Relational GCN in the form that FedHGN trains (Fu & King, IJCAI 2023; after Schlichtkrull et al., ESWC 2018).
+"""Relational GCN in the form used by FedHGN (Fu & King, IJCAI 2023; after Schlichtkrull et al., ESWC 2018).
 
     h^1_v = ReLU(Σ_r mean_{u ∈ N_v^r} h^0_u + b^0)                                           first layer: no weights
     h^{l+1}_v = σ(Σ_r mean_{u ∈ N_v^r} h^l_u W_r + [h^l_v T_{φ(v)}] + b^l)                   σ: ReLU, none in the last
@@ -30,14 +30,14 @@ from fedgraph_flwr.numerics.sparse import SparseMatrix
 
 @dataclass
 class Layer:
-    """A layer's constants: its sum over edges, and the outputs' rows among the inputs by node type (``paper`` profile)."""
+    """Prepared parts of a layer: its sum over edges, and the outputs' rows among the inputs by node type (``paper`` profile)."""
 
     edges: SparseMatrix | TypedSum
     rows: list[tuple[Tensor, Tensor]]
 
 
 class RGCN(HeteroModel):
-    """RGCN with decoupled or free weights; ``self_loop`` adds one H x H matrix a layer for all types."""
+    """RGCN with decoupled or free weights; ``self_loop`` adds one H x H matrix per layer for all types."""
 
     head_prefixes = ("common.decoder.",)
 
@@ -63,14 +63,14 @@ class RGCN(HeteroModel):
         self.common.decoder = nn.Linear(hidden, num_classes)
 
     def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Layer:
-        """The sum over edges as sparse products."""
+        """Prepare the sum over edges as sparse products."""
         edges = TypedSum(block, self.graph.edge_kinds, device, dtype) if layer else plain_sum(block, device, dtype)
         rows = torch.from_numpy(block.rows).to(device)
         types = [(rows[place], torch.tensor([kind], device=device)) for kind, place in block.of_type()]
         return Layer(edges, types)
 
     def propagate(self, h: Tensor, layers: list[Layer]) -> Tensor:
-        """ReLU(h^L) of the target nodes, [n, H]."""
+        """Compute ReLU(h^L) of the target nodes, [n, H]."""
         last = len(layers) - 1
         for i, layer in enumerate(layers):
             out = layer.edges(h, self.typed(f"edge_{i}")) if isinstance(layer.edges, TypedSum) else layer.edges @ h
@@ -83,10 +83,10 @@ class RGCN(HeteroModel):
         return h
 
     def classify(self, h: Tensor, inputs: HeteroInputs) -> Tensor:
-        """Logits [n, C]."""
+        """Compute logits [n, C]."""
         return self.common.decoder(h)
 
 
 def _own_transform(h: Tensor, rows: list[tuple[Tensor, Tensor]], weight: TypeWeight) -> Tensor:
-    """h_v T_{φ(v)} of every output: [O, H]."""
+    """Compute h_v T_{φ(v)} of every output: [O, H]."""
     return torch.cat([weight.times(h[place].unsqueeze(1), kind) for place, kind in rows])

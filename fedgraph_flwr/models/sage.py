@@ -31,7 +31,7 @@ class SAGELayer(nn.Module):
         self.neighbours = Linear(num_in, num_out, bias=False)
 
     def forward(self, h: Any, inputs: Inputs) -> Tensor:
-        """[N, H]."""
+        """Return [N, H]."""
         return self.itself(h) + inputs.adj @ self.neighbours(h)
 
 
@@ -41,9 +41,9 @@ class GraphSAGE(Stack):
     Args:
         num_features: F.
         num_classes: C.
-        layers: of message passing.
-        head: whether the last layer is H wide too and a linear classifier follows it.
-        out_neighbours: whether a node hears the nodes its edges lead to, not those they come from.
+        layers: number of message-passing layers.
+        head: whether a linear classifier follows the last layer, which is then H wide.
+        out_neighbours: whether a node aggregates over the targets of its edges instead of over their sources.
         common: keywords of `Stack`.
     """
 
@@ -58,7 +58,7 @@ class GraphSAGE(Stack):
         *,
         layers: int,
         head: bool = False,  # a linear classifier after the last layer, which is then `hidden` wide
-        out_neighbours: bool = False,  # hear the nodes that one's edges lead to, where edges have a direction
+        out_neighbours: bool = False,  # aggregate over out-neighbours, where edges have a direction
         **common: Any,
     ):
         super().__init__(num_features, num_classes, SAGELayer, Linear if head else None, layers=layers + head, **common)
@@ -66,18 +66,18 @@ class GraphSAGE(Stack):
         self.out_neighbours = out_neighbours
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
-        """As the base, on reversed edges where out-neighbours are heard."""
+        """Prepare inputs, on reversed edges for ``out_neighbours``."""
         if self.out_neighbours:
             graph = replace(graph, edge_index=graph.edge_index.flip(0))
         return super().prepare(graph, device, dtype)
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
-        """As `Stack`, on reversed edges where out-neighbours are heard."""
+        """Export like `Stack`, on reversed edges for ``out_neighbours``."""
         found = super().plain(layers)
         return replace(found, arguments=found.arguments | {"reverse": self.out_neighbours})
 
     def plain_layer(self, layer: Any) -> PlainLayer:
-        """PyG's SAGEConv, or the linear head."""
+        """Return PyG's SAGEConv, or the linear head."""
         if isinstance(layer, Linear):
             return plain_linear(layer)
         num_in, num_out = layer.itself.weight.shape
@@ -89,13 +89,13 @@ class GraphSAGE(Stack):
         )
 
     def plain_activation(self, index: int) -> str:
-        """ReLU, but none before a linear classifier."""
+        """Name ReLU, or none before a linear classifier."""
         return "none" if self.linear_head and index == len(self.layers) - 1 else super().plain_activation(index)
 
     def activate(self, h: Tensor, index: int) -> Tensor:
-        """ReLU, but none before a linear classifier."""
+        """Apply ReLU, or nothing before a linear classifier."""
         return h if self.linear_head and index == len(self.layers) - 1 else super().activate(h, index)
 
     def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
-        """Logits [N, C]."""
+        """Compute logits [N, C]."""
         return self.head(h) if self.linear_head else super().classify(h, inputs)

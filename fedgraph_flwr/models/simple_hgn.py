@@ -1,12 +1,12 @@
-"""Simple-HGN (Lv et al., KDD 2021, arXiv:2112.14936, section 5): attention that knows the edge type.
+"""Simple-HGN (Lv et al., KDD 2021, arXiv:2112.14936, section 5): attention with edge types.
 
     e_uv = LeakyReLU(a^T [W h_v ‖ W h_u ‖ W_e r_{ψ(uv)}]),   α_uv = softmax_{u ∈ N_v}(e_uv)
     h'_v = ELU(Σ_u α_uv W h_u + W_res h_v), heads side by side; their mean, without ELU, in the last layer
     logits = o_v / ‖o_v‖
 
-What belongs to a type: the edge embeddings r of every layer and, in the ``paper`` profile of FedHGN, a transform of the
-initial state by node type. The rest is common. Without the residual on attention (its β = 0).
-Shapes: h [N, H], K heads of width D = H / K (C in the last layer), W [H, K D], r [R, H], W_e [H, K H], a three vectors a head.
+Parameters of a type: the edge embeddings r of every layer and, in the ``paper`` profile of FedHGN, a transform of the
+initial state by node type. All types share the rest. Attention has no residual (β = 0 in the paper).
+Shapes: h [N, H], K heads of width D = H / K (C in the last layer), W [H, K D], r [R, H], W_e [H, K H], a three vectors per head.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from fedgraph_flwr.models.layers import dropout
 
 @dataclass
 class Edges:
-    """A layer's edges: ends and type [e] each, the outputs' rows among the inputs [O]."""
+    """A layer's edges: source, target and type [e] each, and the outputs' rows among the inputs [O]."""
 
     source: Tensor
     target: Tensor
@@ -32,7 +32,7 @@ class Edges:
 
 
 class Attention(nn.Module):
-    """What a layer holds in common for all types."""
+    """Weights of a layer that all types share."""
 
     def __init__(self, width: int, heads: int, out: int):
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.to_source, self.to_target, self.to_edge = _xavier(heads, out), _xavier(heads, out), _xavier(heads, width)
 
     def forward(self, h: Tensor, r: Tensor, edges: Edges, slope: float) -> Tensor:
-        """States [I, H], edge embeddings [R, H] → [O, K, D]."""
+        """Compute [O, K, D] from states [I, H] and edge embeddings [R, H]."""
         heads, out = self.to_source.shape
         wh = (h @ self.weight).view(-1, heads, out)
         wr = (r @ self.edge).view(r.size(0), heads, -1)
@@ -65,8 +65,8 @@ class SimpleHGN(HeteroModel):
         num_features: Any,
         num_classes: int,
         *,
-        heads: int = 4,  # of attention; hidden is their width together
-        slope: float = 0.05,  # of LeakyReLU
+        heads: int = 4,  # attention heads; hidden is their total width
+        slope: float = 0.05,  # negative slope of LeakyReLU
         **common: Any,
     ):
         super().__init__(num_features, num_classes, **common)
@@ -85,12 +85,12 @@ class SimpleHGN(HeteroModel):
         self.common.attention = nn.ModuleList([Attention(hidden, heads, out) for out in widths])
 
     def prepare_layer(self, layer: int, block: Block, device: torch.device | str, dtype: torch.dtype) -> Edges:
-        """The edges as tensors."""
+        """Return the edges as tensors."""
         columns = (block.source, block.target, self.graph.edge_kinds[block.relation], block.rows)
         return Edges(*(torch.from_numpy(column).to(device) for column in columns))
 
     def initial(self, inputs: HeteroInputs) -> Tensor:
-        """Initial states [I, H], transformed by node type in the ``paper`` profile."""
+        """Compute initial states [I, H], transformed by node type in the ``paper`` profile."""
         h = super().initial(inputs)
         if self.profile == "paper":
             kinds, counts = inputs.types.unique_consecutive(return_counts=True)
@@ -100,23 +100,23 @@ class SimpleHGN(HeteroModel):
         return h
 
     def propagate(self, h: Tensor, layers: list[Edges]) -> Tensor:
-        """Hidden states [I, H] of all nodes that the last layer reads."""
+        """Compute hidden states [I, H] of all nodes that the last layer reads."""
         for i, edges in enumerate(layers[:-1]):
             h = F.elu(self.attend(i, h, edges).flatten(1))
         return h
 
     def classify(self, h: Tensor, inputs: HeteroInputs) -> Tensor:
-        """The last layer: logits [n, C] of the target nodes, rows of length 1."""
+        """Apply the last layer: logits [n, C] of the target nodes, rows of length 1."""
         return F.normalize(self.attend(self.num_layers - 1, h, inputs.layers[-1]).mean(1), dim=1)
 
     def attend(self, layer: int, h: Tensor, edges: Edges) -> Tensor:
-        """One layer, dropout before it: [I, H] → [O, K, D]."""
+        """Apply dropout and one layer: [I, H] → [O, K, D]."""
         h = dropout(h, self.dropout, self.training)
         return self.common.attention[layer](h, self.typed(f"edge_{layer}").all(), edges, self.slope)
 
 
 def edge_softmax(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
-    """Softmax of [e, K] over the edges of each target; its maximum is taken off first."""
+    """Compute the softmax of [e, K] over the edges of each target, shifted by its maximum."""
     index = target.unsqueeze(1).expand_as(score)
     top = score.new_zeros(num_targets, score.size(1)).scatter_reduce(
         0, index, score.detach(), "amax", include_self=False

@@ -125,5 +125,5 @@ def test_our_own_models_that_cannot_be_exported_do_not_ask_for_plain():
     from fedgraph_flwr import models
 
     cfg = compose(["strategy=fedstar"])
-    with pytest.raises(FedGraphError, match="plain PyG does not have its layers"):
+    with pytest.raises(FedGraphError, match="plain PyG has no such layers"):
         models.network(cfg.model)(4, 2, hidden=8, layers=2, dropout=0.0).plain()
