@@ -192,6 +192,6 @@ def _check_protocol(message: Message, who: str) -> None:
     found = record.get(SPEAKS, 1) if record is not None else 1
     if found != PROTOCOL:
         raise FedGraphError(
-            f"{who} uses version {sanitize(found, 20)} of the protocol between server and clients, this server version {PROTOCOL}:"
-            " install the same version of fedgraph-flwr on both"
+            f"{who} uses version {sanitize(found, 20)} of the protocol between server and clients, this server version"
+            f" {PROTOCOL}: install the same version of fedgraph-flwr on both"
         )
