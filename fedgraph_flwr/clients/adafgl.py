@@ -7,11 +7,22 @@
     Y = s (softmax Z + P̂) / 2 + (1 − s) Σ_j softmax(O_j) / 3
     s: of half of the training nodes the share whose label k steps of label propagation from the other half's find
 
-s is the homophily confidence: edges that join like nodes let the first branch speak. From memory of the paper, so without its
-numbers of equations, and by two programs of its authors. Where they differ: the paper and OpenFGL train both branches and blend
-them by s, as here; the other trains the one that s > 0.9 chooses. Both take a second softmax of P̂ to predict, which is not
-done here, and label propagation from labels outside all masks, which are not read here; for how they weigh unlike pairs see
-``negatives``.
+s is the homophily confidence: it is high if edges join nodes of one class. The paper does not number its equations. The authors
+published two implementations: xkLi-Allen/AdaFGL at 1ea2b20, called the authors' code here, and OpenFGL at a8f1ada. Differences:
+
+- P̂ is a softmax in the paper. Both implementations apply a second softmax to it: main.py, line 51, then `getre_scale`
+  (models/my_model.py, line 323), and again to predict. Rows become more alike: two one-hot rows of 7 classes have cosine 0.78
+  instead of 0. Unsure rows of different classes can pass τ = 0.999. The default follows the paper, ``softmaxes=2`` both
+  implementations.
+- The paper and OpenFGL train both branches and blend them by s, the default. The authors' code trains one branch, by s ≥ 0.9
+  (models/my_model.py, line 61): ``choose_from=0.9``.
+- F of the signed propagation has three layers (models/my_model.py, lines 42 and 134), as here by default: ``message_layers``.
+- ``negatives``: weights of unlike pairs, see `fedgraph_flwr.models.adafgl`.
+- Both implementations propagate labels from nodes outside all masks, which are not read here. They also add the known labels
+  again in each step, which scales what is propagated and hardly changes a class.
+- The authors' code shares one PReLU slope per branch and uses a ChebNet extractor. Here each layer has a slope, and ``model=`` is
+  the extractor.
+
 Ours: of the nodes that are alike, of which confident predictions would make N² / C pairs, a node keeps its ``alike`` most
 alike, and Q lives on A' alone; the pairs are searched in blocks of rows. With fewer than two training nodes s is 1/2. Leaves
 the client: what FedAvg sends, in stage 1; in stage 2 no array.
@@ -90,6 +101,7 @@ class AdaFGLClient(GraphClient):
                 dropout=net.dropout,
                 beta=p.beta,
                 negatives=p.negatives,
+                message_layers=p.message_layers,
             ).to(self.device, self.dtype)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -109,8 +121,13 @@ class AdaFGLClient(GraphClient):
 
     @cached_property
     def knowledge(self) -> Tensor:
-        """P̂ [N, C]."""
+        """P̂ [N, C], which Z is to match."""
         return GraphClient.predict(self).softmax(1)
+
+    @property
+    def compared(self) -> Tensor:
+        """P̂ [N, C] as nodes are compared and predicted by it: with ``softmaxes=2``, its softmax."""
+        return self.knowledge.softmax(1) if self.params.softmaxes == 2 else self.knowledge
 
     @cached_property
     def pairs(self) -> tuple[Pattern, Tensor, SparseMatrix]:
@@ -119,7 +136,7 @@ class AdaFGLClient(GraphClient):
         edges = adjacency(self.graph.edge_index, n)
         edges.setdiag(0)
         edges.eliminate_zeros()
-        unit = F.normalize(self.knowledge, dim=1)
+        unit = F.normalize(self.compared, dim=1)
         near = top_k(unit, unit, self.params.alike)
         close = (unit[near.row] * unit[near.col]).sum(1) > self.params.threshold
         row, col = (index[close].cpu().numpy() for index in (near.row, near.col))
@@ -162,19 +179,33 @@ class AdaFGLClient(GraphClient):
 
     # --- stage 2 ------------------------------------------------------------------------------------------------------
 
-    def outputs(self) -> tuple[Tensor, list[Tensor]]:
-        """Z, and O_1..O_3."""
+    @property
+    def share(self) -> float:
+        """Share of the homophilous branch in the prediction: s, or 0 or 1 if one branch is chosen."""
+        chosen = self.params.choose_from
+        return float(self.homophily >= chosen) if chosen else self.homophily
+
+    def like(self) -> Tensor:
+        """Z [N, C]."""
+        return self.branches.homophilous(self.smooth[1])
+
+    def unlike(self) -> list[Tensor]:
+        """O_1..O_3, each [N, C]."""
         x, smooth = self.smooth
         pairs, alike, _ = self.pairs
-        return self.branches.homophilous(smooth), self.branches.heterophilous(x, smooth, pairs, alike)
+        return self.branches.heterophilous(x, smooth, pairs, alike)
 
     def loss(self) -> Tensor:
-        """L in stage 2."""
+        """L in stage 2; only the chosen branch's part if one is chosen."""
         if self.stage != STAGE:
             return super().loss()
-        z, others = self.outputs()
-        loss = self.task_loss(z) + self.params.knowledge * F.mse_loss(z, self.knowledge)
-        return loss + torch.stack([self.task_loss(o) for o in others]).sum()
+        blend, parts = not self.params.choose_from, []
+        if blend or self.share == 1:
+            z = self.like()
+            parts.append(self.task_loss(z) + self.params.knowledge * F.mse_loss(z, self.knowledge))
+        if blend or self.share == 0:
+            parts.append(torch.stack([self.task_loss(o) for o in self.unlike()]).sum())
+        return torch.stack(parts).sum()
 
     def train(self) -> float:
         """Local training of the stage at hand.
@@ -197,10 +228,9 @@ class AdaFGLClient(GraphClient):
             return super().predict()
         self.branches.eval()
         with torch.no_grad():
-            z, others = self.outputs()
-            like = (z.softmax(1) + self.knowledge) / 2
-            unlike = torch.stack([o.softmax(1) for o in others]).mean(0)
-            blend = self.homophily * like + (1 - self.homophily) * unlike
+            like = (self.like().softmax(1) + self.compared) / 2
+            unlike = torch.stack([o.softmax(1) for o in self.unlike()]).mean(0)
+            blend = self.share * like + (1 - self.share) * unlike
             return blend.clamp(min=torch.finfo(self.dtype).tiny).log()
 
     def load(self, tree: Tree) -> None:

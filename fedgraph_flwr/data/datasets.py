@@ -125,6 +125,18 @@ def _entities(name: str, sizes: Sizes) -> Source:
     )
 
 
+def _published(name: str, sizes: Sizes) -> Source:
+    """Client graphs that the FedHGN authors published."""
+    return Source(
+        "files",
+        sizes,
+        origin=f"https://github.com/cynricfu/FedHGN (data/{name}-hetero), decoded to npz",
+        folder="FedHGN",
+        files=(f"{name}-hetero_centralized_1.npz",),
+        read=typed.published_whole(name),
+    )
+
+
 def _hgb(name: str, sizes: Sizes) -> Source:
     return Source(
         "typed",
@@ -209,14 +221,8 @@ SOURCES: dict[str, Source] = {
     "aifb": _entities("aifb", (7262, 24405, 0, 4)),
     "mutag": _entities("mutag", (0, 0, 0, 2)),
     "bgs": _entities("bgs", (0, 0, 0, 2)),
-    "aifb-published": Source(
-        "files",
-        (7262, 48810, 0, 4),
-        origin="https://github.com/cynricfu/FedHGN (data/aifb-hetero), decoded to npz",
-        folder="FedHGN",
-        files=("aifb-hetero_centralized_1.npz",),
-        read=typed.published_whole,
-    ),
+    "aifb-published": _published("aifb", (7262, 48810, 0, 4)),
+    "mutag-published": _published("mutag", (27163, 148100, 0, 2)),
     "acm": _hgb("acm", (10942, 0, 0, 3)),
     "dblp": _hgb("dblp", (26128, 0, 0, 4)),
     "imdb": _hgb("imdb", (21420, 0, 0, 5)),

@@ -1,4 +1,4 @@
-"""Heterogeneous datasets: AIFB, MUTAG and BGS (RDF), HGB's ACM, DBLP and IMDB, and the published AIFB client graphs."""
+"""Heterogeneous datasets: AIFB, MUTAG and BGS (RDF), HGB's ACM, DBLP and IMDB, and FedHGN's published client graphs."""
 
 import gzip
 import json
@@ -253,28 +253,37 @@ def _in_order(index: Tensor) -> Tensor:
     return index[:, torch.from_numpy(np.lexsort(index.flip(0).numpy()))]
 
 
-def published_whole(folder: Path, params: dict[str, Any]) -> HeteroGraph:
-    """Read the whole AIFB graph of the published client graphs, including reverse edges."""
-    whole = published(folder, "centralized", 1)[0]
-    return HeteroGraph(**{f.name: getattr(whole, f.name) for f in fields(HeteroGraph)})
+PUBLISHED = "-published"
+"""End of the name of a dataset with published client graphs."""
 
 
-def published(folder: Path, split: str, num_clients: int) -> list[HeteroClientGraph]:
-    """Read the AIFB client graphs published by the FedHGN authors, decoded to npz, including reverse edges.
+def published_whole(name: str) -> Reader:
+    """Return a reader of the whole graph of published client graphs, including reverse edges."""
+
+    def read(folder: Path, params: dict[str, Any]) -> HeteroGraph:
+        whole = published(folder, name, "centralized", 1)[0]
+        return HeteroGraph(**{f.name: getattr(whole, f.name) for f in fields(HeteroGraph)})
+
+    return read
+
+
+def published(folder: Path, name: str, split: str, num_clients: int) -> list[HeteroClientGraph]:
+    """Read the client graphs published by the FedHGN authors, decoded to npz, including reverse edges.
 
     Args:
-        folder: folder with ``aifb-hetero_{split}_{num_clients}.npz``.
+        folder: folder with ``{name}-hetero_{split}_{num_clients}.npz``.
+        name: ``aifb`` or ``mutag``.
         split: ``random-edges`` or ``random-etypes`` for 3, 5 or 10 clients; ``centralized`` with 1 for the whole graph.
         num_clients: M.
 
     Raises:
         FedGraphError: the file is missing.
     """
-    path = folder / f"aifb-hetero_{split}_{num_clients}.npz"
+    path = folder / f"{name}-hetero_{split}_{num_clients}.npz"
     if not path.is_file():
-        there = sorted(p.name for p in folder.glob("aifb-hetero_*.npz"))
+        there = sorted(p.name for p in folder.glob(f"{name}-hetero_*.npz"))
         raise FedGraphError(
-            f"no published AIFB split '{split}' for {num_clients} clients: {path} is missing; "
+            f"no published {name.upper()} split '{split}' for {num_clients} clients: {path} is missing; "
             f"available: {', '.join(there) or 'none'}"
         )
     with np.load(path, allow_pickle=False) as file:
@@ -295,7 +304,7 @@ def published(folder: Path, split: str, num_clients: int) -> list[HeteroClientGr
                     val_mask=tensor("val_mask", torch.bool),
                     test_mask=tensor("test_mask", torch.bool),
                     num_classes=int(meta["num_classes"]),
-                    name="aifb-published",
+                    name=f"{name}{PUBLISHED}",
                     node_id={a: tensor(f"n{j}_id") for j, a in enumerate(meta["ntypes"])},
                     client=client,
                     num_clients=num_clients,

@@ -26,6 +26,11 @@ class Params:
     confidence_steps: int = 10  # k of the label propagation that measures homophily
     # paper | program: how unlike pairs weigh, see models/adafgl.py
     negatives: str = choice("paper", ("paper", "program"))
+    # softmaxes of the extractor's output before two nodes are compared: 1 in the paper, 2 in the authors' code
+    softmaxes: int = choice(1, (1, 2))
+    # 0: both branches, blended by s (paper); else one branch: homophilous if s reaches this value (authors' code: 0.9)
+    choose_from: float = number(0.0, high=1)
+    message_layers: int = number(3, low=1)  # of F's network; earlier releases had 2
     knowledge: float = 1.0  # κ, weight of the distance from the extractor's predictions
 
 

@@ -52,6 +52,7 @@ class Branches(nn.Module):
         dropout: within the perceptrons.
         beta: β.
         negatives: ``paper`` or ``program``, see above.
+        message_layers: layers of F's network.
     """
 
     def __init__(
@@ -64,13 +65,14 @@ class Branches(nn.Module):
         dropout: float,
         beta: float,
         negatives: str,
+        message_layers: int,
     ):
         super().__init__()
         wide = (steps + 1) * num_features
         self.homophilous = Perceptron(wide, hidden, num_classes, 2, dropout)
         self.features = Perceptron(num_features, hidden, num_classes, 3, dropout)
         self.smoothed = Perceptron(wide, hidden, num_classes, 3, dropout)
-        self.messages = Perceptron(wide, hidden, num_classes, 2, dropout)
+        self.messages = Perceptron(wide, hidden, num_classes, message_layers, dropout)
         self.slope = nn.PReLU()
         self.beta, self.program = beta, negatives == "program"
 

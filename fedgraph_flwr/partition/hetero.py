@@ -151,11 +151,14 @@ def _usable(part: HeteroClientGraph) -> bool:
 
 def _given(cfg: RunConfig) -> list[HeteroClientGraph]:
     """Return the published client graphs."""
-    if cfg.dataset.name != "aifb-published":
-        raise FedGraphError(f"partition=given is for dataset=aifb-published, got dataset={cfg.dataset.name}")
+    if not cfg.dataset.name.endswith(typed.PUBLISHED):
+        raise FedGraphError(
+            f"partition=given is for dataset=aifb-published and mutag-published, got dataset={cfg.dataset.name}"
+        )
     pooled = bool(cfg.strategy.pooled)
     split_name = "centralized" if pooled else str(cfg.partition.params["split"])
-    return typed.published(data_root() / "FedHGN", split_name, 1 if pooled else cfg.num_clients)
+    name = cfg.dataset.name.removesuffix(typed.PUBLISHED)
+    return typed.published(data_root() / "FedHGN", name, split_name, 1 if pooled else cfg.num_clients)
 
 
 def pool(clients: Sequence[HeteroClientGraph]) -> HeteroClientGraph:

@@ -133,7 +133,7 @@ def test_our_reading_of_aifb_is_the_published_graph(shared_data):
     ours = load(compose(["dataset=aifb"]).dataset)
     assert ours.name == "aifb"
     both = ours.with_reverse()
-    published = typed.published(root / "FedHGN", "centralized", 1)[0]
+    published = typed.published(root / "FedHGN", "aifb", "centralized", 1)[0]
     assert both.counts == published.counts
     sizes = [sorted((a, index.size(1), b) for (a, _, b), index in g.edges.items()) for g in (both, published)]
     assert sizes[0] == sizes[1]
@@ -148,7 +148,7 @@ def test_missing_files_say_what_goes_where(shared_data):
         load(compose(["dataset=aifb-published"]).dataset)
     root = shared_data("FedHGN")
     with pytest.raises(FedGraphError, match=r"for 4 clients.*aifb-hetero_random-edges_10\.npz"):
-        typed.published(root / "FedHGN", "random-edges", 4)
+        typed.published(root / "FedHGN", "aifb", "random-edges", 4)
 
 
 def test_molecules_by_hand():

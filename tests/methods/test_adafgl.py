@@ -53,12 +53,13 @@ def by_hand(client, program):
     """Z and O_1..O_3, and P̂, A' and R; pair by pair."""
     graph, p = client.graph, client.params
     knowledge = softmax(client.knowledge.log().numpy())
+    compared = np.exp(knowledge) / np.exp(knowledge).sum(1, keepdims=True) if p.softmaxes == 2 else knowledge
     a, r = np.zeros((N, N)), np.zeros((N, N))
     for source, target in graph.edge_index.T.tolist():
         a[target, source] = 1
     for u in range(N):
         for v in range(N):
-            cosine = knowledge[u] @ knowledge[v] / np.linalg.norm(knowledge[u]) / np.linalg.norm(knowledge[v])
+            cosine = compared[u] @ compared[v] / np.linalg.norm(compared[u]) / np.linalg.norm(compared[v])
             r[u, v] = u != v and cosine > p.threshold
     mixed = p.alpha * a + (1 - p.alpha) * r
     loops = mixed + np.eye(N)
@@ -103,6 +104,40 @@ def test_the_loss_and_the_prediction_by_hand(negatives, stored, monkeypatch):
     blend = s * (softmax(z) + knowledge) / 2 + (1 - s) * sum(map(softmax, others)) / 3
     np.testing.assert_allclose(client.predict().exp().numpy(), blend, rtol=1e-9)
     np.testing.assert_allclose(blend.sum(1), 1)
+
+
+@pytest.mark.parametrize(("chosen", "homophily"), [(0.6, 0.6), (0.6, 0.5)])
+def test_the_form_of_the_authors_code_by_hand(chosen, homophily):
+    """Two softmaxes, and the homophilous branch alone from a confidence on, the other below."""
+    client = client_of("strategy.softmaxes=2", f"strategy.choose_from={chosen}", "strategy.threshold=0.985")
+    client.homophily = homophily
+    assert [len(net.layers) for net in (client.branches.homophilous, client.branches.messages)] == [2, 3]
+    like = homophily >= chosen
+    before = {name: tensor.clone() for name, tensor in client.branches.state_dict().items()}
+    z, others, knowledge, mixed, r = by_hand(client, program=False)
+    assert 2 < r.sum() < N * (N - 1)
+    pattern, alike, _ = client.pairs
+    np.testing.assert_array_equal(
+        torch.sparse_coo_tensor(torch.stack([pattern.row, pattern.col]), alike, (N, N)).to_dense(), r
+    )
+    assert pattern.row.numel() == (mixed > 0).sum()
+    train, y = client.graph.train_mask.numpy(), client.graph.y.numpy()
+
+    def entropy(logits):
+        return -np.log(softmax(logits)[train, y[train]]).mean()
+
+    expected = entropy(z) + ((z - knowledge) ** 2).mean() if like else sum(map(entropy, others))
+    assert client.loss().item() == pytest.approx(expected, rel=1e-10)
+    client.train()
+    changed = {
+        name.partition(".")[0]
+        for name, old in before.items()
+        if not torch.equal(old, client.branches.state_dict()[name])
+    }
+    assert changed == ({"homophilous"} if like else {"features", "smoothed", "messages", "slope"})
+    z, others, *_ = by_hand(client, program=False)
+    predicted = (softmax(z) + softmax(knowledge)) / 2 if like else sum(map(softmax, others)) / 3
+    np.testing.assert_allclose(client.predict().exp().numpy(), predicted, rtol=1e-9)
 
 
 def test_the_confidence_by_hand():
@@ -203,7 +238,10 @@ def test_a_client_that_was_not_reached_is_asked_again(run, monkeypatch):
     assert [list(record["failed"]) for record in finished.rounds] == [[], ["1 (extractor)"], []]
 
 
-@pytest.mark.parametrize("word", ["extractor_rounds=-1", "alpha=1.5", "alike=-1", "negatives=odd", "steps=-1"])
+@pytest.mark.parametrize(
+    "word",
+    ["extractor_rounds=-1", "alpha=1.5", "alike=-1", "negatives=odd", "steps=-1", "softmaxes=3", "choose_from=2"],
+)
 def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=f"strategy.{word.partition('=')[0]}"):
         check_method(compose(["strategy=adafgl", f"strategy.{word}"]))

@@ -1,5 +1,7 @@
 """Random Edges, Random Edge Types, and the given client graphs."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -187,6 +189,28 @@ def test_published_client_graphs(shared_data, kind, num_clients, edge_types, edg
     assert np.mean([part.num_edges for part in parts]) == pytest.approx(edges)
     (whole,) = make(None, config(*words, "strategy=central"))
     assert whole.num_edges == 48810
+
+
+def test_published_client_graphs_of_another_dataset(tmp_path, monkeypatch):
+    """MUTAG's published files are read by their names, client by client."""
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
+    (tmp_path / "FedHGN").mkdir()
+    meta = {"ntypes": ["d", "bond"], "num_nodes": [3, 2], "canonical_etypes": [["d", "has", "bond"]], "target": "d"}
+    arrays = {"meta": np.array(json.dumps([{**meta, "num_classes": 2}] * 3))}
+    for client in range(3):
+        arrays[f"c{client}_n0_id"], arrays[f"c{client}_n1_id"] = np.arange(3), np.array([client, 4])
+        arrays[f"c{client}_e0"] = np.array([[0, 1, 2], [0, 1, 1]])
+        arrays[f"c{client}_label"] = np.array([0, 1, client % 2])
+        for place, mask in enumerate(("train", "val", "test")):
+            arrays[f"c{client}_{mask}_mask"] = np.arange(3) == place
+    np.savez(tmp_path / "FedHGN" / "mutag-hetero_random-etypes_3.npz", **arrays)
+    words = ["dataset=mutag-published", "partition=given", "partition.split=random-etypes", "num_clients=3"]
+    parts = make(None, config(*words))
+    assert [part.name for part in parts] == ["mutag-published"] * 3
+    assert [part.node_id["bond"].tolist() for part in parts] == [[0, 4], [1, 4], [2, 4]]
+    assert [part.y.tolist() for part in parts] == [[0, 1, 0], [0, 1, 1], [0, 1, 0]]
+    with pytest.raises(FedGraphError, match=r"no published MUTAG split 'random-edges' for 3 clients.*random-etypes_3"):
+        make(None, config("dataset=mutag-published", "partition=given", "num_clients=3"))
 
 
 def test_our_splits_of_aifb_are_like_the_published_ones(shared_data):
