@@ -1,15 +1,35 @@
-"""Names of earlier releases: a module's imports its successor, with a warning, until the next release; a hook's is refused."""
+"""Old names of modules, keys, options and files, accepted for one release with a warning; old hooks are refused."""
 
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from fedgraph_flwr.errors import FedGraphError
+
 PACKAGE = __name__.partition(".")[0]
+
+KEYS = {"evaluation.watch": "evaluation.monitor", "split.redraw": "split.resample"}
+"""Old key of a configuration → new key."""
+
+VALUES = {"privacy.scores": {"told": "exact"}}
+"""Key of a configuration → old value → new value."""
+
+POLICY_KEYS = {"demands": "required_config"}
+"""Old key of a node's policy → new key."""
+
+SWEEP_KEYS = {"choose": "tune", "against": "baseline"}
+"""Old key of a sweep, in its file or on the command line → new key."""
+
+OPTIONS = {"--against": "--baseline", "--alone": "--no-baselines"}
+"""Old option of the command line → new option."""
+
+FILES = {"input_spec.json": "meaning.json"}
+"""File of a run → its old name, which is read too."""
 
 MOVED = {
     "answers": "wire.reply_schema",
@@ -160,6 +180,92 @@ def renamed(new: str) -> Any:
         return getattr(self, new)(*args, **kwargs)
 
     return call
+
+
+def rename_keys(
+    given: Mapping[str, Any], names: Mapping[str, str], places: Mapping[str, str] | None = None, warn: bool = True
+) -> dict[str, Any]:
+    """Replace old names by new ones, for one release.
+
+    Args:
+        given: values by name.
+        names: old name → new name.
+        places: file and line by old name, for messages.
+        warn: whether to warn; not for files that a program wrote.
+
+    Raises:
+        FedGraphError: both the old and the new name are given.
+    """
+    for old in [name for name in names if name in given]:
+        new, place = names[old], (places or {}).get(old, "")
+        where = f" ({place})" if place else ""
+        if new in given:
+            raise FedGraphError(f"{old}{where} is the old name of {new}, and both are given: remove {old}")
+        if warn:
+            _warn(f"{old}{where}", new)
+    return {names.get(name, name): value for name, value in given.items()}
+
+
+def rename_config(
+    given: Mapping[str, Any], places: Mapping[str, str] | None = None, warn: bool = True
+) -> dict[str, Any]:
+    """Replace old keys and values of a configuration, by dotted key; see `rename_keys`.
+
+    A list of accepted values, as in a policy, is replaced value by value.
+    """
+    renamed = rename_keys(given, KEYS, places, warn)
+    for key in VALUES.keys() & renamed.keys():
+        value = renamed[key]
+        renamed[key] = (
+            [_new_value(key, v, warn) for v in value] if isinstance(value, list) else _new_value(key, value, warn)
+        )
+    return renamed
+
+
+def rename_nested(node: dict[str, Any], places: Mapping[str, str] | None = None, warn: bool = True) -> None:
+    """Replace old keys and values of a nested configuration in place; see `rename_config`."""
+    for section in {key.partition(".")[0] for key in (*KEYS, *VALUES)}:
+        if isinstance(node.get(section), dict):
+            dotted = rename_config({f"{section}.{key}": v for key, v in node[section].items()}, places, warn)
+            node[section] = {key.partition(".")[2]: value for key, value in dotted.items()}
+
+
+def rename_words(words: Sequence[str]) -> list[str]:
+    """Replace old keys and values in ``key=value`` overrides of stored results, without a warning."""
+    parts = (word.partition("=") for word in words)
+    return [f"{(new := KEYS.get(key, key))}{sign}{VALUES.get(new, {}).get(value, value)}" for key, sign, value in parts]
+
+
+def old_names(given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Replace new keys and values of overrides by old ones, to recompute a hash of an earlier release."""
+    keys = {new: old for old, new in KEYS.items()}
+    values = {key: {new: old for old, new in table.items()} for key, table in VALUES.items()}
+    return {
+        keys.get(key, key): [values.get(key, {}).get(value, value) for value in every] for key, every in given.items()
+    }
+
+
+def rename_options(args: Sequence[str]) -> list[str]:
+    """Replace old options of the command line, for one release.
+
+    Raises:
+        FedGraphError: both the old and the new option are given.
+    """
+    given = {arg.partition("=")[0]: arg for arg in args if arg.startswith("--")}
+    rename_keys(given, OPTIONS)
+    parts = (arg.partition("=") for arg in args)
+    return [f"{OPTIONS.get(name, name)}{sign}{value}" for name, sign, value in parts]
+
+
+def _new_value(key: str, value: Any, warn: bool) -> Any:
+    new = VALUES[key].get(value, value) if isinstance(value, str) else value
+    if new != value and warn:
+        _warn(f"{key}={value}", f"{key}={new}")
+    return new
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}: use the new name, the next release removes the old one", FutureWarning, 3)
 
 
 def install() -> None:

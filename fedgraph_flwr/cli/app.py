@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
+from fedgraph_flwr.moved import rename_options
 from fedgraph_flwr.version import __version__
 
 # Command → the module that registers it and its one-line help. Imported on demand, so that --help is quick.
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        args = _parse(words)
+        args = _parse(rename_options(words))
         return int(args.func(args))
     except SystemExit as stop:  # argparse ends with 0 after --help and with 2 on wrong input
         return int(stop.code or 0)

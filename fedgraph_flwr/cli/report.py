@@ -14,9 +14,9 @@ def register(commands: Any) -> None:
     parser.add_argument("--out", type=Path, help="the page; default: DIR/report.html of the first folder")
     parser.add_argument("--map", action="store_true", help="draw nodes by their hidden features too (t-SNE: seconds)")
     parser.add_argument(
-        "--alone",
+        "--no-baselines",
         action="store_true",
-        help="do not look for runs beside DIR to measure against (clients alone, one graph)",
+        help="do not search the folders next to DIR for baseline runs (Local, Central)",
     )
     parser.set_defaults(func=main)
 
@@ -31,5 +31,5 @@ def main(args: argparse.Namespace) -> int:
     if all(tables):
         print(write_tables([path for found in tables for path in found], out))
         return 0
-    print(write_report(args.folders, out, with_map=args.map, alone=args.alone))
+    print(write_report(args.folders, out, with_map=args.map, baselines=not args.no_baselines))
     return 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not ne
 _EPILOG = """\
 a YAML file (docs/sweeps.md), with words that hold for all its runs; or words alone, with several values:
   fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4
-  fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 choose=train.lr seed=0..4
+  fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 tune=train.lr seed=0..4
   fedgraph-flwr sweep --search 20 'train.lr=loguniform(1e-4,1e-1)' strategy=fedavg,fedprox seed=0..2
   fedgraph-flwr sweep sweep.yaml --jobs 4
 """
@@ -42,7 +42,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of CSV, Markdown and PNG; default: the file's")
     parser.add_argument("--search", type=int, default=0, metavar="N", help="trials of Optuna for each row and column")
     parser.add_argument(
-        "--against", default="", metavar="COLUMN", help="which differences are taken to; default: Local"
+        "--baseline", default="", metavar="COLUMN", help="reference column for differences (default: Local)"
     )
     parser.add_argument("--no-baselines", action="store_true", help="without Majority and Local, unless they are named")
     parser.add_argument("--only", default="", metavar="TEXT", help="only runs whose ROW/COLUMN/SEED contains this")
@@ -69,10 +69,10 @@ def _asked(args: argparse.Namespace) -> Iterator[Sweep]:
     files = [Path(word) for word in args.overrides if "=" not in word]
     words = [word for word in args.overrides if "=" in word]
     if not files:
-        yield parse_sweep(words, args.out, args.search, args.against, not args.no_baselines)
+        yield parse_sweep(words, args.out, args.search, args.baseline, not args.no_baselines)
     for option, given in (
         ("--search", args.search),
-        ("--against", args.against),
+        ("--baseline", args.baseline),
         ("--no-baselines", args.no_baselines),
     ):
         if files and given:

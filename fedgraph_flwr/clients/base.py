@@ -381,7 +381,7 @@ class GraphClient(Side, NumPyClient):
         if self.num_train:
             self.check_step(self.num_train)
             loss = self.train()
-            if self.cfg.privacy.scores == "told":
+            if self.cfg.privacy.scores == "exact":
                 reply["train-loss"] = loss
         if self.cfg.evaluation.trained:
             reply |= {f"trained-{key}": value for key, value in self.score(self.predict()).items()}

@@ -30,6 +30,8 @@ from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, modernise
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, expected, is_own
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.moved import KEYS as OLD_KEYS
+from fedgraph_flwr.moved import rename_nested
 
 GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
 
@@ -141,7 +143,10 @@ def _chooses(given: Mapping[str, Any]) -> bool:
 
 
 def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
-    """The layers of words upon a resolved configuration."""
+    """Return the layers of overrides on top of a resolved configuration, which may have old names of keys."""
+    if isinstance(body := OmegaConf.to_container(resolved), dict):
+        rename_nested(body, dict.fromkeys(OLD_KEYS, source), warn=False)  # type: ignore[arg-type]
+        resolved = OmegaConf.create(body)
     layers = [(source, resolved)]
     selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
     for group in ("dataset", "strategy"):
@@ -489,6 +494,7 @@ def _build(
         node = OmegaConf.to_container(layer, resolve=True)
         if not isinstance(node, dict):
             raise FedGraphError(f"{source} must hold keys and values")
+        rename_nested(node, dict.fromkeys(OLD_KEYS, source))  # type: ignore[arg-type]
         if isinstance(node.get("attack"), str):
             node["attack"] = {"name": node["attack"]}
         for section, keys in _SECTIONS.items():

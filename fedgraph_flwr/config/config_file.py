@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig
 from fedgraph_flwr.errors import FedGraphError, no_yaml
+from fedgraph_flwr.moved import rename_config
 
 CHOICES = {"strategy": StrategyConfig, "model": ModelConfig, "dataset": DatasetConfig, "partition": PartitionConfig}
 """The groups of which a file is chosen by name and whose own keys stand beside those of the schema."""
@@ -60,7 +61,7 @@ def choices(words: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
         FedGraphError: a group is chosen twice, or its choice is no name.
     """
     told: dict[str, Any] = {}
-    for key, value in words.items():
+    for key, value in rename_config(words, places).items():
         group, _, rest = key.partition(".")
         if group in CHOICES and rest == "name":
             if words.get(group, value) != value:

@@ -183,7 +183,7 @@ class SplitConfig(Section, group="split"):
     folds: int = 5  # kfold: groups of nodes; fold i tests on group i, validates on group i+1, trains on the rest
     fold: int = number(-1, low=-1)  # -1: seed modulo folds
     # kfold, fold -1: each seed draws its own partition and groups; else those of seeds 0 to folds - 1 are one, and so on
-    redraw: bool = False
+    resample: bool = False
     stratify: bool = False  # ratio: the same ratios within each class
     min_train: int = 0  # a client left with fewer training nodes is given some from its unused nodes
 
@@ -294,7 +294,7 @@ class EvaluationConfig(Section, group="evaluation"):
     select: str = choice("best_val", SELECTIONS)
     # what chooses the round on validation nodes, and what patience waits for: the headline, or the cross entropy, which few
     # validation nodes settle more steadily: it moves with every node's probability and has no ties
-    watch: str = choice("metric", ("metric", "loss"))
+    monitor: str = choice("metric", ("metric", "loss"))
     every: int = number(1, low=1)  # rounds between evaluations
     # who scores a model: all | cohort, those who train next, at no exchange of its own | a number, as many, always the same
     clients: str = "all"
@@ -339,8 +339,8 @@ class EvaluationConfig(Section, group="evaluation"):
 
     @property
     def watched(self) -> tuple[str, float]:
-        """The name of what `watch` says, and the sign with which more of it is better."""
-        return ("loss", -1.0) if self.watch == "loss" else (self.headline, 1.0)
+        """Name of the score that `monitor` selects, and the sign by which higher is better."""
+        return ("loss", -1.0) if self.monitor == "loss" else (self.headline, 1.0)
 
 
 @dataclass
@@ -495,9 +495,9 @@ class PrivacyConfig(Section, group="privacy"):
     # at which ε is told; at most 1 / num_clients
     delta: float = number(1e-5, high=1, without_low=True, without_high=True)
     epsilon_budget: float = 0.0  # the run ends before a release that would cost more; 0: none
-    # told: clients send scores and training losses, which no noise covers; none: they keep them; noised: the run tells the
-    # mean of evaluation.metric over clients alone, with noise as a model's, and counts that as a release too
-    scores: str = choice("told", ("told", "none", "noised"))
+    # exact: clients send scores and training losses, which no noise covers; none: clients keep them; noised: the run releases
+    # only the mean of evaluation.metric over clients, with noise like the model's, and counts it as a release too
+    scores: str = choice("exact", ("exact", "none", "noised"))
     secagg: bool = False  # the server learns the weighted sum of what clients trained, and no term of it
     # groups that the server may see of each client despite secagg; a node refuses those that its policy does not list
     reveal: list[str] = field(default_factory=list)
@@ -713,7 +713,7 @@ class RunConfig(Section):
             "evaluation.confusion=true": self.evaluation.confusion,
             f"evaluation.average={self.evaluation.average}": self.evaluation.average != AVERAGES[0],
             "evaluation.select=own_best_val": self.evaluation.select == "own_best_val",
-            "evaluation.watch=loss": self.evaluation.watch == "loss",
+            "evaluation.monitor=loss": self.evaluation.monitor == "loss",
             "strategy.personal=true": self.strategy.personal,
             f"evaluation.clients={self.evaluation.clients}": self.evaluation.clients != "all",
         }

@@ -39,8 +39,8 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
 
 
 def grouping_seed(cfg: SplitConfig, seed: int) -> int:
-    """Return the seed of graph, partition and node groups; rotating folds share it unless they ``redraw``."""
-    return seed // cfg.folds if cfg.kind == "kfold" and cfg.fold < 0 and not cfg.redraw else seed
+    """Return the seed of graph, partition and node groups; rotating folds share it unless they ``resample``."""
+    return seed // cfg.folds if cfg.kind == "kfold" and cfg.fold < 0 and not cfg.resample else seed
 
 
 def split_targets(graph: AnyTyped, cfg: SplitConfig, seed: int) -> AnyTyped:
@@ -107,7 +107,7 @@ def _kfold(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
     """Assign nodes at random to ``folds`` groups; fold i tests on group i, validates on i+1, trains on the rest (FedHERO 4.1).
 
     With ``fold: -1``, seeds 0..folds-1 rotate the test group over one grouping, and the next ``folds`` seeds over another.
-    With ``redraw``, each seed draws its own grouping.
+    With ``resample``, each seed draws its own grouping.
     """
     if not -1 <= cfg.fold < cfg.folds:
         raise FedGraphError(f"split.fold must be in 0..{cfg.folds - 1}, or -1 to rotate with the seed, got {cfg.fold}")

@@ -355,7 +355,7 @@ def content(cfg: RunConfig) -> list[str]:
     return hashes
 
 
-def meaning(cfg: RunConfig) -> dict[str, Any]:
+def input_spec(cfg: RunConfig) -> dict[str, Any]:
     """Return ``classes`` and feature schema of imported graphs; empty for graphs that were not imported.
 
     The ``schema`` is common to all clients; it has no statistics if each client has its own.

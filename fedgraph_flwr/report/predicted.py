@@ -46,7 +46,7 @@ def predict(run: FinishedRun) -> Predicted:
     Raises:
         FedGraphError: why there is nothing to say.
     """
-    if run.cfg.privacy.scores != "told":
+    if run.cfg.privacy.scores != "exact":
         raise FedGraphError(
             f"privacy.scores={run.cfg.privacy.scores} keeps what is known of single nodes at the clients"
         )
@@ -247,7 +247,7 @@ def hidden_map(page: Page, run: FinishedRun) -> Markup:
 
     from fedgraph_flwr.runs.prediction import load_predictor
 
-    if run.cfg.privacy.scores != "told" or not run.clients or not run.summary:
+    if run.cfg.privacy.scores != "exact" or not run.clients or not run.summary:
         raise FedGraphError("a map needs a finished run whose clients' files are here and whose scores are told")
     of = 1 if run.cfg.strategy.pooled else len(run.clients)
     features, labels, owners = [], [], []

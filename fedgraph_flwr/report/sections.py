@@ -424,7 +424,7 @@ def protections(cfg: RunConfig) -> list[tuple[str, str]]:
         "distributed": f"clients clip updates {noised} in parts by the clients, before secure sums",
     }
     scores = {
-        "told": "the server learns each client's scores and losses",
+        "exact": "the server learns each client's scores and losses",
         "none": "scores and losses stay at the clients",
         "noised": "the server tells means over clients alone, with noise",
     }
@@ -438,7 +438,7 @@ def protections(cfg: RunConfig) -> list[tuple[str, str]]:
     told = [
         ("differential privacy", state(privacy.dp != "none", dp[privacy.dp])),
         ("secure aggregation", state(privacy.secagg, sums)),
-        ("scores kept or noised", state(privacy.scores != "told", scores[privacy.scores])),
+        ("scores kept or noised", state(privacy.scores != "exact", scores[privacy.scores])),
         ("robust averaging", state(robust, stands if robust else "a client may move the mean as far as it likes")),
         (
             "enough clients",

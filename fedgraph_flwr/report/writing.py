@@ -10,14 +10,14 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.version import __version__
 
 
-def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, alone: bool = False) -> Path:
+def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, baselines: bool = True) -> Path:
     """Write the page; returns its path.
 
     Args:
         folders: of runs; those that differ in nothing but their seeds are folded, others stand side by side.
         out: the page.
         with_map: whether nodes are drawn by their hidden features.
-        alone: whether only these runs count, not those beside them that they can be measured against.
+        baselines: whether to compare with baseline runs (Local, Central) found in neighbouring folders.
 
     Raises:
         FedGraphError: a folder holds no run, or none of its rounds has ended.
@@ -31,7 +31,7 @@ def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, alo
         if not run.every_round:
             raise FedGraphError(f"{run.folder} has no round yet, so there is nothing to report")
     shown = folds(runs)
-    measures = [*shown, *folds([] if alone else beside(runs))]
+    measures = [*shown, *folds(beside(runs) if baselines else [])]
     measures = [fold for fold in measures if fold.runs[0].cfg.strategy.pooled or not fold.runs[0].cfg.strategy.shared]
     top = headline.best(shown)
     page = Page(headline.title(shown))

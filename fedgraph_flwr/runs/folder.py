@@ -6,7 +6,7 @@ summary.json       see `Recorder.finish`; written last, so where it is, the rest
 failure.json       the sentence with which the run ended, for a launcher in another process
 model_final.safetensors, model_best.safetensors     shared parameters after the last and the best validation round
 models_final.safetensors, models_best.safetensors   clients' own shared parameters, of methods that give them some
-meaning.json       names of the classes, and the schema by which tables become features
+input_spec.json    names of the classes, and the schema by which tables become features
 checkpoint.safetensors, state/                      what `resume=DIR` goes on from
 .run.lock, .launch.lock (and .owner)                held by the process that serves the run, and by the one that started it
 """
@@ -30,13 +30,14 @@ from filelock import FileLock, Timeout
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.moved import FILES, rename_config
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
 CONFIG = "config.yaml"
 CHECKPOINT = "checkpoint.safetensors"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
-MEANING = "meaning.json"
+INPUT_SPEC = "input_spec.json"
 FAILURE = "failure.json"
 MODELS = (
     "model_final.safetensors",
@@ -144,7 +145,7 @@ def clear(folder: Path) -> None:
         FedGraphError: something cannot be removed.
     """
     try:
-        for name in (CHECKPOINT, SUMMARY, MEANING, FAILURE, ROUNDS, *MODELS, "report.html"):
+        for name in (CHECKPOINT, SUMMARY, INPUT_SPEC, *FILES.values(), FAILURE, ROUNDS, *MODELS, "report.html"):
             (folder / name).unlink(missing_ok=True)
         for state in (folder / "state").glob("*-" + "[0-9a-f]" * 16):
             shutil.rmtree(state)
@@ -277,7 +278,7 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
     Raises:
         FedGraphError: it does not; the sentence has the keys and both values.
     """
-    now, before = fingerprint(cfg, data), dict(found.fingerprint)
+    now, before = fingerprint(cfg, data), rename_config(found.fingerprint, warn=False)
     usual = _flat(dataclasses.asdict(RunConfig()))  # of keys that were not there yet
     keys = (now.keys() | before.keys()) - FREE - {"data"}
     if cfg.on_fleet:

@@ -36,8 +36,9 @@ from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.moved import FILES
 from fedgraph_flwr.runs.checks import client_class
-from fedgraph_flwr.runs.folder import CONFIG, MEANING, SUMMARY
+from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
 from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
@@ -320,7 +321,7 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
         with _blamed(kept):
             own = unflatten(parts)
             tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), int(told["round"])
-    found = Predictor(cfg, client, tensors, memory, done, _meaning(run))
+    found = Predictor(cfg, client, tensors, memory, done, _input_spec(run))
     if found.unscored:
         log(WARNING, "%s: %s: --client 0..%d", run, found.unscored, clients - 1)
     if client is not None and found.own is not None and found.own.schema:
@@ -387,9 +388,10 @@ def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
         raise FedGraphError(f"{run / SUMMARY} is no summary of a run ({first_line(error)})") from error
 
 
-def _meaning(run: Path) -> InputSpec:
-    """What stands in a run's `MEANING`."""
-    path = run / MEANING
+def _input_spec(run: Path) -> InputSpec:
+    """Read a run's `INPUT_SPEC`, or the file by its old name."""
+    path = run / INPUT_SPEC
+    path = path if path.is_file() else run / FILES[INPUT_SPEC]
     try:
         told = json.loads(path.read_bytes())
         schema = Schema.from_dict(told["schema"], str(path)) if told["schema"] else None
@@ -398,7 +400,7 @@ def _meaning(run: Path) -> InputSpec:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedGraphError(
-            f"{path} does not say what features and classes mean ({first_line(error)}): run it again"
+            f"{path} does not define features and classes ({first_line(error)}): repeat the run"
         ) from error
 
 

@@ -15,9 +15,9 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries, chance
-from fedgraph_flwr.partition import meaning
+from fedgraph_flwr.partition import input_spec
 from fedgraph_flwr.runs.checks import startup_notes
-from fedgraph_flwr.runs.folder import FAILURE, MEANING, InUse, headline_score, owned
+from fedgraph_flwr.runs.folder import FAILURE, INPUT_SPEC, InUse, headline_score, owned
 from fedgraph_flwr.runs.prepare import Prepared, here, prepare, with_folder
 from fedgraph_flwr.runs.progress import OnRound
 from fedgraph_flwr.runs.recorder import Recorder
@@ -47,7 +47,7 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
             if cfg.ray.aggregate:
                 recorder.extra["aggregated"] = "actors"
             trackers.begin(recorder.run_name)
-            known = meaning(cfg) if here(cfg) else {}
+            known = input_spec(cfg) if here(cfg) else {}
             recorder.extra |= {"classes": known["classes"]} if known else {}
             strategy = locate(cfg.strategy.server)(cfg, recorder)
             strategy.start(grid)
@@ -58,7 +58,7 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
                 "schema": {},
                 "undirected": False,
             }
-            write_bytes(out / MEANING, json.dumps(plain | known, indent=1).encode())
+            write_bytes(out / INPUT_SPEC, json.dumps(plain | known, indent=1).encode())
             studies = {}
             if cfg.attack.name != "none":
                 from fedgraph_flwr.evaluation import attacks

@@ -89,7 +89,7 @@ def told(spent: dict[str, Any], scores: str) -> str:
     if spent["epsilon"] is None:
         return "privacy: updates were clipped and no noise was added, which gives no ε"
     budget = f" (budget {spent['budget']:g})" if spent.get("budget") else ""
-    beside = "; not covered: scores, training losses and numbers of scored nodes" if scores == "told" else ""
+    beside = "; not covered: scores, training losses and numbers of scored nodes" if scores == "exact" else ""
     sign = "≤" if spent.get("noise") == "distributed" else "="
     what = "the model and of scores" if scores == "noised" else "the model"
     return (

@@ -13,10 +13,10 @@ max_parameters: 1000000           # of the network, and of one that the method t
 max_width: 256                    # of a layer of the network
 check_start: true                 # a run that is not resumed must start with the parameters that follow from its seed
 reveal: [coefficients]            # groups of a method that a server may see of this client despite secure aggregation
-demands: {privacy.dp: [server_fixed, client_fixed]}     # keys of a run's configuration, and the values accepted
+required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values
 
 A method listed by name is answered with the sharing that its YAML declares, or less: other parameters leave a node only where
-``demands`` has ``strategy.shared`` or ``strategy.private``.
+``required_config`` has ``strategy.shared`` or ``strategy.private``.
 
 With or without a file: a node answers one configuration a run, a phase once a round, as often as the method declares at most,
 never again for an earlier round (`Ledger`), and what a server sends is no path (`file_name`).
@@ -39,6 +39,7 @@ from fedgraph_flwr.config import RunConfig, StrategyConfig, at_least, group_name
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import named_code
 from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
+from fedgraph_flwr.moved import KEYS, POLICY_KEYS, rename_config, rename_keys
 from fedgraph_flwr.wire.messages import DESCRIBE
 
 LARGEST = 2**63 - 1
@@ -83,7 +84,7 @@ class Policy:
     max_width: int = 1024
     check_start: bool = True
     reveal: list[str] = field(default_factory=list)
-    demands: dict[str, Any] = field(default_factory=dict)
+    required_config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("rounds", "min_clients", "max_parameters", "max_width"):
@@ -168,10 +169,10 @@ class Policy:
             FedGraphError: one sentence with the value and what is accepted.
         """
         self.check_size(sum(p.numel() for p in client.model.parameters()), "a network")
-        for key, wanted in self.demands.items():
+        for key, wanted in self.required_config.items():
             value = _value(client, key)
             if value != wanted and value not in (wanted if isinstance(wanted, list) else [wanted]):
-                raise _refused(f"{key}={sanitize(value, 60)}", f"{key}={sanitize(wanted, 60)} (demands)")
+                raise _refused(f"{key}={sanitize(value, 60)}", f"{key}={sanitize(wanted, 60)} (required_config)")
         self._check_sharing(client.cfg.strategy, client.model)
 
     def _check_sharing(self, rules: StrategyConfig, model: Any) -> None:
@@ -180,7 +181,7 @@ class Policy:
         Raises:
             FedGraphError: naming a tensor.
         """
-        if rules.name not in self.strategies or {"strategy.shared", "strategy.private"} & self.demands.keys():
+        if rules.name not in self.strategies or {"strategy.shared", "strategy.private"} & self.required_config.keys():
             return
         usual = {"shared": [""], "private": [], **group_file("strategy", rules.name)}
         declared = model.shared(usual["shared"], usual["private"])
@@ -244,6 +245,9 @@ def read_policy(path: str) -> Policy:
         )
     if not isinstance(body, dict):
         raise FedGraphError(f"policy={path} of --node-config must hold keys and values")
+    body = rename_keys(body, POLICY_KEYS, dict.fromkeys(POLICY_KEYS, path))  # type: ignore[arg-type]
+    if isinstance(required := body.get("required_config"), dict):
+        body["required_config"] = rename_config(required, dict.fromkeys(KEYS, path))
     for key in body:
         if key not in (names := [f.name for f in dataclasses.fields(Policy)]):
             raise unknown("policy key", key, names, path)
@@ -266,7 +270,7 @@ def _value(client: Any, key: str) -> Any:
     if found is None and groups == ["strategy"]:
         found = getattr(client.params, name, None)
     if found is None:
-        raise FedGraphError(f"this node's policy demands {key}, which this run does not know")
+        raise FedGraphError(f"required_config of this node's policy has {key}, which this run does not define")
     return found
 
 

@@ -130,7 +130,7 @@ class ReplyReader:
             whole = NumberField(0, LARGEST, whole=True)
             known = None if client is None else self.method.clients[client].description
             numbers["num_train"] = whole if known is None else exactly(known.get("num_train", 0))
-        if self.cfg.privacy.scores == "told":
+        if self.cfg.privacy.scores == "exact":
             numbers["train-loss"] = NumberField(optional=True)
         if self.method.scores_due:
             numbers |= self._score_fields()

@@ -1,4 +1,4 @@
-"""Parse a sweep from the command line: ``strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4 choose=train.lr``.
+"""Parse a sweep from the command line: ``strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4 tune=train.lr``.
 
 Methods are columns, with the values of the ``strategy.`` keys that they define. Other keys with several values are rows. Values
 tuned on validation nodes are shown in their cell.
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.moved import KEYS, SWEEP_KEYS, old_names, rename_config, rename_keys
 from fedgraph_flwr.sweeps.search import Search, is_distribution
 from fedgraph_flwr.sweeps.spec import Sweep, knows, seeds_of
 from fedgraph_flwr.sweeps.values import expand
@@ -21,39 +22,42 @@ FOLDER = Path("sweeps")
 
 
 def parse_sweep(
-    words: Sequence[str], out: Path | None = None, trials: int = 0, against: str = "", baselines: bool = True
+    words: Sequence[str], out: Path | None = None, trials: int = 0, baseline: str = "", baselines: bool = True
 ) -> Sweep:
     """Parse overrides with several values.
 
     Args:
-        words: ``key=value,value``; ``choose=key,key`` names keys that are tuned on validation nodes.
+        words: ``key=value,value``; ``tune=key,key`` names keys that are tuned on validation nodes.
         out: folder of the results; default: `FOLDER`.
         trials: number of trials of a search over the keys with a distribution.
-        against: reference column of differences.
+        baseline: reference column of differences.
         baselines: whether to add Majority and Local.
 
     Raises:
         FedGraphError: an invalid override, or an invalid combination.
     """
-    given = _given(words)
-    choose, seeds = given.pop("choose", []), given.pop("seed", ["0"])
+    given = rename_config(rename_keys(_given(words), SWEEP_KEYS))
+    tuned = [KEYS.get(key, key) for key in given.pop("tune", [])]
+    seeds = given.pop("seed", ["0"])
     searched = {key: values[0] for key, values in given.items() if is_distribution(values[0])}
-    for key in choose:
+    for key in tuned:
         if len(given.get(key, [])) < 2:
-            raise FedGraphError(f"choose={key} needs several values of the key: pass {key}=A,B")
+            raise FedGraphError(f"tune={key} needs several values of the key: pass {key}=A,B")
     if bool(searched) != bool(trials):
         example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
         raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
-    free = {key: values for key, values in given.items() if key not in (*choose, *searched)}
+    free = {key: values for key, values in given.items() if key not in (*tuned, *searched)}
     methods = _methods(free)
     fixed = {key: values for key, values in free.items() if not key.startswith("strategy.") and key != "strategy"}
     varied = {key: values for key, values in fixed.items() if len(values) > 1}
     common = [f"{key}={values[0]}" for key, values in fixed.items() if key not in varied]
     data = _data(common, varied)
     names = ", ".join(dict.fromkeys(methods))
-    options = [*(["--search", str(trials)] if trials else []), *(["--against", against] if against else [])]
+    options = [*(["--search", str(trials)] if trials else []), *(["--baseline", baseline] if baseline else [])]
     options += [] if baselines else ["--no-baselines"]
-    key = hashlib.sha256("\n".join(sorted(f"{k}={v}" for k, v in given.items()) + choose).encode()).hexdigest()[:8]
+    # Hash the old names of keys, so that a repeated command finds a sweep that was started under them.
+    hashed = sorted(f"{key}={values}" for key, values in old_names(given).items())
+    key = hashlib.sha256("\n".join([*hashed, *old_names({key: [] for key in tuned})]).encode()).hexdigest()[:8]
     return Sweep(
         name="-".join([*names.replace(",", "").split(), *([data] if data not in names else []), key])[-80:].lstrip("-"),
         folder=out or FOLDER,
@@ -63,10 +67,10 @@ def parse_sweep(
         settings=_named(varied) if varied else {data: []},
         methods=methods,
         baselines=baselines,
-        grid=_named({key: given[key] for key in choose}, whole=True) if choose else {},
+        grid=_named({key: given[key] for key in tuned}, whole=True) if tuned else {},
         search=Search.read({"trials": trials, **searched}, "--search") if trials else None,
         seeds=seeds_of(seeds, "seed="),
-        against=against,
+        baseline=baseline,
         figure=_axis(varied),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedgraph_flwr.data.graph import write_bytes
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.moved import rename_words
 from fedgraph_flwr.runs.folder import InUse, owned
 
 FIELDS = ["setting", "method", "seed", "value", "validation", "headline", "last", "last5", "rounds", "best_round"]
@@ -30,7 +31,7 @@ Found = Mapping[Identity, Row]
 
 def identity(method: str, words: str) -> Identity:
     """Return an identity that rows of the same run share; the last override of a key counts."""
-    pairs = [word.partition("=")[::2] for word in words.split()]
+    pairs = [word.partition("=")[::2] for word in rename_words(words.split())]
     return method if method in COUNTED else "", frozenset(dict(pairs).items())
 
 

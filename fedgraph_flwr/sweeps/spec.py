@@ -10,7 +10,7 @@ grid               choice → overrides. Every method runs with every choice, an
                    validation score over the seeds
 search             instead of a grid: ``trials`` and key → distribution, see `fedgraph_flwr.sweeps.search`
 seeds              list of seeds, or ``0..4``
-against            reference column of differences; default: Local, else the first that runs
+baseline           reference column of differences; default: Local, else the first that runs
 paper              setting → method → published score
 beside             additional rows: name → method → a score that no run produces, such as a benchmark's
 notes              text printed below the table
@@ -34,6 +34,7 @@ import yaml
 from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration, parts
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
+from fedgraph_flwr.moved import SWEEP_KEYS, rename_keys
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
 from fedgraph_flwr.sweeps.values import expand
@@ -90,7 +91,7 @@ class Sweep:
     grid: dict[str, list[str]] = field(default_factory=dict)
     search: Search | None = None
     seeds: list[int] = field(default_factory=lambda: [0])
-    against: str | bool = ""
+    baseline: str | bool = ""
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: str = ""
@@ -110,19 +111,19 @@ class Sweep:
             )  # a fleet's labels stay with its parties
             named = {MAJORITY: self.methods.get(MAJORITY, [])} if counted else {}
             self.methods = named | beside | self.methods
-        if isinstance(self.against, str) and self.against and self.against not in self.methods:
-            raise unknown("against: column", self.against, self.methods, self.places.get("against", ""))
+        if isinstance(self.baseline, str) and self.baseline and self.baseline not in self.methods:
+            raise unknown("baseline: column", self.baseline, self.methods, self.places.get("baseline", ""))
 
     _added: list[str] = field(default_factory=list, init=False)
 
     @property
     def reference(self) -> str:
         """Reference column of differences; empty: none."""
-        if isinstance(self.against, bool):
+        if isinstance(self.baseline, bool):
             return ""
         running = [method for method in self.methods if method not in COUNTED]
         local = [method for method in running if _last("strategy", [*self.common, *self.methods[method]]) == "local"]
-        return self.against or (local or running or [""])[0]
+        return self.baseline or (local or running or [""])[0]
 
     @property
     def results(self) -> Path:
@@ -214,6 +215,7 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
         FedGraphError: the file is missing, invalid YAML, or has an invalid key or value; the message has its line.
     """
     body, places = _read(path, ())
+    body = rename_keys(body, SWEEP_KEYS, places)
     known = {f.name for f in fields(Sweep)} - {"name", "folder", "made", "over", "places", "_added"} | {"out"}
     for key in body:
         if key not in known:
@@ -239,7 +241,7 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
     told = {
         key: value
         for key, value in body.items()
-        if key in ("title", "source", "notes", "figure", "baselines", "against")
+        if key in ("title", "source", "notes", "figure", "baselines", "baseline")
     }
     own = str(body.get("out", "") or "")
     return Sweep(

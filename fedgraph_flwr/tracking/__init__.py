@@ -19,7 +19,7 @@ from flwr.common.logger import log
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
-from fedgraph_flwr.runs.folder import CONFIG, MEANING, MODELS, ROUNDS, SUMMARY
+from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, MODELS, ROUNDS, SUMMARY
 
 TRACKERS = {
     "tensorboard": ("tensorboard", "fedgraph_flwr.tracking.tensorboard:TensorBoard"),
@@ -89,7 +89,7 @@ class Trackers:
 
     def finish(self, summary: Mapping[str, Any], folder: Path) -> None:
         """Log the summary of a finished run."""
-        files = [folder / name for name in (CONFIG, ROUNDS, SUMMARY, MEANING, *MODELS)]
+        files = [folder / name for name in (CONFIG, ROUNDS, SUMMARY, INPUT_SPEC, *MODELS)]
         at = summary.get("metrics", {}).get(self.cfg.evaluation.select, {})
         values = finite({f"final/{key}": value for key, value in {**at, **summary}.items()})
         for teller in self._told.values():

@@ -81,7 +81,7 @@ def test_folds_rotate_over_one_grouping():
     other = split_graph(graph, SplitConfig(kind="kfold"), 5)
     assert not torch.equal(other.test_mask, folds[0].test_mask)  # the next five seeds regroup
     assert torch.equal(split_graph(graph, SplitConfig(kind="kfold", fold=2), 0).test_mask, folds[2].test_mask)
-    redrawn = [split_graph(graph, SplitConfig(kind="kfold", redraw=True), seed) for seed in range(5)]
+    redrawn = [split_graph(graph, SplitConfig(kind="kfold", resample=True), seed) for seed in range(5)]
     assert torch.equal(redrawn[0].test_mask, folds[0].test_mask)
     assert int(sum(fold.test_mask.int() for fold in redrawn).max()) > 1  # not one grouping
 

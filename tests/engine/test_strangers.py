@@ -13,7 +13,7 @@ from tests.support import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.fleet, pytest.mark.faults]
 
-POLICY = "strategies: [fedprox]\nmin_clients: 3\nmin_nodes: 0\ndemands: {privacy.secagg: true}\n"
+POLICY = "strategies: [fedprox]\nmin_clients: 3\nmin_nodes: 0\nrequired_config: {privacy.secagg: true}\n"
 SIZES = (12, 16, 20)
 
 

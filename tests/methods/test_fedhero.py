@@ -576,7 +576,7 @@ def test_the_protocol_is_the_papers():
     cfg = compose(["protocol=fedhero", "strategy=fedhero"])
     assert (cfg.rounds, cfg.num_clients, cfg.dataset.name, cfg.partition.name) == (200, 5, "chameleon", "metis")
     assert (cfg.split.kind, cfg.split.folds, cfg.split.scope, cfg.split.fold) == ("kfold", 5, "client", -1)
-    assert cfg.split.redraw
+    assert cfg.split.resample
     train = cfg.train
     assert (train.optimizer, train.lr, train.local_steps, train.optimizer_state) == ("adam", 0.005, 1, "keep")
     assert train.weight_decay == 5e-4

@@ -153,7 +153,7 @@ def test_folds_rotate_over_one_partition():
 
 def test_folds_may_draw_a_partition_each():
     first, second = (
-        clients_of("split.kind=kfold", "split.redraw=true", "partition=random", f"seed={s}") for s in range(2)
+        clients_of("split.kind=kfold", "split.resample=true", "partition=random", f"seed={s}") for s in range(2)
     )
     assert any(not torch.equal(a.node_id, b.node_id) for a, b in zip(first, second, strict=False))
 

@@ -180,12 +180,12 @@ def test_another_cut_and_another_seed_are_not_found_beside(runs, tmp_path):
         )
     found = beside([load_run(tmp_path / "own")])
     assert [run.folder.name for run in found] == ["same"]
-    assert "Local" not in answer(write_report([tmp_path / "own"], tmp_path / "page.html", alone=True).read_text())
+    assert "Local" not in answer(write_report([tmp_path / "own"], tmp_path / "page.html", baselines=False).read_text())
 
 
 def test_seeds_are_folded_and_differences_paired(runs, tmp_path):
     folders = [runs / f"{method}-{seed}" for method in ("fedavg", "fedprox") for seed in (0, 1)]
-    page = write_report(folders, tmp_path / "page.html", alone=True).read_text()
+    page = write_report(folders, tmp_path / "page.html", baselines=False).read_text()
     a, b = (
         np.array([summary(runs / f"{method}-{seed}")["test_accuracy"] for seed in (0, 1)])
         for method in ("fedavg", "fedprox")
@@ -254,7 +254,7 @@ def test_curves_of_two_classes_and_calibration_by_hand():
 
 
 def test_a_confusion_matrix_has_every_test_node(runs, tmp_path):
-    page = write_report([runs / "fedavg-0"], tmp_path / "page.html", alone=True).read_text()
+    page = write_report([runs / "fedavg-0"], tmp_path / "page.html", baselines=False).read_text()
     (matrix,) = next(
         chart["views"] for chart in charts(page).values() if "views" in chart and "FedAvg" in chart["views"]
     ).values()
@@ -270,7 +270,7 @@ def test_a_confusion_matrix_that_clients_told_is_the_one_that_their_files_give(t
     assert main(["run", *WORDS, *words]) == 0
 
     def matrix():
-        page = write_report([folder], tmp_path / "page.html", alone=True).read_text()
+        page = write_report([folder], tmp_path / "page.html", baselines=False).read_text()
         drawn = charts(page).values()
         (found,) = next(chart["views"] for chart in drawn if "FedAvg" in chart.get("views", {})).values()
         return found["told"], page
@@ -453,7 +453,7 @@ def test_what_clients_kept_is_not_told_by_the_report(scores, runs, tmp_path):
     words = [*WORDS, "strategy.weighting=uniform", f"out={tmp_path / 'run'}", f"privacy.scores={scores}"]
     words += ["privacy.dp=server_fixed", "privacy.noise_multiplier=2", "privacy.delta=0.1"]
     assert main(["run", *words]) == 0
-    page = write_report([tmp_path / "run"], tmp_path / "page.html", with_map=True, alone=True).read_text()
+    page = write_report([tmp_path / "run"], tmp_path / "page.html", with_map=True, baselines=False).read_text()
     assert f"privacy.scores={scores}" in page
     assert "Confusion matrix" not in page
     assert "Map of hidden features" not in page
@@ -479,7 +479,7 @@ def test_failures_say_who_when_and_why(runs, tmp_path):
     for record in records[1:]:
         record["failed"] = {"2 (train)": "it took <too> long"}
     (tmp_path / "run" / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    page = write_report([tmp_path / "run"], tmp_path / "page.html", alone=True).read_text()
+    page = write_report([tmp_path / "run"], tmp_path / "page.html", baselines=False).read_text()
     assert "2 answers failed" in page
     row = re.search(r"<tr><td>client 2 \(train\)</td>.*?</tr>", page)[0]
     assert "2 to 3" in row
@@ -493,7 +493,7 @@ def test_names_with_markup_are_escaped(runs, tmp_path):
     names = ["</script><img src=x>", "R&D", *map(str, range(2, classes))]
     summary_file.write_text(json.dumps(summary(runs / "fedavg-0") | {"classes": names, "versions": {"<i>": "1"}}))
     config.write_text(re.sub(r"^  name: fedavg$", "  name: <b>mine</b>", config.read_text(), flags=re.M))
-    page = write_report([tmp_path / "run"], tmp_path / "page.html", alone=True).read_text()
+    page = write_report([tmp_path / "run"], tmp_path / "page.html", baselines=False).read_text()
     assert "&lt;b&gt;mine&lt;/b&gt;" in page
     assert not re.search(r"<b>mine|<img|<i>|&amp;(lt|gt|amp|#\d+);", page)
     assert "R&amp;D</span>" in page
@@ -522,7 +522,7 @@ def test_the_library_is_the_one_that_is_named():
 
 def test_costs_list_what_clients_sent_by_group(runs, tmp_path):
     def cells(folder):
-        page = write_report([folder], tmp_path / "page.html", alone=True).read_text()
+        page = write_report([folder], tmp_path / "page.html", baselines=False).read_text()
         found = re.search(r"group sent by clients.*?</table>", page, re.S)
         return re.findall(r"<td[^>]*>(.*?)</td>", found[0], re.S) if found else []
 

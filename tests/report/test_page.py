@@ -40,7 +40,7 @@ def pages(runs, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDGRAPH_DATA", str(runs / "data"))
         several = [runs / f"{method}-{seed}" for method in ("fedavg", "fedprox") for seed in (0, 1)]
-        write_report([runs / "fedavg-0"], out / "one.html", with_map=True, alone=True)
+        write_report([runs / "fedavg-0"], out / "one.html", with_map=True, baselines=False)
         write_report(several, out / "several.html")
     return out
 

@@ -63,7 +63,7 @@ def test_the_round_may_be_chosen_by_the_loss(run):
     rounds = run(*words).rounds
     loss = [r["metrics"]["val_loss"] for r in rounds]
     best = next(i for i in range(30) if min(loss[i : i + 6]) == loss[i])  # no better one in the five that follow
-    finished = run(*words, "evaluation.watch=loss", "evaluation.patience=5")
+    finished = run(*words, "evaluation.monitor=loss", "evaluation.patience=5")
     assert 1 < finished.summary["best_round"] == best + 1 < finished.summary["rounds"] == best + 6
     assert finished.summary["headline"] == "test_accuracy at best_val"
     assert finished.summary["test_accuracy"] == rounds[best]["metrics"]["test_accuracy"]
@@ -89,7 +89,7 @@ def test_clients_that_stop_by_themselves_are_scored_at_their_own_best_rounds(run
         stopped.append(best + 1 + patience)
     assert len(set(stopped)) > 1  # they do stop at different rounds
     finished = run(
-        *words, "evaluation.select=own_best_val", f"evaluation.patience={patience}", f"evaluation.watch={watch}"
+        *words, "evaluation.select=own_best_val", f"evaluation.patience={patience}", f"evaluation.monitor={watch}"
     )
     assert finished.summary["rounds"] == max(stopped)
     assert finished.summary["test_accuracy"] == pytest.approx(np.mean(picked), abs=1e-12)

@@ -175,7 +175,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "parquet": Target(folder / "nodes.parquet", lambda path: from_tables(path, folder / "edges.csv")),
         "saved": Target(folder / "data.pt", from_saved),
         "saved typed": Target(folder / "hetero.pt", lambda path: from_saved_typed(path, "paper")),
-        "meaning": Target(out / "meaning.json", predict),
+        "meaning": Target(out / "input_spec.json", predict),
         "predicted summary": Target(out / "summary.json", predict),
         "kept model": Target(state.with_name("model_last.safetensors"), predict, ours=True),
         "policy": Target(folder / "policy.yaml", lambda path: read_policy(str(path))),
@@ -207,7 +207,7 @@ def _party(folder: Path) -> None:
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     (folder / "keys" / "node_1").write_bytes(secret)
     (folder / "keys" / "node_1.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
-    policy = "strategies: [fedavg]\nphases: [train]\nmessages: {train: 1}\nrounds: 9\ndemands: {privacy.dp: [none]}\n"
+    policy = "strategies: [fedavg]\nphases: [train]\nmessages: {train: 1}\nrounds: 9\nrequired_config: {privacy.dp: [none]}\n"
     (folder / "policy.yaml").write_text(policy)
 
 

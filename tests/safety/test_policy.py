@@ -86,17 +86,17 @@ def model_of(node, scale=1.0):
         ({"min_clients": 2}, [], "refuses strategy.min_clients=1: it accepts at least 2 clients"),
         ({"max_parameters": 20}, [], "refuses a network of 75 parameters: it accepts at most 20"),
         (
-            {"demands": {"privacy.dp": ["server_fixed", "client_fixed"]}},
+            {"required_config": {"privacy.dp": ["server_fixed", "client_fixed"]}},
             [],
             "refuses privacy.dp=none: it accepts privacy.dp=[",
         ),
         (
-            {"demands": {"strategy.fisher_exchange": "scalar"}},
+            {"required_config": {"strategy.fisher_exchange": "scalar"}},
             [],
-            "demands strategy.fisher_exchange, which this run does not",
+            "has strategy.fisher_exchange, which this run does not",
         ),
         (
-            {"demands": {"strategy.mu": 0.5}},
+            {"required_config": {"strategy.mu": 0.5}},
             ["strategy=fedprox"],
             "refuses strategy.mu=0.01: it accepts strategy.mu=0.5",
         ),
@@ -109,10 +109,51 @@ def test_what_a_policy_refuses(node, caplog, policy, words, told):
     assert told in caplog.text, "the node's own log has it"
 
 
+@pytest.mark.filterwarnings("ignore:.* is now:FutureWarning")
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        ("demands: {privacy.scores: told}", True),
+        ("demands: {privacy.scores: [told]}", True),
+        ("required_config: {privacy.scores: [told, noised]}", True),
+        ("required_config: {evaluation.watch: metric}", True),
+        ("demands: {privacy.scores: none}", False),
+        ("demands: {evaluation.watch: loss}", False),
+    ],
+)
+def test_a_policy_with_old_names_is_enforced(node, policy, kept):
+    accepts = node(policy=policy).request("describe")
+    assert isinstance(accepts, str) is not kept, accepts
+    if "scores" in policy and kept:
+        refused = node("privacy.scores=none", policy=policy).request("describe")
+        assert "refuses privacy.scores=none: it accepts privacy.scores=" in refused
+        assert "exact" in refused
+    if "watch" in policy and kept:
+        refused = node("evaluation.monitor=loss", policy=policy).request("describe")
+        assert "refuses evaluation.monitor=loss: it accepts evaluation.monitor=metric (required_config)" in refused
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (
+            "demands: {rounds: 5}\nrequired_config: {rounds: 5}",
+            "is the old name of required_config, and both are given",
+        ),
+        (
+            "required_config: {evaluation.watch: loss, evaluation.monitor: loss}",
+            "is the old name of evaluation.monitor, and both are given",
+        ),
+    ],
+)
+def test_old_and_new_names_in_a_policy_are_an_error(node, policy, message):
+    assert message in node(policy=policy).request("describe")
+
+
 def test_what_a_policy_accepts(node):
     policy = {
         **{"strategies": ["fedprox"], "networks": ["gcn"], "phases": ["train"], "rounds": 5, "min_clients": 3},
-        **{"demands": {"strategy.mu": [0.5, 1.0], "privacy.dp": "none"}, "max_parameters": 75},
+        **{"required_config": {"strategy.mu": [0.5, 1.0], "privacy.dp": "none"}, "max_parameters": 75},
     }
     asked = node("strategy=fedprox", "strategy.mu=0.5", "strategy.min_clients=3", policy=policy)
     assert not isinstance(asked.request("describe"), str)

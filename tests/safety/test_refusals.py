@@ -26,7 +26,7 @@ METHODS = group_names("strategy")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):  # noqa: F811
-    """With `demands: {privacy.scores: none}` a server had the scores of any model, and by them labels."""
+    """With `required_config: {privacy.scores: none}` a server had the scores of any model, and by them labels."""
     answer, told = GraphClient.reply, []
 
     def greedy(self, name, groups, config):
@@ -65,7 +65,7 @@ def test_a_method_by_name_means_its_own_sharing(method, monkeypatch):
 def test_the_model_of_fedproto_stays(node):  # noqa: F811
     asked = node("strategy=fedproto", "strategy.shared=['']", policy={"strategies": ["fedproto"]})
     assert "refuses strategy.shared=[''] with strategy.private=[], which sends 'head" in asked.request("describe")
-    policy = {"strategies": ["fedproto"], "demands": {"strategy.shared": [[""]]}}
+    policy = {"strategies": ["fedproto"], "required_config": {"strategy.shared": [[""]]}}
     assert not isinstance(node("strategy=fedproto", "strategy.shared=['']", policy=policy).request("describe"), str)
     policy = {"strategies": ["fedavg"]}
     assert not isinstance(node("strategy.private=[head]", policy=policy).request("describe"), str), "less may leave"

@@ -71,9 +71,7 @@ def test_several_keys_name_their_rows():
 
 
 def test_what_is_chosen_stands_behind_a_cell():
-    asked = parse_sweep(
-        ["strategy=fedavg,fedprox", "train.lr=0.1,0.2", "strategy.mu=0,1", "choose=train.lr,strategy.mu"]
-    )
+    asked = parse_sweep(["strategy=fedavg,fedprox", "train.lr=0.1,0.2", "strategy.mu=0,1", "tune=train.lr,strategy.mu"])
     assert list(asked.settings) == ["csbm"]
     assert len(asked.choices("csbm", "fedprox", {})) == 4
     assert [set(words) for words in asked.choices("csbm", "fedavg", {}).values()] == [
@@ -88,7 +86,7 @@ def test_what_is_chosen_stands_behind_a_cell():
         (["strategy"], "'strategy' is neither key=value nor a YAML file"),
         (["rounds=1", "rounds=2"], "rounds is given twice"),
         (["train.lr=1,1"], "contains a value twice"),
-        (["choose=train.lr", "train.lr=1"], "choose=train.lr needs several values"),
+        (["tune=train.lr", "train.lr=1"], "tune=train.lr needs several values"),
         (["train.lr=loguniform(1e-4,1e-1)"], "a search needs a number of trials and a key with a distribution"),
         (["strategy.mu=1"], "which no method defines"),
         (["strategy=fedavgg"], "did you mean 'fedavg'"),
