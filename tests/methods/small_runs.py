@@ -2,15 +2,20 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedgraph_flwr import models
-from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.config import RunConfig, compose, group_names
+from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.methods.declarations import declaration
+from fedgraph_flwr.methods.uplink import declared, shown
 from fedgraph_flwr.runs.prepare import with_folder
 from tests.methods.test_fedhgn import typed_client
 from tests.support import Finished
@@ -26,6 +31,36 @@ CUT_GRAPH = [
 """Three clients joined by edges. No other size of a model or message equals a client's number of nodes or edges."""
 
 Go = Callable[..., Finished]
+
+
+@functools.cache
+def by_default(method: str) -> RunConfig:
+    """The configuration of three clients by a method's defaults; to read, not to change."""
+    return compose([f"strategy={method}", "num_clients=3"])
+
+
+@functools.cache
+def representatives() -> set[str]:
+    """FedAvg, and of each purpose the methods whose uplinks have the fewest and the most groups."""
+    sizes: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for method in METHODS:
+        cfg = by_default(method)
+        groups = shown(declared(locate(cfg.strategy.server), cfg))
+        sizes[declaration(method).purpose].append((len(groups), method))
+    return {method for group in sizes.values() for _, method in (min(group), max(group))} | {compose([]).strategy.name}
+
+
+def sampled(forms: Sequence[Any]) -> list[Any]:
+    """Parameters of a test, methods or tuples that begin with one; all but the `representatives` are marked slow."""
+    named = [(form, form if isinstance(form, str) else form[0]) for form in forms]
+    return [
+        pytest.param(form, marks=() if method in representatives() else pytest.mark.slow, id=_id(form))
+        for form, method in named
+    ]
+
+
+def _id(form: Any) -> str:
+    return form if isinstance(form, str) else " ".join(form)
 
 
 def is_typed(words: Iterable[str]) -> bool:

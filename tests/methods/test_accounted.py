@@ -5,17 +5,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import ARRAYS, Public, declared, shown
 from fedgraph_flwr.secure.protections import not_private
 from fedgraph_flwr.wire.messages import METRICS, MODEL, SPEAKS, from_record
 from tests.conftest import client_graph
+from tests.methods.small_runs import METHODS, sampled
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.support import recorded_messages
 
-FORMS = [(method,) for method in group_names("strategy")] + [("fedomd", "strategy.cmd_range=unit")]
+FORMS = [(method,) for method in METHODS] + [("fedomd", "strategy.cmd_range=unit")]
 DP = ["privacy.dp=client_fixed", "privacy.noise_multiplier=4", "privacy.clipping_norm=0.02", "privacy.scores=none"]
 DP += ["strategy.weighting=uniform"]
 FRAME = {"client", "num_features", "num_classes", "schema", SPEAKS}
@@ -31,7 +32,7 @@ def _length(arrays, origin):
     return np.sqrt(sum(float(np.sum((a.astype(np.float64) - origin.get(n, 0)) ** 2)) for n, a in arrays.items()))
 
 
-@pytest.mark.parametrize("form", FORMS, ids=" ".join)
+@pytest.mark.parametrize("form", sampled(FORMS))
 def test_what_leaves_under_privacy_is_accounted_for_or_refused(form, go, monkeypatch):  # noqa: F811
     """Each array that is sent is in a declared mean or sum, no longer than the norm, and each exchange of such is booked."""
     cfg, uplink = _of(form)
@@ -66,7 +67,7 @@ def test_what_leaves_under_privacy_is_accounted_for_or_refused(form, go, monkeyp
     assert set(booked.values()) == {done.summary["privacy"]["releases"]}
 
 
-@pytest.mark.parametrize("form", FORMS, ids=" ".join)
+@pytest.mark.parametrize("form", sampled(FORMS))
 @pytest.mark.parametrize(
     "words",
     [

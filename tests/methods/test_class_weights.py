@@ -16,7 +16,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.labels import large_enough, shares, weights
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import from_record
-from tests.methods.small_runs import METHODS, small_runs
+from tests.methods.small_runs import METHODS, sampled, small_runs
 from tests.support import assert_same_arrays, call_fresh, recorded_messages
 
 FEDERATED = ("train.loss=weighted", "train.class_weights=federated")
@@ -49,7 +49,7 @@ def test_a_rare_class_is_not_told_and_counts_as_the_rarest():
     assert weights(shares(y, 3, 5)).tolist() == [1 / 0.7] * 3
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sampled(METHODS))
 def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
     seen: dict[int, torch.Tensor] = {}
     answer = GraphClient.reply

@@ -14,7 +14,6 @@ import torch
 from fedgraph_flwr import partition
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine import stacking
@@ -24,15 +23,17 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.runs.checks import not_stacked
 from fedgraph_flwr.wire.messages import from_record
-from tests.methods.small_runs import FEATURES, METHODS, Go, is_typed, small_runs
+from tests.methods.small_runs import FEATURES, METHODS, Go, by_default, is_typed, sampled, small_runs
 from tests.support import Finished, call_fresh, recorded_messages, same_result
 
 FORMS = [(method, *words) for method in METHODS for words in [[], *declaration(method).variants]]
 """Every method, and with the words under which it does what it does not in three rounds of its defaults."""
 
 forms = pytest.mark.parametrize("form", FORMS, ids=" ".join)
+some_forms = pytest.mark.parametrize("form", sampled(FORMS))
+some_methods = pytest.mark.parametrize("method", sampled(METHODS))
 
-SHARING = [m for m in METHODS if (s := compose([f"strategy={m}"]).strategy).shared and not s.pooled]
+SHARING = [m for m in METHODS if (s := by_default(m).strategy).shared and not s.pooled]
 """Methods of several clients that share something."""
 
 
@@ -44,16 +45,23 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def first(go: Go) -> Callable[..., Finished]:
-    """The run that the others are compared with, once a form."""
-    runs: dict[tuple[str, ...], Finished] = {}
+def recorded(go: Go) -> Callable[..., tuple[Finished, list[Any]]]:
+    """The first run of a form, and its messages: made once."""
+    runs: dict[tuple[str, ...], tuple[Finished, list[Any]]] = {}
 
-    def get(*form: str) -> Finished:
+    def get(*form: str) -> tuple[Finished, list[Any]]:
         if form not in runs:
-            runs[form] = go(*form)
+            with pytest.MonkeyPatch.context() as patch, recorded_messages(patch) as messages:
+                runs[form] = go(*form), messages
         return runs[form]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def first(recorded: Callable[..., Any]) -> Callable[..., Finished]:
+    """The run that the others are compared with, once a form."""
+    return lambda *form: recorded(*form)[0]
 
 
 @forms
@@ -66,13 +74,13 @@ def test_runs_and_nobody_fails(form, first):
     assert all(np.isfinite(a).all() for a in finished.arrays.values())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@some_methods
 def test_training_lowers_the_loss(method, go):
     losses = [r["train"]["train_loss"] for r in go(method, "rounds=25", "model.dropout=0").rounds]
     assert np.mean(losses[-5:]) < losses[0]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@some_methods
 def test_same_seed_same_result_and_another_seed_another(method, go, first):
     torch.manual_seed(7)  # streams of the process do not matter
     np.random.seed(7)
@@ -129,7 +137,7 @@ def test_every_method_meets_flipped_edges(method, go, first):
     assert [r["train"] for r in flipped.rounds] != [r["train"] for r in first(method).rounds]
 
 
-@forms
+@some_forms
 def test_a_client_survives_between_messages_only_in_its_state(form, go, first, monkeypatch):
     """Every message meets a client rebuilt from ``context.state``, as on a fleet."""
     monkeypatch.setattr(InlineGrid, "_call", call_fresh)
@@ -137,7 +145,7 @@ def test_a_client_survives_between_messages_only_in_its_state(form, go, first, m
 
 
 @pytest.mark.parametrize("done", [1, pytest.param(2, marks=pytest.mark.faults)])
-@forms
+@some_forms
 def test_a_resumed_run_ends_like_one_that_was_never_interrupted(form, done, go, first):
     half = go(*form, f"rounds={done}", "checkpoint_every=1")
     tensors, values = read_tensors(half.out / "checkpoint.safetensors")
@@ -147,7 +155,7 @@ def test_a_resumed_run_ends_like_one_that_was_never_interrupted(form, done, go, 
     same_result(go(*form, f"resume={half.out}", f"out={half.out}"), first(*form))
 
 
-@forms
+@some_forms
 def test_stacked_clients_train_as_each_does_alone(form, go, monkeypatch):
     words = ["dtype=float64", "rounds=2", "stack=3"]
     cfg = go(*form, *words[:2]).cfg
@@ -166,7 +174,7 @@ def test_stacked_clients_train_as_each_does_alone(form, go, monkeypatch):
     np.testing.assert_allclose(*losses, rtol=1e-9)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@some_methods
 def test_a_part_of_the_clients_trains_in_a_round(method, go):
     """Under ``strategy.fraction`` cohorts change, absent clients keep what is theirs, and a resumption repeats all that."""
     words = ["strategy.fraction=0.67", "rounds=4", "num_clients=3"]
@@ -189,11 +197,11 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("method", "limit"), LIMITS)
-def test_a_method_is_another_at_the_limits_that_it_declares(method, limit, go):
+def test_a_method_is_another_at_the_limits_that_it_declares(method, limit, first):
     """The same losses in every round, and the same values of the shared parameters that both have."""
     (other,) = [word.partition("=")[2] for word in limit.equals if word.startswith("strategy=")]
-    one = go(method, *limit.words, *limit.also)
-    two = go(other, *[word for word in limit.equals if not word.startswith("strategy=")], *limit.also)
+    one = first(method, *limit.words, *limit.also)
+    two = first(other, *[word for word in limit.equals if not word.startswith("strategy=")], *limit.also)
     compare = partial(np.testing.assert_allclose, rtol=limit.within, atol=limit.within)
     compare(*([r["train"]["train_loss"] for r in run.rounds] for run in (one, two)))
     compare(*([r["metrics"]["val_loss"] for r in run.rounds] for run in (one, two)))
@@ -202,10 +210,9 @@ def test_a_method_is_another_at_the_limits_that_it_declares(method, limit, go):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_message_holds_features_labels_or_edges(method, go, monkeypatch):
+def test_messages_request_known_phases_and_hold_no_features_labels_or_edges(method, recorded):
     """No array has a client's number of nodes, edges or training nodes in its shape, or the values of a row of its features."""
-    with recorded_messages(monkeypatch) as messages:
-        finished = go(method)
+    finished, messages = recorded(method)
     graphs = [partition.load_client(finished.cfg, i) for i in range(partition.num_clients(finished.cfg))]
     sizes = {size for graph in graphs for size in _sizes(graph)}
     features = np.unique(np.concatenate([_features(graph) for graph in graphs]))
@@ -223,6 +230,10 @@ def test_no_message_holds_features_labels_or_edges(method, go, monkeypatch):
     declared = declaration(method)
     assert {"/".join(group) for group in tall} == set(declared.sized)
     assert {"/".join(group) for group in open_} == set(declared.features)
+    requested = {str(c.config_records["config"]["phase"]) for way, _, c in messages if way == "down"}
+    client = locate(finished.cfg.strategy.client)
+    phases = {name for name in requested if getattr(getattr(client, name, None), "is_phase", False)}
+    assert requested - phases <= {"describe", "train", "evaluate"}
 
 
 def _sizes(graph: Any) -> set[int]:
@@ -239,18 +250,8 @@ def _features(graph: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_phase_that_is_asked_has_its_method(method, go, monkeypatch):
-    with recorded_messages(monkeypatch) as messages:
-        cfg: RunConfig = go(method).cfg
-    asked = {str(c.config_records["config"]["phase"]) for way, _, c in messages if way == "down"}
-    client = locate(cfg.strategy.client)
-    phases = {name for name in asked if getattr(getattr(client, name, None), "is_phase", False)}
-    assert asked - phases <= {"describe", "train", "evaluate"}
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_a_method_says_what_leaves_a_client(method):
-    strategy = compose([f"strategy={method}"]).strategy
+    strategy = by_default(method).strategy
     for target in (strategy.server, strategy.client):
         texts = [f"{sys.modules[cls.__module__].__doc__} {cls.__doc__}" for cls in locate(target).__mro__]
         assert any("eaves" in text for text in texts), target

@@ -147,8 +147,15 @@ def test_fixed_features_agree_in_a_and_b_and_stay_fixed(train):
         np.testing.assert_allclose(array, b[key], atol=1e-12, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["fedstruct", "fedstruct_private"])
-@pytest.mark.parametrize("beta", ["last", "learned"])
+@pytest.mark.parametrize(
+    ("name", "beta"),
+    [
+        ("fedstruct", "last"),
+        ("fedstruct_private", "learned"),
+        pytest.param("fedstruct", "learned", marks=pytest.mark.slow),
+        pytest.param("fedstruct_private", "last", marks=pytest.mark.slow),
+    ],
+)
 def test_blocks_of_columns_and_the_form_of_the_rows_change_nothing(train, monkeypatch, name, beta):
     """Several blocks, rows dense or never, clients that live for one message: as one block does."""
     words = [f"strategy={name}", f"model.beta={beta}", "checkpoint_every=3"]

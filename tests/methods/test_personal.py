@@ -9,7 +9,7 @@ import torch
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.private_state import restore, snapshot
-from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
@@ -18,9 +18,10 @@ from fedgraph_flwr.strategies.personal import PersonalStrategy
 from fedgraph_flwr.wire.messages import MODEL, Reply
 from fedgraph_flwr.wire.trees import flatten, unflatten
 from tests.conftest import client_graph
+from tests.methods.small_runs import METHODS, by_default
 from tests.support import Finished, assert_same_arrays, call_fresh, recorded_messages
 
-METHODS = [name for name in group_names("strategy") if compose([f"strategy={name}"]).strategy.personal]
+PERSONAL = [name for name in METHODS if by_default(name).strategy.personal]
 ADDED = ["apfl", "ditto", "fedavg_ft"]
 """Methods whose shared model is FedAvg's, whatever their keys."""
 
@@ -47,7 +48,7 @@ def scores_by_client(finished: Finished, key: str = "val-loss") -> list[list[flo
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PERSONAL)
 def test_scoring_changes_nothing(method, norm):
     """Neither the state, nor the model, nor the random stream, nor the optimiser; before training and after."""
     client = made(method, f"model.norm={norm}")
@@ -65,7 +66,7 @@ def test_scoring_changes_nothing(method, norm):
         client.train()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PERSONAL)
 def test_a_failed_step_leaves_the_shared_model_in_its_place(method, monkeypatch):
     client = made(method)
     client.train()
@@ -79,7 +80,7 @@ def test_a_failed_step_leaves_the_shared_model_in_its_place(method, monkeypatch)
     assert client.optimizer is optimizer
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PERSONAL)
 def test_the_clients_own_model_is_another_than_the_shared_one(method, run):
     """`test_accuracy` is of the one, `global_test_accuracy` of the other."""
     finished = run(f"strategy={method}", "rounds=4")
@@ -98,7 +99,7 @@ def test_the_shared_model_is_fedavgs_bit_for_bit(method, words, run):
         assert [r["metrics"][f"global_{key}"] for r in own.rounds] == [r["metrics"][key] for r in fedavg.rounds]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PERSONAL)
 def test_nothing_of_the_clients_own_leaves_it(method, run, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
         finished = run(f"strategy={method}")
@@ -111,7 +112,7 @@ def test_nothing_of_the_clients_own_leaves_it(method, run, monkeypatch):
         assert set(records[MODEL]) == set(finished.arrays)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PERSONAL)
 def test_an_absent_client_keeps_what_is_its_own(method, run, monkeypatch):
     """Rounds that a client does not train in change neither its state nor, by that, any other's; fresh clients know it all."""
     words = [f"strategy={method}", "strategy.fraction=0.34", "rounds=6", "model.norm=batch"]
@@ -123,7 +124,7 @@ def test_an_absent_client_keeps_what_is_its_own(method, run, monkeypatch):
     assert scores_by_client(one) == scores_by_client(two)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PERSONAL)
 def test_state_goes_through_its_flat_form(method):
     """A client restored from its snapshot goes on to the same parameters and scores."""
     one, two = made(method, "model.norm=batch"), made(method, "model.norm=batch")
@@ -140,7 +141,7 @@ def test_state_goes_through_its_flat_form(method):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PERSONAL)
 def test_a_client_without_training_nodes_is_scored_by_the_shared_model(method):
     client = made(method)
     client.train_nodes = client.train_nodes[:0]

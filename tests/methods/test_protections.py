@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from fedgraph_flwr.config import AGGREGATORS, PrivacyConfig, RunConfig, compose, group_names
+from fedgraph_flwr.config import AGGREGATORS, PrivacyConfig, RunConfig, compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import declared, releases, signature
 from fedgraph_flwr.runs.checks import check_clients, check_method
 from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
+from tests.methods.small_runs import METHODS, by_default, sampled
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 
-METHODS = group_names("strategy")
 DP = ("none", "server_fixed", "client_fixed", "distributed")
 UNIFORM = "strategy.weighting=uniform"  # without which privacy is refused, whatever the method
 PROTECTED = {  # of each kind, what is run; `tests/secure/test_secagg.py` runs secure sums of every method
@@ -76,7 +76,7 @@ def accepted(base: RunConfig, aggregator: str, dp: str, secagg: bool) -> bool:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_uplink_gives_the_protections_of_the_table(method):
     (expected,) = (row for row, names in TABLE.items() if method in names.split())
-    base = compose([f"strategy={method}", "num_clients=3"])
+    base = by_default(method)
     assert "".join("y" if serves else "-" for serves in eligible(base).values()) == expected
 
 
@@ -86,14 +86,14 @@ def test_moments_without_a_range_are_covered_by_all():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_both_sides_declare_the_same(method):
-    cfg = compose([f"strategy={method}", "num_clients=3"])
+    cfg = by_default(method)
     server, client = (declared(locate(side), cfg) for side in (cfg.strategy.server, cfg.strategy.client))
     assert signature(server) == signature(client)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_combination_is_accepted_or_refused_by_what_the_method_declares(method):
-    base = compose([f"strategy={method}", "num_clients=3"])
+    base = by_default(method)
     for aggregator, dp, secagg in itertools.product(AGGREGATORS, DP, (False, True)):
         message = refusal(base, aggregator, dp, secagg)
         assert (message == "") == accepted(base, aggregator, dp, secagg), message
@@ -102,7 +102,7 @@ def test_every_combination_is_accepted_or_refused_by_what_the_method_declares(me
         assert "\n" not in message
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sampled(METHODS))
 def test_what_is_accepted_runs_and_books_what_it_releases(method, go):  # noqa: F811
     """One round with a rule, and one with privacy."""
     base = compose([f"strategy={method}", "num_clients=3", "rounds=1"])  # of which some methods are FedAvg

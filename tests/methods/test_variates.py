@@ -5,24 +5,20 @@ import pytest
 from flwr.app import Error, Message
 
 from fedgraph_flwr.clients.variates import VariateClient
-from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.strategies.variates import VariateStrategy
 from tests.methods.regression import LR, WORDS, gradient, start, vector
+from tests.methods.small_runs import METHODS, by_default
 from tests.support import assert_same_arrays, call_fresh
 
 BOUND = 1.6
 
-METHODS = [
-    name
-    for name in group_names("strategy")
-    if issubclass(locate(compose([f"strategy={name}"]).strategy.client), VariateClient)
-]
+VARIATES = [name for name in METHODS if issubclass(locate(by_default(name).strategy.client), VariateClient)]
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", VARIATES)
 def test_a_lost_answer_is_as_if_the_client_had_been_away(run, monkeypatch, method, fresh):
     """Client 1 trains in round 2, but nobody hears of it; in the other run it does not train."""
     call, ends = call_fresh if fresh else InlineGrid._call, {}
@@ -45,7 +41,7 @@ def test_a_lost_answer_is_as_if_the_client_had_been_away(run, monkeypatch, metho
 
 
 def test_there_are_such_methods():
-    assert len(METHODS) >= 2
+    assert len(VARIATES) >= 2
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddc"])

@@ -81,7 +81,9 @@ def _until(monkeypatch, number, error):
     monkeypatch.setattr(Path, "open", counted(Path.open))
 
 
-@pytest.mark.parametrize("error", [Killed(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "error", [Killed(), pytest.param(OSError(28, "No space left on device"), marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_from_wherever_it_was_cut(words, tmp_path, monkeypatch, error):
     words, whole = [*words, "rounds=2"], tmp_path / "whole"
     go(*words, f"out={whole}")

@@ -24,7 +24,7 @@ from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.runs.prediction import Predictions, load_node, load_predictor
 from fedgraph_flwr.runs.prepare import with_folder
 from tests.data import banks
-from tests.methods.small_runs import METHODS, small_runs
+from tests.methods.small_runs import METHODS, sampled, small_runs
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def losses(predictor) -> list[float]:
     return [float(torch.nn.functional.cross_entropy(logits[nodes], graph.y[nodes])) for nodes in chosen]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sampled(METHODS))
 def test_every_method_predicts_as_it_was_scored_or_says_what_it_needs(go, method):
     finished = go(method)
     clients = range(1 if finished.cfg.strategy.pooled else 3)

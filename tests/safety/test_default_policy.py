@@ -3,8 +3,8 @@
 import pytest
 
 from fedgraph_flwr.clients import session
-from fedgraph_flwr.config import group_names
 from fedgraph_flwr.secure.policy import Policy
+from tests.methods.small_runs import METHODS, sampled
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.support import assert_same_arrays
 
@@ -20,7 +20,7 @@ def fleet(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("method", group_names("strategy"))
+@pytest.mark.parametrize("method", sampled(METHODS))
 def test_an_honest_run_is_answered(method, go, fleet, monkeypatch):  # noqa: F811
     words = ["rounds=2"]
     wanted = go(method, *words)

@@ -23,19 +23,19 @@ from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.exchange import Outcome, take
 from fedgraph_flwr.wire.messages import Reply
-from tests.methods.small_runs import METHODS, Go, small_runs
+from tests.methods.small_runs import METHODS, Go, sampled, small_runs
 from tests.safety.mutations import mutations
 
-VARIANTS = [(method, tuple(words)) for method in METHODS for words in [[], *declaration(method).variants]]
+VARIANTS = [(method, *words) for method in METHODS for words in [[], *declaration(method).variants]]
 PROTECTED = [
     ["privacy.secagg=true"],
     ["privacy.dp=client_fixed", "privacy.noise_multiplier=1", "strategy.weighting=uniform"],
 ]
-VARIANTS += [(compose([]).strategy.name, tuple(words)) for words in PROTECTED]
+VARIANTS += [(compose([]).strategy.name, *words) for words in PROTECTED]
 LIAR, OTHER = 1, 2
 """Who answers wrongly, and another client; in a pooled graph there is client 0 alone."""
 
-ids = [" ".join((method, *words)) for method, words in VARIANTS]
+forms = pytest.mark.parametrize("form", sampled(VARIANTS))
 
 
 @pytest.fixture(scope="module")
@@ -84,19 +84,19 @@ def probed(go: Go, method: str, *words: str) -> list[Probe]:
 @pytest.fixture(scope="module")
 def probes(go: Go) -> Callable[..., list[Probe]]:
     """The probes of a variant of a method, made once."""
-    made: dict[Any, list[Probe]] = {}
+    made: dict[tuple[str, ...], list[Probe]] = {}
 
-    def get(method: str, words: tuple[str, ...]) -> list[Probe]:
-        if (method, words) not in made:
-            made[method, words] = probed(go, method, *words)
-        return made[method, words]
+    def get(form: tuple[str, ...]) -> list[Probe]:
+        if form not in made:
+            made[form] = probed(go, *form)
+        return made[form]
 
     return get
 
 
-@pytest.mark.parametrize(("method", "words"), VARIANTS, ids=ids)
-def test_a_wrong_answer_is_refused_by_name_or_could_be_an_honest_one(probes, method, words):
-    found = probes(method, words)
+@forms
+def test_a_wrong_answer_is_refused_by_name_or_could_be_an_honest_one(probes, form):
+    found = probes(form)
     places = {(probe.phase, probe.place) for probe in found}
     assert all(sum((p.phase, p.place) == place for p in found) >= 20 for place in places if _is_value(place[1]))
     for probe in found:
@@ -178,11 +178,11 @@ def test_the_judge_knows_a_dishonest_answer():
         assert dishonest("train", honest, wrong)
 
 
-@pytest.mark.parametrize(("method", "words"), VARIANTS, ids=ids)
-def test_whole_rounds_with_a_wrong_answer_end_well_or_with_a_sentence(probes, go, method, words, monkeypatch):
+@forms
+def test_whole_rounds_with_a_wrong_answer_end_well_or_with_a_sentence(probes, go, form, monkeypatch):
     """A few answers, refused and not, are really given in a run."""
-    rng = np.random.default_rng(len(method))
-    found = probes(method, words)
+    rng = np.random.default_rng(len(form[0]))
+    found = probes(form)
     chosen = [found[i] for i in rng.choice(len(found), 1)]
     accepted = [p for p in found if p.accepted is not None and p.kind not in ("float", "1e9", "half")]
     chosen += [accepted[i] for i in rng.choice(len(accepted), 2, replace=False)]
@@ -205,7 +205,7 @@ def test_whole_rounds_with_a_wrong_answer_end_well_or_with_a_sentence(probes, go
 
         monkeypatch.setattr(InlineGrid, "_call", answer)
         with contextlib.suppress(FedGraphError):  # its sentence; any other error is a traceback
-            finished = go(method, "rounds=2", *words)
+            finished = go(form[0], "rounds=2", *form[1:])
             assert all(np.isfinite(a).all() for a in finished.arrays.values()), probe
             assert probe.accepted or re.search(r"'[01] \(", str(finished.summary["failures"].keys())), probe
         assert next(given) > 0, probe

@@ -10,21 +10,19 @@ from flwr.app import Array, ArrayRecord
 
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import compose, group_names, to_json
+from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.secure.policy import Policy
+from tests.methods.small_runs import METHODS, sampled
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
-
-METHODS = group_names("strategy")
-
 
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sampled(METHODS))
 def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):  # noqa: F811
     """With `required_config: {privacy.scores: none}` a server had the scores of any model, and by them labels."""
     answer, told = GraphClient.reply, []

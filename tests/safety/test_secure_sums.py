@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.clients import session
-from fedgraph_flwr.config import group_names
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import threshold
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import MODEL
+from tests.methods.small_runs import METHODS, sampled
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.secure.test_secagg import SECURE, Round, accepted
 
@@ -111,7 +111,7 @@ def fleet(monkeypatch):
     monkeypatch.setattr(session, "_policy", lambda context: Policy())
 
 
-@pytest.mark.parametrize("method", [name for name in group_names("strategy") if accepted(name)])
+@pytest.mark.parametrize("method", sampled([name for name in METHODS if accepted(name)]))
 def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):  # noqa: F811
     """Weight 1 for client 0 and 0 for the others gave the server that client's model in one round."""
 

@@ -8,7 +8,7 @@ import pytest
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
 from fedgraph_flwr.clients.fedomd import FedOMDClient
-from fedgraph_flwr.config import compose, group_names
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
@@ -21,6 +21,7 @@ from fedgraph_flwr.strategies.fedavg import FedAvg
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record
 from fedgraph_flwr.wire.reply_schema import ArrayField
 from tests.conftest import client_graph
+from tests.methods.small_runs import METHODS, by_default, sampled
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.support import assert_same_arrays, call_fresh, recorded_messages
 
@@ -193,11 +194,11 @@ def test_what_does_not_fit_the_fixed_point_is_refused():
 
 def accepted(method):
     """Whether the method declares that sums are all it needs."""
-    cfg = compose([f"strategy={method}", "num_clients=3"])
+    cfg = by_default(method)
     return not not_secure(cfg, declared(locate(cfg.strategy.server), cfg))
 
 
-@pytest.mark.parametrize("method", group_names("strategy"))
+@pytest.mark.parametrize("method", sampled(METHODS))
 def test_every_method_ends_as_without_or_is_refused(method, go):  # noqa: F811
     if not accepted(method):
         with pytest.raises(
