@@ -129,6 +129,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(toy, ran, capsys):
     assert len(ran) == 6
 
 
+@pytest.mark.slow
 def test_the_time_is_told_before_the_first_run(toy, capfd):
     sweep(toy, "--jobs", "1", "--only", "few/FedAvg")
     assert "toy: 12 runs, 2 to be made, in about" in capfd.readouterr().out
