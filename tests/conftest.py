@@ -42,7 +42,12 @@ def shared_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 
 def client_graph(
-    client: int, num_nodes: int = 16, num_features: int = 5, num_classes: int = 3, seed: int = 0
+    client: int,
+    num_nodes: int = 16,
+    num_features: int = 5,
+    num_classes: int = 3,
+    seed: int = 0,
+    num_edge_features: int = 0,
 ) -> ClientGraph:
     """A small random undirected client graph whose features tell the class, a little."""
     generator = torch.Generator().manual_seed(100 * seed + client)
@@ -65,6 +70,7 @@ def client_graph(
         client=client,
         num_clients=3,
         num_global_nodes=1000 * max(3, client + 1),
+        edge_attr=torch.randn(2 * ends.size(1) if num_edge_features else 0, num_edge_features, generator=generator),
     )
 
 

@@ -63,6 +63,11 @@ class Batch(NamedTuple):
     y: Tensor
 
 
+def sizes_of(graph: Any) -> tuple[Any, int, int]:
+    """F, C and D of a graph, on which the shapes of a model's parameters depend."""
+    return graph.num_features, graph.num_classes, graph.num_edge_features
+
+
 class GraphClient(Side, NumPyClient):
     """FedAvg's client: takes the shared parameters, trains on its own graph, and returns them.
 
@@ -93,7 +98,8 @@ class GraphClient(Side, NumPyClient):
             secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
             predicts_with: names in the result of `save` that `predict` reads.
             needs_others: what `predict` needs from other clients, as text; empty: nothing.
-            tunes: whether `predict` trains on the client's training nodes first.
+            makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
+        tunes: whether `predict` trains on the client's training nodes first.
             stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
             overrides `loss`, `logits` or `task_loss` must declare it again.
@@ -105,6 +111,7 @@ class GraphClient(Side, NumPyClient):
     secrets: ClassVar[tuple[str, ...]] = ()
     predicts_with: ClassVar[tuple[str, ...]] = ()
     needs_others: ClassVar[str] = ""
+    makes_graphs: ClassVar[bool] = False
     tunes: ClassVar[bool] = False
     stacks: ClassVar[tuple[str, ...] | None] = ()
     real: Tensor | None = None
@@ -126,6 +133,11 @@ class GraphClient(Side, NumPyClient):
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits, noise)
         reseed(derive_seed(cfg.seed, "model"), self.device)
         self.model = self.build_model().to(self.device, self.dtype)
+        if self.makes_graphs and self.model.reads_edges and graph.num_edge_features:
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} runs the model on graphs that it makes, whose edges have no features, but"
+                f" model={cfg.model.name} reads {graph.num_edge_features} features per edge: use a model without edge features"
+            )
         self.inputs = self.build_inputs()
         self.y = graph.y.to(self.device)
         self.train_nodes = graph.train_mask.nonzero().view(-1).to(self.device)
@@ -139,7 +151,7 @@ class GraphClient(Side, NumPyClient):
 
     def build_model(self) -> models.Model:
         """Build the model; every client and the server build it from the same seed."""
-        return models.build(self.cfg.model, self.graph.num_features, self.graph.num_classes)
+        return models.build(self.cfg.model, *sizes_of(self.graph))
 
     def build_inputs(self) -> Any:
         """Prepare the model's inputs from the client's graph."""

@@ -40,6 +40,8 @@ class FedPUBClient(PersonalClient):
         received: θ̄_i while it trains.
     """
 
+    makes_graphs = True
+
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedpub.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = ("masks",)

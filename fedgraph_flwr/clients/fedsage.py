@@ -64,6 +64,8 @@ class FedSageClient(GraphClient):
         read: the inputs without new nodes that no training node reads, where these are most of them.
     """
 
+    makes_graphs = True
+
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedsage.uplink)
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)

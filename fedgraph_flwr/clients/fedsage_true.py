@@ -29,6 +29,8 @@ class FedSageTrueClient(FedGradClient):
         external_x: their features, [B, F].
     """
 
+    makes_graphs = True
+
     uplink = staticmethod(fedgrad.true_features)
 
     needs_others: ClassVar[str] = "its graph is mended with features of other clients' nodes"

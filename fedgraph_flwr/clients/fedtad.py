@@ -19,6 +19,8 @@ from fedgraph_flwr.models import Model
 class FedTADClient(GraphClient):
     """FedAvg's client with Ψ_i in its description."""
 
+    makes_graphs = True
+
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedtad.uplink)
 

@@ -108,6 +108,8 @@ class FGSSLClient(GraphClient):
         teacher: that model, frozen, while it trains.
     """
 
+    makes_graphs = True
+
     Params: ClassVar[type] = Params
     teacher: Model
 

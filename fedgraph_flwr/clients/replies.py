@@ -160,5 +160,5 @@ def _bounded(client: Respondent, name: str, sent: dict[str, Arrays], received: A
 def _framework_numbers(client: Respondent, name: str) -> set[str]:
     """Return the names of the numbers that the framework itself sends in a reply."""
     if name == DESCRIBE:
-        return {"num_train", "num_nodes", "num_features", "num_classes", "schema", SPEAKS}
+        return {"num_train", "num_nodes", "num_features", "num_edge_features", "num_classes", "schema", SPEAKS}
     return client.score_names | {"num_train", "train-loss"} if name in (TRAIN, EVALUATE) else set()

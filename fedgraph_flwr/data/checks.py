@@ -51,6 +51,10 @@ def _check_plain(graph: Graph) -> None:
     _tensor(graph.x, "x", torch.float32, (n, None))
     _finite(graph.x, "x")
     _edges(graph.edge_index, "edge_index", n, n)
+    _edge_data(graph, "edge_", graph.edge_index.size(1), graph.num_edge_features)
+    if graph.targets.numel():
+        _tensor(graph.targets, "targets", torch.float32, (n, None))
+    _labelled(graph.graph_id, "graph_id", n)
     _labelled(graph.group, "group", n)
 
 
@@ -64,6 +68,20 @@ def _check_cuts(graph: ClientGraph) -> None:
         _edges(cut, key, n, graph.num_global_nodes)
         _tensor(owner, f"{key}_owner", torch.int64, (cut.size(1),))
         _within(owner, f"{key}_owner", graph.num_clients)
+        _edge_data(graph, f"{key}_edge_", cut.size(1), graph.num_edge_features)
+
+
+def _edge_data(graph: Graph, prefix: str, edges: int, features: int) -> None:
+    """Check one row per edge of each field of edges that is not empty."""
+    attr, time, y, split = (getattr(graph, f"{prefix}{key}") for key in ("attr", "time", "y", "split"))
+    if edges or len(attr):
+        _tensor(attr, f"{prefix}attr", torch.float32, (edges if features else 0, features))
+    _finite(attr, f"{prefix}attr", "edge")
+    for values, key, dtype in ((time, "time", torch.int64), (y, "y", torch.int64), (split, "split", torch.int8)):
+        _tensor(values, f"{prefix}{key}", dtype, (edges if isinstance(values, Tensor) and values.numel() else 0,))
+    if y.numel() and int(y.min()) < -1:
+        raise FedGraphError(f"{prefix}y must be 0, 1, ..., or -1 where unknown, got {int(y.min())}")
+    _within(split, f"{prefix}split", 3)
 
 
 def _labelled(ids: Any, what: str, n: int, end: int | None = None) -> None:
@@ -150,8 +168,8 @@ def _edges(index: Any, what: str, sources: int, targets: int) -> None:
         _within(index[row], f"{what}, row {row},", end)
 
 
-def _finite(x: Tensor, what: str) -> None:
+def _finite(x: Tensor, what: str, item: str = "node") -> None:
     # A finite sum proves that all entries are finite, without a second matrix.
     if x.numel() and not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
         row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
-        raise FedGraphError(f"{what} must be finite; node {row} has {float(x[row, column])} in column {column}")
+        raise FedGraphError(f"{what} must be finite; {item} {row} has {float(x[row, column])} in column {column}")

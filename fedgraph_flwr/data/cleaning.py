@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, rows_of
 from fedgraph_flwr.errors import FedGraphError
 
 
@@ -63,9 +63,10 @@ def clean(graph: Graph, cfg: DatasetConfig) -> Graph:
     if cfg.reversed:
         graph = replace(graph, edge_index=graph.edge_index.flip(0))
     if cfg.undirected:
-        graph = replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes))
+        graph = both_directions(graph)
     if cfg.remove_self_loops:
-        graph = replace(graph, edge_index=graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]])
+        proper = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)
+        graph = graph.with_edges(graph.edge_index[:, proper], proper)
     if cfg.drop_featureless:
         graph = subgraph(graph, (graph.x != 0).any(dim=1))
     if cfg.largest_component:
@@ -83,6 +84,19 @@ def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
     return torch.stack([code // num_nodes, code % num_nodes])
 
 
+def both_directions(graph: Graph) -> Graph:
+    """Return a graph with both directions of every edge, sorted by source.
+
+    Each direction is listed once, unless edges carry data: then parallel edges stay, and both directions carry the same data.
+    """
+    if not graph.has_edge_data:
+        return replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes))
+    proper = (graph.edge_index[0] != graph.edge_index[1]).nonzero().view(-1)  # a loop is its own reverse
+    both = torch.cat([graph.edge_index, graph.edge_index[:, proper].flip(0)], dim=1)
+    order = (both[0] * graph.num_nodes + both[1]).argsort(stable=True)
+    return graph.with_edges(both[:, order], torch.cat([torch.arange(graph.edge_index.size(1)), proper])[order])
+
+
 def largest_component(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Return a mask of the largest weakly connected component, bool [N]; ties go to the first."""
     import numpy as np
@@ -98,15 +112,17 @@ def largest_component(edge_index: Tensor, num_nodes: int) -> Tensor:
 def subgraph(graph: Graph, keep: Tensor) -> Graph:
     """Return the subgraph induced by the nodes marked in ``keep`` [N], in their original order."""
     new_id = keep.cumsum(0) - 1
-    inside = keep[graph.edge_index[0]] & keep[graph.edge_index[1]]
+    inside = (keep[graph.edge_index[0]] & keep[graph.edge_index[1]]).nonzero().view(-1)
+    graph = graph.with_edges(new_id[graph.edge_index[:, inside]], inside)
     return replace(
         graph,
         x=graph.x[keep],
-        edge_index=new_id[graph.edge_index[:, inside]],
         y=graph.y[keep],
         train_mask=graph.train_mask[keep],
         val_mask=graph.val_mask[keep],
         test_mask=graph.test_mask[keep],
         group=graph.group[keep] if len(graph.group) else graph.group,
         ids=graph.ids[keep] if len(graph.ids) else graph.ids,
+        targets=rows_of(graph.targets, keep),
+        graph_id=rows_of(graph.graph_id, keep),
     )

@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.data import csbm, hetero, raw, typed
+from fedgraph_flwr.data import csbm, hetero, payments, raw, typed
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
@@ -149,8 +149,12 @@ def _hgb(name: str, sizes: Sizes) -> Source:
     )
 
 
+GENERATED = {"csbm": csbm.load, "payments": payments.load}
+"""Functions that generate datasets from their keys, a seed and the number of clients."""
+
 SOURCES: dict[str, Source] = {
     "csbm": Source("generated", (0, 0, 0, 0), "generated from its keys (FedSPA, Appendix C)"),
+    "payments": Source("generated", (4000, 0, 1, 2), "generated from its keys, with planted laundering patterns"),
     "cora": _planetoid("Cora", (2708, 10556, 1433, 7)),
     "citeseer": _planetoid("CiteSeer", (3327, 9104, 3703, 6)),
     "pubmed": _planetoid("PubMed", (19717, 88648, 500, 3)),
@@ -260,7 +264,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     elif source is None:
         raise unknown("dataset", cfg.name, [*SOURCES, *imported_names()])
     elif source.read is None:  # generated
-        graph = csbm.load(cfg, seed=seed, num_clients=num_clients)
+        graph = GENERATED[cfg.name](cfg, seed=seed, num_clients=num_clients)
     else:
         graph = _cached(cfg, source, source.read)
     return hetero.clean(graph, cfg) if isinstance(graph, HeteroGraph) else clean(graph, cfg)

@@ -8,6 +8,7 @@ import torch
 
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.statistics import is_undirected
+from fedgraph_flwr.errors import FedGraphError
 
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
@@ -20,6 +21,11 @@ def flip_edges(graph: AnyGraph, probability: float, seed: int) -> AnyGraph:
     """
     if probability == 0 or graph.edge_index.size(1) == 0:
         return graph
+    if graph.has_edge_data:
+        raise FedGraphError(
+            f"dataset.edge_flip={probability} replaces edges by random ones, which would have no features, times or labels: set"
+            " it to 0 for a graph whose edges have such data"
+        )
     client = graph.client + 1 if isinstance(graph, ClientGraph) else 0
     rng = np.random.default_rng([seed, client, 2])
     n = graph.num_nodes

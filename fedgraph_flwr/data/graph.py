@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, Self
@@ -25,7 +25,14 @@ from torch import Tensor
 
 from fedgraph_flwr.errors import FedGraphError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version of the files that are written. Version 2 added data of edges, targets and graph ids, and stores sorted edges as CSR."""
+
+READABLE = ("1", "2")
+"""Versions of the files that can be read."""
+
+EDGE_FIELDS = ("edge_attr", "edge_time", "edge_y", "edge_split")
+"""Fields of a graph with one row per edge, in the order of its ``edge_index``; empty where the edges carry no such data."""
 
 
 def _no_edges() -> Tensor:
@@ -34,6 +41,14 @@ def _no_edges() -> Tensor:
 
 def _no_ids() -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
+
+
+def _no_features() -> Tensor:
+    return torch.zeros(0, 0)
+
+
+def _no_splits() -> Tensor:
+    return torch.zeros(0, dtype=torch.int8)
 
 
 def _no_words() -> Tensor:
@@ -70,7 +85,14 @@ def check_dtypes(tensors: Any, where: str) -> None:
         )
 
 
-_OPTIONAL = ("name", "group", "schema", "part", "ids")
+_VERSION_2 = (*EDGE_FIELDS, "targets", "graph_id")
+_OPTIONAL = ("name", "group", "schema", "part", "ids", *_VERSION_2)
+
+
+def rows_of(tensor: Tensor, order: Tensor) -> Tensor:
+    """Return rows of a field that may be empty, which then stays empty."""
+    held = tensor.size(1) if tensor.dim() > 1 else tensor.numel()
+    return tensor[order] if held else tensor
 
 
 @dataclass
@@ -88,6 +110,12 @@ class Graph:
         schema: schema of an imported graph's features and classes (`schema.stored`); empty for others.
         ids: ids of the nodes in their source tables (`pack_words`), uint8 [N, width]; empty for others. They stay in the
             party's file: nothing is computed from them, and no message contains them.
+        edge_attr: features of edges, float32 [E, D]; [0, 0] without any.
+        edge_time: time of each edge, int64 [E], in seconds; empty if unknown.
+        edge_y: labels of edges, int64 [E], -1 where unknown; empty without any.
+        edge_split: first stage that may read an edge, int8 [E]: 0 training, 1 validation, 2 test; empty: all read every edge.
+        targets: real or binary targets of nodes, float32 [N, T], NaN where unknown; [0, 0] without any.
+        graph_id: the graph that each node belongs to, int64 [N], if this is many graphs side by side; else empty.
     """
 
     x: Tensor
@@ -101,6 +129,12 @@ class Graph:
     group: Tensor = field(default_factory=_no_ids)
     schema: dict[str, Any] = field(default_factory=dict)
     ids: Tensor = field(default_factory=_no_words)
+    edge_attr: Tensor = field(default_factory=_no_features)
+    edge_time: Tensor = field(default_factory=_no_ids)
+    edge_y: Tensor = field(default_factory=_no_ids)
+    edge_split: Tensor = field(default_factory=_no_splits)
+    targets: Tensor = field(default_factory=_no_features)
+    graph_id: Tensor = field(default_factory=_no_ids)
 
     @property
     def num_nodes(self) -> int:
@@ -111,6 +145,33 @@ class Graph:
     def num_features(self) -> int:
         """F."""
         return self.x.size(1)
+
+    @property
+    def num_edge_features(self) -> int:
+        """D."""
+        return self.edge_attr.size(1)
+
+    @property
+    def has_edge_data(self) -> bool:
+        """Whether edges carry features, times or labels, so that parallel edges differ."""
+        return any(getattr(self, key).numel() for key in EDGE_FIELDS)
+
+    def with_edges(self, edge_index: Tensor, order: Tensor) -> Self:
+        """Return the graph with other edges, each with the data of one that it has.
+
+        Args:
+            edge_index: the new edges [2, E'].
+            order: of each, the place of the edge whose data it carries [E'].
+        """
+        data: dict[str, Any] = {key: rows_of(getattr(self, key), order) for key in EDGE_FIELDS}
+        return replace(self, edge_index=edge_index, **data)
+
+    def until(self, stage: int) -> Self:
+        """Return the graph as a stage may read it: without edges of later stages (``edge_split``)."""
+        if not self.edge_split.numel():
+            return self
+        kept = (self.edge_split <= stage).nonzero().view(-1)
+        return self.with_edges(self.edge_index[:, kept], kept)
 
     @classmethod
     def from_pyg(cls, data: Any, num_classes: int, name: str = "") -> "Graph":
@@ -133,6 +194,7 @@ class Graph:
             test_mask=mask("test_mask"),
             num_classes=num_classes,
             name=name,
+            **edge_tensors(data, name or "the Data"),
         )
 
     def to_pyg(self) -> Any:
@@ -147,6 +209,8 @@ class Graph:
         """Write tensors as safetensors and other fields as JSON in the header, atomically to a path or to an open file."""
         tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
+        empty = [key for key in tensors if key.endswith(_VERSION_2) and not sum(tensors[key].shape)]
+        tensors = {key: tensor for key, tensor in tensors.items() if key not in empty}
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
     @classmethod
@@ -165,7 +229,32 @@ class Graph:
         if kind != cls.__name__:
             raise FedGraphError(f"{path} holds a {kind}, expected a {cls.__name__}")
         check_client_fields(kind, values, str(path))
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted((tensors.keys() | values.keys()) - known):
+            raise FedGraphError(
+                f"{path} has field '{unknown[0]}', which this version of fedgraph-flwr does not know: install a newer one, or"
+                " write the file again with this one"
+            )
         return cls(**{**tensors, **values})
+
+
+def edge_tensors(data: Any, where: str) -> dict[str, Any]:
+    """Return ``edge_attr``, ``edge_time`` and ``edge_y`` of a PyG ``Data``, as far as it has them.
+
+    Raises:
+        FedGraphError: one does not have a row per edge, or times or labels are not integers.
+    """
+    found = {key: getattr(data, key, None) for key in ("edge_attr", "edge_time", "edge_y")}
+    held = {key: tensor for key, tensor in found.items() if isinstance(tensor, Tensor)}
+    for key, tensor in held.items():
+        if tensor.size(0) != data.edge_index.size(1):
+            raise FedGraphError(
+                f"{where}: {key} must have a row per edge, got {tensor.size(0)} for {data.edge_index.size(1)} edges"
+            )
+        if key != "edge_attr" and (tensor.is_floating_point() or tensor.dim() != 1):
+            raise FedGraphError(f"{where}: {key} must be integers [E], got {tensor.dtype} {list(tensor.shape)}")
+        held[key] = tensor.view(len(tensor), -1).to(torch.float32) if key == "edge_attr" else tensor.to(torch.int64)
+    return held
 
 
 def check_client_fields(kind: str, values: Any, where: str) -> None:
@@ -188,6 +277,8 @@ class ClientGraph(Graph):
         cut_out: outgoing cut edges, int64 [2, E_out]: local source, global id of the target.
         cut_in: incoming cut edges, int64 [2, E_in]: local target, global id of the source.
         cut_out_owner: client that owns the other end of each outgoing edge, int64 [E_out]; likewise ``cut_in_owner``.
+        cut_out_edge_attr: features of outgoing cut edges, float32 [E_out, D]; likewise ``_time``, ``_y`` and ``_split``, and
+            those of incoming ones.
         part: empty, except in the pooled graph of the Central reference: the client each node belongs to, int64 [N].
         client: index of this client, 0..M-1.
         num_clients: M.
@@ -203,6 +294,25 @@ class ClientGraph(Graph):
     client: int = 0
     num_clients: int = 1
     num_global_nodes: int = 0
+    cut_out_edge_attr: Tensor = field(default_factory=_no_features)
+    cut_out_edge_time: Tensor = field(default_factory=_no_ids)
+    cut_out_edge_y: Tensor = field(default_factory=_no_ids)
+    cut_out_edge_split: Tensor = field(default_factory=_no_splits)
+    cut_in_edge_attr: Tensor = field(default_factory=_no_features)
+    cut_in_edge_time: Tensor = field(default_factory=_no_ids)
+    cut_in_edge_y: Tensor = field(default_factory=_no_ids)
+    cut_in_edge_split: Tensor = field(default_factory=_no_splits)
+
+    def until(self, stage: int) -> Self:
+        """As `Graph.until`, of cut edges too."""
+        graph = super().until(stage)
+        for cut in ("cut_out", "cut_in"):
+            if (split := getattr(self, f"{cut}_edge_split")).numel():
+                kept = (split <= stage).nonzero().view(-1)
+                rows = (f"{cut}_owner", *(f"{cut}_{key}" for key in EDGE_FIELDS))
+                data: dict[str, Any] = {key: rows_of(getattr(self, key), kept) for key in rows}
+                graph = replace(graph, **{cut: getattr(self, cut)[:, kept]} | data)
+        return graph
 
 
 @dataclass(frozen=True)
@@ -238,7 +348,8 @@ Source = Path | str | Piece
 def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     """Write named tensors and JSON values as safetensors, atomically to a path or to an open file.
 
-    Wide sparse float matrices, such as bag-of-words features, are stored as coordinates and values.
+    Wide sparse float matrices, such as bag-of-words features, are stored as coordinates and values; edges that are sorted by
+    source as compressed rows (CSR).
     """
     from safetensors.torch import save
 
@@ -254,6 +365,9 @@ def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], value
                 packed[f"{key}#value"] = tensor[nonzero]
                 packed[f"{key}#shape"] = torch.tensor(tensor.shape)
                 continue
+        if key == "edge_index" and _sorted(tensor):
+            packed |= _compressed(key, tensor)
+            continue
         packed[key] = tensor
     text = json.dumps(values)
     header = {"format": str(FORMAT_VERSION), "values": text, "digest": _digest(packed, text)}
@@ -282,9 +396,43 @@ def read_tensors(path: Source) -> tuple[dict[str, Tensor], dict[str, Any]]:
             name, _, role = key.partition("#")
             if role == "shape":
                 tensors[name] = _dense(*(packed[f"{name}#{part}"] for part in ("shape", "row", "col", "value")))
+            elif role == "indices":
+                tensors[name] = _expanded(packed[f"{name}#indptr"], tensor)
             elif not role:
                 tensors[name] = tensor
     return tensors, values
+
+
+def _sorted(edge_index: Tensor) -> bool:
+    """Whether a tensor is edges [2, E] that are sorted by source, as CSR lists them."""
+    if edge_index.dtype != torch.int64 or edge_index.dim() != 2 or len(edge_index) != 2 or not edge_index.numel():
+        return False
+    source, target = edge_index
+    small = int(source[-1]) < 16 * (source.numel() + 2**20)  # else row pointers are larger than the edges
+    return small and min(int(source[0]), int(target.min())) >= 0 and bool((source[1:] >= source[:-1]).all())
+
+
+def _compressed(key: str, edge_index: Tensor) -> dict[str, Tensor]:
+    """Return sorted edges [2, E] as CSR: int32 targets where they fit."""
+    source, target = edge_index
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), source.bincount().cumsum(0)])
+    small = int(target.max()) < 2**31
+    return {f"{key}#indptr": indptr, f"{key}#indices": target.to(torch.int32) if small else target}
+
+
+def _expanded(indptr: Tensor, indices: Tensor) -> Tensor:
+    """Return edges [2, E] from CSR."""
+    counts = indptr.diff()
+    if (
+        indptr.dim() != 1
+        or indices.dim() != 1
+        or int(indptr[0])
+        or int(indptr[-1]) != len(indices)
+        or bool((counts < 0).any())
+    ):
+        raise ValueError("compressed edges are inconsistent")
+    source = torch.arange(len(counts)).repeat_interleave(counts)
+    return torch.stack([source, indices.to(torch.int64)])
 
 
 def read_digest(path: Source) -> str:
@@ -341,6 +489,8 @@ def read_header(path: Source) -> tuple[dict[str, tuple[int, ...]], dict[str, Any
         shapes = {}
         for key in file.keys():  # noqa: SIM118 (not a dict)
             name, _, role = key.partition("#")
+            if role == "indices":
+                shapes[name] = (2, *file.get_slice(key).get_shape())
             if role in ("", "shape"):
                 shapes[name] = tuple(file.get_tensor(key).tolist() if role else file.get_slice(key).get_shape())
         return shapes, _values(file.metadata())
@@ -400,9 +550,10 @@ def _opened(path: Source) -> Iterator[Any]:
         opened: Any = _Held(path.read_bytes()) if isinstance(path, Piece) else safe_open(str(path), framework="pt")
         with contextlib.nullcontext(opened) if isinstance(path, Piece) else opened as file:
             version = (file.metadata() or {}).get("format")
-            if version != str(FORMAT_VERSION):
+            if version not in READABLE:
                 raise FedGraphError(
-                    f"{path} has format version {version!r}, expected '{FORMAT_VERSION}': write it again"
+                    f"{path} has format version {version!r}, expected {' or '.join(map(repr, READABLE))}: write it again, or"
+                    " install a newer fedgraph-flwr"
                 )
             yield file
     except (SafetensorError, OSError, ValueError, IndexError, KeyError, RuntimeError, TypeError) as error:

@@ -79,6 +79,11 @@ class HeteroGraph:
         return [len(self.counts), int(self.edge_kinds.max(initial=-1)) + 1, *widths]
 
     @property
+    def num_edge_features(self) -> int:
+        """0: edges of several types carry no features yet."""
+        return 0
+
+    @property
     def edge_kinds(self) -> np.ndarray:
         """Kind of each edge type, int64 [R], in the order of the schema; with ``by_name``, one kind per relation name."""
         keys = [name if self.by_name else (a, name, b) for a, name, b in self.edges]

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fedgraph_flwr.config import number
+from fedgraph_flwr.config import DatasetConfig, number, one_of, typed
+from fedgraph_flwr.data.edge_columns import ports, window_counts
+from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 Ints = NDArray[np.int64]
@@ -95,12 +98,19 @@ class PaymentsSpec:
     decoy_dir: int = number(1)  # copies of each pattern with random directions, not laundering
     decoy_time: int = number(1)  # copies of each pattern with random times, not laundering
     label_noise: float = number(0.0, 0, 1)  # share of payments whose label is flipped
+    windows: list[float] = number(
+        [], without_low=True
+    )  # days; each adds counts of payments at both ends as edge features
+    causal: bool = True  # counts look back only, not ahead too
+    counts: str = "bank"  # bank: of payments that touch the sender's bank | all: of all payments
+    ports: bool = False  # whether port numbers are edge features
     seed: int | None = None  # null: the run's seed
 
     def __post_init__(self) -> None:
         for kind in self.kinds or ():
             if kind not in KINDS:
                 raise unknown("dataset.kinds", kind, KINDS)
+        one_of(self.counts, ("bank", "all"), "dataset.counts")
         low, high = self.sizes
         if not 2 <= low <= high:
             raise FedGraphError(f"dataset.size must be [low, high] with 2 <= low <= high, got {self.size}")
@@ -112,6 +122,68 @@ class PaymentsSpec:
         """Smallest and largest k."""
         low, high = self.size or (4, 8)
         return low, high
+
+
+def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 5) -> Graph:
+    """Generate the graph that ``cfg.params`` describes: accounts with a constant feature, payments with `edge_features`.
+
+    An account's label is 1 if a laundering payment leaves or reaches it; a payment's label is in ``edge_y``.
+
+    Raises:
+        FedGraphError: a key or value that is not accepted, or a bank that is too small.
+    """
+    for key in cfg.params:
+        if key not in PaymentsSpec.__dataclass_fields__:
+            raise unknown("dataset key", key, PaymentsSpec.__dataclass_fields__, f"dataset={cfg.name}")
+    spec: PaymentsSpec = typed(PaymentsSpec, cfg.params, f"dataset={cfg.name}")
+    p = generate(spec, seed=seed if spec.seed is None else spec.seed, banks=spec.banks or num_clients)
+    n = p.bank.size
+    y = np.zeros(n, dtype=np.int64)
+    y[np.concatenate([p.source[p.label], p.target[p.label]])] = 1
+    none = torch.zeros(n, dtype=torch.bool)
+    return Graph(
+        x=torch.ones(n, 1),
+        edge_index=torch.from_numpy(np.stack([p.source, p.target])),
+        y=torch.from_numpy(y),
+        train_mask=none,
+        val_mask=none.clone(),
+        test_mask=none.clone(),
+        num_classes=2,
+        name=cfg.name,
+        group=torch.from_numpy(p.bank),
+        edge_attr=torch.from_numpy(edge_features(p, spec).astype(np.float32)),
+        edge_time=torch.from_numpy(p.time),
+        edge_y=torch.from_numpy(p.label.astype(np.int64)),
+    )
+
+
+def edge_features(p: Payments, spec: PaymentsSpec) -> NDArray[np.float64]:
+    """Return features of payments [E, D]: log-amount, format as four flags, then counts and ports as ln(1 + count)."""
+    columns = [((np.log(p.amount) - 5) / 1.2)[:, None], np.eye(4)[p.form]]
+    columns += [np.log1p(_counts(p, spec, round(days * DAY))) for days in spec.windows]
+    if spec.ports:
+        columns.append(np.log1p(ports(p.source, p.target, p.time)))
+    return np.concatenate(columns, axis=1)
+
+
+def _counts(p: Payments, spec: PaymentsSpec, window: int) -> Ints:
+    """Return `window_counts` of payments, as the sender's bank or an observer of all banks sees them."""
+    n = p.bank.size
+    if spec.counts == "all":
+        return window_counts(p.source, p.target, p.time, n, window, spec.causal)
+    first, second = p.bank[p.source], p.bank[p.target]
+    other = np.flatnonzero(first != second)  # two banks see such a payment
+    edge = np.concatenate([np.arange(p.time.size), other])
+    seen_by = np.concatenate([first, second[other]]) * n  # accounts as each bank knows them
+    found = window_counts(
+        seen_by + p.source[edge],
+        seen_by + p.target[edge],
+        p.time[edge],
+        n * (1 + int(p.bank.max())),
+        window,
+        spec.causal,
+    )
+    return found[: p.time.size]
 
 
 def skeleton(kind: str, k: int) -> Skeleton:

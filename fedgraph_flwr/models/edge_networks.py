@@ -112,14 +112,13 @@ class EdgeNetwork(Stack):
             FedGraphError: the graph has another number of edge features than the network.
         """
         base = super().prepare(graph, device, dtype)
-        found = getattr(graph, "edge_attr", None)
-        width = 0 if found is None else found.size(1)
-        if width != self.num_edge_features:
+        width, edge_index = graph.num_edge_features, graph.edge_index
+        if width != self.num_edge_features or (width and len(graph.edge_attr) != edge_index.size(1)):
             raise FedGraphError(
-                f"the network reads {self.num_edge_features} features per edge, but the graph has {width}:"
-                " import every graph of a run by the same schema"
+                f"the network reads {self.num_edge_features} features of each of {edge_index.size(1)} edges, but the graph has"
+                f" {width} of {len(graph.edge_attr)}: import every graph of a run by the same schema"
             )
-        edge_index, attr = graph.edge_index, found.to(dtype) if width and found is not None else None
+        attr = graph.edge_attr.to(dtype) if width else None
         if self.loops:
             edge_index = torch.cat([edge_index, torch.arange(graph.num_nodes).expand(2, -1)], dim=1)
             attr = None if attr is None else torch.cat([attr, attr.new_zeros(graph.num_nodes, width)])

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedgraph_flwr.config import PartitionConfig, RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.edge_flip import flip_edges
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph, Graph, rows_of
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError, first_line, unknown
 from fedgraph_flwr.partition.groups import FREE, GROUPINGS
@@ -127,22 +127,28 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
         cut_up = [np.split(column[order], ends) for column in columns]
         return [[torch.from_numpy(piece) for piece in pieces] for pieces in zip(*cut_up, strict=True)]
 
-    def crossing(who: np.ndarray, near: np.ndarray, far: np.ndarray) -> list[list[Tensor]]:
-        """Return local near end, global far end and its owner, by client."""
+    def crossing(who: np.ndarray, near: np.ndarray, far: np.ndarray, edge: np.ndarray) -> list[list[Tensor]]:
+        """Return local near end, global far end, its owner and the edge, by client."""
         held = owner[far] >= 0
-        return split(who[held], near[held], far[held], owner[far[held]])
+        return split(who[held], near[held], far[held], owner[far[held]], edge[held])
+
+    def data_of(edges: Tensor, cut: str = "") -> dict[str, Any]:
+        """Return the data of edges, under the names of the client's fields."""
+        return (
+            {f"{cut}{key}": rows_of(getattr(graph, key), edges) for key in EDGE_FIELDS} if graph.has_edge_data else {}
+        )
 
     source, target = graph.edge_index.numpy()
     who, near, far, edge = seen_from(source, target)
-    intra = split(who[far >= 0], near[far >= 0], far[far >= 0])
-    leaving = crossing(who[far < 0], near[far < 0], target[edge[far < 0]])
+    intra = split(who[far >= 0], near[far >= 0], far[far >= 0], edge[far >= 0])
+    leaving = crossing(who[far < 0], near[far < 0], target[edge[far < 0]], edge[far < 0])
     who, near, far, edge = seen_from(target, source)
-    arriving = crossing(who[far < 0], near[far < 0], source[edge[far < 0]])
+    arriving = crossing(who[far < 0], near[far < 0], source[edge[far < 0]], edge[far < 0])
 
     return [
         ClientGraph(
             x=graph.x[nodes],
-            edge_index=torch.stack(intra[i]),
+            edge_index=torch.stack(intra[i][:2]),
             y=graph.y[nodes],
             train_mask=graph.train_mask[nodes],
             val_mask=graph.val_mask[nodes],
@@ -159,6 +165,11 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
             client=i,
             num_clients=m,
             num_global_nodes=n,
+            targets=rows_of(graph.targets, nodes),
+            graph_id=rows_of(graph.graph_id, nodes),
+            **data_of(intra[i][2]),
+            **data_of(leaving[i][3], "cut_out_"),
+            **data_of(arriving[i][3], "cut_in_"),
         )
         for i, nodes in enumerate(parts)
     ]
@@ -188,12 +199,25 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         dim=1,
     )
     if node_id.size < nodes.numel():  # clients share nodes, so several may list one edge
+        if any(c.has_edge_data for c in clients):
+            raise FedGraphError(
+                "clients that share nodes cannot be pooled if their edges have features, times or labels: several of them may"
+                " list one edge; use a partition into disjoint clients"
+            )
         edges = torch.unique(edges, dim=1)
     index = torch.from_numpy(place)
 
     def whole(key: str) -> Tensor:
         return torch.cat([getattr(c, key) for c in clients])[index]
 
+    def rows(key: str) -> Tensor:
+        parts = [getattr(c, key) for c in clients]
+        return rows_of(torch.cat(parts), index)
+
+    data: dict[str, Any] = {
+        key: torch.cat([getattr(c, key) for c in clients] + [getattr(c, f"cut_out_{key}") for c in clients])
+        for key in (EDGE_FIELDS if any(c.has_edge_data for c in clients) else ())
+    }
     return ClientGraph(
         x=whole("x"),
         edge_index=local[edges],
@@ -207,4 +231,7 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         node_id=torch.from_numpy(node_id),
         part=part[index],
         num_global_nodes=clients[0].num_global_nodes,
+        targets=rows("targets"),
+        graph_id=rows("graph_id"),
+        **data,
     )

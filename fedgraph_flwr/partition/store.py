@@ -275,7 +275,9 @@ def _pack(folder: Path, clients: Sequence[Any]) -> list[int]:
 
 def _told(clients: Sequence[Any]) -> dict[str, Any]:
     """Return the clients' descriptions if they have only these fields."""
-    if not all(isinstance(client, ClientGraph) and not client.schema for client in clients):
+    if not all(
+        isinstance(client, ClientGraph) and not client.schema and not client.num_edge_features for client in clients
+    ):
         return {}
     return {
         "num_train": [int(client.train_mask.sum()) for client in clients],

@@ -150,10 +150,15 @@ class GraphStrategy(Side, FlowerFedAvg):
     def initial_arrays(self) -> Arrays:
         """Return the shared parameters before round 1: those of the model that every client builds from the same seed."""
         torch.manual_seed(derive_seed(self.cfg.seed, "model"))
-        model = models.build(self.cfg.model, self.num_features(), self.agreed("num_classes"))
+        model = self.build_model()
         dtype = torch.float64 if self.cfg.dtype == "float64" else torch.float32
         shared = model.shared(self.cfg.strategy.shared, self.cfg.strategy.private)
         return {name: tensor.detach().to(dtype).numpy() for name, tensor in shared.items()}
+
+    def build_model(self) -> models.Model:
+        """The network for the clients' graphs, initialised from torch's global generator."""
+        sizes = self.num_features(), self.agreed("num_classes"), self.agreed("num_edge_features") or 0
+        return models.build(self.cfg.model, *sizes)
 
     def num_features(self) -> Any:
         """Return F, the number of features, which determines the shapes of the shared parameters."""

@@ -32,7 +32,6 @@ import torch.nn.functional as F
 from flwr.common.logger import log
 from torch import Tensor
 
-from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
@@ -163,7 +162,7 @@ class FedTAD(GraphStrategy):
 
     def network(self, arrays: Arrays) -> Model:
         """The network with these parameters, without dropout."""
-        model = models.build(self.cfg.model, self.num_features(), self.agreed("num_classes")).to(self.dtype)
+        model = self.build_model().to(self.dtype)
         model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, strict=False)
         return model.eval()
 

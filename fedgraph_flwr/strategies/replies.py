@@ -165,8 +165,10 @@ class ReplyReader:
         """Return the fields of a client's description, without its number of training nodes under differential privacy."""
         whole = NumberField(0, LARGEST, whole=True)
         many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
-        typed = models.network(self.cfg.model).heterogeneous
-        fields = {"num_features": many if typed else whole, "num_classes": whole, SPEAKS: whole}
+        network = models.network(self.cfg.model)
+        fields = {"num_features": many if network.heterogeneous else whole, "num_classes": whole, SPEAKS: whole}
+        if network.reads_edges:
+            fields["num_edge_features"] = whole
         if self.cfg.strategy.private_schema:
             fields["num_features"] = replace(fields["num_features"], optional=True)
         if not self.method.privacy:

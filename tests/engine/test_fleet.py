@@ -28,7 +28,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A SuperLink with a database and three SuperNodes with state folders."""
     folder = tmp_path_factory.mktemp("fleet")
     for client, size in enumerate((12, 16, 20)):
-        client_graph(client, size).save(folder / "graphs" / f"client_{client:04d}.safetensors")
+        client_graph(client, size, num_edge_features=2).save(folder / "graphs" / f"client_{client:04d}.safetensors")
     fleet = Fleet(folder, folder / "graphs")
     try:
         fleet.start()
@@ -49,8 +49,10 @@ def _rounds(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path):
-    found, expected = fleet.run(tmp_path / "found", "rounds=3"), inline("rounds=3")
+@pytest.mark.parametrize("words", [[], ["model=gine"]])
+def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path, words):
+    words = ["rounds=3", *words]
+    found, expected = fleet.run(tmp_path / "found", *words), inline(*words)
     assert_same_arrays(found.arrays, expected.arrays)
     assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
     for key in ("exchanges_per_round", "setup_exchanges", "bytes_up", "bytes_down", "bytes_by_phase", "failures"):

@@ -116,6 +116,11 @@ def test_distributed_noise_gives_the_parameters_of_the_inline_engine(both, tmp_p
     assert not np.allclose(ray.arrays["head.weight"], still.arrays["head.weight"], atol=0.1), "the noise is there"
 
 
+@pytest.mark.parametrize("model", ["gine", pytest.param("gatv2", marks=SLOW), pytest.param("pna", marks=SLOW)])
+def test_models_with_edge_features_give_the_parameters_of_the_inline_engine(both, client_files, model):
+    assert_same(*both(client_files(num_edge_features=3), "num_clients=3", f"model={model}"))
+
+
 def actors() -> list[psutil.Process]:
     """The processes that hold clients."""
     return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::ClientA")]

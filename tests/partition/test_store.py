@@ -293,7 +293,7 @@ def resave(path: Path, **changes) -> None:
     [
         (lambda p: p.write_bytes(p.read_bytes()[:-1]), "client_0001.safetensors, it is truncated"),
         (lambda p: p.unlink(), "has no client_0001.safetensors, but has client_0002"),
-        (lambda p: p.write_bytes(p.read_bytes().replace(b'"format":"1"', b'"format":"9"')), "format version '9'"),
+        (lambda p: p.write_bytes(p.read_bytes().replace(b'"format":"2"', b'"format":"9"')), "format version '9'"),
         (
             lambda p: resave(p, num_classes=7),
             "client_0001.safetensors has classes 7, but client_0000.safetensors has 2",
