@@ -87,8 +87,13 @@ MOVED = {
 """Old module → new module, both below the package."""
 
 _AVERAGE, _CLIENT = "fedgraph_flwr.strategies.fedavg:FedAvg", "fedgraph_flwr.clients.base:GraphClient"
+_NOVA = "fedgraph_flwr.clients.fednova:FedNovaClient"
 
 RETIRED: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedgraph_flwr.clients.fedprox:FedProxClient": (_CLIENT, {"objective": ["prox"]}),
+    "fedgraph_flwr.clients.moon:MoonClient": (_CLIENT, {"objective": ["moon"]}),
+    "fedgraph_flwr.clients.fedsam:FedSAMClient": (_CLIENT, {"objective": ["sam"]}),
+    "fedgraph_flwr.clients.fednova:FedNovaClient": (_NOVA, {"objective": ["prox"]}),
     "fedgraph_flwr.strategies.fedavgm:FedAvgM": (_AVERAGE, {"server_optimizer": "momentum"}),
     "fedgraph_flwr.strategies.fedopt:FedAdagrad": (_AVERAGE, {"server_optimizer": "adagrad"}),
     "fedgraph_flwr.strategies.fedopt:FedAdam": (_AVERAGE, {"server_optimizer": "adam"}),

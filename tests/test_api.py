@@ -129,7 +129,7 @@ def test_a_value_of_no_known_kind_is_refused():
 def test_a_file_of_ones_own_and_keys_above_it(folder):
     Path("mine.yaml").write_text("strategy: {name: fedprox, mu: 0.5}\nrounds: 7\n")
     cfg = configuration((), {"config": "mine.yaml", "rounds": 2, "partition": None})
-    assert (cfg.strategy.params["mu"], cfg.rounds) == (0.5, 2)
+    assert (cfg.strategy.prox.mu, cfg.rounds) == (0.5, 2)
 
 
 def test_nothing_is_printed_unless_asked(capfd):
@@ -280,7 +280,7 @@ def test_runs_are_compared_with_their_seeds_folded():
 def test_choices_name_every_method_with_its_paper():
     table = fg.choices("strategy")
     assert table.loc["fedprox"].about == "FedProx (Li et al., MLSys 2020)."
-    assert "mu" in table.loc["fedprox"]["keys"]
+    assert "prox.mu" in table.loc["fedprox"]["keys"]
     assert all(table.about)
     with pytest.raises(fg.FedGraphError, match="group 'strategies' unknown"):
         fg.choices("strategies")
@@ -289,7 +289,7 @@ def test_choices_name_every_method_with_its_paper():
 def test_keys_say_what_they_mean():
     table = fg.keys("train")
     assert table.loc["train.lr", ["kind", "accepted", "default"]].tolist() == ["a number", "0 < value", 0.01]
-    assert fg.keys("strategy=fedprox").loc["strategy.mu"].default == fg.choices().loc["fedprox"]["keys"]["mu"]
+    assert fg.keys("strategy=fedprox").loc["strategy.prox.mu"].default == fg.choices().loc["fedprox"]["keys"]["prox.mu"]
     assert {"rounds", "train.lr", "privacy.dp"} <= set(fg.keys().index)
     with pytest.raises(fg.FedGraphError, match="group of keys 'trian' unknown"):
         fg.keys("trian")
@@ -433,7 +433,7 @@ def test_typed_graphs_in_memory():
         ({"graphs": [data()], "dataset": "My Bank"}, "dataset=My Bank is what graphs"),
         ({"graphs": [data()], "partition": "random"}, "partition and graphs"),
         ({"graphs": [data()], "target": "paper"}, "has nodes of one type"),
-        ({"graphs": [data()], "strategy": "fedprox", "strategy.mu": -1}, "strategy.mu must be"),
+        ({"graphs": [data()], "strategy": "fedprox", "strategy.mu": -1}, "strategy.prox.mu must be"),
         ({"graphs": [data()], "engine": "bank"}, "engine=bank is none"),
         ({"classes": ["a"]}, "classes goes with graphs"),
     ],

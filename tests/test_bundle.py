@@ -52,7 +52,7 @@ def test_plain_keys_are_those_of_the_command_line():
 
 def test_overrides_stand_over_plain_keys():
     cfg = told('strategy="fedprox" rounds=7 overrides="strategy.mu=0.5 rounds=9"')
-    assert (cfg.strategy.name, cfg.strategy.params["mu"], cfg.rounds) == ("fedprox", 0.5, 9)
+    assert (cfg.strategy.name, cfg.strategy.prox.mu, cfg.rounds) == ("fedprox", 0.5, 9)
 
 
 def test_wrong_plain_keys_are_sentences():
@@ -69,7 +69,7 @@ def test_a_group_and_a_key_below_it_go_into_overrides_and_the_page_has_the_sente
         parse_config_args(['strategy="fedprox" strategy.mu=0.1'])
     (quoted,) = re.findall(r'Flower reports "([^"]*)"', (ROOT / "docs" / "flower.md").read_text())
     assert " ".join(quoted.split()) in refused.value.message
-    assert told('overrides="strategy=fedprox strategy.mu=0.1"').strategy.params["mu"] == 0.1
+    assert told('overrides="strategy=fedprox strategy.mu=0.1"').strategy.prox.mu == 0.1
 
 
 def test_a_node_resolves_nothing_in_a_servers_plain_keys():

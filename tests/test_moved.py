@@ -9,7 +9,6 @@ import warnings
 import pytest
 
 from fedgraph_flwr import moved
-from fedgraph_flwr.clients.fedprox import FedProxClient
 from fedgraph_flwr.clients.personal import PersonalClient
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.moved import HOOKS, MOVED, PACKAGE, successor
@@ -97,7 +96,7 @@ def test_an_override_by_an_old_name_is_refused_with_the_new_one(old, new):
     assert hasattr(PersonalClient, new)
     assert not hasattr(PersonalClient, old)
     with pytest.raises(TypeError, match=rf"\.Mine defines '{old}', which a method no longer may: define {new} instead"):
-        type("Mine", (FedProxClient,), {old: lambda self: None})
+        type("Mine", (PersonalClient,), {old: lambda self: None})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        type("Mine", (FedProxClient,), {new: lambda self: None})
+        type("Mine", (PersonalClient,), {new: lambda self: None})

@@ -21,7 +21,10 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from fedgraph_flwr import models
+from fedgraph_flwr.clients import parts
 from fedgraph_flwr.clients.description import describe
+from fedgraph_flwr.clients.part import ClientPart
+from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.clients.phases import ReplyContent, phase
 from fedgraph_flwr.clients.replies import plain_reply, reply
 from fedgraph_flwr.clients.saved_models import SavedModels
@@ -86,6 +89,11 @@ class GraphClient(Side, NumPyClient):
             member: the client's part in secure sums (``privacy.secagg``).
             saved_models: the models saved for prediction after the run.
             memory: the method's state between messages, a nested dict of tensors; private and checkpointed.
+            combined: what changes local training, by the configuration.
+            active: the parts that act on the current steps; () outside local training.
+            term_state: what the terms of the active parts read, by part.
+            round_state: what parts keep within a round, by part.
+            hidden: hidden features [N, H] of the last pass, if a part reads them.
             class_weights: weights of ``train.loss=weighted``, [C], else None. Each class gets the same total weight, over this
                 client's training nodes or, with weights from the server, over those of all clients.
             steps: optimiser steps of the last local training.
@@ -126,6 +134,11 @@ class GraphClient(Side, NumPyClient):
         self.server_round = self.exchange = self.steps = 0
         self.stage = ""
         self.memory: Tree = {}
+        self.combined = Parts(cfg.strategy)
+        self.active: tuple[ClientPart, ...] = ()
+        self.term_state: Tree = {}
+        self.round_state: dict[str, Any] = {}
+        self.hidden: Tensor | None = None
         self.saved_models = SavedModels(cfg.evaluation)
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
@@ -178,7 +191,10 @@ class GraphClient(Side, NumPyClient):
 
     def logits(self, inputs: Any) -> Tensor:
         """Return logits [N, C] of the model in its current mode, for the objective and every prediction."""
-        return self.model(inputs)
+        if not self.combined.keeps_hidden:
+            return self.model(inputs)
+        self.hidden = self.model.encode(inputs)
+        return self.model.classify(self.hidden, inputs)
 
     def task_loss(self, logits: Tensor) -> Tensor:
         """Return ``train.loss`` on the nodes of `batch`: logits [N, C] → a scalar."""
@@ -186,19 +202,23 @@ class GraphClient(Side, NumPyClient):
         return task_loss(chosen, self.batch.y, self.cfg.train, self.class_weights)
 
     def loss(self) -> Tensor:
-        """Return the local objective on `batch`."""
+        """Return the method's own objective F_i on `batch`."""
         return self.task_loss(self.logits(self.batch.inputs))
+
+    def total_loss(self) -> Tensor:
+        """Return `loss` with the terms of the parts that train."""
+        return parts.total_loss(self)
 
     @seam
     def gradient(self, optimizer: Optimizer) -> Tensor:
-        """Leave the gradient of `loss` in the parameters, and return the loss."""
+        """Leave the gradient of `total_loss` in the parameters, and return the objective."""
         optimizer.zero_grad()
         if written_out := self._written_out():
             loss, grads = written_out
             for name, grad in grads.items():
                 self.tensors[name].grad = grad
             return loss
-        loss = self.loss()
+        loss = self.total_loss()
         loss.backward()
         return loss
 
@@ -214,8 +234,8 @@ class GraphClient(Side, NumPyClient):
 
     @seam
     def grads(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """Return `loss` and its gradients with respect to the named tensors; None for a tensor that it does not depend on."""
-        loss = self.loss()
+        """Return `total_loss` and its gradients with respect to the named tensors; None where it does not depend on one."""
+        loss = self.total_loss()
         found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
         return loss, dict(zip(tensors, found, strict=True))
 
@@ -233,7 +253,11 @@ class GraphClient(Side, NumPyClient):
         yield from [Batch(self.inputs, self.train_nodes, self.batch.y)] * self.local_steps
 
     def train(self) -> float:
-        """Train locally with one step per batch of `batches`, and return the last loss."""
+        """Train locally with the chosen parts, and return the last loss."""
+        return self.combined.train(self)
+
+    def train_plainly(self) -> float:
+        """Take one step per batch of `batches` with the active parts, and return the last loss."""
         return float(self.descend(self.begin_training()).detach())
 
     @seam
@@ -244,7 +268,7 @@ class GraphClient(Side, NumPyClient):
         for batch in self.batches():
             self.batch = batch
             self.check_step(batch.y.numel())
-            loss = self.gradient(optimizer)
+            loss = parts.gradient(self, optimizer)
             self.update(optimizer)
             self.steps += 1
         self.batch = whole
@@ -303,7 +327,8 @@ class GraphClient(Side, NumPyClient):
     def writes_out(self) -> bool:
         """Whether the objective is the task's loss, trains all tensors, and has closed-form gradients."""
         trained = not self._ties_weights and all(tensor.requires_grad for tensor in self.tensors.values())
-        return self.inherits(OBJECTIVE) and self.cfg.train.loss != "focal" and trained
+        plain = self.inherits(OBJECTIVE) and not any(part.adds for part in self.active)
+        return plain and self.cfg.train.loss != "focal" and trained
 
     def inherits(self, names: Iterable[str]) -> bool:
         """Return whether this client's methods of these names are those of `GraphClient`."""

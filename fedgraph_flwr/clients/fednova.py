@@ -7,21 +7,11 @@ no such optimiser). Momentum beside the proximal term is refused: the authors' p
 K_i and ‖a_i‖₁ follow from the configuration. Leaves the client: what FedAvg sends.
 """
 
-from typing import ClassVar
-
-from fedgraph_flwr.clients.fedprox import FedProxClient
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.methods import fednova
-from fedgraph_flwr.methods.fednova import Params
 
 
-class FedNovaClient(FedProxClient):
-    """FedProx's client (μ = 0: FedAvg's), by its own keys."""
+class FedNovaClient(GraphClient):
+    """FedAvg's client, by the uplink of FedNova."""
 
-    Params: ClassVar[type] = Params
     uplink = staticmethod(fednova.uplink)
-
-    @classmethod
-    def startup_note(cls, cfg: RunConfig) -> str:
-        """The server's side says it."""
-        return ""

@@ -1,4 +1,4 @@
-"""MOON client: model-contrastive federated learning (Li, He & Song, CVPR 2021, arXiv:2103.16257).
+"""MOON at the client: model-contrastive federated learning (Li, He & Song, CVPR 2021, arXiv:2103.16257).
 
     ℓ_con = −log [ e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ}) ]                 Eq. (3)
     ℓ = ℓ_sup + μ ℓ_con                                                                                   Eq. (4)
@@ -10,28 +10,18 @@ without dropout, and a client that has not trained yet has the model received fo
 FedAvg. Leaves the client: what FedAvg sends. Never leaves it: z.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import RunConfig, number
-from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.clients.part import ClientPart, Trainee
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 
 PREVIOUS = "previous"
-
-
-@dataclass
-class Params:
-    """Keys of MOON."""
-
-    mu: float = 1.0  # μ, of the paper's grid 0.1, 1, 5, 10; 0 is FedAvg
-    temperature: float = number(0.5, without_low=True)  # τ of Section 4.1
 
 
 def contrast(z: Tensor, to: Tensor, away: Tensor, temperature: float) -> Tensor:
@@ -40,52 +30,47 @@ def contrast(z: Tensor, to: Tensor, away: Tensor, temperature: float) -> Tensor:
     return -F.log_softmax(sims / temperature, dim=1)[:, 0].mean()
 
 
-class MoonClient(GraphClient):
-    """Trains towards the features of the model received, and away from those of its own last one.
+class Moon(ClientPart):
+    """The contrastive term of the local objective; keeps z_prev in `memory`."""
 
-    Attributes:
-        hidden: features of the pass at hand, [N, H].
-        received: z_glob.
-    """
+    adds: ClassVar[bool] = True
+    reads_hidden: ClassVar[bool] = True
+    stacks: ClassVar[bool] = False
 
-    Params: ClassVar[type] = Params
+    @property
+    def idle(self) -> bool:
+        """Whether μ is 0."""
+        return not self.keys.mu
 
-    @classmethod
-    def check(cls, cfg: RunConfig, model: Model) -> None:
-        """A network of one layer has no hidden features that training could move."""
-        if method_params(cls, cfg).mu and cfg.model.layers < 2:
+    def check(self, cfg: RunConfig, model: Model) -> None:
+        """Refuse a model of one layer, which has no hidden features that training could move."""
+        if cfg.model.layers < 2:
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} contrasts hidden features, so model.layers must be >= 2, got {cfg.model.layers}"
             )
 
-    def logits(self, inputs: Any) -> Tensor:
-        """The network's two halves, with what lies between them kept."""
-        self.hidden = self.model.encode(inputs)
-        return self.model.classify(self.hidden, inputs)
+    def begin(self, client: Trainee) -> None:
+        """Compute z_glob."""
+        client.round_state["moon"] = features(client)
 
-    def loss(self) -> Tensor:
-        """Eq. (4)."""
-        loss = super().loss()
-        if not self.params.mu:
-            return loss
-        z, previous = self.of_batch(self.hidden), self.memory.get(PREVIOUS, self.received)
-        return loss + self.params.mu * contrast(z, self.received, previous, self.params.temperature)
+    def term(self, client: Trainee) -> Tensor:
+        """The second term of Eq. (4)."""
+        assert client.hidden is not None
+        z, received = of_batch(client, client.hidden), client.round_state["moon"]
+        return self.keys.mu * contrast(z, received, client.memory.get(PREVIOUS, received), self.keys.temperature)
 
-    def train(self) -> float:
-        """Find z_glob, train, and keep the z_prev of the next round."""
-        if not self.params.mu:
-            return super().train()
-        self.received = self.features()
-        loss = super().train()
-        self.memory[PREVIOUS] = self.features()
-        return loss
+    def end(self, client: Trainee) -> None:
+        """Keep the z_prev of the next round."""
+        client.memory[PREVIOUS] = features(client)
 
-    def features(self) -> Tensor:
-        """Z of the model as it is, [V, H]."""
-        self.model.eval()
-        with torch.no_grad():
-            return self.of_batch(self.model.encode(self.batch.inputs))
 
-    def of_batch(self, rows: Tensor) -> Tensor:
-        """Those of the training nodes, [V, H]."""
-        return rows if self.batch.nodes is None else rows[self.batch.nodes]
+def features(client: Trainee) -> Tensor:
+    """Z of the model as it is, without dropout, [V, H]."""
+    client.model.eval()
+    with torch.no_grad():
+        return of_batch(client, client.model.encode(client.batch.inputs))
+
+
+def of_batch(client: Trainee, rows: Tensor) -> Tensor:
+    """Those of the training nodes, [V, H]."""
+    return rows if client.batch.nodes is None else rows[client.batch.nodes]

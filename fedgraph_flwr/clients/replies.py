@@ -38,6 +38,7 @@ class Respondent(Protocol):
     class_weights: Tensor | None
     keyring: Keyring
     member: Member
+    combined: Any
     server_round: int
     exchange: int
 
@@ -111,6 +112,7 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
         return {}, {**client.describe(), SPEAKS: PROTOCOL}
     if name in (TRAIN, EVALUATE):
         parameters = _parameters(client, groups) if MODEL in groups else []
+        client.combined.receive(client, groups)
         client.receive(groups)
         if name == EVALUATE:
             return {}, client.evaluate(parameters, config)[2]
@@ -136,6 +138,7 @@ def _trained(client: Respondent, parameters: list[np.ndarray], config: dict[str,
     """Return the reply to ``train``: shared parameters, the method's groups, scores, losses and the method's numbers."""
     trained, num_train, scores = client.fit(parameters, config)
     sent, numbers = client.send()
+    sent = {**sent, **client.combined.send(client)}
     if MODEL in client.declared[TRAIN] and not config.get("keep_model"):
         sent = {MODEL: dict(zip(client.shared, trained, strict=True)), **sent}
     if client.cfg.privacy.dp == "none":

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedgraph_flwr.config import config_file
 from fedgraph_flwr.config.config_file import CHOICES, ConfigFile, choices, flat, laid_over, load
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
-from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, modernise
+from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, modernise
 from fedgraph_flwr.config.plugins import packages
 from fedgraph_flwr.config.schema import AttackConfig, RunConfig, StrategyConfig, expected, is_own
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -578,7 +578,7 @@ def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str])
     written_down = {key for key in doubtful if f"strategy.{key}" in places}
     if written_down:
         for key in sorted(written_down - (accepted := own_keys(cfg))):
-            shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"}
+            shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"} | key_names(vars(cfg.strategy))
             raise unknown(f"strategy {cfg.strategy.name}: key", key, accepted | shared, places[f"strategy.{key}"])
 
 

@@ -128,6 +128,10 @@ def check(section: Any, group: str) -> None:
         value, key = getattr(section, f.name), f"{group}.{f.name}" if group else f.name
         if "choices" in f.metadata and not (f.metadata["own"] and is_own(value)):
             one_of(str(value), f.metadata["choices"] + (("module:name",) if f.metadata["own"] else ()), key)
+        for item in value if "listed" in f.metadata else ():
+            one_of(item, f.metadata["listed"], key)
+            if value.count(item) > 1:
+                raise FedGraphError(f"{key} must list different words, got {value}")
         for item in value if isinstance(value, list | tuple) else [value]:
             if isinstance(item, int | float) and not isinstance(item, bool):
                 f.metadata.get("range", Range()).check(item, key)
@@ -461,6 +465,11 @@ class StrategyConfig(Section, group="strategy"):
     min_clients: int = number(1, low=1)  # fewer valid replies than this fail the round
     on_failure: str = choice("continue", ("continue", "fail"))  # without a client that failed, or not at all
     timeout: float = number(3600.0, without_low=True)  # seconds to wait for an exchange
+    # terms that clients add to the loss, and sam, the gradient that they take of the sum: [prox], [moon], [prox, sam] and so on
+    objective: list[str] = field(default_factory=list, metadata={"listed": ("prox", "moon", "sam")})
+    prox: ProxKeys = field(default_factory=ProxKeys)
+    moon: MoonKeys = field(default_factory=MoonKeys)
+    sam: SamKeys = field(default_factory=SamKeys)
     # what the server makes of the mean of the clients' models
     server_optimizer: str = choice("average", ("average", "momentum", "adam", "yogi", "adagrad"))
     momentum: MomentumKeys = field(default_factory=MomentumKeys)
@@ -764,6 +773,8 @@ def accepted(f: "Field[Any]", hint: Any) -> str:
     """The values or the range that a field accepts, for people; empty: any of its kind."""
     if "choices" in f.metadata:
         return " | ".join([*f.metadata["choices"], *(["module:name"] if f.metadata["own"] else [])])
+    if "listed" in f.metadata:
+        return "a list of " + ", ".join(f.metadata["listed"])
     if hint not in (int, float, int | None, float | None, list[int], list[float]):
         return ""
     told = f.metadata.get("range", Range())

@@ -19,6 +19,7 @@ from greenlet import getcurrent, greenlet
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import OBJECTIVE, GraphClient
+from fedgraph_flwr.clients.parts import Parts, steps_plainly
 from fedgraph_flwr.clients.seam import handled_by
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, located
@@ -35,7 +36,7 @@ Result = TypeVar("Result")
 SLACK = 1.25
 """How many times as many nodes as the smallest graph the largest of a computation may have: the rest is padding."""
 
-_SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage")
+_SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage", "combined", "active")
 
 
 def declared(kind: type) -> tuple[str, ...] | None:
@@ -55,6 +56,8 @@ def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
         return f"strategy={cfg.strategy.name}"
     if not model.stacks:
         return f"model={cfg.model.name}" + (" with model.norm=batch" if getattr(model, "norm", "") == "batch" else "")
+    if alone := [part.name for part in Parts(cfg.strategy).all if not part.stacks]:
+        return f"the part '{alone[0]}'"
     if model.ties_weights:
         return f"model={cfg.model.name}, two of whose parameters are one"
     return f"train.loss={cfg.train.loss}" if cfg.train.loss == "focal" else ""
@@ -85,7 +88,7 @@ def descends_plainly(client: GraphClient) -> bool:
     """Whether local training is one step after the other along the objective's gradient on all training nodes."""
     steps = ("begin_training", "descend", "gradient", "update", "batches", "parameters")
     whole = client.batch.inputs is client.inputs and client.batch.nodes is client.train_nodes
-    return whole and client.inherits(steps)
+    return whole and client.inherits(steps) and steps_plainly(client)
 
 
 # --- replies on their way -------------------------------------------------------------------------------------------------
@@ -358,6 +361,7 @@ class Gradient(Joint):
             kinds(client.batch.inputs),
             client.model.training,
             client.batch.nodes is None,
+            tuple(type(part) for part in client.active),
             tuple(trees),
         )
 
@@ -416,7 +420,7 @@ def _each(stacked: Iterable[Tensor | None], count: int) -> list[Sequence[Tensor 
 
 
 def _read(client: GraphClient) -> tuple[str, ...]:
-    return ("class_weights", *(declared(type(client)) or ()))
+    return ("class_weights", "term_state", *(declared(type(client)) or ()))
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -551,7 +555,7 @@ class Stack:
         for name in names:
             values[name].requires_grad_()
         with torch.enable_grad():
-            losses = self.run(values, lambda one: one.loss())
+            losses = self.run(values, lambda one: one.total_loss())
         found = torch.autograd.grad(losses.sum(), [values[name] for name in names], allow_unused=True)
         return losses.detach(), dict(zip(names, found, strict=True))
 

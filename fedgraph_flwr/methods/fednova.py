@@ -1,6 +1,5 @@
-"""FedNova: its keys, and the effective number of steps of a client's training."""
+"""FedNova: the effective number of steps of a client's training."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig, TrainConfig
@@ -9,33 +8,32 @@ from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Uplink
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 
-@dataclass
-class Params:
-    """Keys of FedNova."""
+def proximal(cfg: RunConfig) -> float:
+    """μ of the proximal variant; 0: clients have no proximal term."""
+    return cfg.strategy.prox.mu if "prox" in cfg.strategy.objective else 0.0
 
-    mu: float = 0.0  # μ of the proximal variant; 0: none, as in most of the paper's runs
 
-    def check(self, cfg: RunConfig) -> None:
-        """Refuse a configuration for whose steps a_i is not known.
+def check(cfg: RunConfig) -> None:
+    """Refuse local steps whose a_i is not known.
 
-        Raises:
-            FedGraphError: names the keys.
-        """
-        train = cfg.train
-        if self.mu and not train.plain_sgd:
-            raise FedGraphError(
-                f"strategy.mu={self.mu:g} of FedNova needs train.optimizer=sgd and train.momentum=0, got"
-                f" train.optimizer={train.optimizer} and train.momentum={train.momentum:g}: set them or strategy.mu=0"
-            )
-        if not self.mu * train.lr < 1:
-            raise FedGraphError(
-                f"strategy.mu times train.lr must be below 1, got {self.mu * train.lr:g}: lower one of them"
-            )
-        if train.optimizer == "sgd" and train.momentum and train.keeps_optimizer:
-            raise FedGraphError(
-                "FedNova restarts the momentum each round: set train.optimizer_state=reset, got keep with"
-                f" train.momentum={train.momentum:g}"
-            )
+    Raises:
+        FedGraphError: with the keys to change.
+    """
+    train, mu = cfg.train, proximal(cfg)
+    if mu and not train.plain_sgd:
+        raise FedGraphError(
+            f"strategy.prox.mu={mu:g} of FedNova needs train.optimizer=sgd and train.momentum=0, got"
+            f" train.optimizer={train.optimizer} and train.momentum={train.momentum:g}: set them or strategy.prox.mu=0"
+        )
+    if not mu * train.lr < 1:
+        raise FedGraphError(
+            f"strategy.prox.mu times train.lr must be below 1, got {mu * train.lr:g}: lower one of them"
+        )
+    if train.optimizer == "sgd" and train.momentum and train.keeps_optimizer:
+        raise FedGraphError(
+            "FedNova restarts the momentum each round: set train.optimizer_state=reset, got keep with"
+            f" train.momentum={train.momentum:g}"
+        )
 
 
 def work(steps: int, train: TrainConfig, mu: float) -> float:
@@ -52,7 +50,7 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the model, weighted by p_i/‖a_i‖₁, where K_i and so a_i follow from the configuration."""
 
     def worth(client: int) -> float:
-        length = work(cfg.train.steps_of(client), cfg.train, params.mu)
+        length = work(cfg.train.steps_of(client), cfg.train, proximal(cfg))
         return 1 / length if length else 0.0
 
     return {TRAIN: {MODEL: Mean(ARRAYS, origin=ARRAYS, scale=worth, trained=True)}}

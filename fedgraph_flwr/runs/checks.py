@@ -8,8 +8,10 @@ import psutil
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys
+from fedgraph_flwr.config.parts import key_names
 from fedgraph_flwr.config.schema import AUTO, RunConfig, StrategyConfig
 from fedgraph_flwr.engine.stacking import refusal
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -39,12 +41,12 @@ def check_method(cfg: RunConfig) -> None:
             raise unknown(
                 f"strategy {cfg.strategy.name}: key",
                 key,
-                accepted | {f.name for f in dataclasses.fields(StrategyConfig)},
+                accepted | {f.name for f in dataclasses.fields(StrategyConfig)} | key_names(vars(cfg.strategy)),
             )
     for side in sides:
         method_params(side, cfg)
     uplink = _uplink(cfg, *sides)
-    check_parts(cfg, sides[0], uplink)
+    check_parts(cfg, sides[0], sides[1], uplink)
     protections.check(cfg, uplink)
     model_group = uplink[TRAIN].get(MODEL)
     adversaries.check(cfg, model_group is not None and not isinstance(model_group, Sum))
@@ -52,7 +54,7 @@ def check_method(cfg: RunConfig) -> None:
         _check_secagg(cfg)
     model = models.probe(cfg.model)
     _check_released_buffers(cfg, model)
-    for side in sides:
+    for side in (*sides, Parts(cfg.strategy)):
         side.check(cfg, model)
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # one may be of a part that is off
         models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
@@ -116,7 +118,8 @@ def _check_secagg(cfg: RunConfig) -> None:
 def startup_notes(cfg: RunConfig) -> list[str]:
     """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
-    told = [remark for side in sides if (remark := side.startup_note(cfg))]
+    told = [note for side in sides if (note := side.startup_note(cfg))]
+    told += [note for part in Parts(cfg.strategy).all if (note := part.note(cfg))]
     if cfg.privacy.reveal:
         told.append(
             f"privacy.secagg=true masks what is averaged; by privacy.reveal the server still sees each client's"

@@ -1,5 +1,8 @@
 """Checks of the parts that a configuration combines, against each other and against both classes of the method."""
 
+import inspect
+
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
@@ -7,12 +10,13 @@ from fedgraph_flwr.methods.uplink import LateMean, Mean, Uplink
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 
-def check_parts(cfg: RunConfig, server: type, uplink: Uplink) -> None:
+def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink: Uplink) -> None:
     """Refuse parts that the method or another part does not allow, and keys of parts that are not chosen.
 
     Args:
         cfg: the run's configuration.
         server: class of the method's server.
+        client: class of its clients.
         uplink: what leaves a client.
 
     Raises:
@@ -20,6 +24,8 @@ def check_parts(cfg: RunConfig, server: type, uplink: Uplink) -> None:
     """
     rules = cfg.strategy
     _check_unused(rules)
+    for name in rules.objective:
+        _check_objective(rules, name, client)
     if rules.server_optimizer != "average":
         _need_mean(rules, f"strategy.server_optimizer={rules.server_optimizer}", server, uplink)
 
@@ -33,6 +39,31 @@ def _check_unused(rules: StrategyConfig) -> None:
                     f"strategy.{part}.{key}={value} does nothing: strategy={rules.name} does not use '{part}'; it uses"
                     f" {', '.join(chosen(vars(rules))) or 'no part with keys'}"
                 )
+
+
+def _check_objective(rules: StrategyConfig, name: str, client: type[GraphClient]) -> None:
+    """Refuse a part of the objective where the method's client does not train by it."""
+    what = f"strategy.objective={name}"
+    if name == "prox" and not rules.shared:
+        raise FedGraphError(
+            f"{what} holds clients at the shared parameters, and strategy={rules.name} has none (strategy.shared=[])"
+        )
+    reached = {"train", "descend", "gradient"}
+    own = {"prox": set(), "moon": {"logits", "loss"}, "sam": {"parameters"}}[name]
+    ignored = [hook for hook in sorted(reached) if not _calls_base(client, hook)]
+    ignored += [hook for hook in sorted(own) if getattr(client, hook) is not getattr(GraphClient, hook)]
+    if ignored:
+        raise FedGraphError(
+            f"{what} does not go with strategy={rules.name}: its client, {client.__name__}, has its own `{ignored[0]}`;"
+            f" expected a client with that of {GraphClient.__name__}, such as strategy=fedavg"
+        )
+
+
+def _calls_base(client: type[GraphClient], hook: str) -> bool:
+    """Whether a client's method of this name is the base's, or calls it."""
+    above = client.__mro__[: client.__mro__.index(GraphClient)]
+    own = [inspect.unwrap(vars(kind)[hook]) for kind in above if hook in vars(kind)]
+    return all("super" in function.__code__.co_names for function in own)
 
 
 def _need_mean(rules: StrategyConfig, part: str, server: type, uplink: Uplink) -> None:

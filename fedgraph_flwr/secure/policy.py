@@ -38,6 +38,7 @@ from torch import nn
 from fedgraph_flwr.config import RunConfig, StrategyConfig, at_least, group_names, plugins, typed
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import named_code
+from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
 from fedgraph_flwr.moved import KEYS, POLICY_KEYS, rename_config, rename_keys
 from fedgraph_flwr.wire.messages import DESCRIBE
@@ -103,8 +104,14 @@ class Policy:
         """
         name, client = cfg.strategy.name, cfg.strategy.client
         if self.strategies and client not in self.strategies:
-            ours = name in group_names("strategy") and group_file("strategy", name).get("client") == client
-            if not (ours and name in self.strategies):
+            ours = group_file("strategy", name) if name in group_names("strategy") else {}
+            fields = ("client", *(key for key in CHOICES if key != "server_optimizer"))
+            usual = vars(StrategyConfig()) | dict(ours.items())
+            if (
+                not ours
+                or any(usual[key] != getattr(cfg.strategy, key) for key in fields)
+                or name not in self.strategies
+            ):
                 raise _refused(f"strategy={name} (client {client})", f"strategies {', '.join(self.strategies)}")
         if self.networks and cfg.model.name not in self.networks:
             raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
@@ -268,7 +275,8 @@ def _value(client: Any, key: str) -> Any:
     if found is None:
         found = (getattr(node, "params", None) or {}).get(name)
     if found is None and groups == ["strategy"]:
-        found = getattr(client.params, name, None)
+        sections = [client.params, *(getattr(node, part) for part in chosen(vars(node)))]
+        found = next((getattr(section, name) for section in sections if hasattr(section, name)), None)
     if found is None:
         raise FedGraphError(f"required_config of this node's policy has {key}, which this run does not define")
     return found

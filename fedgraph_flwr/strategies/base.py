@@ -77,7 +77,7 @@ class GraphStrategy(Side, FlowerFedAvg):
     Attributes:
         uplink_of: the uplink of this run, with the framework's own phases.
         params: values of the method's keys.
-        parts: configured parts that change the result of `step`.
+        combined: configured parts that change the result of `step`.
         clients: the clients' nodes and descriptions, by client index.
         cohort: the clients of this round, ascending; the same in all its phases.
         failed: clients that failed in this round, with the reason.
@@ -111,7 +111,7 @@ class GraphStrategy(Side, FlowerFedAvg):
         self.cfg = cfg
         self.params = method_params(type(self), cfg)
         self.uplink_of = declared(type(self), cfg)
-        self.parts = server_parts(cfg.strategy)
+        self.combined = server_parts(cfg.strategy)
         self.recorder = recorder
         self.clients: dict[int, ClientInfo] = {}
         self.cohort: list[int] = []
@@ -189,7 +189,7 @@ class GraphStrategy(Side, FlowerFedAvg):
     def advance(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Return the next shared parameters: those of `step`, changed by the configured parts."""
         after = self.step(arrays, reduced)
-        for part in self.parts:
+        for part in self.combined:
             after = part.step(self, arrays, after, reduced)
         return after
 

@@ -17,12 +17,9 @@ without steps counts in τ_eff alone. The authors' momentum on the server is not
 follow from the configuration. Leaves the client: what FedAvg sends.
 """
 
-from typing import ClassVar
-
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.methods import fednova
-from fedgraph_flwr.methods.fednova import Params, work
+from fedgraph_flwr.methods.fednova import work
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -32,18 +29,17 @@ from fedgraph_flwr.wire.messages import MODEL, Arrays
 class FedNova(GraphStrategy):
     """Weighs clients by what a step of theirs is worth."""
 
-    Params: ClassVar[type] = Params
     uplink = staticmethod(fednova.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """‖a_i‖₁ must be known."""
-        method_params(cls, cfg).check(cfg)
+        fednova.check(cfg)
 
     @classmethod
     def startup_note(cls, cfg: RunConfig) -> str:
         """Equal steps of all clients are FedAvg's."""
-        if method_params(cls, cfg).mu or len({cfg.train.steps_of(client) for client in range(cfg.num_clients)}) > 1:
+        if fednova.proximal(cfg) or len({cfg.train.steps_of(client) for client in range(cfg.num_clients)}) > 1:
             return ""
         return (
             f"strategy={cfg.strategy.name} with as many local steps for every client is FedAvg; "
@@ -52,7 +48,7 @@ class FedNova(GraphStrategy):
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Eq. (1')."""
-        mean, train, mu = reduced[MODEL], self.cfg.train, self.params.mu
+        mean, train, mu = reduced[MODEL], self.cfg.train, fednova.proximal(self.cfg)
         weights = self.weights(reduced.clients)
         if not self.privacy:  # a client without training nodes takes no step
             trains = self.counts("num_train", reduced.clients)

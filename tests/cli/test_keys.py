@@ -58,7 +58,10 @@ def test_the_command_prints_groups_names_and_all(capsys):
         in capsys.readouterr().out
     )
     assert main(["keys", "strategy=fedprox"]) == 0
-    assert "strategy.mu = 0.01  (a number, 0 <= value)\n      (ours) middle of the grid" in capsys.readouterr().out
+    assert (
+        "strategy.prox.mu = 0.01  (a number, 0 <= value)\n      (ours) μ, the middle of the grid"
+        in capsys.readouterr().out
+    )
     assert main(["keys", "strategy=fedomd"]) == 0
     shown = capsys.readouterr().out
     assert "strategy.weighting = nodes  (train | nodes | uniform)" in shown

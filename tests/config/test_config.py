@@ -78,7 +78,7 @@ def test_a_resolved_configuration_repeats_itself(tmp_path):
     assert compose([], path) == cfg
     assert compose([], to_json(cfg)) == cfg
     assert compose(["seed=5"], path).seed == 5
-    assert from_run_config({"overrides": "strategy=fedprox strategy.mu=0.5", "config": ""}).strategy.params["mu"] == 0.5
+    assert from_run_config({"overrides": "strategy=fedprox strategy.mu=0.5", "config": ""}).strategy.prox.mu == 0.5
 
 
 def test_switching_the_strategy_of_a_resolved_configuration_drops_the_old_keys(tmp_path):
@@ -159,8 +159,8 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
 
 
 WRONG_KEYS = {
-    "strategy=fedprox strategy.mu=high": "strategy.mu (strategy=fedprox) must be a number, got 'high'",
-    "strategy=fedprox strategy.mu=-1": "strategy.mu must be >= 0, got -1",
+    "strategy=fedprox strategy.mu=high": "strategy.prox.mu=high (override): expected a number",
+    "strategy=fedprox strategy.mu=-1": "strategy.prox.mu must be >= 0, got -1",
     "strategy=fedomd strategy.beta=inf": "strategy.beta must be >= 0 and finite, got inf",
     "strategy=fedomd strategy.beta=nan": "strategy.beta must be >= 0, got nan",
     "strategy=fedomd strategy.cmd=maybe": "strategy.cmd (strategy=fedomd) must be true or false, got 'maybe'",

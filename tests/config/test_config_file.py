@@ -48,10 +48,10 @@ def test_a_file_is_the_words_of_a_command_line(written, text):
 def test_words_go_over_the_file(written):
     path = written("strategy: {name: fedprox, mu: 1, fraction: 0.5}\ntrain: {lr: 0.5}")
     cfg = compose(["train.lr=0.1"], path)
-    assert (cfg.strategy.params["mu"], cfg.train.lr) == (1, 0.1)
+    assert (cfg.strategy.prox.mu, cfg.train.lr) == (1, 0.1)
     other = compose(["strategy=fedavg"], path)
     assert (other.strategy.name, other.strategy.params, other.strategy.fraction) == ("fedavg", {}, 0.5)
-    assert compose(["strategy=fedprox", "strategy.mu=2"], path).strategy.params["mu"] == 2
+    assert compose(["strategy=fedprox", "strategy.mu=2"], path).strategy.prox.mu == 2
 
 
 def test_the_choice_of_a_word_is_no_label():
@@ -86,7 +86,7 @@ def test_a_resolved_configuration_is_repeated_and_extended(written):
     assert compose([], mine) == compose(["seed=5"], run)
     assert compose(["seed=6"], mine).seed == 6
     other = compose([], written("extends: config.yaml\nstrategy: {name: fedprox, mu: 2}"))
-    assert (other.strategy.name, other.strategy.params, other.train.lr) == ("fedprox", {"mu": 2}, 0.3)
+    assert (other.strategy.name, other.strategy.prox.mu, other.train.lr) == ("fedprox", 2, 0.3)
 
 
 def test_flowers_number_of_clients_goes_below_the_file(written):
@@ -132,5 +132,5 @@ def test_run_takes_it(written, capsys):
     assert cli.main(["run", f"config={path}", "--dry-run", "seed=9"]) == 0
     told = capsys.readouterr().out
     assert "name: fedprox" in told
-    assert "clients.fedprox:" in told  # the method, not only its label
+    assert "objective:\n  - prox\n" in told  # the method, not only its label
     assert "mu: 0.25" in told

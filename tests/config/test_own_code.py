@@ -203,10 +203,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
     assert compose(["strategy.client=own_methods:Patient"]).strategy.name == "Patient"
     assert compose(["strategy=fedprox", "strategy.client=own_methods:Patient"]).strategy.name == "Patient"
     assert compose(["strategy=fedprox", "strategy.client=own_methods:Patient"]).strategy.params == {}, "it has no keys"
-    assert compose(["strategy=fedprox", "strategy.server=own_methods:HalfStep"]).strategy.params.keys() == {
-        "step",
-        "mu",
-    }
+    assert compose(["strategy=fedprox", "strategy.server=own_methods:HalfStep"]).strategy.params.keys() == {"step"}
     with pytest.raises(FedGraphError, match="strategy 'gentle' unknown"):
         compose(["strategy=gentle"])
 

@@ -8,7 +8,6 @@ import scipy.sparse as sp
 import torch
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.fedprox import FedProxClient
 from fedgraph_flwr.clients.gcfl import GCFLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine import stacking
@@ -26,14 +25,27 @@ WORDS = ["dtype=float64", "rounds=2", "checkpoint_every=0"]
 SIZES = (13, 12, 15, 14)
 
 
-class Undeclared(FedProxClient):
+class Anchored(GraphClient):
+    """Reads an attribute in its objective, and says so."""
+
+    stacks = ("anchor",)
+
+    def train(self):
+        self.anchor = {name: tensor.detach().clone() for name, tensor in self.shared.items()}
+        return super().train()
+
+    def loss(self):
+        return super().loss() + sum(((t - self.anchor[n]) ** 2).sum() for n, t in self.shared.items())
+
+
+class Undeclared(Anchored):
     """Overrides the objective and says nothing."""
 
     def loss(self):
         return 2 * super().loss()
 
 
-class Forgetful(FedProxClient):
+class Forgetful(Anchored):
     """Says less than its objective reads."""
 
     stacks = ()
@@ -145,13 +157,13 @@ def test_clients_of_unlike_size_are_computed_apart_and_no_more_than_asked_togeth
 
 def test_who_overrides_the_objective_says_so_anew():
     assert stacking.declared(GraphClient) == ()
-    assert stacking.declared(FedProxClient) == ("anchor",)
-    assert stacking.declared(type("Silent", (FedProxClient,), {})) == ("anchor",)
+    assert stacking.declared(Anchored) == ("anchor",)
+    assert stacking.declared(type("Silent", (Anchored,), {})) == ("anchor",)
     assert stacking.declared(Undeclared) is None
 
 
 def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):
-    words = ["strategy=fedprox", f"strategy.client={__name__}:Undeclared"]
+    words = [f"strategy.client={__name__}:Undeclared"]
     stacked, alone = run(*words, "stack=4"), run(*words)
     assert not sizes_of
     assert stacked.summary["stacked"] == 0
@@ -203,7 +215,7 @@ def test_a_stack_that_is_none_is_one_sentence(value):
 
 
 def test_an_objective_that_reads_more_than_its_class_says_is_one_sentence(run):
-    words = ["strategy=fedprox", f"strategy.client={__name__}:Forgetful", "stack=4"]
+    words = [f"strategy.client={__name__}:Forgetful", "stack=4"]
     with pytest.raises(
         RunFailed, match=r"`stacks` of a client's class must name all that its objective reads: .*anchor"
     ):

@@ -78,9 +78,12 @@ def test_one_client_ends_where_its_training_does(run):
     ("words", "told"),
     [
         (["strategy.mu=0.1", "train.optimizer=adam"], "needs train.optimizer=sgd"),
-        (["strategy.mu=0.1", "train.momentum=0.9"], "needs train.optimizer=sgd and train.momentum=0, got sgd and 0.9"),
-        (["strategy.mu=5"], "must be < 1, got 1.5"),
-        (["strategy.mu=-1"], "strategy.mu must be >= 0"),
+        (
+            ["strategy.mu=0.1", "train.momentum=0.9"],
+            "needs train.optimizer=sgd and train.momentum=0, got train.optimizer=sgd and train.momentum=0.9",
+        ),
+        (["strategy.mu=5"], "must be below 1, got 1.5"),
+        (["strategy.mu=-1"], "strategy.prox.mu must be >= 0"),
         (["train.momentum=0.9", "train.optimizer_state=keep"], "set train.optimizer_state=reset"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedgraph_flwr.clients.fedsam import FedSAMClient
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from tests.conftest import client_graph
 
@@ -20,7 +20,7 @@ WORDS = [
 
 def client_of(*overrides):
     cfg = compose(["num_clients=3", "model.hidden=8", "model.dropout=0", "dtype=float64", *WORDS, *overrides])
-    return FedSAMClient(cfg, client_graph(0))
+    return GraphClient(cfg, client_graph(0))
 
 
 def test_a_step_is_the_gradient_uphill():

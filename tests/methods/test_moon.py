@@ -87,8 +87,8 @@ def test_contrast_by_hand():
     ("word", "told"),
     [
         ("model.layers=1", "model.layers must be >= 2, got 1"),
-        ("strategy.temperature=0", "strategy.temperature must be > 0 and finite, got 0"),
-        ("strategy.mu=-1", "strategy.mu must be >= 0, got -1"),
+        ("strategy.temperature=0", "strategy.moon.temperature must be > 0 and finite, got 0"),
+        ("strategy.mu=-1", "strategy.moon.mu must be >= 0, got -1"),
     ],
 )
 def test_what_cannot_be_contrasted_is_refused(run, word, told):

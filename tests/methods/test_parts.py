@@ -1,5 +1,7 @@
 """Parts of methods combined with each other, against rounds computed by hand; parts at their limits; refusals."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,8 @@ from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
-from tests.methods.regression import LR, TRAIN, WORDS, gradient, mean_of, start, vector
+from tests.methods import test_moon as moon
+from tests.methods.regression import DECAY, LR, TRAIN, WORDS, data, gradient, mean_of, start, vector
 from tests.support import assert_same_arrays
 
 
@@ -69,6 +72,15 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
             "strategy.adam.tau=0.5 does nothing: strategy=fedavg does not use 'adam'; it uses no",
         ),
         (["strategy=fedavgm", "strategy.adam.tau=0.5"], "does not use 'adam'; it uses momentum"),
+        (
+            ["strategy=local", "strategy.objective=[prox]"],
+            "holds clients at the shared parameters, and strategy=local has",
+        ),
+        (["strategy=fedproto", "strategy.objective=[moon]"], "its client, FedProtoClient, has its own `loss`"),
+        (["strategy=fedgrad", "strategy.objective=[prox]"], "its client, FedGradClient, has its own `train`; expected"),
+        (["strategy.objective=[prox,prox]"], "strategy.objective must list different words"),
+        (["strategy.objective=[porx]"], "strategy.objective 'porx' unknown; did you mean 'prox'"),
+        (["strategy.objective=[moon]", "model.layers=1"], "model.layers must be >= 2, got 1"),
         (["strategy.server_optimizer=adm"], "strategy.server_optimizer 'adm' unknown; did you mean 'adam'"),
         (["strategy.tau=0.5"], "key 'tau' unknown"),
     ],
@@ -78,7 +90,87 @@ def test_impossible_combinations_are_refused_before_any_client_starts(words, mes
         check_method(compose(words))
 
 
+def test_the_proximal_term_under_sams_gradient(run):
+    """The gradient is ∇F_i + μ (y − x), taken at y + ρ g/‖g‖; weight decay is the optimiser's, at y."""
+    mu, rho = 0.6, 0.2
+    words = ["strategy.objective=[prox,sam]", f"strategy.prox.mu={mu}", f"strategy.sam.rho={rho}"]
+    finished = run(*WORDS, *words, "train.local_steps=3")
+
+    def ends(x, i):
+        y = x
+        for _ in range(3):
+            g = gradient(y, i, 0) + mu * (y - x)
+            up = y + rho * g / np.linalg.norm(g)
+            y = y - LR * (gradient(up, i, 0) + mu * (up - x) + DECAY * y)
+        return y
+
+    x = start(run)
+    for _ in range(4):
+        x = mean_of([ends(x, i) for i in range(3)], np.ones(3))
+    np.testing.assert_allclose(vector(finished.arrays), x, rtol=0, atol=1e-12)
+
+
+def test_the_proximal_and_the_contrastive_term_with_momentum_on_the_server(run):
+    """Every term by hand, on a model with a hidden layer; gradients by central differences."""
+    mu = 0.8
+    words = [f"strategy.moon.mu={moon.MU}", f"strategy.moon.temperature={moon.TAU}", f"strategy.prox.mu={mu}"]
+    words += ["model.layers=2", "model.hidden=4", "train.local_steps=2", "rounds=3", "strategy.objective=[moon,prox]"]
+    words += ["strategy.server_optimizer=momentum", *SERVERS["momentum"][1]]
+    finished = run(*WORDS, *words)
+    theta = run(*WORDS, *words, "rounds=1", "train.local_steps=0").arrays
+    velocity, previous = dict.fromkeys(theta, 0.0), [None] * 3
+    for _ in range(3):
+        ends = []
+        for i in range(3):
+            x, labels = data(i)
+            p, to = theta, moon.hidden(theta, x)
+            away = to if previous[i] is None else previous[i]
+            for _ in range(2):
+                moved = moon.step(p, x, labels, to, away)
+                p = {name: moved[name] - LR * mu * (p[name] - theta[name]) for name in p}
+            previous[i] = moon.hidden(p, x)
+            ends.append(p)
+        for name in theta:
+            velocity[name] = 0.6 * velocity[name] + sum(p[name] for p in ends) / 3 - theta[name]
+        theta = {name: theta[name] + 0.5 * velocity[name] for name in theta}
+    for name, array in theta.items():
+        np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-7, err_msg=name)
+
+
+LIMITS = {
+    "prox": ["strategy.objective=[prox]", "strategy.prox.mu=0"],
+    "moon": ["strategy.objective=[moon]", "strategy.moon.mu=0"],
+    "sam": ["strategy.objective=[sam]", "strategy.sam.rho=0"],
+}
+"""Parts whose keys make them do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        *((part, other) for part in LIMITS for other in ([], ["strategy=fedavgm"])),
+        *((part, ["strategy=fedomd", "model.layers=3"]) for part in ("prox", "sam")),
+    ],
+)
+def test_a_part_at_its_limit_is_the_run_without_it_bit_for_bit(run, part, other):
+    """With dropout and Adam."""
+    assert_same_arrays(run(*other, *LIMITS[part]).arrays, run(*other).arrays)
+
+
+def test_fedomd_with_a_proximal_term_is_held_the_nearer_the_larger_mu(run):
+    words = ["strategy=fedomd", "strategy.objective=[prox]", "rounds=1", "train.local_steps=10", "train.optimizer=sgd"]
+    first = run(*words, "train.local_steps=0").arrays
+    moved = []
+    for mu in (0, 1, 5):
+        arrays = run(*words, f"strategy.prox.mu={mu}").arrays
+        moved.append(sum(float(((arrays[n] - a) ** 2).sum()) for n, a in first.items()))
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
 OLDER = {
+    "fedprox": ["client=fedgraph_flwr.clients.fedprox:FedProxClient"],
+    "moon": ["client=clients.moon:MoonClient"],
+    "fedsam": ["client=fedgraph_flwr.clients.fedsam:FedSAMClient"],
     "fedavgm": ["server=fedgraph_flwr.strategies.fedavgm:FedAvgM"],
     "fedadam": ["server=strategies.fedopt:FedAdam"],
     "fedyogi": ["server=fedgraph_flwr.strategies.fedopt:FedYogi"],
@@ -116,7 +208,7 @@ def test_every_part_is_chosen_by_its_name_and_its_keys_have_meanings():
 
     keys = part_keys()
     assert [key.name for key in keys if not key.meaning] == []
-    named = {word for key in keys for word in key.accepted.split(" | ")}
+    named = {word for key in keys for word in re.findall(r"\w+", key.accepted)}
     assert KEYS.keys() <= named
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.fedprox import FedProxClient
+from fedgraph_flwr.clients.fedprox import Prox
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.models.gcn import GCN, SmoothInputs
 from fedgraph_flwr.models.layers import Linear
@@ -56,7 +56,7 @@ def both(member):
         reseed(7, member.device)
         optimizer.zero_grad()
         if by_autograd:
-            loss = member.loss()
+            loss = member.total_loss()
             loss.backward()
         else:
             loss = member.gradient(optimizer)
@@ -112,8 +112,10 @@ def test_nodes_that_a_batch_names_twice_count_twice():
 def changed(what):
     """A client of which one thing is not as the network's equations have it."""
     if what == "loss":
-        member = client("strategy=fedprox", kind=FedProxClient)
-        member.anchor = {name: torch.zeros_like(tensor) for name, tensor in member.shared.items()}
+        member = client("strategy=fedprox")
+        member.active = member.combined.all
+        assert isinstance(member.active[0], Prox)
+        member.term_state = {"prox": {name: torch.zeros_like(tensor) for name, tensor in member.shared.items()}}
         return member
     if what == "task_loss":
         return client(kind=Silent)

@@ -1,0 +1,96 @@
+"""The parts of a method at the client, as the configuration combines them.
+
+objective         F_i plus the terms of ``strategy.objective``, under SAM's gradient where it has `sam`
+variates          corrections of that gradient, by ``strategy.variates``
+personalization   a model of the client's own, by ``strategy.personalization``: it trains on F_i and its own term alone
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+from torch import Tensor
+
+from fedgraph_flwr.clients.fedprox import Prox
+from fedgraph_flwr.clients.fedsam import Sam
+from fedgraph_flwr.clients.moon import Moon
+from fedgraph_flwr.clients.part import ClientPart, Trainee, only
+from fedgraph_flwr.config import RunConfig, StrategyConfig
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.numerics.optim import Optimizer
+from fedgraph_flwr.wire.messages import Arrays
+
+KINDS: dict[str, type[ClientPart]] = {"prox": Prox, "moon": Moon, "sam": Sam}
+"""Class of each part, by its name."""
+
+
+class Parts:
+    """The parts that a configuration chooses, without those whose keys make them do nothing.
+
+    Attributes:
+        all: in the order in which they change a gradient.
+        personal: the one that has a model of the client's own; None: there is none.
+    """
+
+    def __init__(self, rules: StrategyConfig):
+        names = [*rules.objective]
+        made = [KINDS[name](name, rules) for name in names if name in KINDS]
+        self.all = tuple(part for part in made if not part.idle)
+        self.personal = next((part for part in self.all if False), None)
+        self.keeps_hidden = any(part.reads_hidden for part in self.all)
+        self.predicts_with = tuple(name for part in self.all for name in part.predicts_with)
+        self.tunes = any(part.tunes for part in self.all)
+
+    def check(self, cfg: RunConfig, model: Model) -> None:
+        """Refuse a configuration that one of them cannot serve.
+
+        Raises:
+            FedGraphError: with the reason.
+        """
+        for part in self.all:
+            part.check(cfg, model)
+
+    def receive(self, client: Trainee, groups: dict[str, Arrays]) -> None:
+        """Let each take its groups."""
+        for part in self.all:
+            part.receive(client, groups)
+
+    def train(self, client: Trainee) -> float:
+        """Local training with all of them; returns the last loss."""
+        for part in reversed(self.all):
+            part.begin(client)
+        with only(client, *self.all):
+            loss = client.train_plainly()
+        for part in self.all:
+            part.end(client)
+        client.term_state, client.hidden = {}, None
+        return loss
+
+    def send(self, client: Trainee) -> dict[str, Arrays]:
+        """Groups of all."""
+        return {name: group for part in self.all for name, group in part.send(client).items()}
+
+    def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
+        """Values by which the client is scored."""
+        return self.personal.parameters(client) if self.personal else {}
+
+
+def total_loss(client: Trainee) -> Tensor:
+    """F_i and the terms of the active parts."""
+    loss = client.loss()
+    for part in client.active:
+        if part.adds and (term := part.term(client)) is not None:
+            loss = loss + term
+    return loss
+
+
+def gradient(client: Trainee, optimizer: Optimizer) -> Tensor:
+    """Leave the gradient of one step in the parameters, as the active parts change it; returns the loss."""
+    step = client.gradient
+    for part in client.active:
+        step = partial(part.gradient, client, step)
+    return step(optimizer)
+
+
+def steps_plainly(client: Trainee) -> bool:
+    """Whether no active part changes the gradient of the objective."""
+    return all(type(part).gradient is ClientPart.gradient for part in client.active)
