@@ -142,7 +142,8 @@ class GraphClient(Side, NumPyClient):
         self.saved_models = SavedModels(cfg.evaluation)
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
-        noise = DistributedNoise(cfg.privacy) if cfg.privacy.dp == "distributed" else None
+        cohort = cfg.strategy.cohort_size(cfg.num_clients)
+        noise = DistributedNoise(cfg.privacy, cohort=cohort) if cfg.privacy.side == "distributed" else None
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits, noise)
         reseed(derive_seed(cfg.seed, "model"), self.device)
         self.model = self.build_model().to(self.device, self.dtype)

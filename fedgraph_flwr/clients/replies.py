@@ -20,12 +20,23 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
 from fedgraph_flwr.methods.uplink import Groups, sums
+from fedgraph_flwr.secure.adaptive import received_norms
 from fedgraph_flwr.secure.clipping import clipped_groups
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.protections import check_sent
 from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, SECAGG, UNMASK, Member
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, PROTOCOL, SPEAKS, TRAIN, Arrays, check_arrays
+from fedgraph_flwr.wire.messages import (
+    CLIPPING,
+    DESCRIBE,
+    EVALUATE,
+    MODEL,
+    PROTOCOL,
+    SPEAKS,
+    TRAIN,
+    Arrays,
+    check_arrays,
+)
 
 
 class Respondent(Protocol):
@@ -80,13 +91,19 @@ def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict
     secure, declared = client.cfg.privacy.secagg, client.declared
     if secure and name in (PUBLISH, DEAL, UNMASK):
         return secure_exchange(name, groups, client.member, client.keyring, client.server_round, client.exchange), {}
-    terms_of, received = (groups.pop(SECAGG, {}), digest(groups.get(MODEL, {}))) if secure else ({}, b"")
+    terms_of, received = (groups.pop(SECAGG, {}), _received(groups)) if secure else ({}, b"")
     sent, numbers = client.plain_reply(name, groups, config)
     check_sent(client.cfg, declared, name, sent, numbers, _framework_numbers(client, name))
     terms = sums(declared.get(name, {})) if secure else ()
     if terms:
         sent = masked_reply(sent, terms, terms_of, client.member, client.server_round, received)
     return sent, numbers
+
+
+def _received(groups: Mapping[str, Arrays]) -> bytes:
+    """Digest of what all clients of a secure sum must have received alike: the model, and adaptive clipping norms."""
+    norms = {f"{CLIPPING}/{group}": array for group, array in groups.get(CLIPPING, {}).items()}
+    return digest({**groups.get(MODEL, {}), **norms})
 
 
 def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -103,6 +120,7 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
     """
     if name == EVALUATE and client.cfg.privacy.scores == "none":
         raise FedGraphError(f"client {client.graph.client} sends no scores: the run has privacy.scores=none")
+    clipping = groups.pop(CLIPPING, {})
     if client.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
         take_class_weights(client, groups.pop(CLASS_WEIGHTS, {}))
     if name == DESCRIBE:
@@ -116,10 +134,10 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
         client.receive(groups)
         if name == EVALUATE:
             return {}, client.evaluate(parameters, config)[2]
-        return _trained(client, parameters, config)
+        return _trained(client, parameters, config, clipping)
     messages_of(type(client), name)
     sent, numbers = getattr(client, name)(groups, config)
-    return _bounded(client, name, sent, groups.get(MODEL, {})), numbers
+    return _bounded(client, name, sent, groups.get(MODEL, {}), clipping), numbers
 
 
 def take_class_weights(client: Respondent, group: Arrays) -> None:
@@ -134,7 +152,9 @@ def take_class_weights(client: Respondent, group: Arrays) -> None:
     client.class_weights = torch.from_numpy(group["w"]).to(client.device, client.dtype)
 
 
-def _trained(client: Respondent, parameters: list[np.ndarray], config: dict[str, Any]) -> ReplyContent:
+def _trained(
+    client: Respondent, parameters: list[np.ndarray], config: dict[str, Any], clipping: Arrays
+) -> ReplyContent:
     """Return the reply to ``train``: shared parameters, the method's groups, scores, losses and the method's numbers."""
     trained, num_train, scores = client.fit(parameters, config)
     sent, numbers = client.send()
@@ -144,7 +164,7 @@ def _trained(client: Respondent, parameters: list[np.ndarray], config: dict[str,
     if client.cfg.privacy.dp == "none":
         scores["num_train"] = num_train
     received = dict(zip(client.shared, parameters, strict=False))
-    return _bounded(client, TRAIN, sent, received), {**scores, **numbers}
+    return _bounded(client, TRAIN, sent, received, clipping), {**scores, **numbers}
 
 
 def _parameters(client: Respondent, groups: dict[str, Arrays]) -> list[np.ndarray]:
@@ -154,10 +174,16 @@ def _parameters(client: Respondent, groups: dict[str, Arrays]) -> list[np.ndarra
     return [model[key] for key in client.shared]
 
 
-def _bounded(client: Respondent, name: str, sent: dict[str, Arrays], received: Arrays) -> dict[str, Arrays]:
+def _bounded(
+    client: Respondent, name: str, sent: dict[str, Arrays], received: Arrays, clipping: Arrays
+) -> dict[str, Arrays]:
     """Return the groups of a reply, clipped if the run bounds each client's influence."""
-    clips = client.cfg.privacy.dp in ("client_fixed", "distributed")
-    return clipped_groups(sent, client.declared.get(name, {}), received, client.cfg.privacy) if clips else sent
+    rules, declared = client.cfg.privacy, client.declared.get(name, {})
+    if rules.side not in ("client", "distributed"):
+        return sent
+    summed = [group for group in sums(declared) if group in sent]
+    norms = received_norms(clipping, summed) if rules.adaptive else {group: rules.norm(group) for group in summed}
+    return clipped_groups(sent, declared, received, rules, norms)
 
 
 def _framework_numbers(client: Respondent, name: str) -> set[str]:

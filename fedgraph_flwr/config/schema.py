@@ -495,12 +495,30 @@ class PrivacyConfig(Section, group="privacy"):
     """Differential privacy of each client in the models that the server releases, and secure aggregation."""
 
     # server_fixed: the server clips updates; client_fixed: each client does; distributed: each client clips and adds its part of
-    # the noise before secure aggregation, so that the server sees no update without noise
-    dp: str = choice("none", ("none", "server_fixed", "client_fixed", "distributed"))
+    # the noise before secure aggregation, so that the server sees no update without noise; ..._adaptive: the same, with norms
+    # that follow clipping_quantile
+    dp: str = choice(
+        "none",
+        (
+            "none",
+            "server_fixed",
+            "client_fixed",
+            "distributed",
+            "server_adaptive",
+            "client_adaptive",
+            "distributed_adaptive",
+        ),
+    )
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
     clipping_norm: float = number(1.0, without_low=True)  # largest L2 norm of a client's update
     # largest norms of single groups that the method uploads, such as {variates: 0.1}; others: clipping_norm
     clipping_norms: dict[str, float] = field(default_factory=dict)
+    # of adaptive norms: share of clients whose updates should be within the norm; the norms above are those of the first round
+    clipping_quantile: float = number(0.5, high=1, without_low=True, without_high=True)
+    clipping_rate: float = number(0.2, high=10, without_low=True)  # step of the logarithm of adaptive norms
+    # standard deviation of the noise on the number of clients within a norm; 0: the larger of a twentieth of the round's clients
+    # and noise_multiplier (times the root of the number of groups)
+    clipping_count_noise: float = 0.0
     # at which ε is told; at most 1 / num_clients
     delta: float = number(1e-5, high=1, without_low=True, without_high=True)
     epsilon_budget: float = 0.0  # the run ends before a release that would cost more; 0: none
@@ -528,7 +546,7 @@ class PrivacyConfig(Section, group="privacy"):
                 f"privacy.noise_multiplier={self.noise_multiplier:g} protects nobody, its ε is beyond any number: expected 0 or"
                 f" at least {LEAST_NOISE:g}"
             )
-        if self.dp in ("server_fixed", "distributed") and not self.noise_multiplier:
+        if self.side in ("server", "distributed") and not self.noise_multiplier:
             raise FedGraphError(
                 f"privacy.dp={self.dp} with privacy.noise_multiplier=0 protects nobody: expected a multiplier > 0"
                 " (to bound updates alone: strategy.aggregator=norm_bound)"
@@ -545,13 +563,28 @@ class PrivacyConfig(Section, group="privacy"):
             raise FedGraphError(
                 "privacy.scores=noised without privacy.noise_multiplier adds no noise: set both, or neither"
             )
-        if self.secagg and self.dp not in ("none", "distributed"):
+        if self.secagg and self.side not in ("none", "distributed"):
             raise FedGraphError(
                 f"privacy.secagg=true hides from the server what privacy.dp={self.dp} clips or books: set one of the two, or"
                 " privacy.dp=distributed"
             )
-        if self.dp == "distributed":
+        if self.side == "distributed":
             self._check_distributed()
+        if self.clipping_count_noise and not (self.adaptive and self.noise_multiplier):
+            raise FedGraphError(
+                f"privacy.clipping_count_noise={self.clipping_count_noise:g} is noise on the counts of adaptive norms, which"
+                f" privacy.dp={self.dp} with privacy.noise_multiplier={self.noise_multiplier:g} does not release: set 0"
+            )
+
+    @property
+    def side(self) -> str:
+        """The side that clips: ``none``, ``server``, ``client``; ``distributed``: clients, which also add the noise."""
+        return self.dp.partition("_")[0]
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether norms follow a quantile of the clients' norms (`fedgraph_flwr.secure.adaptive`)."""
+        return self.dp.endswith("_adaptive")
 
     def _check_distributed(self) -> None:
         """Refuse noise at clients that nothing hides, or that would not be what the accountant assumes.

@@ -26,7 +26,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.labels import LABELS
-from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
+from fedgraph_flwr.wire.messages import CLIPPED, DESCRIBE, METRICS, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField
 
 Fields = Mapping[str, ArrayField | NumberField]
@@ -151,9 +151,19 @@ def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
     if cfg.train.class_weights == "federated":
         share = {"share": ArrayField(("C",), "float64", low=0, high=1)}
         found[LABELS] = Once({LABELS: Mean(share, weight="train")})
+    if cfg.privacy.adaptive and cfg.privacy.side != "server":
+        found = {phase: _with_bits(groups) for phase, groups in found.items()}
     found.setdefault(TRAIN, {})
     found.setdefault(DESCRIBE, {})
     return found
+
+
+def _with_bits(groups: Groups) -> Groups:
+    """Groups of a phase, with the bits of adaptive clipping norms if some are added up."""
+    if not (summed := sums(groups)):
+        return groups
+    bits = {group: ArrayField((1,), "float64", low=-0.5, high=0.5) for group in summed}
+    return type(groups)({**groups, CLIPPED: Sum(bits)})  # type: ignore[call-arg]
 
 
 def signature(uplink: Uplink) -> dict[tuple[str, str], tuple[Any, ...]]:

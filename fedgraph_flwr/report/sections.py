@@ -419,10 +419,11 @@ def protections(cfg: RunConfig) -> list[tuple[str, str]]:
     noised = f"at norm {privacy.clipping_norm:g}; noise of {privacy.noise_multiplier:g} times that is added"
     dp = {
         "none": "what a model tells of single clients is not bounded",
-        "server_fixed": f"the server clips updates {noised}",
-        "client_fixed": f"clients clip updates {noised} by the server",
+        "server": f"the server clips updates {noised}",
+        "client": f"clients clip updates {noised} by the server",
         "distributed": f"clients clip updates {noised} in parts by the clients, before secure sums",
     }
+    moving = f"; norms follow the {percent(privacy.clipping_quantile, 0)} quantile of the clients' norms"
     scores = {
         "exact": "the server learns each client's scores and losses",
         "none": "scores and losses stay at the clients",
@@ -436,7 +437,7 @@ def protections(cfg: RunConfig) -> list[tuple[str, str]]:
     robust = rules.aggregator != "mean" or rules.max_share < 1
     stands = f"aggregator {rules.aggregator}, at most {percent(rules.max_share, 0)} for one client"
     told = [
-        ("differential privacy", state(privacy.dp != "none", dp[privacy.dp])),
+        ("differential privacy", state(privacy.dp != "none", dp[privacy.side] + (moving if privacy.adaptive else ""))),
         ("secure aggregation", state(privacy.secagg, sums)),
         ("scores kept or noised", state(privacy.scores != "exact", scores[privacy.scores])),
         ("robust averaging", state(robust, stands if robust else "a client may move the mean as far as it likes")),

@@ -12,7 +12,8 @@ z² G Δ_g² has, for integers α > 1 and as ‖k‖₁ ≤ ‖k‖₂² of inte
 
     α / (2 z²) + min((2α + 5) / (4 z⁴ Δ²), 3 / (2 z²))                      Agarwal et al., NeurIPS 2021, Corollary 3.6
 
-which adds up over releases; ε follows by Canonne et al., NeurIPS 2020, Proposition 12. This is a bound, not the exact value.
+where the second term of adaptive norms takes Δ = 2^b / (2 n), the sensitivity of a bit: values are in units of their norm.
+The bound adds up over releases; ε follows by Canonne et al., NeurIPS 2020, Proposition 12. This is a bound, not the exact value.
 """
 
 import math
@@ -73,9 +74,10 @@ def cost(rules: PrivacyConfig, clients: int, releases: int) -> float:
         clients: of the run; a sum has no more members.
         releases: how many.
     """
-    if rules.dp != "distributed":
+    if rules.side != "distributed":
         return epsilon_at(rules.delta, rules.noise_multiplier, releases)
-    least = min([rules.clipping_norm, *rules.clipping_norms.values()]) * 2.0**rules.secagg_bits / clients
+    least = min([rules.clipping_norm, *rules.clipping_norms.values()]) if not rules.adaptive else 0.5
+    least *= 2.0**rules.secagg_bits / clients
     return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, least)
 
 

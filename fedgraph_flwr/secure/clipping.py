@@ -6,7 +6,8 @@ import numpy as np
 
 from fedgraph_flwr.config.schema import PrivacyConfig
 from fedgraph_flwr.methods.uplink import ARRAYS, Groups, sums
-from fedgraph_flwr.wire.messages import Arrays, flat, shaped
+from fedgraph_flwr.secure.adaptive import bit
+from fedgraph_flwr.wire.messages import CLIPPED, Arrays, flat, shaped
 
 SLACK = 1e-6  # relative; by so much more a norm may come out elsewhere, where sums run in another order
 
@@ -29,25 +30,33 @@ def clipped_model(model: Arrays, origin: Arrays, bound: float) -> Arrays:
 
 
 def clipped_groups(
-    sent: Mapping[str, Arrays], declared: Groups, received: Arrays, rules: PrivacyConfig
+    sent: Mapping[str, Arrays], declared: Groups, received: Arrays, rules: PrivacyConfig, norms: Mapping[str, float]
 ) -> dict[str, Arrays]:
-    """The groups of a reply, each that is added up clipped to its norm; under ``privacy.dp=distributed`` its update alone.
+    """The groups of a reply, each that is added up clipped to its norm; with distributed noise its update alone.
+
+    Adaptive norms add the group of bits. With distributed noise, the update is then in units of its norm.
 
     Args:
         sent: the groups.
         declared: the uplink of the phase.
         received: the shared parameters that came with the request.
-        rules: with the norms.
+        rules: the run's privacy.
+        norms: of the groups that are added up.
     """
     bounded: dict[str, Arrays] = {}
+    bits: Arrays = {}
     for group in sums(declared):
         if group in sent:
             own, origin = sent[group], received
             if getattr(declared[group], "origin", "") != ARRAYS:
                 origin = {key: np.zeros_like(array) for key, array in own.items()}
-            if rules.dp == "distributed":
-                update = clipped(flat(own) - flat(origin), rules.norm(group))
+            update, norm = flat(own) - flat(origin), norms[group]
+            bits[group] = np.array([bit(float(np.linalg.norm(update)), norm)])
+            if rules.side == "distributed":
+                update = clipped(update, norm) / (norm if rules.adaptive else 1.0)
                 bounded[group] = shaped(update, {key: array.astype(np.float64) for key, array in own.items()})
             else:
-                bounded[group] = clipped_model(own, origin, rules.norm(group))
+                bounded[group] = clipped_model(own, origin, norm)
+    if CLIPPED in declared and bits:
+        bounded[CLIPPED] = {**{group: np.zeros(1) for group in sums(declared) if group != CLIPPED}, **bits}
     return {**sent, **bounded}

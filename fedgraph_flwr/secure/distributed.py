@@ -8,9 +8,11 @@ client i adds up integers
 where Δ̄_i is its clipped update and Sk(v) the Skellam distribution of variance v: the difference of two Poisson variates of
 mean v / 2 each. Sums of them are Skellam again. So the terms of t survivors hold the noise that `accounting` books, those of
 more hold more, and the server sees no single term. c clients that collude with the server can subtract their own noise:
-(t − c) / t of the variance stays. A cryptographic generator draws it (`fedgraph_flwr.secure.noise`).
+(t − c) / t of the variance stays. With adaptive norms, values are in units of C_g, z is z_Δ, and bits have their own
+variance (`fedgraph_flwr.secure.adaptive`). A cryptographic generator draws it (`fedgraph_flwr.secure.noise`).
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,9 +21,10 @@ from numpy.typing import NDArray
 from fedgraph_flwr.config.schema import PrivacyConfig
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure import noise
+from fedgraph_flwr.secure.adaptive import count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import clipped
 from fedgraph_flwr.secure.noise import Noise
-from fedgraph_flwr.wire.messages import Arrays, flat
+from fedgraph_flwr.wire.messages import CLIPPED, Arrays, flat
 
 LARGEST_VARIANCE = 2.0**42
 """Largest variance of the noise of one client: tests compare its distribution up to this value."""
@@ -33,10 +36,11 @@ class DistributedNoise:
     Args:
         rules: the run's privacy.
         generator: draws the noise; default: a new `noise.source` for each sum.
+        cohort: n, the clients that a round samples.
     """
 
-    def __init__(self, rules: PrivacyConfig, generator: Noise | None = None):
-        self.rules, self.generator = rules, generator
+    def __init__(self, rules: PrivacyConfig, generator: Noise | None = None, cohort: int = 1):
+        self.rules, self.generator, self.cohort = rules, generator, cohort
 
     def terms(
         self, values: Mapping[str, Arrays], ratios: Mapping[str, float], members: int, needed: int
@@ -53,9 +57,10 @@ class DistributedNoise:
             RunFailed: a ratio exceeds 1/m, or the variance exceeds what can be drawn.
         """
         generator = self.generator or noise.source()
+        groups = len(values.keys() - {CLIPPED})
         return np.concatenate(
             [
-                self._term(group, flat(arrays), ratios[group], members, needed, len(values), generator)
+                self._term(group, flat(arrays), ratios[group], members, needed, groups, generator)
                 for group, arrays in values.items()
             ]
         )
@@ -77,8 +82,12 @@ class DistributedNoise:
                 " privacy.dp=distributed weighs clients alike"
             )
         scale = 2.0**self.rules.secagg_bits
-        bound = self.rules.norm(group) * scale / members
-        variance = (self.rules.noise_multiplier * bound) ** 2 * groups / needed
+        if group == CLIPPED:
+            bound = math.sqrt(groups) / 2 * scale / members
+            variance = (count_noise(self.rules, groups, self.cohort) * scale / members) ** 2 / needed
+        else:
+            bound = (1.0 if self.rules.adaptive else self.rules.norm(group)) * scale / members
+            variance = (value_multiplier(self.rules, groups, self.cohort) * bound) ** 2 * groups / needed
         if variance > LARGEST_VARIANCE:
             raise RunFailed(
                 f"the noise of one client of '{group}' has a variance of {variance:g}, expected at most"

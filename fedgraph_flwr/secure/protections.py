@@ -6,7 +6,8 @@ The server checks it before any client starts, and each client before it sends a
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Public, Relay, Uplink, named, shown, sums
-from fedgraph_flwr.wire.messages import METRICS, MODEL, TRAIN
+from fedgraph_flwr.secure.adaptive import value_multiplier
+from fedgraph_flwr.wire.messages import CLIPPED, METRICS, MODEL, TRAIN
 
 
 def shares_nothing(cfg: RunConfig, uplink: Uplink) -> str:
@@ -138,12 +139,16 @@ def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
             f"privacy.dp={privacy.dp} bounds each client's share by 1/n: set strategy.weighting=uniform, not"
             f" {rules.weighting}"
         )
-    unknown_groups = sorted(set(privacy.clipping_norms) - {g for _, g, r in shown(uplink) if r.early})
+    for groups in uplink.values():
+        if count := len(set(sums(groups)) - {CLIPPED}):
+            value_multiplier(privacy, count, rules.cohort_size(cfg.num_clients))
+    known = sorted({g for _, g, r in shown(uplink) if r.early} - {CLIPPED})
+    unknown_groups = sorted(set(privacy.clipping_norms) - set(known))
     if unknown_groups:
         raise unknown(
             f"privacy.clipping_norms: group of strategy={rules.name}",
             unknown_groups[0],
-            sorted({g for _, g, r in shown(uplink) if r.early}),
+            known,
         )
 
 

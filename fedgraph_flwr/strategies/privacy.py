@@ -9,7 +9,8 @@ exchange is one release; further computations on released values cost nothing. z
 before the round: with the number of replies instead, one client more or less would also change the divisor, and count twice.
 The server clips (``server_fixed``, it sees unclipped updates), or each client does and the server refuses longer updates
 (``client_fixed``). The server draws the noise from a cryptographic generator (`fedgraph_flwr.secure.noise`), never from the
-run's seed. Under ``distributed`` clients clip and add the noise before a secure sum (`fedgraph_flwr.secure.distributed`).
+run's seed. Under ``..._adaptive`` norms follow a quantile of the clients' norms (`fedgraph_flwr.secure.adaptive`). Under
+``distributed`` clients clip and add the noise before a secure sum (`fedgraph_flwr.secure.distributed`).
 Not accounted for: floats are not reals (Mironov, CCS 2012).
 
 Accounting (`fedgraph_flwr.secure.accounting`) covers the sequence of released models, without amplification by sampling, for
@@ -38,11 +39,12 @@ import torch
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.evaluation.metrics import SPLITS
-from fedgraph_flwr.methods.uplink import Uplink, released_once, releases
+from fedgraph_flwr.methods.uplink import Groups, Uplink, released_once, releases, sums
 from fedgraph_flwr.secure import noise
 from fedgraph_flwr.secure.accounting import cost
+from fedgraph_flwr.secure.adaptive import adapted, bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import SLACK, clipped
-from fedgraph_flwr.wire.messages import MODEL, Arrays, flat, shaped
+from fedgraph_flwr.wire.messages import CLIPPED, MODEL, Arrays, flat, shaped
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -70,6 +72,7 @@ class Privacy:
         cfg: the run's configuration.
 
     Attributes:
+        norms: C_g by group, the current ones.
         size: n.
         clients: K.
         metric: the score that is released if scores are noised.
@@ -81,10 +84,27 @@ class Privacy:
         self.metric = cfg.evaluation.headline
         self.size, self.clients = cfg.strategy.cohort_size(cfg.num_clients), cfg.num_clients
         self.releases = 0
+        self.norms: dict[str, float] = {}
 
     def norm(self, group: str) -> float:
         """Return C_g, the largest L2 norm of a client's update of a group."""
-        return self.cfg.norm(group)
+        return self.norms.setdefault(group, self.cfg.norm(group))
+
+    def norms_for(self, declared: Groups) -> Arrays:
+        """Return the adaptive norms that clients need to reply to a phase, by group."""
+        if CLIPPED not in declared:
+            return {}
+        return {group: np.array([self.norm(group)]) for group in sums(declared) if group != CLIPPED}
+
+    def adapt(self, bits: Mapping[str, float], clients: int) -> None:
+        """Move norms towards the quantile.
+
+        Args:
+            bits: noisy sums by group; empty where norms are fixed.
+            clients: that the exchange was meant for.
+        """
+        for group, total in bits.items():
+            self.norms[group] = adapted(self.norm(group), self.cfg.norm(group), total, clients, self.cfg)
 
     def verify(self, client: int, group: str, arrays: Arrays, origin: Arrays) -> None:
         """Refuse an update that the client should have clipped.
@@ -92,7 +112,7 @@ class Privacy:
         Raises:
             FedGraphError: it is longer than the norm.
         """
-        if self.cfg.dp != "client_fixed":
+        if self.cfg.side != "client" or group == CLIPPED:
             return
         norm, bound = np.linalg.norm(flat(arrays) - flat(origin)), self.norm(group)
         if not norm <= bound * (1 + SLACK):
@@ -114,25 +134,49 @@ class Privacy:
             )
         self.releases += 1
 
-    def release(self, groups: Mapping[str, Terms]) -> dict[str, Arrays]:
+    def release(self, groups: Mapping[str, Terms], clients: int = 0) -> dict[str, Arrays]:
         """Return the noised means and sums of one exchange, which count as one release.
 
-        Each of G groups gets noise z C_g √G, so that together they are one Gaussian release with multiplier z.
+        Each of G groups gets noise z C_g √G, so that together they are one Gaussian release with multiplier z. Adaptive
+        norms take a part of it for the bits (`fedgraph_flwr.secure.adaptive`).
+
+        Args:
+            groups: whose sums are released.
+            clients: that the exchange was meant for; default: n.
 
         Raises:
             RunFailed: the budget does not allow it.
         """
         self.book()
-        return {group: self._released(group, terms, math.sqrt(len(groups))) for group, terms in groups.items()}
+        values = {group: terms for group, terms in groups.items() if group != CLIPPED}
+        bits = self._bits(values, groups.get(CLIPPED)) if self.cfg.adaptive else {}
+        multiplier = value_multiplier(self.cfg, len(values), self.size)
+        found = {
+            group: self._released(group, terms, multiplier * math.sqrt(len(values))) for group, terms in values.items()
+        }
+        self.adapt(bits, clients or self.size)
+        return found
 
-    def _released(self, group: str, terms: Terms, factor: float) -> Arrays:
-        """Return one noised group, with ``factor`` on the noise."""
+    def _bits(self, groups: Mapping[str, Terms], sent: Terms | None) -> dict[str, float]:
+        """Return Σ_i b_i with noise by group, from the bits that clients sent, or from their updates if the server clips."""
+        scale, found = count_noise(self.cfg, len(groups), self.size), {}
+        for group, terms in groups.items():
+            if sent:
+                bits = [float(one[group][0]) for one in sent.values]
+            else:
+                updates = (flat(values) - flat(terms.origin) for values in terms.values)
+                bits = [bit(float(np.linalg.norm(update)), self.norm(group)) for update in updates]
+            found[group] = sum(bits) + (float(noise.source().normal(scale=scale, size=1)[0]) if scale else 0.0)
+        return found
+
+    def _released(self, group: str, terms: Terms, multiplier: float) -> Arrays:
+        """Return one group, with noise of ``multiplier`` C_g."""
         start, bound = flat(terms.origin), self.norm(group)
         total = np.zeros(start.size)
         for weight, values in zip(terms.factors, terms.values, strict=True):
             total += weight * clipped(flat(values) - start, bound)
         if self.cfg.noise_multiplier:
-            scale = self.cfg.noise_multiplier * bound * factor
+            scale = multiplier * bound
             total += noise.source().normal(scale=scale, size=total.size)
         return shaped(start + total / terms.size, terms.origin)
 
@@ -153,7 +197,9 @@ class Privacy:
         """Return the releases so far, and the ε they cost at the run's δ; null without noise."""
         budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
         epsilon = cost(self.cfg, self.clients, self.releases) if self.cfg.noise_multiplier else None
-        kind = {"noise": "distributed"} if self.cfg.dp == "distributed" else {}
+        kind: dict[str, Any] = {"noise": "distributed"} if self.cfg.side == "distributed" else {}
+        if self.cfg.adaptive:
+            kind["clipping_norms"] = dict(self.norms)
         return {"epsilon": epsilon, "delta": self.cfg.delta, "releases": self.releases, **budget, **kind}
 
     def affordable(self, count: int) -> int:
@@ -176,6 +222,8 @@ class Privacy:
         rounds = sum(self.next_round(False, releases) for releases in ahead)
         coming = self.affordable(rounds + self.next_round(True) - self.next_round(False))
         booked = {"releases": self.releases + coming, "noise_multiplier": self.cfg.noise_multiplier}
+        if self.cfg.adaptive:
+            booked |= {f"norm {group}": norm for group, norm in self.norms.items()}
         return {key: torch.tensor(value, dtype=torch.float64) for key, value in booked.items()}
 
     def load_state(self, state: Tree) -> None:
@@ -191,6 +239,8 @@ class Privacy:
                 f" {self.cfg.noise_multiplier:g}: set the checkpoint's value, since one ε covers one noise"
             )
         self.releases += int(state.get("releases", 0))
+        if self.cfg.adaptive:
+            self.norms |= {key[5:]: float(value) for key, value in state.items() if key.startswith("norm ")}
 
 
 def check_clients(cfg: RunConfig, uplink: Uplink) -> None:

@@ -12,7 +12,7 @@ from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.strategies.aggregators import combine
 from fedgraph_flwr.strategies.contract import Method
 from fedgraph_flwr.strategies.privacy import Terms
-from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, weighted_mean
+from fedgraph_flwr.wire.messages import CLIPPED, TRAIN, Arrays, Reply, weighted_mean
 
 Weights = Iterable[float] | Mapping[str, Iterable[float]]
 """One weight per client, or one per client for each named array; unnormalised."""
@@ -102,11 +102,14 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
         if method.privacy:
             method.privacy.book()
         found = method.secure.reveal(replies)
+        if method.privacy:
+            bits = found.pop(CLIPPED, {})
+            method.privacy.adapt({group: float(total[0]) for group, total in bits.items()}, _asked(method))
     elif early and method.actor_sums and phase == TRAIN:
         found = method.actor_sums.reveal(replies)
     elif early and method.privacy:
         terms = {group: _terms(method, group, declared[group], replies) for group in early}
-        found = method.privacy.release(terms)
+        found = method.privacy.release(terms, _asked(method))
     else:
         found = {group: _reduced(method, declared[group], group, replies) for group in early}
 
@@ -119,6 +122,11 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
     ]
     kept = {group: [reply.groups[group] for reply in replies] for group in late}
     return Reduced(seen, found, kept, rule)
+
+
+def _asked(method: Method) -> int:
+    """Return the number of clients that the configuration samples for the current exchange."""
+    return method.cohort_size if method.server_round else len(method.clients)
 
 
 def averaged(values: list[Arrays], weights: Weights, origin: Arrays, rules: StrategyConfig) -> Arrays:
@@ -192,5 +200,4 @@ def private_weights(method: Method, reducer: Reducer) -> tuple[dict[int, float],
     weights = dict(zip(everyone, method.weights_in(reducer, everyone), strict=True))
     largest = max(weights.values())
     factors = {client: weight / largest for client, weight in weights.items()}
-    size = method.cohort_size if method.server_round else len(everyone)
-    return factors, size * sum(factors.values()) / len(factors)
+    return factors, _asked(method) * sum(factors.values()) / len(factors)

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.strategies.contract import RunnableMethod
-from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN, pack, to_record
+from fedgraph_flwr.wire.messages import CLIPPING, CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN, pack, to_record
 
 Groups = Mapping[str, Any]
 """Groups that travel: name → named arrays, or a record of them."""
@@ -41,6 +41,8 @@ def requests(
         extra = pack({CLASS_WEIGHTS: method.class_weights})
     else:
         extra = RecordDict()
+    if method.privacy and (norms := method.privacy.norms_for(method.uplink_of.get(phase, {}))):
+        extra[CLIPPING] = to_record(norms)
     messages = []
     for client in clients:
         content = RecordDict()

@@ -34,7 +34,7 @@ from fedgraph_flwr.secure.secagg import (
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME
 from fedgraph_flwr.strategies.contract import Method
 from fedgraph_flwr.strategies.reducing import private_weights
-from fedgraph_flwr.wire.messages import Arrays, Reply, to_record
+from fedgraph_flwr.wire.messages import CLIPPED, Arrays, Reply, to_record
 from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema
 
 
@@ -174,11 +174,11 @@ class SecureSums:
             FedGraphError: the weights of a mean sum to 0.
         """
         if isinstance(reducer, Sum):
-            return total * len(self.members)
+            return total * len(self.members) * self._unit(group)
         if self.strategy.privacy:
             _, size = private_weights(self.strategy, reducer)
             origin = self.strategy.arrays[name] if getattr(reducer, "origin", "") == ARRAYS else 0.0
-            return np.asarray(origin + total * (len(self.members) / size))
+            return np.asarray(origin + total * (len(self.members) / size) * self._unit(group))
         weight = sum(self.ratios[group][client] for client in survivors)
         if not weight:
             raise FedGraphError(
@@ -186,6 +186,11 @@ class SecureSums:
                 " strategy.weighting=uniform or raise strategy.fraction"
             )
         return total / weight
+
+    def _unit(self, group: str) -> float:
+        """What clients divided their values by: adaptive clipping norms."""
+        adaptive = self.rules.adaptive and group != CLIPPED
+        return float(self.strategy.privacy.norms[group]) if adaptive else 1.0
 
     def min_clients(self, of: int) -> int:
         """Return the fewest of ``of`` requested clients with which a sum can start."""

@@ -26,6 +26,12 @@ MODEL = "model"
 CONFIG = "config"
 METRICS = "metrics"
 
+CLIPPED = "clipped"
+"""Group of bits, by summed group: 1/2 if a client's update was within its norm, else -1/2 (`secure.adaptive`)."""
+
+CLIPPING = "clipping"
+"""Group of clipping norms that clients receive, by summed group."""
+
 DESCRIBE = "describe"
 TRAIN = "train"
 EVALUATE = "evaluate"
