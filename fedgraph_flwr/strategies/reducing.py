@@ -104,12 +104,12 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
         found = method.secure.reveal(replies)
         if method.privacy:
             bits = found.pop(CLIPPED, {})
-            method.privacy.adapt({group: float(total[0]) for group, total in bits.items()}, _asked(method))
+            method.privacy.adapt({group: float(total[0]) for group, total in bits.items()}, _sampled(method))
     elif early and method.actor_sums and phase == TRAIN:
         found = method.actor_sums.reveal(replies)
     elif early and method.privacy:
         terms = {group: _terms(method, group, declared[group], replies) for group in early}
-        found = method.privacy.release(terms, _asked(method))
+        found = method.privacy.release(terms, _sampled(method))
     else:
         found = {group: _reduced(method, declared[group], group, replies) for group in early}
 
@@ -124,7 +124,7 @@ def reduce(method: Method, phase: str, replies: list[Reply]) -> Reduced:
     return Reduced(seen, found, kept, rule)
 
 
-def _asked(method: Method) -> int:
+def _sampled(method: Method) -> int:
     """Return the number of clients that the configuration samples for the current exchange."""
     return method.cohort_size if method.server_round else len(method.clients)
 
@@ -200,4 +200,4 @@ def private_weights(method: Method, reducer: Reducer) -> tuple[dict[int, float],
     weights = dict(zip(everyone, method.weights_in(reducer, everyone), strict=True))
     largest = max(weights.values())
     factors = {client: weight / largest for client, weight in weights.items()}
-    return factors, _asked(method) * sum(factors.values()) / len(factors)
+    return factors, _sampled(method) * sum(factors.values()) / len(factors)
