@@ -1,6 +1,7 @@
 """Keys of methods, in ``Params``, and of networks, in ``__init__``: declared once, with type, range and meaning."""
 
 import dataclasses
+import functools
 import math
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from fedgraph_flwr.runs.checks import check_method
 
 METHODS = group_names("strategy")
 NETWORKS = group_names("model")
+
+everything = functools.cache(described)
+"""All names of a group, described once."""
 
 
 def sides(name):
@@ -67,7 +71,7 @@ def test_a_network_has_all_its_keys_with_values_and_meanings(name):
         "dropout": cfg.dropout,
         **cfg.params,
     } == expected
-    assert described("model")[name]["keys"] == {key: value for key, value in expected.items() if key != "name"}
+    assert everything("model")[name]["keys"] == {key: value for key, value in expected.items() if key != "name"}
 
 
 def test_another_network_starts_from_its_defaults_on_a_resolved_configuration():
@@ -133,7 +137,7 @@ def test_the_resolved_configuration_holds_every_own_key(name):
     body = group_file("strategy", name)
     expected = own_defaults(body["server"], body["client"])
     assert compose([f"strategy={name}"]).strategy.params == expected
-    assert expected.items() <= described("strategy")[name]["keys"].items()
+    assert expected.items() <= everything("strategy")[name]["keys"].items()
 
 
 def test_a_key_that_is_given_goes_over_the_default_and_another_method_starts_from_its_own(tmp_path):
