@@ -461,7 +461,8 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
         if own:
             body["params"] = {**(body.get("params") or {}), **own}
         for key in known & set(body.get("params") or {}) - {"name"}:  # a stored configuration of before it had a field
-            body[key] = body["params"].pop(key)
+            if group != "strategy" or key not in KEYS or isinstance(body["params"][key], dict):
+                body[key] = body["params"].pop(key)
 
 
 _LIFTED = {**CHOICES, "attack": AttackConfig}

@@ -136,7 +136,9 @@ def test_every_own_key_has_a_meaning_and_refuses_what_it_does_not_accept(name):
 def test_the_resolved_configuration_holds_every_own_key(name):
     body = group_file("strategy", name)
     expected = own_defaults(body["server"], body["client"])
-    assert compose([f"strategy={name}"]).strategy.params == expected
+    cfg = compose([f"strategy={name}"])
+    assert cfg.strategy.params == expected
+    assert compose([], to_json(cfg)) == cfg
     assert expected.items() <= everything("strategy")[name]["keys"].items()
 
 
