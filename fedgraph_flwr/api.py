@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedgraph_flwr.report.runs import FinishedRun
-    from fedgraph_flwr.runs.prediction import Predictions, Predictor
+    from fedgraph_flwr.runs.prediction import PairPredictions, Predictions, Predictor
 
 CLIENTS = "clients"
 """The folder, in a run's, of the client files that were made from graphs in memory."""
@@ -111,6 +111,16 @@ class Run:
 
         return write_report([self.path], Path(path) if path else self.path / "report.html")
 
+    def predict_pairs(
+        self, pairs: Sequence[Sequence[Any]], graph: Any = None, client: int | None = None
+    ) -> "PairPredictions":
+        """Score pairs of nodes, for ``task=links``: ids [K, 2]; the other arguments are those of `predict`.
+
+        Raises:
+            FedGraphError: as `predict`, or an id that the graph does not have.
+        """
+        return self._predictor(client).predict_pairs(self._graph_or_own(graph, client), pairs)
+
     def predict(self, graph: Any = None, client: int | None = None) -> "Predictions":
         """What the trained network says of every node of a graph.
 
@@ -124,10 +134,13 @@ class Run:
         Raises:
             FedGraphError: the run has not ended, another number of features, or a model that only clients have.
         """
+        return self._predictor(client).predict(self._graph_or_own(graph, client))
+
+    def _graph_or_own(self, graph: Any, client: int | None) -> Any:
+        """The graph, or the client's own where there is none."""
         if graph is None and client is None:
             raise FedGraphError("say what to predict: a graph, or client=I for a client's own")
-        own = self._client_graph(client) if graph is None and client is not None else graph
-        return self._predictor(client).predict(own)
+        return self._client_graph(client) if graph is None and client is not None else graph
 
     def export(self, folder: str | os.PathLike[str], client: int | None = None) -> Path:
         """Write the trained network as a folder that plain PyG loads, with scores and a model card; returns the folder.

@@ -27,6 +27,7 @@ LAYERS = [
     ("models",),
     ("methods", "secure"),
     ("evaluation",),
+    ("tasks",),
     ("strategies", "clients", "runs", "engine", "tracking", "client_app"),
     ("export",),
     ("sweeps",),

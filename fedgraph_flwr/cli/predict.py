@@ -41,6 +41,9 @@ def register(commands: Any) -> None:
     given.add_argument(
         "--undirected", action="store_true", help="each row stands for both directions; default: as in training"
     )
+    parser.add_argument(
+        "--pairs", type=Path, metavar="FILE", help="task=links: table of pairs to score, with columns source and target"
+    )
     parser.add_argument("--threshold", type=float, metavar="P", help=_THRESHOLD)
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet; default: the terminal")
     parser.set_defaults(func=main)
@@ -85,6 +88,8 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``predict``."""
     predictor = _with_meaning(chosen(args), args)
     graph, ids, rows = _graph(args, predictor)
+    if args.pairs is not None:
+        return _score_pairs(predictor, graph, ids, args)
     found = predictor.predict(graph, ids)
     if rows is not None:
         found = found.at(rows)
@@ -104,6 +109,27 @@ def main(args: argparse.Namespace) -> int:
     if found.threshold is not None:
         print(f"'{found.classes[1]}' from probability {found.threshold:.3f} on")
     print(f"wrote {args.out}")
+    return 0
+
+
+def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) -> int:
+    """Score the pairs of a table, and print or write them."""
+    from fedgraph_flwr.data.tables import read_table
+
+    layout = layout_of(args)
+    ends = [layout.source or "source", layout.target or "target"]
+    table = read_table(args.pairs, layout)
+    if missing := [name for name in ends if name not in table.columns]:
+        raise FedGraphError(
+            f"{args.pairs} has no column '{missing[0]}': expected {' and '.join(ends)}, or name them by --source and"
+            " --target"
+        )
+    found = predictor.predict_pairs(graph, table[ends].astype(str).to_numpy().tolist(), ids)
+    if args.out is None:
+        print(found.to_frame().to_csv(index=False), end="")
+        return 0
+    found.write(args.out)
+    print(f"wrote {len(found.scores)} scored pairs to {args.out}")
     return 0
 
 

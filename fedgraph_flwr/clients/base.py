@@ -13,7 +13,7 @@ or adds phases with `@phase`. `memory` holds the state between messages.
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from fedgraph_flwr.clients.phases import ReplyContent, phase
 from fedgraph_flwr.clients.replies import plain_reply, reply
 from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.seam import seam
-from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
@@ -37,7 +37,7 @@ from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import LABELS, shares
 from fedgraph_flwr.methods.side import Side
 from fedgraph_flwr.methods.uplink import Groups, declared
-from fedgraph_flwr.numerics.losses import class_weights, task_grad, task_loss
+from fedgraph_flwr.numerics.losses import class_weights, task_grad
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.numerics.prepared import prepared
 from fedgraph_flwr.numerics.streams import reseed
@@ -45,25 +45,12 @@ from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.secagg import Member
+from fedgraph_flwr.tasks import Batch, Scorer, kind_of
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, moved
 
 OBJECTIVE = {"loss", "logits", "task_loss"}
 """Client methods that define the objective of local training."""
-
-
-class Batch(NamedTuple):
-    """The batch of one local step.
-
-    Attributes:
-            inputs: inputs of the model.
-            nodes: rows of the logits that train, [V]; None: all rows.
-            y: labels of those rows, [V].
-    """
-
-    inputs: Any
-    nodes: Tensor | None
-    y: Tensor
 
 
 def sizes_of(graph: Any) -> tuple[Any, int, int]:
@@ -80,35 +67,36 @@ class GraphClient(Side, NumPyClient):
         cfg: the run's configuration.
         graph: the client's private graph.
         device: where the model and its inputs live.
-            file: the graph's own file; prepared inputs are cached next to it. None: no cache.
+        file: the graph's own file; prepared inputs are cached next to it. None: no cache.
 
     Attributes:
-            model: the GNN. Parameters whose names start with one of ``cfg.strategy.shared`` are shared; others stay private.
-            inputs: the model's inputs, prepared once from the graph.
-            batch: the batch of the current step; between rounds, all training nodes.
-            member: the client's part in secure sums (``privacy.secagg``).
-            saved_models: the models saved for prediction after the run.
-            memory: the method's state between messages, a nested dict of tensors; private and checkpointed.
-            combined: what changes local training, by the configuration.
-            active: the parts that act on the current steps; () outside local training.
-            term_state: what the terms of the active parts read, by part.
-            round_state: what parts keep within a round, by part.
-            hidden: hidden features [N, H] of the last pass, if a part reads them.
-            class_weights: weights of ``train.loss=weighted``, [C], else None. Each class gets the same total weight, over this
-                client's training nodes or, with weights from the server, over those of all clients.
-            steps: optimiser steps of the last local training.
-            server_round: the round of the current message.
-            exchange: number of earlier exchanges of the same phase in this round.
-            stage: the current stage of the run, for methods with several.
-            policy: the node owner's policy: which requests the node accepts.
-            keyring: signs the keys that the client publishes and verifies the keys of others.
-            repeats: most messages per round, for phases that may come more than once.
-            secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
-            predicts_with: names in the result of `save` that `predict` reads.
-            needs_others: what `predict` needs from other clients, as text; empty: nothing.
-            makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
+        model: the GNN. Parameters whose names start with one of ``cfg.strategy.shared`` are shared; others stay private.
+        inputs: the model's inputs, prepared once from the graph.
+        batch: the batch of the current step; between rounds, all training nodes.
+        member: the client's part in secure sums (``privacy.secagg``).
+        saved_models: the models saved for prediction after the run.
+        memory: the method's state between messages, a nested dict of tensors; private and checkpointed.
+        combined: what changes local training, by the configuration.
+        active: the parts that act on the current steps; () outside local training.
+        term_state: what the terms of the active parts read, by part.
+        round_state: what parts keep within a round, by part.
+        hidden: hidden features [N, H] of the last pass, if a part reads them.
+        class_weights: weights of ``train.loss=weighted``, [C], else None. Each class gets the same total weight, over this
+            client's training nodes or, with weights from the server, over those of all clients.
+        steps: optimiser steps of the last local training.
+        server_round: the round of the current message.
+        exchange: number of earlier exchanges of the same phase in this round.
+        stage: the current stage of the run, for methods with several.
+        policy: the node owner's policy: which requests the node accepts.
+        keyring: signs the keys that the client publishes and verifies the keys of others.
+        repeats: most messages per round, for phases that may come more than once.
+        secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
+        predicts_with: names in the result of `save` that `predict` reads.
+        needs_others: what `predict` needs from other clients, as text; empty: nothing.
+        makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
+        serves: tasks that the method can train; a subclass serves node classification unless it declares more.
         tunes: whether `predict` trains on the client's training nodes first.
-            stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
+        stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
             overrides `loss`, `logits` or `task_loss` must declare it again.
         real: for stacked clients, which rows of the inputs are nodes, bool [N]; None: all rows.
@@ -121,14 +109,21 @@ class GraphClient(Side, NumPyClient):
     needs_others: ClassVar[str] = ""
     makes_graphs: ClassVar[bool] = False
     tunes: ClassVar[bool] = False
+    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     stacks: ClassVar[tuple[str, ...] | None] = ()
     real: Tensor | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "serves" not in vars(cls):
+            cls.serves = frozenset({"nodes"})
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
         self.file = file
         self.params = method_params(type(self), cfg)
-        self.graph: ClientGraph = graph
+        self.task = kind_of(cfg)(cfg, graph)
+        self.graph: ClientGraph = self.task.graph
         self.device = torch.device(device)
         self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
         self.server_round = self.exchange = self.steps = 0
@@ -153,9 +148,8 @@ class GraphClient(Side, NumPyClient):
                 f" model={cfg.model.name} reads {graph.num_edge_features} features per edge: use a model without edge features"
             )
         self.inputs = self.build_inputs()
-        self.y = graph.y.to(self.device)
-        self.train_nodes = graph.train_mask.nonzero().view(-1).to(self.device)
-        self.masks = {"val": graph.val_mask.to(self.device), "test": graph.test_mask.to(self.device)}
+        self.y = self.task.y.to(self.device)
+        self.train_nodes = self.task.masks["train"].nonzero().view(-1).to(self.device)
         self.batch = Batch(self.inputs, self.train_nodes, self.y[self.train_nodes])
         weighted = cfg.train.loss == "weighted"
         self.class_weights = class_weights(self.batch.y, graph.num_classes) if weighted else None
@@ -165,7 +159,8 @@ class GraphClient(Side, NumPyClient):
 
     def build_model(self) -> models.Model:
         """Build the model; every client and the server build it from the same seed."""
-        return models.build(self.cfg.model, *sizes_of(self.graph))
+        num_features, _, edge_features = sizes_of(self.graph)
+        return models.build(self.cfg.model, num_features, self.task.width, edge_features)
 
     def build_inputs(self) -> Any:
         """Prepare the model's inputs from the client's graph."""
@@ -185,7 +180,7 @@ class GraphClient(Side, NumPyClient):
 
     def describe(self) -> dict[str, Any]:
         """Return the client's description, which the server receives before round 1."""
-        return describe(self.cfg, self.graph, self.num_train)
+        return describe(self.cfg, self.graph, self.num_train, self.task.width)
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the groups of arrays that come with a model to train or evaluate."""
@@ -199,8 +194,8 @@ class GraphClient(Side, NumPyClient):
 
     def task_loss(self, logits: Tensor) -> Tensor:
         """Return ``train.loss`` on the nodes of `batch`: logits [N, C] → a scalar."""
-        chosen = logits if self.batch.nodes is None else logits[self.batch.nodes]
-        return task_loss(chosen, self.batch.y, self.cfg.train, self.class_weights)
+        predictions = self.task.read(logits, self.batch.nodes)
+        return self.task.loss(predictions, self.batch.y, self.cfg, self.class_weights)
 
     def loss(self) -> Tensor:
         """Return the method's own objective F_i on `batch`."""
@@ -250,8 +245,10 @@ class GraphClient(Side, NumPyClient):
         return list(self.model.parameters())
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batch of each local step: all training nodes, `local_steps` times."""
-        yield from [Batch(self.inputs, self.train_nodes, self.batch.y)] * self.local_steps
+        """Yield the batch of each of `local_steps`: all training nodes, or what the task draws of its items."""
+        whole = Batch(self.inputs, self.train_nodes, self.batch.y)
+        for index in range(self.local_steps):
+            yield self.task.step(whole, index, self)
 
     def train(self) -> float:
         """Train locally with the chosen parts, and return the last loss."""
@@ -268,7 +265,7 @@ class GraphClient(Side, NumPyClient):
         self.steps = 0
         for batch in self.batches():
             self.batch = batch
-            self.check_step(batch.y.numel())
+            self.check_step(self.task.steps_on(batch.y))
             loss = parts.gradient(self, optimizer)
             self.update(optimizer)
             self.steps += 1
@@ -329,7 +326,7 @@ class GraphClient(Side, NumPyClient):
         """Whether the objective is the task's loss, trains all tensors, and has closed-form gradients."""
         trained = not self._ties_weights and all(tensor.requires_grad for tensor in self.tensors.values())
         plain = self.inherits(OBJECTIVE) and not any(part.adds for part in self.active)
-        return plain and self.cfg.train.loss != "focal" and trained
+        return plain and self.task.classes and self.cfg.train.loss != "focal" and trained
 
     def inherits(self, names: Iterable[str]) -> bool:
         """Return whether this client's methods of these names are those of `GraphClient`."""
@@ -347,7 +344,7 @@ class GraphClient(Side, NumPyClient):
         logits = self.predict()
         scores = self.score(logits)
         if self.cfg.evaluation.confusion:
-            scores[metrics.CONFUSION] = self.confusion(logits)
+            scores[metrics.CONFUSION] = self.task.confusion(logits, self.policy.min_nodes)
         if self.cfg.strategy.personal:
             scores |= {f"global-{key}": value for key, value in self.score(self.predict_shared()).items()}
         return scores
@@ -360,20 +357,12 @@ class GraphClient(Side, NumPyClient):
     def score(self, logits: Tensor) -> dict[str, list[float]]:
         """Return scores of logits [N, C], by split and metric."""
         evaluation = self.cfg.evaluation
-        return self.scored.score(logits, metrics.wanted(evaluation, self.graph.num_classes), evaluation.own)
+        return self.scored.score(logits, self.task.wanted(evaluation, self.task.width), evaluation.own)
 
     @cached_property
-    def scored(self) -> metrics.Scored:
-        """The nodes on which models are scored."""
-        return metrics.Scored(self.y, self.scored_masks, self.graph.part, self.train_nodes)
-
-    @cached_property
-    def scored_masks(self) -> dict[str, Tensor]:
-        """`masks` without nodes of classes that have fewer nodes in a split than the policy's ``min_nodes``.
-
-        A model that always predicts one class would reveal their number, and a loss can encode the numbers of all classes.
-        """
-        return metrics.without_small_classes(self.masks, self.y, self.graph.num_classes, self.policy.min_nodes)
+    def scored(self) -> Scorer:
+        """The items that models are scored on, none of a class with fewer than the policy's ``min_nodes``."""
+        return self.task.scorer(self.policy.min_nodes)
 
     @property
     def least(self) -> int:
@@ -391,11 +380,6 @@ class GraphClient(Side, NumPyClient):
                 f"client {self.graph.client} has {nodes} training nodes in a step, its node's policy requires at least"
                 f" {self.policy.min_nodes} (min_nodes)"
             )
-
-    def confusion(self, logits: Tensor) -> list[float]:
-        """Return the confusion matrix of the test nodes, row by row; -n for a count below n, the policy's ``min_nodes``."""
-        test = self.scored_masks["test"] & (self.y >= 0)
-        return metrics.counts_of(logits[test], self.y[test], self.graph.num_classes, self.policy.min_nodes)
 
     # --- Flower's NumPyClient -----------------------------------------------------------------------------------------
 
@@ -457,7 +441,7 @@ class GraphClient(Side, NumPyClient):
     @cached_property
     def score_names(self) -> set[str]:
         """Names of all scores that this client may send."""
-        return metrics.score_names(self.cfg.evaluation, self.graph.num_classes)
+        return self.task.score_names(self.cfg.evaluation, self.task.width)
 
     @phase
     def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:

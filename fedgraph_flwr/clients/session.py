@@ -34,6 +34,7 @@ from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
+from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import (
     CONFIG,
     DESCRIBE,
@@ -324,6 +325,7 @@ def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: 
         varied = [f + extra for f in features] if isinstance(features, list) else features + extra
         shell.cfg, shell.params, shell.graph = cfg, method_params(kind, cfg), SimpleNamespace()  # type: ignore[assignment]
         vars(shell.graph).update(num_features=varied, num_classes=classes)
+        shell.task = SimpleNamespace(width=kind_of(cfg).outputs(cfg, classes))  # type: ignore[assignment]
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 sizes.append(shell.build_model())

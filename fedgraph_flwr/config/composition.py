@@ -33,7 +33,7 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.moved import KEYS as OLD_KEYS
 from fedgraph_flwr.moved import rename_nested
 
-GROUPS = ("dataset", "partition", "model", "strategy", "protocol")
+GROUPS = ("dataset", "partition", "model", "task", "strategy", "protocol")
 
 
 def conf_dir() -> Path:
@@ -152,7 +152,7 @@ def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tupl
     for group in ("dataset", "strategy"):
         if group in selected:
             selected = {**_wishes(group, selected[group]), **selected}
-    for group in ("dataset", "partition", "model", "strategy"):
+    for group in ("dataset", "partition", "model", "task", "strategy"):
         if group in selected:
             layers.append(_chosen(group, selected[group], given))
     if "protocol" in selected:
@@ -338,7 +338,7 @@ def _chosen(group: str, name: str, given: Mapping[str, Any]) -> tuple[str, DictC
 
 
 def _group(group: str, name: str) -> tuple[str, DictConfig]:
-    if is_own(name) and group != "protocol":
+    if is_own(name) and group not in ("protocol", "task"):
         short = {"name": name.partition(":")[2], _SHORT[group]: name} if group in _SHORT else {"name": name}
         return name, OmegaConf.create({group: short})
     path = group_path(group, name)
@@ -350,9 +350,10 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
     body = group_file(group, name)
     if group == "protocol":
         return str(path), body
+    metric = {"evaluation": {"metric": body.pop("metric")}} if group == "task" and "metric" in body else {}
     for other in (*_WISHES.get(group, ()), "declares"):
         body.pop(other, None)
-    return str(path), OmegaConf.create({group: _network(body) if group == "model" else body})
+    return str(path), OmegaConf.create({group: _network(body) if group == "model" else body, **metric})
 
 
 def _network(body: DictConfig) -> Any:
@@ -428,7 +429,8 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     partition = choose("partition", *(c.get("partition") for c in (*chosen_below, by_protocol, *own)))
     model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol)))
 
-    layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model)]
+    task = choose("task", by_protocol.get("task"))
+    layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model), _group("task", task)]
     if file.is_file():
         layers.append((str(file), OmegaConf.create(_own_defaults(file))))
     layers.append(_chosen("strategy", strategy, given))
@@ -465,7 +467,11 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
                 body[key] = body["params"].pop(key)
 
 
-_LIFTED = {**CHOICES, "attack": AttackConfig}
+_LIFTED = {
+    name: cls
+    for name, cls in {**CHOICES, "attack": AttackConfig}.items()
+    if "params" in {f.name for f in dataclasses.fields(cls)}
+}
 _NAMES = {group: getattr(RunConfig(), group).name for group in _LIFTED}
 
 

@@ -16,11 +16,17 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig
+from fedgraph_flwr.config.schema import DatasetConfig, ModelConfig, PartitionConfig, StrategyConfig, TaskConfig
 from fedgraph_flwr.errors import FedGraphError, no_yaml
 from fedgraph_flwr.moved import rename_config
 
-CHOICES = {"strategy": StrategyConfig, "model": ModelConfig, "dataset": DatasetConfig, "partition": PartitionConfig}
+CHOICES = {
+    "strategy": StrategyConfig,
+    "model": ModelConfig,
+    "dataset": DatasetConfig,
+    "partition": PartitionConfig,
+    "task": TaskConfig,
+}
 """The groups of which a file is chosen by name and whose own keys stand beside those of the schema."""
 
 

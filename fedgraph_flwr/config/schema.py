@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
@@ -276,6 +277,15 @@ class TrainConfig(Section, group="train"):
 
 
 METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precision")
+TASKS = {
+    "nodes": METRICS,
+    "links": ("mrr", "hits_1", "hits_3", "hits_10", "auc", "average_precision"),
+}
+"""Scores of each task, the default headline first."""
+
+SHARES = frozenset(chain(*TASKS.values()))
+"""Scores in [0, 1], which reports show in percent."""
+
 AVERAGES = ("clients", "test_nodes", "nodes")
 AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound")
 UNKNOWN_DATA = "unknown"
@@ -289,7 +299,7 @@ class EvaluationConfig(Section, group="evaluation"):
     """What is scored, and which of the figures is the headline (`test_accuracy` in the summary)."""
 
     # the headline, and what chooses the round, on validation nodes
-    metric: str = choice("accuracy", METRICS, own=True)
+    metric: str = choice("accuracy", tuple(dict.fromkeys(chain(*TASKS.values()))), own=True)
     metrics: list[str] = field(default_factory=list)  # of one's own, beside ours: module:function each
     average: str = choice(
         "clients", AVERAGES
@@ -345,6 +355,19 @@ class EvaluationConfig(Section, group="evaluation"):
     def watched(self) -> tuple[str, float]:
         """Name of the score that `monitor` selects, and the sign by which higher is better."""
         return ("loss", -1.0) if self.monitor == "loss" else (self.headline, 1.0)
+
+
+@dataclass
+class TaskConfig(Section, group="task"):
+    """What is predicted."""
+
+    name: str = choice("nodes", tuple(TASKS))  # nodes: one class per node | links: hidden edges
+    # links: share of the training edges that a step predicts, and hides; 0: it predicts all and hides none
+    disjoint: float = number(0.3, high=1)
+    negatives: int = number(1, low=1, high=1000)  # links: pairs without an edge per training edge
+    candidates: int = number(
+        100, low=1, high=100_000
+    )  # links: pairs without an edge that each scored edge is ranked against
 
 
 @dataclass
@@ -702,6 +725,7 @@ class RunConfig(Section):
     split: SplitConfig = field(default_factory=SplitConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -744,6 +768,11 @@ class RunConfig(Section):
             self.stack.isdecimal() and len(self.stack) < 8 and int(self.stack) <= MOST_CLIENTS
         ):
             raise FedGraphError(f"stack must be {AUTO} or a whole number, 0 to {MOST_CLIENTS}, got '{self.stack}'")
+        scores, metric = TASKS[self.task.name], self.evaluation.metric
+        if metric not in scores and not is_own(metric):
+            raise FedGraphError(
+                f"evaluation.metric={metric} is no score of task={self.task.name}: expected {', '.join(scores)} or module:name"
+            )
         if self.privacy.scores == "none" and (asked := [key for key, holds in by_scores.items() if holds]):
             raise FedGraphError(f"{asked[0]} needs scores, which privacy.scores=none keeps at the clients")
         if self.ray.aggregate and self.engine != "ray":

@@ -119,7 +119,7 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
     from fedgraph_flwr.runs.checks import client_class
 
     kind = client_class(cfg)
-    plain = kind.describe is GraphClient.describe and not cfg.adversary.clients
+    plain = kind.describe is GraphClient.describe and not cfg.adversary.clients and cfg.task.name == "nodes"
     if not plain or (known := partition.outline(cfg)) is None:
         return
     columns = zip(known.nodes, known.told["num_train"], strict=True)

@@ -30,6 +30,7 @@ from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs
 from fedgraph_flwr.numerics.stacked import stackable as kinds_stack
 from fedgraph_flwr.numerics.streams import Streams, drawing, generators
+from fedgraph_flwr.tasks import kind_of
 
 Result = TypeVar("Result")
 
@@ -54,6 +55,8 @@ def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
     """Why clients cannot be computed as one, in words; empty: they can."""
     if declared(kind) is None:
         return f"strategy={cfg.strategy.name}"
+    if not kind_of(cfg).classes:
+        return f"task={cfg.task.name}"
     if not model.stacks:
         return f"model={cfg.model.name}" + (" with model.norm=batch" if getattr(model, "norm", "") == "batch" else "")
     if alone := [part.name for part in Parts(cfg.strategy).all if not part.stacks]:
@@ -274,7 +277,8 @@ class Scores(Joint):
     @staticmethod
     def serves(client: GraphClient) -> bool:
         """Where nothing but the logits counts, and there is one graph."""
-        return not client.cfg.evaluation.own and len(client.scored.parts) == 1
+        scored = client.scored
+        return not client.cfg.evaluation.own and isinstance(scored, metrics.Scored) and len(scored.parts) == 1
 
     @staticmethod
     def size(call: Call) -> int:
@@ -290,7 +294,7 @@ class Scores(Joint):
     def compute(calls: Sequence[Call]) -> None:
         """Each one's scores."""
         clients = [call.client for call in calls]
-        scored = [client.scored for client in clients]
+        scored = [scored for client in clients if isinstance(scored := client.scored, metrics.Scored)]
 
         def segments() -> Segments:
             return Segments(scored)

@@ -24,7 +24,7 @@ BEST_CONSTANT = "the best constant prediction"
 _PREDICTORS = {
     "accuracy": f"always predicting {LARGEST}",
     "average_precision": "the share of the positive class",
-    "auc": "a random ranking",
+    **dict.fromkeys(("auc", "mrr", "hits_1", "hits_3", "hits_10"), "a random ranking"),
 }
 
 Score = Callable[[np.ndarray, np.ndarray], float]

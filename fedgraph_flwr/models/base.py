@@ -1,5 +1,6 @@
 """Base of all models: inputs prepared once for a client's graph, and a forward pass on them in two halves."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -62,8 +63,14 @@ class Model(nn.Module):
         adj = self.adjacency(graph.edge_index, graph.num_nodes)
         return Inputs(x=self.features(graph.x, dtype), adj=SparseMatrix(adj, dtype)).to(device)
 
-    def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | SparseMatrix:
+    def with_edges(self, inputs: Any, graph: Graph, device: torch.device | str, dtype: torch.dtype) -> Any:
+        """Prepare a graph with other edges between the same nodes; their features are taken from ``inputs``."""
+        return self.prepare(dataclasses.replace(graph, x=inputs.x), device, dtype)
+
+    def features(self, x: Tensor | SparseMatrix, dtype: torch.dtype = torch.float32) -> Tensor | SparseMatrix:
         """Return features [N, F] for a product: `compact` ones, or a tensor if the model needs it."""
+        if isinstance(x, SparseMatrix):  # of `with_edges`
+            return x
         return x.to(dtype) if self.dense_features else compact(x, dtype)
 
     def encode(self, inputs: Any) -> Tensor:

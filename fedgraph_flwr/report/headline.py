@@ -7,12 +7,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedgraph_flwr.config import METRICS
+from fedgraph_flwr.config import SHARES
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import Interval, paired
 from fedgraph_flwr.report.page import Page, grid, note, render, table
 from fedgraph_flwr.report.runs import FinishedRun, Fold, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
+
+_NAMES = {"auc": "AUC", "macro_f1": "macro F1", "mrr": "MRR", **{f"hits_{k}": f"hits@{k}" for k in (1, 3, 10)}}
 
 MAX_NAMED = 5
 """Clients that a sentence names."""
@@ -33,7 +35,7 @@ _WHEN = {
 def is_share(metric: str) -> bool:
     """Whether a metric is of ours, and so told in percent; one of the user's own may be anything."""
     base = metric.removeprefix(chance.PREFIX)
-    return base in METRICS or base.startswith("f1_") or base == chance.MAJORITY
+    return base in SHARES or base.startswith("f1_") or base == chance.MAJORITY
 
 
 def figure(value: float, metric: str) -> str:
@@ -55,7 +57,7 @@ def metric_of(run: FinishedRun) -> str:
 
 def words_of(metric: str) -> str:
     """A metric's name in words."""
-    return {"auc": "AUC", "macro_f1": "macro F1"}.get(metric, metric.replace("_", " "))
+    return _NAMES.get(metric, metric.replace("_", " "))
 
 
 def title(folds: Sequence[Fold]) -> str:

@@ -18,6 +18,7 @@ from fedgraph_flwr.report.page import Page, grid, note
 from fedgraph_flwr.report.parts import class_names
 from fedgraph_flwr.report.runs import FinishedRun, Fold
 from fedgraph_flwr.report.units import count, percent
+from fedgraph_flwr.tasks import kind_of
 
 MOST_CLIENTS, MOST_SETTINGS, MOST_DOTS = 24, 6, 1500
 BINS = 10
@@ -50,6 +51,8 @@ def predict(run: FinishedRun) -> Predicted:
         raise FedGraphError(
             f"privacy.scores={run.cfg.privacy.scores} keeps what is known of single nodes at the clients"
         )
+    if not kind_of(run.cfg).classes:
+        raise FedGraphError(f"task={run.cfg.task.name} has no classes")
     if not run.summary:
         raise FedGraphError("the run has not ended")
     if not run.clients:

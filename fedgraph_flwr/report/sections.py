@@ -18,6 +18,7 @@ from fedgraph_flwr.report.runs import FinishedRun, Fold, alike
 from fedgraph_flwr.report.units import count, duration, percent, size
 from fedgraph_flwr.runs.folder import CONFIG
 from fedgraph_flwr.secure.accounting import told as told_privacy
+from fedgraph_flwr.tasks import kind_of
 
 UNKNOWN = (
     "Sizes are those that the parties reported. Unknown here, since the parties keep them: the dataset, edges, homophily and"
@@ -158,7 +159,8 @@ def _client_table(
     if graphs:
         columns["nodes"] = lambda c: (count(graphs[c]["nodes"]), graphs[c]["nodes"])
         columns["edges"] = lambda c: (count(graphs[c]["edges"]), graphs[c]["edges"])
-        columns["training nodes"] = lambda c: (count(graphs[c]["train"]), graphs[c]["train"])
+        if kind_of(run.cfg).classes:
+            columns["training nodes"] = lambda c: (count(graphs[c]["train"]), graphs[c]["train"])
         columns["cut edges"] = lambda c: (count(graphs[c]["cut_edges"]), graphs[c]["cut_edges"])
         columns["homophily"] = lambda c: _share(graphs[c]["edge_homophily"])
         columns["label mix"] = lambda c: _share(skew[c])
@@ -167,7 +169,7 @@ def _client_table(
             if any(key in one for one in run.reported):
                 columns[name] = lambda c, key=key: _size(run.reported, c, key)  # type: ignore[misc]
     if tested:
-        columns["test nodes"] = lambda c: (count(tested[c]), tested[c])
+        columns[f"test {kind_of(run.cfg).ITEMS}"] = lambda c: (count(tested[c]), tested[c])
     rows = [[cell(c) for cell in columns.values()] for c in range(number)]
     return table(list(columns), rows, "Every client; a click on a column sorts.")
 
@@ -214,7 +216,7 @@ def training(page: Page, folds: Sequence[Fold]) -> list[Markup]:
         parts.append(
             page.chart(
                 "Scores by round",
-                "Means over clients: test nodes bold, validation nodes dashed. Dotted: the chance level, and upright the best"
+                "Means over clients: test scores bold, validation scores dashed. Dotted: the chance level, and upright the best"
                 f" validation round.{many}",
                 "lines",
                 height=360,

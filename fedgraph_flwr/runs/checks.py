@@ -22,6 +22,7 @@ from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 MOST_PARAMETERS = 2**16
@@ -54,6 +55,7 @@ def check_method(cfg: RunConfig) -> None:
         _check_secagg(cfg)
     model = models.probe(cfg.model)
     _check_released_buffers(cfg, model)
+    _check_task(cfg, sides[1])
     for side in (*sides, Parts(cfg.strategy)):
         side.check(cfg, model)
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # one may be of a part that is off
@@ -144,6 +146,32 @@ def not_stacked(cfg: RunConfig) -> str:
     if cfg.engine not in STACKING:
         return f"engine={cfg.engine}"
     return refusal(cfg, client_class(cfg), models.probe(cfg.model))
+
+
+def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
+    """Refuse a task that the method does not serve, and keys that the task does not know.
+
+    Raises:
+        FedGraphError: with what is accepted.
+    """
+    task = kind_of(cfg)
+    if cfg.task.name not in client.serves:
+        raise FedGraphError(
+            f"strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to"
+            f" {' or '.join(sorted(client.serves))}, or another strategy (docs/methods.md lists those for each task)"
+        )
+    if not task.classes:
+        of_classes = {
+            f"train.loss={cfg.train.loss}": cfg.train.loss != "cross_entropy",
+            "evaluation.confusion=true": cfg.evaluation.confusion,
+            f"adversary.kind={cfg.adversary.kind}": cfg.adversary.kind == "label_flip" or cfg.adversary.backdoor,
+            f"attack={cfg.attack.name}": cfg.attack.name != "none",
+        }
+        if asked := [key for key, holds in of_classes.items() if holds]:
+            raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
+    if models.network(cfg.model).heterogeneous and not task.typed:
+        raise FedGraphError(f"task={cfg.task.name} is for graphs of one type of nodes, got model={cfg.model.name}")
+    task.check(cfg)
 
 
 def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:

@@ -39,6 +39,7 @@ from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.moved import FILES
 from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
+from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
@@ -96,10 +97,42 @@ class Predictions:
         Raises:
             FedGraphError: another ending, or a folder that cannot be written.
         """
-        writers = {".csv": lambda frame: frame.to_csv(index=False).encode(), ".parquet": lambda f: f.to_parquet()}
-        if path.suffix not in writers:
-            raise FedGraphError(f"{path} has no known ending; predictions are written as .csv or .parquet")
-        write_bytes(path, writers[path.suffix](self.to_frame()))
+        write_frame(self.to_frame(), path)
+
+
+@dataclass
+class PairPredictions:
+    """Scores of pairs of nodes: the larger, the more probable is an edge.
+
+    Attributes:
+        ids: of the two ends [2, K].
+        scores: of the pairs [K].
+    """
+
+    ids: np.ndarray
+    scores: np.ndarray
+
+    def to_frame(self) -> Any:
+        """A pandas table: ``source``, ``target``, ``score``."""
+        import pandas as pd
+
+        return pd.DataFrame({"source": self.ids[0], "target": self.ids[1], "score": self.scores})
+
+    def write(self, path: Path) -> None:
+        """As `Predictions.write`."""
+        write_frame(self.to_frame(), path)
+
+
+def write_frame(frame: Any, path: Path) -> None:
+    """Write a pandas table as ``.csv`` or ``.parquet``.
+
+    Raises:
+        FedGraphError: another ending, or a folder that cannot be written.
+    """
+    writers = {".csv": lambda frame: frame.to_csv(index=False).encode(), ".parquet": lambda f: f.to_parquet()}
+    if path.suffix not in writers:
+        raise FedGraphError(f"{path} has no known ending; predictions are written as .csv or .parquet")
+    write_bytes(path, writers[path.suffix](frame))
 
 
 @dataclass
@@ -154,6 +187,10 @@ class Predictor:
             FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
         """
         graph = self.as_graph(graph)
+        if not self.task.classes:
+            raise FedGraphError(
+                f"{self.source} was trained for task={self.cfg.task.name}: pass pairs of nodes (--pairs)"
+            )
         return Predictions(names_of(graph, ids), self.logits(graph), self.meaning.classes, self.threshold)
 
     def logits(self, graph: Any) -> Tensor:
@@ -162,6 +199,37 @@ class Predictor:
         if logits.shape[1] != classes:
             raise FedGraphError(f"{self.source} names {classes} classes, and its network tells {logits.shape[1]} apart")
         return logits
+
+    @property
+    def task(self) -> type[Task]:
+        """The class of the run's task."""
+        return kind_of(self.cfg)
+
+    def predict_pairs(self, graph: Any, pairs: Sequence[Sequence[Any]], ids: Any = None) -> PairPredictions:
+        """Score pairs of nodes of a graph, for ``task=links``; the network reads all edges of the graph.
+
+        Args:
+            graph: as for `predict`.
+            pairs: ids of the two ends, [K, 2].
+            ids: of the graph's nodes, as for `predict`.
+
+        Raises:
+            FedGraphError: another task, or an id that the graph does not have.
+        """
+        if self.task.ITEMS != "edges":
+            raise FedGraphError(
+                f"{self.source} was trained for task={self.cfg.task.name}, which predicts no pairs of nodes"
+            )
+        graph = self.as_graph(graph)
+        place = {str(name): row for row, name in enumerate(names_of(graph, ids))}
+        named = np.asarray([[str(end) for end in pair] for pair in pairs], dtype=object).reshape(-1, 2)
+        if unknown_ids := [end for end in named.ravel() if end not in place]:
+            raise FedGraphError(
+                f"{len(unknown_ids)} ends of pairs are no nodes of the graph, such as '{unknown_ids[0]}': add them to the"
+                " node table, or leave their pairs out"
+            )
+        rows = torch.tensor([[place[end] for end in pair] for pair in named]).reshape(-1, 2).T
+        return PairPredictions(named.T, self.task.read(self._predicted(graph), rows).numpy())
 
     def network(self, graph: Any) -> models.Model:
         """The trained network, made for graphs of the features of this one."""
@@ -207,8 +275,12 @@ class Predictor:
         """The network as a module of plain PyG, with the parameters it predicts by.
 
         Raises:
-            FedGraphError: it is of another kind, or the method cannot predict here.
+            FedGraphError: it is of another kind or task, or the method cannot predict here.
         """
+        if not self.task.classes:
+            raise FedGraphError(
+                f"{self.source} was trained for task={self.cfg.task.name}: only classifiers can be exported"
+            )
         with same_process_state():
             client = self._ready(self.own if self.own is not None else self.probe())
             client.model.eval()
@@ -265,7 +337,7 @@ class Predictor:
         if isinstance(own, HeteroGraph) != typed:
             kinds = ("one type of nodes", "typed nodes and edges")
             raise FedGraphError(f"{self.source} is of graphs with {kinds[typed]}, this one has {kinds[not typed]}")
-        client = kind(self.cfg, own)
+        client = kind(self.task.for_prediction(self.cfg), own)
         client.model.load_state_dict(self._fitting(client.model, own), strict=False)
         if self.memory:
             client.load(self.memory)

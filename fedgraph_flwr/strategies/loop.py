@@ -285,7 +285,7 @@ class Loop:
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the round's record of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
-        return training_record(replies, prefixes, self.cfg.evaluation, self.strategy.agreed("num_classes"))
+        return training_record(replies, prefixes, self.cfg, self.strategy.agreed("num_classes"))
 
     def _spent(self) -> dict[str, Any]:
         """Return the record of the privacy budget."""
@@ -329,9 +329,9 @@ class Loop:
         for reply in replies:
             method.counted.setdefault(reply.client, counts_of(reply.metrics))
         nodes, classes = method.nodes_of(replies), method.agreed("num_classes")
-        scores = scores_of(replies, evaluation, classes, "", nodes)
+        scores = scores_of(replies, self.cfg, classes, "", nodes)
         if self.cfg.strategy.personal:
-            shared = scores_of(replies, evaluation, classes, "global-", nodes)["metrics"]
+            shared = scores_of(replies, self.cfg, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
         if evaluation.confusion:
             scores |= confusion_of(replies, classes)

@@ -152,7 +152,7 @@ class ReplyReader:
     def _score_fields_of(self, prefix: str) -> dict[str, NumberField]:
         if prefix not in self._scores:
             classes = self.method.agreed("num_classes")
-            self._scores[prefix] = score_fields(self.cfg.evaluation, classes, prefix, self._parts)
+            self._scores[prefix] = score_fields(self.cfg, classes, prefix, self._parts)
         return self._scores[prefix]
 
     def _model_fields(self) -> dict[str, ArrayField]:

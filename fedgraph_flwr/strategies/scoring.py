@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.config import EvaluationConfig
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation import chance, metrics
+from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, Axis, NumberField
 
@@ -16,12 +17,12 @@ KEYS = ("count", "loss")
 """Values that a client sends per split in addition to metrics."""
 
 
-def score_fields(cfg: EvaluationConfig, classes: int, prefix: str, parts: Axis) -> dict[str, NumberField]:
+def score_fields(cfg: RunConfig, classes: int, prefix: str, parts: Axis) -> dict[str, NumberField]:
     """Return the numbers of a reply with scores: one entry per part of the client's graph, NaN for a part without nodes."""
     fields = {"count": NumberField(0, LARGEST, length=parts), "loss": NumberField(0, length=parts, nan=True)}
-    share = NumberField(0, 1, length=parts, nan=True)
-    named = {**fields, **dict.fromkeys(metrics.wanted(cfg, classes), share)}
-    unbounded = (*cfg.own, *map(chance.name_of, cfg.own))
+    task, own = kind_of(cfg), cfg.evaluation.own
+    named = {**fields, **{name: task.field(name, parts) for name in task.wanted(cfg.evaluation, classes)}}
+    unbounded = (*own, *map(chance.name_of, own))
     named |= {name: NumberField(length=parts, nan=True) for name in unbounded if name in named}
     return {f"{prefix}{split}-{key}": wanted for split in metrics.SPLITS for key, wanted in named.items()}
 
@@ -82,13 +83,13 @@ def counts_of(scores: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def scores_of(
-    replies: Iterable[Reply], cfg: EvaluationConfig, classes: int, prefix: str = "", nodes: list[float] | None = None
+    replies: Iterable[Reply], cfg: RunConfig, classes: int, prefix: str = "", nodes: list[float] | None = None
 ) -> dict[str, Any]:
     """Return scores by client, and their means.
 
     Args:
         replies: replies with scores, in client order.
-        cfg: defines the metrics.
+        cfg: the run's configuration.
         classes: C, on which some metrics depend.
         prefix: prefix of the scores' names (``trained-`` for each client's model after local training).
         nodes: number of nodes per part, if they weight the means.
@@ -97,7 +98,7 @@ def scores_of(
     per_client = {
         f"{split}-{key}": [v for r in scored for v in as_list(r.metrics.get(f"{prefix}{split}-{key}", []))]
         for split in metrics.SPLITS
-        for key in (*KEYS, *metrics.wanted(cfg, classes))
+        for key in (*KEYS, *kind_of(cfg).wanted(cfg.evaluation, classes))
     }
     return {"metrics": metrics.averages(per_client, nodes), "clients": per_client}
 
@@ -114,7 +115,7 @@ def confusion_of(replies: Iterable[Reply], classes: int) -> dict[str, list[list[
 
 
 def training_record(
-    replies: Iterable[Reply], prefixes: Iterable[str], cfg: EvaluationConfig, classes: int
+    replies: Iterable[Reply], prefixes: Iterable[str], cfg: RunConfig, classes: int
 ) -> dict[str, Any]:
     """Return the mean training loss, and means of further scores under their prefix, such as ``trained_test_accuracy``."""
     trained = list(replies)

@@ -290,11 +290,11 @@ def test_a_client_tells_no_count_that_its_policy_forbids():
     client = GraphClient(compose(["evaluation.confusion=true", "model.hidden=4"]), graph)
     logits = torch.nn.functional.one_hot(torch.tensor([0, 1, 2] + [0, 1, 2] * 3 + [1, 1, 1, 0]), 3).float()
     assert graph.y.tolist() == [-1, 1, 2] + [0, 1, 2] * 4 + [0]
-    assert client.confusion(logits) == [4, 1, 0, 0, 5, 0, 0, 1, 4]
+    assert client.task.confusion(logits, client.policy.min_nodes) == [4, 1, 0, 0, 5, 0, 0, 1, 4]
     client.policy = Policy(min_nodes=5)
-    assert client.confusion(logits) == [-5, -5, -5, -5, 5, -5, -5, -5, -5]
+    assert client.task.confusion(logits, client.policy.min_nodes) == [-5, -5, -5, -5, 5, -5, -5, -5, -5]
     client.policy = Policy(min_nodes=1)
-    assert client.confusion(logits) == [4, 1, 0, 0, 5, 0, 0, 1, 4]
+    assert client.task.confusion(logits, client.policy.min_nodes) == [4, 1, 0, 0, 5, 0, 0, 1, 4]
 
 
 def test_no_share_is_computed_of_counts_that_clients_keep(fleet, tmp_path):

@@ -1,0 +1,15 @@
+"""Tasks: what is predicted, how predictions are read from a network's outputs, and how they are scored."""
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.tasks.base import Batch, Learner, Scorer, Task
+from fedgraph_flwr.tasks.links import Links
+from fedgraph_flwr.tasks.nodes import Nodes
+
+__all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of"]
+
+_KINDS: dict[str, type[Task]] = {"nodes": Nodes, "links": Links}
+
+
+def kind_of(cfg: RunConfig) -> type[Task]:
+    """The class of the task that a run configures."""
+    return _KINDS[cfg.task.name]

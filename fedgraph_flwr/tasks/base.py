@@ -1,0 +1,165 @@
+"""What every task has: which items are predicted, how predictions are read from a network's outputs, their loss and scores.
+
+An item is what is predicted: a node, or a pair of nodes. A network gives outputs [N, W] for the nodes of a graph, and a task
+reads predictions from them without parameters of its own. So every method that trains a network by its loss serves every task.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.config import EvaluationConfig, RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.evaluation import chance, metrics
+from fedgraph_flwr.wire.reply_schema import Axis, NumberField
+
+
+class Batch(NamedTuple):
+    """What one local step reads.
+
+    Attributes:
+        inputs: of the network.
+        nodes: rows of its outputs that train, [V]; of pairs, their two ends [2, V]; None: all rows.
+        y: their targets, [V].
+    """
+
+    inputs: Any
+    nodes: Tensor | None
+    y: Tensor
+
+
+class Learner(Protocol):
+    """The parts of a client that a task's steps read."""
+
+    cfg: RunConfig
+    graph: ClientGraph
+    model: Any
+    device: torch.device
+    dtype: torch.dtype
+    server_round: int
+    exchange: int
+
+
+class Scorer(Protocol):
+    """The scored items of a client, prepared once for all models."""
+
+    def score(
+        self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
+    ) -> dict[str, list[float]]:
+        """Return ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each with one entry per part."""
+
+
+class Task:
+    """One task on the graph of one client.
+
+    Args:
+        cfg: the run's configuration.
+        graph: the client's graph.
+
+    Attributes:
+        METRICS: scores of the task, the default headline first.
+        ITEMS: what is predicted, as reports call it.
+        LOWER: those of which less is better.
+        SHARES: those that lie in [0, 1].
+        classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
+        typed: whether its graphs may have typed nodes and edges.
+        graph: what the network may read: without the edges that are predicted.
+        y: targets of all items [V].
+        masks: training, validation and test items, bool [V], by split.
+    """
+
+    METRICS: ClassVar[tuple[str, ...]]
+    ITEMS: ClassVar[str] = "nodes"
+    LOWER: ClassVar[frozenset[str]] = frozenset()
+    SHARES: ClassVar[frozenset[str]] = frozenset()
+    classes: ClassVar[bool] = False
+    typed: ClassVar[bool] = False
+
+    graph: ClientGraph
+    y: Tensor
+    masks: Mapping[str, Tensor]
+
+    def __init__(self, cfg: RunConfig, graph: Any):
+        self.cfg = cfg
+        self.graph = graph
+
+    @classmethod
+    def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
+        """W, outputs of the network per node; C is the number of classes of the data."""
+        raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        """W on this graph."""
+        return self.outputs(self.cfg, int(self.graph.num_classes))
+
+    def step(self, whole: Batch, index: int, client: Learner) -> Batch:
+        """The batch of a local step; by default all training items.
+
+        Args:
+            whole: inputs and training items of the client.
+            index: the step's number in this local training.
+            client: whose step it is.
+        """
+        return whole
+
+    def steps_on(self, y: Tensor) -> int:
+        """Number of the client's own items behind a step, from the step's targets."""
+        return y.size(0)
+
+    @staticmethod
+    def read(logits: Tensor, items: Tensor | None) -> Tensor:
+        """Predictions of items from the network's outputs [N, W]; by default the items' rows."""
+        return logits if items is None else logits[items]
+
+    @staticmethod
+    def loss(predictions: Tensor, y: Tensor, cfg: RunConfig, weights: Tensor | None = None) -> Tensor:
+        """The loss of predictions [V, W] against targets [V], a scalar."""
+        raise NotImplementedError
+
+    def scorer(self, floor: int) -> Scorer:
+        """The items that models are scored on.
+
+        Args:
+            floor: smallest number of items behind a score (the policy's ``min_nodes``).
+        """
+        raise NotImplementedError
+
+    def confusion(self, logits: Tensor, floor: int) -> list[float]:
+        """Confusion matrix of the test items, of a task with classes; see `Nodes.confusion`."""
+        raise NotImplementedError
+
+    @classmethod
+    def wanted(cls, cfg: EvaluationConfig, width: int) -> tuple[str, ...]:
+        """Names of the computed scores, with the chance level of the headline."""
+        beside = chance.name_of(cfg.headline)
+        return (*cls.METRICS, *cfg.own, *([beside] if beside not in cls.METRICS else []))
+
+    @classmethod
+    def score_names(cls, cfg: EvaluationConfig, width: int) -> set[str]:
+        """Names of all scores that a client may send."""
+        keys = ("count", "loss", *cls.wanted(cfg, width))
+        names = {f"{split}-{key}" for split in metrics.SPLITS for key in keys}
+        return {f"{prefix}{name}" for prefix in ("", "global-", "trained-") for name in names}
+
+    @classmethod
+    def field(cls, name: str, parts: Axis) -> NumberField:
+        """Range of a score, by its name."""
+        if name.removeprefix(chance.PREFIX) in cls.SHARES:
+            return NumberField(0, 1, length=parts, nan=True)
+        return NumberField(length=parts, nan=True)
+
+    @classmethod
+    def for_prediction(cls, cfg: RunConfig) -> RunConfig:
+        """The configuration under which the network reads all that it may read once the run is over."""
+        return cfg
+
+    @classmethod
+    def check(cls, cfg: RunConfig) -> None:
+        """Refuse a configuration that the task cannot serve.
+
+        Raises:
+            FedGraphError: a key of another task.
+        """

@@ -1,0 +1,237 @@
+"""Link prediction: which pairs of nodes are joined by an edge that the network does not see.
+
+Edges are split into training, validation and test pairs. Validation and test pairs are hidden from the network in both
+directions. A step predicts a share of the training pairs (``task.disjoint``), hides them too, and adds pairs that are no edge
+(``task.negatives`` each). The score of a pair (u, v) is the dot product of the two nodes' outputs, z_u · z_v.
+
+Each pair belongs to one client, so edges between clients are no items. The split follows from a keyed hash of the two global
+ids, so that a client and the pooled graph agree on it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.config import TASKS, RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import chance, metrics
+from fedgraph_flwr.evaluation.curves import Curves
+from fedgraph_flwr.tasks import pairs, ranking
+from fedgraph_flwr.tasks.base import Batch, Learner, Task
+from fedgraph_flwr.wire.messages import derive_seed
+
+
+class Links(Task):
+    """Hidden edges of a graph: outputs are embeddings [N, ``model.hidden``], targets 1 for an edge and 0 for none."""
+
+    METRICS: ClassVar = TASKS["links"]
+    ITEMS: ClassVar = "edges"
+    SHARES: ClassVar = frozenset(METRICS)
+
+    def __init__(self, cfg: RunConfig, graph: ClientGraph):
+        super().__init__(cfg, graph)
+        joined = pairs.undirected(graph.edge_index.numpy())
+        self.part = graph.part.numpy() if graph.part.numel() else np.zeros(graph.num_nodes, dtype=np.int64)
+        inner = joined[:, self.part[joined[0]] == self.part[joined[1]]]  # an edge between clients is no item of one
+        self.known = joined
+        shares = cfg.split.train, cfg.split.val, cfg.split.test
+        ids = graph.node_id.numpy()
+        place = np.sort(ids[inner], axis=0)
+        order = np.lexsort((pairs.keyed(place, derive_seed(cfg.seed, "links")), self.part[inner[0]]))
+        ends = np.bincount(self.part[inner[0]], minlength=int(self.part.max(initial=0)) + 1).cumsum()[:-1]
+        found = [pairs.split_pairs(one, shares) for one in np.split(order, ends)]
+        self.items = {
+            split: inner[:, np.concatenate([one[k] for one in found])]
+            for k, split in enumerate(("train", "val", "test"))
+        }
+        self.y = torch.ones(self.items["train"].shape[1])
+        self.masks = {"train": torch.ones(len(self.y), dtype=torch.bool)}
+        self.graph = without(graph, np.concatenate([self.items["val"], self.items["test"]], axis=1))
+
+    @classmethod
+    def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
+        """``model.hidden``."""
+        return cfg.model.hidden
+
+    def step(self, whole: Batch, index: int, client: Learner) -> Batch:
+        """A share of the training pairs, which the network does not see in this step, and pairs that are no edge."""
+        task, known = self.cfg.task, self.items["train"]
+        rng = self._rng(client.server_round, client.exchange, index, "negatives")
+        inputs, taken = whole.inputs, np.arange(known.shape[1])
+        if task.disjoint and taken.size > 1:
+            taken = np.sort(rng.permutation(taken.size)[: max(round(task.disjoint * taken.size), 1)])
+            inputs = client.model.with_edges(inputs, without(self.graph, known[:, taken]), client.device, client.dtype)
+        joined = known[:, taken]
+        sources = np.repeat(joined[rng.integers(2, size=taken.size), np.arange(taken.size)], task.negatives)
+        targets, free = self._corrupted(sources, rng)
+        apart = np.stack([sources, targets])[:, free]
+        y = torch.cat([torch.ones(taken.size), torch.zeros(apart.shape[1])])
+        items = torch.from_numpy(np.concatenate([joined, apart], axis=1))
+        return Batch(inputs, items.to(client.device), y.to(client.device, client.dtype))
+
+    def _corrupted(self, sources: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """As `NonEdges.corrupted`, with targets of the source's own part."""
+        targets, free = np.zeros_like(sources), np.zeros(sources.size, dtype=bool)
+        for p, draws in self._non_edges.items():
+            (rows,) = np.nonzero(self.part[sources] == p)
+            targets[rows], free[rows] = draws.corrupted(sources[rows], rng)
+        return targets, free
+
+    def steps_on(self, y: Tensor) -> int:
+        """Positives: pairs that are no edge show nothing of the client."""
+        return int((y > 0).sum())
+
+    @staticmethod
+    def read(logits: Tensor, items: Tensor | None) -> Tensor:
+        """Scores [V] of pairs [2, V]: dot products of their ends' outputs."""
+        if items is None:
+            raise ValueError("pairs of nodes are needed")
+        return (logits[items[0]] * logits[items[1]]).sum(-1)
+
+    @staticmethod
+    def loss(predictions: Tensor, y: Tensor, cfg: RunConfig, weights: Tensor | None = None) -> Tensor:
+        """Mean binary cross entropy of the scores."""
+        return F.binary_cross_entropy_with_logits(predictions, y.to(predictions))
+
+    def scorer(self, floor: int) -> "ScoredLinks":
+        """Validation and test pairs; a split of fewer pairs than the floor is not scored."""
+        return ScoredLinks(self, floor)
+
+    @cached_property
+    def _non_edges(self) -> Mapping[int, pairs.NonEdges]:
+        """Pairs without a known edge, by part."""
+        n = self.graph.num_nodes
+        return {p: pairs.NonEdges(self.known, np.flatnonzero(self.part == p), n) for p in np.unique(self.part).tolist()}
+
+    def drawn(self, split: str, part: int) -> "Ranked":
+        """Test or validation pairs of a part with their negatives, the same in every run of this seed."""
+        own = self.items[split][:, self.part[self.items[split][0]] == part]
+        client = part if self.graph.part.numel() else self.graph.client
+        rng = np.random.default_rng([self.cfg.seed, client, derive_seed("links", split)])
+        draws, count = self._non_edges[part], self.cfg.task.candidates
+        sources = own[rng.integers(2, size=own.shape[1]), np.arange(own.shape[1])]
+        targets, free = draws.corrupted(np.repeat(sources, count), rng)
+        shape = own.shape[1], count
+        return Ranked(own, sources, targets.reshape(shape), free.reshape(shape), draws.uniform(own.shape[1], rng))
+
+    def _rng(self, *stream: int | str) -> np.random.Generator:
+        return np.random.default_rng(derive_seed(self.cfg.seed, self.graph.client, *stream))
+
+    @classmethod
+    def for_prediction(cls, cfg: RunConfig) -> RunConfig:
+        """No edge is hidden."""
+        return replace(cfg, split=replace(cfg.split, train=1.0, val=0.0, test=0.0))
+
+    @classmethod
+    def check(cls, cfg: RunConfig) -> None:
+        """Edges are split at random only."""
+        if cfg.split.kind != "ratio":
+            raise FedGraphError(
+                f"task=links splits edges at random, got split.kind={cfg.split.kind}: set split.kind=ratio"
+            )
+
+
+class Ranked(NamedTuple):
+    """Pairs to be scored, and what they are ranked against.
+
+    Attributes:
+        pairs: edges [2, P].
+        sources: the end of each that its negatives keep [P].
+        targets: the other ends of its K negatives [P, K].
+        free: which of these are no edge, bool [P, K].
+        apart: uniform pairs that are no edge, about as many as edges [2, P'].
+    """
+
+    pairs: np.ndarray
+    sources: np.ndarray
+    targets: np.ndarray
+    free: np.ndarray
+    apart: np.ndarray
+
+
+ROWS = 2**20
+"""Negatives that are scored at a time."""
+
+
+class ScoredLinks:
+    """Validation and test pairs of a client with their negatives.
+
+    Args:
+        task: the client's.
+        floor: a split of fewer pairs is not scored.
+    """
+
+    def __init__(self, task: Links, floor: int):
+        parts = np.unique(task.part).tolist() or [0]
+        self.parts = [{split: task.drawn(split, p) for split in metrics.SPLITS} for p in parts]
+        self.floor = floor
+
+    def score(
+        self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
+    ) -> dict[str, list[float]]:
+        """As `Scorer.score`."""
+        z = logits.detach().cpu()
+        found: dict[str, list[float]] = {}
+        for part in self.parts:
+            for split, ranked in part.items():
+                count = ranked.pairs.shape[1]
+                shown = count if count >= self.floor else 0
+                values = _values(z, ranked) if shown else {}
+                for key in ("count", "loss", *names):
+                    value = float(shown) if key == "count" else values.get(key, float("nan"))
+                    found.setdefault(f"{split}-{key}", []).append(value)
+        return found
+
+
+def _values(z: Tensor, ranked: Ranked) -> dict[str, float]:
+    """All scores of one model's outputs [N, W] on pairs, by name, with their chance levels."""
+    positive = Links.read(z, torch.from_numpy(ranked.pairs)).numpy()
+    negative = _against(z, ranked)
+    places = ranking.ranks(positive, negative)
+    apart = Links.read(z, torch.from_numpy(ranked.apart)).numpy()
+    labels = np.repeat([True, False], [positive.size, apart.size])
+    curve = Curves(np.concatenate([positive, apart]), labels)
+    losses = np.logaddexp(0, np.where(labels, -1, 1) * np.concatenate([positive, apart]).astype(np.float64))
+    free = ranked.free.sum(1)
+    levels = {
+        "mrr": ranking.random_reciprocal_rank(free),
+        "auc": 0.5,
+        "average_precision": positive.size / labels.size,
+        **{f"hits_{k}": float(np.mean(np.minimum(k / (free + 1), 1))) for k in (1, 3, 10)},
+    }
+    return {
+        "loss": float(losses.mean()),
+        "mrr": ranking.mean_reciprocal_rank(places),
+        **{f"hits_{k}": ranking.hits(places, k) for k in (1, 3, 10)},
+        "auc": float(curve.area()[0]) if apart.size else float("nan"),
+        "average_precision": float(curve.precision()[0]),
+        **{chance.name_of(name): value for name, value in levels.items()},
+    }
+
+
+def _against(z: Tensor, ranked: Ranked) -> np.ndarray:
+    """Scores of each edge's negatives [P, K]; NaN for those that are an edge after all."""
+    size, count = ranked.targets.shape
+    rows = max(ROWS // max(count, 1), 1)
+    blocks = [
+        torch.einsum("pw,pkw->pk", z[ranked.sources[i : i + rows]], z[ranked.targets[i : i + rows]]).numpy()
+        for i in range(0, size, rows)
+    ]
+    scores = np.concatenate(blocks) if blocks else np.zeros((0, count), np.float32)
+    return np.where(ranked.free, scores, np.nan)
+
+
+def without(graph: ClientGraph, hidden: np.ndarray) -> ClientGraph:
+    """The graph without the edges between pairs of nodes [2, P], in both directions."""
+    if not hidden.shape[1]:
+        return graph
+    code = pairs.codes(graph.edge_index.numpy(), graph.num_nodes)
+    kept = ~np.isin(code, pairs.codes(hidden, graph.num_nodes))
+    return replace(graph, edge_index=graph.edge_index[:, torch.from_numpy(kept)])

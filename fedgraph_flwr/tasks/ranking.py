@@ -1,0 +1,31 @@
+"""Scores of rankings: the rank of a positive among its own negatives, and what follows from ranks."""
+
+import numpy as np
+
+
+def ranks(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
+    """Rank of each positive [P] among its own negatives [P, K], ties at their mean place: 1 + (#{s⁻ > s⁺} + #{s⁻ ≥ s⁺}) / 2.
+
+    A constant scorer has rank 1 + K/2, not 1. NaN among the negatives stands for none.
+    """
+    above = (negative > positive[:, None]).sum(1)
+    equal = (negative == positive[:, None]).sum(1)
+    return np.asarray(1 + above + equal / 2)
+
+
+def mean_reciprocal_rank(ranks: np.ndarray) -> float:
+    """Mean of 1 / rank over the positives."""
+    return float(np.mean(1 / ranks))
+
+
+def hits(ranks: np.ndarray, k: int) -> float:
+    """Share of the positives whose rank is at most k."""
+    return float(np.mean(ranks <= k))
+
+
+def random_reciprocal_rank(candidates: np.ndarray) -> float:
+    """Mean reciprocal rank of a random order without ties: E[1/rank] = H(K+1) / (K+1), of K negatives each [P]."""
+    size = candidates + 1
+    most = int(size.max(initial=1))
+    harmonic = np.cumsum(1 / np.arange(1, most + 1))
+    return float(np.mean(harmonic[size - 1] / size))
