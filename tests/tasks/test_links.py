@@ -1,0 +1,255 @@
+"""task=links: nothing of a hidden edge reaches the network, and scores are those of a plain loop."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch_geometric.nn import GCNConv
+
+import fedgraph_flwr as fg
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import ClientGraph, read_tensors
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition.clients import cut, pool
+from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.secure.policy import Policy
+from fedgraph_flwr.tasks import links, pairs
+from fedgraph_flwr.testing import assert_same_arrays
+
+WORDS = ["task=links", "model.hidden=16", "num_clients=1", "rounds=2"]
+
+
+def random_graph(nodes: int = 60, edges: int = 240, features: int = 8, seed: int = 0, blocks: int = 1) -> ClientGraph:
+    """Undirected edges, uniform or mostly within blocks, and random features."""
+    rng = np.random.default_rng(seed)
+    of = rng.integers(blocks, size=nodes)
+    found = rng.integers(nodes, size=(2, 40 * edges))
+    kept = (of[found[0]] == of[found[1]]) | (rng.random(found.shape[1]) < (0.05 if blocks > 1 else 1))
+    joined = pairs.undirected(found[:, kept][:, :edges])
+    empty = torch.zeros(nodes, dtype=torch.bool)
+    mask = torch.arange(nodes) < nodes // 2
+    return ClientGraph(
+        x=torch.from_numpy(rng.standard_normal((nodes, features))).float(),
+        edge_index=torch.from_numpy(np.concatenate([joined, joined[::-1]], axis=1)),
+        y=torch.from_numpy(of % 2),
+        train_mask=mask,
+        val_mask=empty,
+        test_mask=~mask,
+        num_classes=2,
+        node_id=torch.arange(nodes),
+        num_global_nodes=nodes,
+    )
+
+
+def client(graph: ClientGraph, *words: str) -> GraphClient:
+    return GraphClient(compose([*WORDS, *words]), graph)
+
+
+def as_pairs(edge_index: torch.Tensor) -> set[frozenset[int]]:
+    return {frozenset(edge) for edge in edge_index.T.tolist()}
+
+
+def test_scored_edges_are_hidden_in_both_directions():
+    graph = random_graph()
+    made = client(graph)
+    splits = {split: as_pairs(torch.from_numpy(found)) for split, found in made.task.items.items()}
+    read = as_pairs(made.graph.edge_index)
+    assert set.union(*splits.values()) == as_pairs(graph.edge_index)
+    assert sum(map(len, splits.values())) == len(as_pairs(graph.edge_index))
+    assert read == splits["train"]
+    assert made.graph.edge_index.shape[1] == 2 * len(read)
+    assert (made.num_train, made.task.width) == (len(read), 16)
+
+
+def test_a_step_hides_what_it_predicts():
+    made = client(random_graph(), "train.local_steps=2", "task.negatives=3")
+    known = as_pairs(random_graph().edge_index)
+    seen = []
+    for batch in made.batches():
+        positives = as_pairs(batch.nodes[:, batch.y > 0])
+        dense = batch.inputs.adj.to_dense()
+        assert not any(dense[u, v] or dense[v, u] for u, v in positives)
+        negatives = as_pairs(batch.nodes[:, batch.y == 0])
+        assert not negatives & known
+        assert len(positives) == round(0.3 * made.num_train)
+        assert (batch.y == 0).sum() == 3 * len(positives)
+        seen.append(positives)
+    assert seen[0] != seen[1]  # drawn anew per step
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_a_network_cannot_predict_random_edges_unless_it_sees_them(hides, monkeypatch):
+    """The leak detector: on a uniformly random graph with random features, AUC is 1/2, and far above with the scored edges."""
+    graph = random_graph(nodes=500, edges=2500, features=64)
+    if not hides:
+        whole = graph.edge_index
+        monkeypatch.setattr(links, "without", lambda graph, hidden: replace(graph, edge_index=whole))
+    made = client(graph, "train.local_steps=60", "model.hidden=32", "model.dropout=0")
+    made.train()
+    auc = made.scores()["test-auc"][0]
+    assert abs(auc - 0.5) < 0.06 if hides else auc > 0.7
+
+
+def test_a_planted_partition_is_found_up_to_its_ceiling():
+    """With α of the edges and β of the other pairs inside blocks, AUC is at most α (1 − β) + (αβ + (1 − α)(1 − β)) / 2."""
+    graph = random_graph(nodes=300, edges=3000, blocks=3, seed=1)
+    of = np.random.default_rng(1).integers(3, size=300)
+    graph = replace(graph, x=torch.nn.functional.one_hot(torch.from_numpy(of)).float())
+    made = client(graph, "train.local_steps=80", "model.dropout=0")
+    made.train()
+    told = made.scores()
+    ends = graph.edge_index.numpy()
+    inside, by_chance = (of[ends[0]] == of[ends[1]]).mean(), (np.bincount(of) ** 2).sum() / of.size**2
+    ceiling = inside * (1 - by_chance) + (inside * by_chance + (1 - inside) * (1 - by_chance)) / 2
+    assert ceiling - 0.06 < told["test-auc"][0] < ceiling + 0.04
+    assert told["test-mrr"][0] > 1.3 * told["test-chance_mrr"][0]
+
+
+def test_one_client_equals_a_plain_pyg_loop():
+    """PyG's layers in float64, on the same drawn pairs: equal parameters after three steps."""
+    made = client(random_graph(), "dtype=float64", "model.dropout=0", "train.weight_decay=0")
+    first, second = GCNConv(8, 16).double(), GCNConv(16, 16).double()
+    layers = {"layers.0": first, "head": second}
+    with torch.no_grad():
+        for name, value in made.model.state_dict().items():
+            layer = layers[name.rpartition(".")[0]]
+            layer.bias.copy_(value) if value.dim() == 1 else layer.lin.weight.copy_(value.T)
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=0.01)
+    x, edges = random_graph().x.double(), random_graph().edge_index
+    hidden = as_pairs(torch.from_numpy(np.concatenate([made.task.items["val"], made.task.items["test"]], axis=1)))
+    for batch in made.batches():
+        gone = hidden | as_pairs(batch.nodes[:, batch.y > 0])
+        kept = torch.tensor([frozenset(edge) not in gone for edge in edges.T.tolist()])
+        z = second(torch.relu(first(x, edges[:, kept])), edges[:, kept])
+        s = (z[batch.nodes[0]] * z[batch.nodes[1]]).sum(1)
+        p = torch.sigmoid(s)
+        loss = -(batch.y * p.log() + (1 - batch.y) * (1 - p).log()).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    made.train()
+    for name, value in made.model.state_dict().items():
+        layer = layers[name.rpartition(".")[0]]
+        assert torch.allclose(value, layer.bias if value.dim() == 1 else layer.lin.weight.T, atol=1e-12), name
+
+
+def test_scores_equal_those_of_scikit_learn():
+    made = client(random_graph())
+    z = made.predict()
+    told = made.score(z)
+    ranked = made.task.drawn("test", 0)
+    both = np.concatenate([ranked.pairs, ranked.apart], axis=1)
+    scores = (z[both[0]] * z[both[1]]).sum(1).numpy()
+    y = np.arange(both.shape[1]) < ranked.pairs.shape[1]
+    assert told["test-auc"][0] == pytest.approx(roc_auc_score(y, scores))
+    assert told["test-average_precision"][0] == pytest.approx(average_precision_score(y, scores))
+    assert told["test-count"] == [ranked.pairs.shape[1]]
+
+
+def test_scored_pairs_are_the_same_for_every_model_and_round():
+    a, b = client(random_graph()), client(random_graph(), "model.hidden=4", "rounds=9")
+    for split in ("val", "test"):
+        for one, other in zip(a.task.drawn(split, 0), b.task.drawn(split, 0), strict=True):
+            assert (one == other).all()
+    other = GraphClient(compose([*WORDS, "seed=1"]), random_graph())
+    assert not np.array_equal(other.task.items["test"], a.task.items["test"])
+
+
+def test_clients_and_the_pooled_graph_split_the_same_edges():
+    """Edges between clients are messages of the pooled graph and items of nobody."""
+    graph = random_graph(nodes=90, edges=500)
+    clients = cut(graph, [torch.arange(40), torch.arange(40, 90)])
+    parts = [links.Links(compose(WORDS), one) for one in clients]
+    whole = links.Links(compose(WORDS), pool(clients))
+    for split in ("train", "val", "test"):
+        own = [
+            as_pairs(one.node_id[torch.from_numpy(task.items[split])]) for one, task in zip(clients, parts, strict=True)
+        ]
+        assert as_pairs(torch.from_numpy(whole.items[split])) == own[0] | own[1]
+    crossing = {edge for edge in as_pairs(graph.edge_index) if len({min(node // 40, 1) for node in edge}) == 2}
+    assert crossing <= as_pairs(whole.graph.edge_index)
+    for part, task in enumerate(parts):
+        mine, pooled = task.drawn("test", 0), whole.drawn("test", part)
+        assert (clients[part].node_id[torch.from_numpy(mine.targets)].numpy() == pooled.targets).all()
+
+
+def test_few_pairs_are_not_scored_under_a_policy():
+    made = client(random_graph(nodes=12, edges=20))
+    made.policy = Policy(min_nodes=50)
+    told = made.score(made.predict())
+    assert told["test-count"] == [0]
+    assert np.isnan(told["test-mrr"][0])
+    with pytest.raises(FedGraphError, match="min_nodes"):
+        made.train()
+
+
+SMALL = {"task": "links", "num_clients": 2, "rounds": 2, "dataset.nodes": 120, "model.hidden": 8, "progress": False}
+
+
+def trained(path: Path) -> dict[str, torch.Tensor]:
+    """The final shared parameters of a run's folder."""
+    return read_tensors(path / "model_final.safetensors")[0]
+
+
+@pytest.fixture(scope="module")
+def inline(tmp_path_factory) -> Path:
+    """The folder of a finished run."""
+    out = tmp_path_factory.mktemp("links") / "inline"
+    run = fg.run(out=str(out), checkpoint_every=1, **SMALL)
+    assert 0 < run.summary["test_mrr"] < 1
+    assert run.summary["headline"] == "test_mrr at best_val"
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower-simulation"])
+def test_engines_give_the_same_bits(engine, inline, tmp_path):
+    fg.run(out=str(tmp_path / "run"), engine=engine, **SMALL)
+    assert_same_arrays(trained(tmp_path / "run"), trained(inline))
+
+
+def test_a_resumed_run_gives_the_same_bits(inline, tmp_path):
+    fg.run(out=str(tmp_path / "run"), checkpoint_every=1, **SMALL | {"rounds": 1})
+    fg.load_run(tmp_path / "run").resume(rounds=2, progress=False)
+    assert_same_arrays(trained(tmp_path / "run"), trained(inline))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"privacy.secagg": True, "num_clients": 3},
+        {"privacy.dp": "server_fixed", "privacy.noise_multiplier": 1.0, "strategy.weighting": "uniform"},
+        {"strategy.aggregator": "median", "num_clients": 3},
+        {"strategy": "central"},
+        {"strategy": "local"},
+    ],
+    ids=str,
+)
+def test_links_run_under_protections_and_references(keys, tmp_path):
+    run = fg.run(out=str(tmp_path / "run"), **SMALL | keys)
+    assert 0 < run.summary["test_mrr"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["strategy=fedproto"], "strategy=fedproto does not serve task=links: set task to nodes"),
+        (["train.loss=weighted"], r"train.loss=weighted needs classes of nodes, and task=links has none"),
+        (["split.kind=kfold"], "task=links splits edges at random, got split.kind=kfold: set split.kind=ratio"),
+        (["dataset=mutag"], "graphs of one type of nodes"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_run(words, match):
+    with pytest.raises(FedGraphError, match=match):
+        check_method(compose([*WORDS, *words]))
+
+
+def test_a_score_of_another_task_is_refused():
+    with pytest.raises(
+        FedGraphError, match=r"evaluation.metric=accuracy is no score of task=links: expected mrr, hits_1"
+    ):
+        compose([*WORDS, "evaluation.metric=accuracy"])
