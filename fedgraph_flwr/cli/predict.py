@@ -121,8 +121,8 @@ def _score_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace)
     table = read_table(args.pairs, layout)
     if missing := [name for name in ends if name not in table.columns]:
         raise FedGraphError(
-            f"{args.pairs} has no column '{missing[0]}': expected {' and '.join(ends)}, or name them by --source and"
-            " --target"
+            f"{args.pairs} has no column '{missing[0]}': expected {' and '.join(ends)}, or name them by --source-column and"
+            " --target-column"
         )
     found = predictor.predict_pairs(graph, table[ends].astype(str).to_numpy().tolist(), ids)
     if args.out is None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.personal import PersonalClient, copied
-from fedgraph_flwr.config import number
+from fedgraph_flwr.config import TASKS, number
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.wire.trees import flatten
 
@@ -34,6 +34,7 @@ class APFLClient(PersonalClient):
     """FedAvg's client that moves a second model along; v_i, α_i and v_i's moments stand in `memory`."""
 
     Params: ClassVar[type] = Params
+    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     predicts_with: ClassVar[tuple[str, ...]] = ("model", "alpha")
 
     def train(self) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.personal import PersonalClient, copied
+from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.wire.trees import flatten
 
@@ -30,6 +31,7 @@ class DittoClient(PersonalClient):
     """FedAvg's client with a second model; v_i and its optimiser's moments stand in `memory`."""
 
     Params: ClassVar[type] = Params
+    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     predicts_with: ClassVar[tuple[str, ...]] = ("model",)
     stacks: ClassVar[tuple[str, ...] | None] = ("anchor",)
     anchor: dict[str, Tensor] | None = None  # w^t while v_i trains

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.scaffold import CONTROL, ScaffoldClient
 from fedgraph_flwr.clients.variates import Named
+from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.methods.variates import FedDCParams
 from fedgraph_flwr.numerics.optim import Optimizer
 
@@ -26,6 +27,7 @@ class FedDCClient(ScaffoldClient):
     """SCAFFOLD's client, held at w − h_i."""
 
     Params: ClassVar[type] = FedDCParams
+    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
 
     def gradient(self, optimizer: Optimizer) -> Tensor:
         """Leave the gradient of Eq. (1) in the parameters; returns F_i."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedgraph_flwr.clients.variates import Named, VariateClient
+from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.methods.variates import FedDynParams
 from fedgraph_flwr.numerics.optim import Optimizer
 
@@ -22,6 +23,7 @@ class FedDynClient(VariateClient):
     """Trains on a loss that its own g_i tilts and x holds."""
 
     Params: ClassVar[type] = FedDynParams
+    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
 
     def gradient(self, optimizer: Optimizer) -> Tensor:
         """Leave the gradient of Eq. (1) in the parameters; returns F_i."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent
+from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.methods import gcfl
 from fedgraph_flwr.methods.gcfl import GRADIENT, Params
 
@@ -17,6 +18,7 @@ class GCFLClient(GraphClient):
     """FedAvg's client."""
 
     Params: ClassVar[type] = Params
+    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     uplink = staticmethod(gcfl.uplink)
 
     def send(self) -> ReplyContent:

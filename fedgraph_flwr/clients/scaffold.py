@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import ReplyContent, to_numpy
 from fedgraph_flwr.clients.variates import OFFER, OWN, Named, VariateClient
+from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.methods import variates
 from fedgraph_flwr.methods.variates import VARIATES, ScaffoldParams
 from fedgraph_flwr.numerics.optim import Optimizer
@@ -31,6 +32,7 @@ class ScaffoldClient(VariateClient):
     """
 
     Params: ClassVar[type] = ScaffoldParams
+    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     uplink = staticmethod(variates.uplink)
 
     def train(self) -> float:

@@ -10,12 +10,14 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch_geometric.nn import GCNConv
 
 import fedgraph_flwr as fg
+from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.runs.checks import check_method, client_class
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.tasks import links, pairs
 from fedgraph_flwr.testing import assert_same_arrays
@@ -49,6 +51,12 @@ def client(graph: ClientGraph, *words: str) -> GraphClient:
     return GraphClient(compose([*WORDS, *words]), graph)
 
 
+def task_of(made: GraphClient) -> links.Links:
+    """The task of a client."""
+    assert isinstance(made.task, links.Links)
+    return made.task
+
+
 def as_pairs(edge_index: torch.Tensor) -> set[frozenset[int]]:
     return {frozenset(edge) for edge in edge_index.T.tolist()}
 
@@ -56,7 +64,7 @@ def as_pairs(edge_index: torch.Tensor) -> set[frozenset[int]]:
 def test_scored_edges_are_hidden_in_both_directions():
     graph = random_graph()
     made = client(graph)
-    splits = {split: as_pairs(torch.from_numpy(found)) for split, found in made.task.items.items()}
+    splits = {split: as_pairs(torch.from_numpy(found)) for split, found in task_of(made).items.items()}
     read = as_pairs(made.graph.edge_index)
     assert set.union(*splits.values()) == as_pairs(graph.edge_index)
     assert sum(map(len, splits.values())) == len(as_pairs(graph.edge_index))
@@ -120,7 +128,9 @@ def test_one_client_equals_a_plain_pyg_loop():
             layer.bias.copy_(value) if value.dim() == 1 else layer.lin.weight.copy_(value.T)
     optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=0.01)
     x, edges = random_graph().x.double(), random_graph().edge_index
-    hidden = as_pairs(torch.from_numpy(np.concatenate([made.task.items["val"], made.task.items["test"]], axis=1)))
+    hidden = as_pairs(
+        torch.from_numpy(np.concatenate([task_of(made).items["val"], task_of(made).items["test"]], axis=1))
+    )
     for batch in made.batches():
         gone = hidden | as_pairs(batch.nodes[:, batch.y > 0])
         kept = torch.tensor([frozenset(edge) not in gone for edge in edges.T.tolist()])
@@ -141,7 +151,7 @@ def test_scores_equal_those_of_scikit_learn():
     made = client(random_graph())
     z = made.predict()
     told = made.score(z)
-    ranked = made.task.drawn("test", 0)
+    ranked = task_of(made).drawn("test", 0)
     both = np.concatenate([ranked.pairs, ranked.apart], axis=1)
     scores = (z[both[0]] * z[both[1]]).sum(1).numpy()
     y = np.arange(both.shape[1]) < ranked.pairs.shape[1]
@@ -153,10 +163,10 @@ def test_scores_equal_those_of_scikit_learn():
 def test_scored_pairs_are_the_same_for_every_model_and_round():
     a, b = client(random_graph()), client(random_graph(), "model.hidden=4", "rounds=9")
     for split in ("val", "test"):
-        for one, other in zip(a.task.drawn(split, 0), b.task.drawn(split, 0), strict=True):
+        for one, other in zip(task_of(a).drawn(split, 0), task_of(b).drawn(split, 0), strict=True):
             assert (one == other).all()
     other = GraphClient(compose([*WORDS, "seed=1"]), random_graph())
-    assert not np.array_equal(other.task.items["test"], a.task.items["test"])
+    assert not np.array_equal(task_of(other).items["test"], task_of(a).items["test"])
 
 
 def test_clients_and_the_pooled_graph_split_the_same_edges():
@@ -253,3 +263,51 @@ def test_a_score_of_another_task_is_refused():
         FedGraphError, match=r"evaluation.metric=accuracy is no score of task=links: expected mrr, hits_1"
     ):
         compose([*WORDS, "evaluation.metric=accuracy"])
+
+
+def serving(task: str) -> list[str]:
+    """Strategies whose client declares that it serves a task."""
+    return [name for name in group_names("strategy") if task in client_class(compose([f"strategy={name}"])).serves]
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(n, marks=pytest.mark.slow) if n != "scaffold" else n for n in serving("links")]
+)
+def test_every_method_that_serves_links_is_scored(strategy, tmp_path):
+    run = fg.run(out=str(tmp_path / "run"), strategy=strategy, **SMALL)
+    assert 0 < run.summary["test_mrr"] <= 1
+
+
+def test_all_general_methods_serve_links_and_no_method_of_classes():
+    assert {"fedavg", "local", "central", "fedprox", "scaffold", "ditto", "fedadam", "fedbn", "gcfl"} <= set(
+        serving("links")
+    )
+    assert not {"fedproto", "fedtgp", "fedtad", "fgssl", "fggp", "fedgta", "adafgl", "fedgl"} & set(serving("links"))
+
+
+def test_pairs_are_scored_once_the_run_is_over(inline, tmp_path):
+    """The network then reads all edges; scores equal the dot products of its outputs, by the command line too."""
+    run = fg.load_run(inline)
+    graph = load_client(run.config, 1)
+    ids = graph.node_id.tolist()
+    found = run.predict_pairs([[ids[3], ids[5]], [ids[7], ids[2]]], graph)
+    z = run.model()(run.model().prepare(graph)).detach()
+    assert found.scores == pytest.approx([(z[3] * z[5]).sum().item(), (z[7] * z[2]).sum().item()], abs=1e-6)
+    given, out = tmp_path / "pairs.csv", tmp_path / "scored.csv"
+    given.write_text(f"source,target\n{ids[3]},{ids[5]}\n{ids[7]},{ids[2]}\n")
+    assert main(["predict", str(inline), "--client", "1", "--pairs", str(given), "--out", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 3
+    with pytest.raises(FedGraphError, match="1 ends of pairs are no nodes of the graph, such as 'x'"):
+        run.predict_pairs([["x", ids[2]]], graph)
+    with pytest.raises(FedGraphError, match="pass pairs of nodes"):
+        run.predict(graph)
+    with pytest.raises(FedGraphError, match="only classifiers can be exported"):
+        run.export(tmp_path / "exported")
+
+
+def test_the_report_names_scores_of_links(inline, tmp_path):
+    page = fg.load_run(inline).report(tmp_path / "report.html").read_text()
+    assert "test MRR" in page
+    assert "test edges" in page
+    assert "has no classes" in page
+    assert "Confusion matrix" not in page
