@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import config_file
-from fedgraph_flwr.config.config_file import CHOICES, ConfigFile, choices, flat, laid_over, load
+from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, flat, laid_over, load
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, modernise
 from fedgraph_flwr.config.plugins import packages
@@ -467,11 +467,7 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
                 body[key] = body["params"].pop(key)
 
 
-_LIFTED = {
-    name: cls
-    for name, cls in {**CHOICES, "attack": AttackConfig}.items()
-    if "params" in {f.name for f in dataclasses.fields(cls)}
-}
+_LIFTED = {**EXTENSIBLE, "attack": AttackConfig}
 _NAMES = {group: getattr(RunConfig(), group).name for group in _LIFTED}
 
 

@@ -27,7 +27,10 @@ CHOICES = {
     "partition": PartitionConfig,
     "task": TaskConfig,
 }
-"""The groups of which a file is chosen by name and whose own keys stand beside those of the schema."""
+"""The groups of which a file is chosen by name."""
+
+EXTENSIBLE = {group: cls for group, cls in CHOICES.items() if "params" in {f.name for f in fields(cls)}}
+"""Those whose files add keys of their own to the schema's."""
 
 
 @dataclass
@@ -86,7 +89,7 @@ def choices(words: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
 
 def is_resolved(body: Mapping[str, Any]) -> bool:
     """Whether a file's content is a whole configuration, as `composition.to_yaml` writes it."""
-    return all(isinstance(body.get(group), Mapping) and "params" in body[group] for group in CHOICES)
+    return all(isinstance(body.get(group), Mapping) and "params" in body[group] for group in EXTENSIBLE)
 
 
 def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:

@@ -114,9 +114,7 @@ def confusion_of(replies: Iterable[Reply], classes: int) -> dict[str, list[list[
     return known | ({"confusion_below": below.tolist()} if below.any() else {})
 
 
-def training_record(
-    replies: Iterable[Reply], prefixes: Iterable[str], cfg: RunConfig, classes: int
-) -> dict[str, Any]:
+def training_record(replies: Iterable[Reply], prefixes: Iterable[str], cfg: RunConfig, classes: int) -> dict[str, Any]:
     """Return the mean training loss, and means of further scores under their prefix, such as ``trained_test_accuracy``."""
     trained = list(replies)
     losses = [float(reply.metrics["train-loss"]) for reply in trained if "train-loss" in reply.metrics]

@@ -215,7 +215,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
         (["strategy.client=own_methods:Net"], "strategy.client=own_methods:Net is no client: expected a subclass of Graph"),
         (["strategy=own_methods:Nobody"], "'own_methods:Nobody' cannot be imported"),
         (["strategy=own_methods:HalfStep", "strategy.stepp=1"], "strategy HalfStep: key 'stepp' unknown; did you mean 'step'"),
-        (["dataset=own_methods:kappa"], "dataset.source=own_methods:kappa fails"),
+        (["dataset=own_methods:kappa"], "dataset.source=own_methods:kappa failed"),
         (["dataset=own_methods:thirds", "dataset.nodes=3"], "dataset.source=own_methods:thirds fails"),
         (["partition=own_methods:kappa"], "takes 2 positional arguments"),
         (["evaluation.metrics=[accuracy]"], "evaluation.metrics must name functions of your own as module:function"),
