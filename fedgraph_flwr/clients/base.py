@@ -53,11 +53,6 @@ OBJECTIVE = {"loss", "logits", "task_loss"}
 """Client methods that define the objective of local training."""
 
 
-def sizes_of(graph: Any) -> tuple[Any, int, int]:
-    """F, C and D of a graph, on which the shapes of a model's parameters depend."""
-    return graph.num_features, graph.num_classes, graph.num_edge_features
-
-
 class GraphClient(Side, NumPyClient):
     """FedAvg's client: takes the shared parameters, trains on its own graph, and returns them.
 
@@ -159,8 +154,8 @@ class GraphClient(Side, NumPyClient):
 
     def build_model(self) -> models.Model:
         """Build the model; every client and the server build it from the same seed."""
-        num_features, _, edge_features = sizes_of(self.graph)
-        return models.build(self.cfg.model, num_features, self.task.width, edge_features)
+        graph = self.graph
+        return models.build(self.cfg.model, graph.num_features, self.task.width, graph.num_edge_features)
 
     def build_inputs(self) -> Any:
         """Prepare the model's inputs from the client's graph."""

@@ -7,11 +7,15 @@ no such optimiser). Momentum beside the proximal term is refused: the authors' p
 K_i and ‖a_i‖₁ follow from the configuration. Leaves the client: what FedAvg sends.
 """
 
+from typing import ClassVar
+
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import TASKS
 from fedgraph_flwr.methods import fednova
 
 
 class FedNovaClient(GraphClient):
     """FedAvg's client, by the uplink of FedNova."""
 
+    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     uplink = staticmethod(fednova.uplink)

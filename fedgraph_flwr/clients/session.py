@@ -324,7 +324,8 @@ def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: 
         features, classes = graph.num_features, graph.num_classes + extra
         varied = [f + extra for f in features] if isinstance(features, list) else features + extra
         shell.cfg, shell.params, shell.graph = cfg, method_params(kind, cfg), SimpleNamespace()  # type: ignore[assignment]
-        vars(shell.graph).update(num_features=varied, num_classes=classes)
+        sizes_known = {"num_features": varied, "num_classes": classes, "num_edge_features": graph.num_edge_features}
+        vars(shell.graph).update(sizes_known)
         shell.task = SimpleNamespace(width=kind_of(cfg).outputs(cfg, classes))  # type: ignore[assignment]
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):

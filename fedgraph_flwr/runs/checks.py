@@ -169,6 +169,11 @@ def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
         }
         if asked := [key for key, holds in of_classes.items() if holds]:
             raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
+    if Parts(cfg.strategy).keeps_hidden and task.ITEMS != "nodes":
+        raise FedGraphError(
+            f"strategy.objective=[{','.join(cfg.strategy.objective)}] reads features of training nodes, and task={cfg.task.name}"
+            f" trains on {task.ITEMS}: leave moon out"
+        )
     if models.network(cfg.model).heterogeneous and not task.typed:
         raise FedGraphError(f"task={cfg.task.name} is for graphs of one type of nodes, got model={cfg.model.name}")
     task.check(cfg)

@@ -233,5 +233,5 @@ def without(graph: ClientGraph, hidden: np.ndarray) -> ClientGraph:
     if not hidden.shape[1]:
         return graph
     code = pairs.codes(graph.edge_index.numpy(), graph.num_nodes)
-    kept = ~np.isin(code, pairs.codes(hidden, graph.num_nodes))
-    return replace(graph, edge_index=graph.edge_index[:, torch.from_numpy(kept)])
+    kept = torch.from_numpy(np.flatnonzero(~np.isin(code, pairs.codes(hidden, graph.num_nodes))))
+    return graph.with_edges(graph.edge_index[:, kept], kept)
