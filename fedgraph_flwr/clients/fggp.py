@@ -1,22 +1,33 @@
 """FGGP client (Wan, Huang & Ye, AAAI 2024): aligns the prototypes of two views and predicts by them.
 
-    pairs     own edges and the k most alike nodes of each by the received model's features, every f rounds
-    s_e = h_u·h_v,   h = GCN(X, A) the augmentor;   π_e = (s_e / max s + 1[e is an edge]) / 2
-    second view: e is drawn from a relaxed Bernoulli of π_e (temperature 1, straight through), with loops, D^{-1/2} A D^{-1/2}
+    pairs     own edges and the k most similar nodes of each by the received model's features, every f rounds; Ā their adjacency
+    s_uv = h_u·h_v,   h = ReLU(Ā Ā X W_1 W_2) the augmentor;   π_e = (s_e / max s + 1) / 2
+    second view: e is drawn from a relaxed Bernoulli of π_e (temperature 1, straight through), with loops, D^{-1/2} A D^{-1/2};
+        the head reads Ā
     P^c, Q^c = confidence-weighted mean features of class c in the first and the second view: training nodes with their labels and
-        weight 1, all others with what is predicted and its probability
-    L = CE_1 + CE_2 + mean_c −log [e^{cos(Q^c, P^c)/τ} / Σ_{c'} e^{cos(Q^c, P^{c'})/τ}] + (BCE(s, 1) over pairs + BCE(s, 0) over
-    others) / 2
+        weight 1, all others with the first view's prediction and its probability
+    L = CE_1 + CE_2 + mean_c −log [e^{cos(Q^c, P^c)/τ} / (Σ_{c'} e^{cos(Q^c, P^{c'})/τ} + Σ_{c' ≠ c} e^{cos(Q^c, Q^{c'})/τ})]
+        + (BCE(s, 1) over pairs + BCE(s, 0) over others) / 2
     Y_v = softmax over classes of log Σ_{b ∈ B, nearest votes} 1[c_b = c] e^{cos(f(v), b)/τ'}             ``inference=prototypes``
 
-B is the server's bank; before there is one, and with ``inference=classifier``, the head predicts. From memory of the paper, so
-without its numbers of equations, and by the authors' program. That one takes plain products for prototypes of other classes
-(``likeness=mixed``), tests on validation and test nodes together, and starts its bank from random vectors; OpenFGL predicts by
-the head.
-Ours: the augmentor looks at pairs alone, and BCE over the N² others is taken over as many drawn pairs, so no matrix is N x N.
-The augmentor stays at the client. Without the last three terms and with the head it is FedAvg.
+B is the server's bank; before there is one, and with ``inference=classifier``, the head predicts. Written from memory of the
+paper, so without its equation numbers, and checked against the authors' code (GuanchengWan/FGGP fedced9, folder Code):
+
+- Model: three graph convolutions, of which the last is the head (backbone/gnn/pmlp.py, lines 22 and 34-36; ``--depth`` of
+  main_graph.py is not read), so f(v) comes after two. ``model=gcn3`` is the default. With two layers a prototype sees one hop.
+- The third term of L is utils/util.py, lines 86-110: all similarities are cosines, and the second view's other classes are
+  negatives too (``negatives=both``; ``other``: without them).
+- Labels and confidences of both views are the first view's (models/fggp.py, lines 264-271).
+- The bank is a queue of 10 rows per class, 20 on Twitch (models/fggp.py, lines 78-80, and backbone/knn.py, lines 73-81):
+  ``queue``. It starts from random rows of class 0; here it starts empty.
+- The head is not averaged: every client starts each round from its initial values (main_graph.py, lines 139-140, and
+  models/fggp.py, lines 157-176): ``head=initial``, which needs ``inference=prototypes``.
+- Different here: the second view is drawn over pairs only, and the BCE of the N² others is taken over as many drawn pairs, so no
+  matrix is N x N; the augmentor stays at the client, while the authors average it; validation nodes are not tested on.
+
+OpenFGL predicts with the head. Without the last three terms and with the head it is FedAvg.
 Leaves the client: what FedAvg sends, and P^c [D] of each class that it has or predicts with ``min_nodes`` in sum of weights.
-Cost: a second pass through the network, one through the augmentor, N² F / f products to find near nodes, in blocks of rows.
+Cost: a second pass through the model, one through the augmentor, N² F / f products to find similar nodes, in blocks of rows.
 """
 
 from dataclasses import replace
@@ -35,7 +46,7 @@ from fedgraph_flwr.methods import fggp
 from fedgraph_flwr.methods.fggp import BANK, TOLD, Params
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.models.gcn import GCN
+from fedgraph_flwr.models.layers import Linear
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, ValuedMatrix
@@ -45,12 +56,40 @@ from fedgraph_flwr.wire.trees import Tree
 PAIRS, SINCE, AUGMENTOR = "pairs", "since", "augmentor"
 
 
-def alignment(q: Tensor, p: Tensor, temperature: float, mixed: bool) -> Tensor:
-    """The loss of prototypes Q and P of the same classes, [c, D] each; ``mixed``: other classes by plain products."""
-    cosine = F.normalize(q, dim=1) @ F.normalize(p, dim=1).T
-    own = torch.eye(len(q), dtype=torch.bool, device=q.device)
-    score = torch.where(own, cosine, q @ p.T) if mixed else cosine
-    return -(score / temperature).log_softmax(1).diagonal().mean() if len(q) else q.sum() * 0
+def alignment(q: Tensor, p: Tensor, temperature: float, negatives: str = "both") -> Tensor:
+    """Compute the alignment loss of prototypes Q and P of the same classes, [c, D] each.
+
+    Args:
+        q: of the second view.
+        p: of the first view.
+        temperature: τ.
+        negatives: of Q^c, ``both``: the other classes' P and Q, or ``other``: their P.
+    """
+    if not len(q):
+        return q.sum() * 0
+    q, p = F.normalize(q, dim=1), F.normalize(p, dim=1)
+    score = q @ p.T
+    if negatives == "both":
+        own = torch.eye(len(q), dtype=torch.bool, device=q.device)
+        score = torch.cat([score, (q @ q.T).masked_fill(own, -torch.inf)], 1)
+    return -(score / temperature).log_softmax(1).diagonal().mean()
+
+
+class Augmentor(nn.Module):
+    """ReLU(Ā Ā X W_1 W_2), [N, F] → [N, H].
+
+    Args:
+        num_features: F.
+        hidden: H.
+    """
+
+    def __init__(self, num_features: int, hidden: int):
+        super().__init__()
+        self.first, self.second = Linear(num_features, hidden, bias=False), Linear(hidden, hidden, bias=False)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[N, H]."""
+        return torch.relu(inputs.adj @ self.second(inputs.adj @ self.first(inputs.x)))
 
 
 class FGGPClient(GraphClient):
@@ -63,7 +102,7 @@ class FGGPClient(GraphClient):
     Params: ClassVar[type] = Params
     uplink = staticmethod(fggp.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = (BANK,)
-    _pairs: tuple[Tensor, Tensor, Tensor, "Pairs"] | None = None
+    _pairs: tuple[Tensor, Tensor, Inputs, "Pairs"] | None = None
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -75,8 +114,7 @@ class FGGPClient(GraphClient):
         one_adjacency(self.cfg, self.inputs)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.cfg.seed, AUGMENTOR))
-            width = self.cfg.model.hidden
-            made = GCN(self.graph.num_features, width, hidden=width, layers=2, dropout=self.cfg.model.dropout)
+            made = Augmentor(self.graph.num_features, self.cfg.model.hidden)
         self.augmentor = made.to(self.device, self.dtype)
 
     def describe(self) -> dict[str, Any]:
@@ -107,11 +145,6 @@ class FGGPClient(GraphClient):
         ends = ends[:, ends[0] < ends[1]]
         return (ends[0] * self.graph.num_nodes + ends[1]).unique().to(self.device)
 
-    @cached_property
-    def smooth(self) -> Inputs:
-        """What the augmentor needs of the graph."""
-        return self.augmentor.prepare(self.graph, self.device, self.dtype)
-
     def search(self) -> None:
         """Own edges and near nodes, as keys; where the last search is f rounds ago."""
         if PAIRS in self.memory and self.server_round - int(self.memory[SINCE]) < self.params.refresh:
@@ -124,29 +157,29 @@ class FGGPClient(GraphClient):
         self.memory[SINCE] = torch.tensor(self.server_round)
 
     @property
-    def pairs(self) -> tuple[Tensor, Tensor, Tensor, "Pairs"]:
-        """Keys [E], ends [2, E] and matrix of the current pairs, and which are own edges, bool [E]; rebuilt when they change."""
+    def pairs(self) -> tuple[Tensor, Tensor, Inputs, "Pairs"]:
+        """Keys [E], ends [2, E], inputs with Ā and the matrix's pattern for the current pairs; rebuilt when they change."""
         keys = self.memory[PAIRS]
         if self._pairs is None or self._pairs[0] is not keys:
             ends = torch.stack([keys // self.graph.num_nodes, keys % self.graph.num_nodes])
-            self._pairs = keys, ends, torch.isin(keys, self.links), Pairs(ends, self.graph.num_nodes)
+            pattern = Pairs(ends, self.graph.num_nodes)
+            smooth = pattern.weighted(torch.ones(keys.numel(), dtype=self.dtype, device=keys.device))
+            self._pairs = keys, ends, replace(self.inputs, adj=smooth, propagated=None), pattern
         return self._pairs
 
-    def second_view(self) -> tuple[Inputs, Tensor]:
-        """The inputs with edges as drawn, and the augmentor's loss."""
-        n, keys, ends, own, both = self.graph.num_nodes, *self.pairs
-        h = self.augmentor(self.smooth)
+    def second_view(self) -> tuple[Inputs, Inputs, Tensor]:
+        """Draw the second view's edges: the inputs with them, those with Ā, and the augmentor's loss."""
+        n, (keys, ends, smooth, pattern) = self.graph.num_nodes, self.pairs
+        h = self.augmentor(smooth)
         score = (h[ends[0]] * h[ends[1]]).sum(1)
-        with torch.no_grad():
-            top = score.max().clamp(min=torch.finfo(score.dtype).tiny) if keys.numel() else score.sum()
-        share = (score / top + own.to(score)) / 2
-        weight = straight_through(share)
+        top = h.square().sum(1).max()  # max over all pairs of nodes, by Cauchy and Schwarz
+        weight = straight_through((score / (top + 1e-6) + 1) / 2)
         other = torch.randint(n, (2, keys.numel()), device=keys.device)
         low, high = other.sort(dim=0).values
         other = other[:, (low != high) & ~torch.isin(low * n + high, keys)]
         apart = (h[other[0]] * h[other[1]]).sum(1)
         loss = (F.softplus(-score).sum() / max(score.numel(), 1) + F.softplus(apart).sum() / max(apart.numel(), 1)) / 2
-        return replace(self.inputs, adj=both.weighted(weight), propagated=None), loss
+        return replace(smooth, adj=pattern.weighted(weight)), smooth, loss
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -164,21 +197,22 @@ class FGGPClient(GraphClient):
         inputs = self.batch.inputs
         first = self.model.encode(inputs)
         logits = self.model.classify(first, inputs)
-        view, made = self.second_view()
+        view, smooth, made = self.second_view()
         second = self.model.encode(view)
-        others = self.model.classify(second, view)
+        others = self.model.classify(second, smooth)
         loss = self.task_loss(logits) + p.view_weight * self.task_loss(others) + p.structure_weight * made
         if p.prototype_weight:
-            (one, known), (two, also) = self.prototypes(first, logits), self.prototypes(second, others)
-            both = (known > 0) & (also > 0)
-            aligned = alignment(two[both], one[both], p.temperature, p.likeness == "mixed")
+            one, known = self.prototypes(first, logits)
+            two, _ = self.prototypes(second, logits)
+            aligned = alignment(two[known > 0], one[known > 0], p.temperature, p.negatives)
             loss = loss + p.prototype_weight * aligned
         return loss
 
     def prototypes(self, h: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Confidence-weighted class means [C, D] of features [N, D] and the sums of weights [C], which carry no gradient."""
-        sure, label = logits.detach().softmax(1).max(1)
-        sure[self.train_nodes], label[self.train_nodes] = 1, self.y[self.train_nodes]
+        """Compute confidence-weighted class means [C, D] of features [N, D], and the sums of weights [C]."""
+        sure, label = logits.softmax(1).max(1)
+        sure, label = sure.index_fill(0, self.train_nodes, 1), label.clone()
+        label[self.train_nodes] = self.y[self.train_nodes]
         member = F.one_hot(label, self.graph.num_classes).to(h) * sure[:, None]  # [N, C]
         total = member.sum(0)
         return member.T @ h / total.clamp(min=torch.finfo(h.dtype).tiny)[:, None], total

@@ -35,7 +35,14 @@ class Params:
     refresh: int = number(10, low=1)  # f (10 to 50), rounds between searches for near nodes
     near: int = 3  # k of them (1 on arXiv)
     temperature: float = number(0.5, low=1e-3)  # τ of the alignment
-    likeness: str = choice("cosine", ("cosine", "mixed"))  # cosine | mixed, the program's
+    # of a prototype in the alignment, other classes of: both views, as the authors' code | other: the other view
+    negatives: str = choice("both", ("both", "other"))
+    head: str = choice(
+        "average", ("average", "initial")
+    )  # average | initial values in every round, as the authors' code
+    queue: int = number(
+        10, low=0
+    )  # rows per class that the bank keeps of past rounds (10, Twitch 20); 0: the last round's
     inference: str = choice("prototypes", ("prototypes", "classifier"))  # prototypes | classifier, OpenFGL's
     votes: int = number(30, low=1)  # prototypes that vote (20 to 100)
     vote_temperature: float = number(0.1, low=1e-3)  # τ' of the vote

@@ -1,11 +1,13 @@
 """FGGP: FINCH and the bank by hand, every term of the objective by loops, votes, and a second view that carries gradient."""
 
+import copy
 import math
 
 import numpy as np
 import pytest
 import torch
 
+from fedgraph_flwr.clients import fggp
 from fedgraph_flwr.clients.fggp import FGGPClient, Pairs, alignment, straight_through
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
@@ -59,33 +61,93 @@ def test_the_bank_goes_by_class_and_not_by_the_order_of_clients():
     assert bank(means, np.zeros((4, 3), bool))[0].shape == (0, 2)
 
 
-def test_a_class_that_nobody_of_the_cohort_knows_keeps_its_prototypes():
-    server = FGGP(compose(WORDS), None)
-    server.arrays = {"w": np.zeros(1)}
+def server_of(*words):
+    server = FGGP(compose([*WORDS, *words]), None)
+    server.arrays = {"layers.0.w": np.zeros(1), "head.w": np.zeros(1)}
     server.weights = lambda replies: [1.0] * len(replies)
+    return server
 
-    def reply(client, mean, known):
-        group = {"mean": np.full((2, 3), mean), "known": np.array(known)}
-        return Reply(client, {"model": server.arrays, "prototypes": group}, {})
 
-    server.step(server.arrays, server.reduce("train", [reply(0, 1.0, [True, True]), reply(1, 3.0, [True, False])]))
+def reply(client, mean, known, arrays=None):
+    group = {"mean": np.full((len(known), 3), mean), "known": np.array(known)}
+    return Reply(client, {"model": arrays or {}, "prototypes": group}, {})
+
+
+def round_of(server, *replies):
+    arrays = server.arrays
+    replies = [Reply(r.client, {**r.groups, "model": r.groups["model"] or arrays}, {}) for r in replies]
+    return server.step(arrays, server.reduce("train", replies))
+
+
+def test_a_class_that_no_client_of_the_cohort_knows_keeps_its_prototypes():
+    server = server_of("strategy.queue=0")
+    round_of(server, reply(0, 1.0, [True, True]), reply(1, 3.0, [True, False]))
     assert sorted(server.memory["bank"]["label"].tolist()) == [0, 1]
-    server.step(server.arrays, server.reduce("train", [reply(1, 7.0, [True, False])]))
+    round_of(server, reply(1, 7.0, [True, False]))
     held = dict(zip(server.memory["bank"]["label"].tolist(), server.memory["bank"]["mean"][:, 0].tolist(), strict=True))
     assert held == {0: 7.0, 1: 1.0}
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_the_alignment_by_hand(mixed):
+def test_the_bank_is_a_queue_of_so_many_rows_per_class():
+    """Two classes of two rows each: 4 rows, the oldest replaced first; of one round all are kept."""
+    server = server_of("strategy.queue=2")
+    seen = []
+    for value, known in ((1.0, [True, True]), (2.0, [True, False]), (3.0, [True, True]), (4.0, [False, True])):
+        round_of(server, reply(0, value, known))
+        held = server.memory["bank"]
+        seen.append(list(zip(held["mean"][:, 0].tolist(), held["label"].tolist(), strict=True)))
+    assert seen == [
+        [(1, 0), (1, 1)],
+        [(1, 0), (1, 1), (2, 0)],
+        [(1, 1), (2, 0), (3, 0), (3, 1)],
+        [(2, 0), (3, 0), (3, 1), (4, 1)],
+    ]
+
+
+@pytest.mark.parametrize(("head", "expected"), [("average", 4.0), ("initial", 0.0)])
+def test_the_head_is_averaged_or_keeps_its_initial_values(head, expected):
+    server = server_of(f"strategy.head={head}")
+    trained = [{"layers.0.w": np.full(1, v), "head.w": np.full(1, v)} for v in (3.0, 5.0)]
+    arrays = round_of(server, *(reply(i, 1.0, [True, True], model) for i, model in enumerate(trained)))
+    assert arrays["layers.0.w"] == 4
+    assert arrays["head.w"] == expected
+    assert not np.shares_memory(arrays["head.w"], server.arrays["head.w"])  # a checkpoint holds both
+    with pytest.raises(FedGraphError, match=r"head=initial.* set strategy.head=average"):
+        check_method(compose(["strategy=fggp", "strategy.head=initial", "strategy.inference=classifier"]))
+
+
+def test_prototypes_come_after_two_convolutions():
+    """By default a prototype's features depend on nodes two hops away, and on none three hops away."""
+    graph = client_graph(0, 4)
+    graph.edge_index = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+    client = FGGPClient(compose(["strategy=fggp", "dtype=float64", "model.dropout=0"]), graph)
+    moved = []
+    for far in (2, 3):
+        other = copy.deepcopy(graph)
+        other.x[far] += 10
+        features = FGGPClient(compose(["strategy=fggp", "dtype=float64", "model.dropout=0"]), other).features()
+        moved.append(not torch.equal(features[0], client.features()[0]))
+    assert moved == [True, False]
+
+
+@pytest.mark.parametrize("negatives", ["both", "other"])
+def test_the_alignment_by_hand(negatives):
     rng = np.random.default_rng(0)
     q, p = rng.normal(size=(C, 4)), rng.normal(size=(C, 4))
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
     total = 0.0
     for c in range(C):
-        cosine = [q[c] @ p[d] / np.linalg.norm(q[c]) / np.linalg.norm(p[d]) for d in range(C)]
-        score = [cosine[d] if d == c or not mixed else q[c] @ p[d] for d in range(C)]
+        score = [cosine(q[c], p[d]) for d in range(C)]
+        score += [cosine(q[c], q[d]) for d in range(C) if d != c and negatives == "both"]
         total -= math.log(math.exp(score[c] / 0.5) / sum(math.exp(s / 0.5) for s in score))
-    found = alignment(torch.from_numpy(q), torch.from_numpy(p), 0.5, mixed)
+    found = alignment(torch.from_numpy(q), torch.from_numpy(p), 0.5, negatives)
     assert found.item() == pytest.approx(total / C, rel=1e-12)
+    one = torch.from_numpy(q[:1])
+    assert alignment(one, one, 0.5, negatives).item() == pytest.approx(0)
+    assert alignment(one[:0], one[:0], 0.5, negatives).item() == 0
 
 
 def test_prototypes_by_hand():
@@ -126,17 +188,25 @@ def test_pairs_are_own_edges_and_near_nodes_found_every_f_rounds():
         assert torch.equal(client.memory["pairs"], keys) == same
 
 
-def test_the_second_view_by_hand():
-    client = client_of()
+def test_the_second_view_by_hand(monkeypatch):
+    client, chances = client_of(), []
+    monkeypatch.setattr(fggp, "straight_through", lambda share: chances.append(share) or straight_through(share))
     client.server_round = 1
     client.search()
     torch.manual_seed(1)
-    view, loss = client.second_view()
+    view, smooth, loss = client.second_view()
     keys = client.memory["pairs"].tolist()
-    h = client.augmentor(client.smooth).detach().numpy()
+    union = np.eye(N)
+    for k in keys:
+        union[k // N, k % N] = union[k % N, k // N] = 1
+    scale = union.sum(1) ** -0.5
+    mean = scale[:, None] * union * scale
+    one, two = (layer.weight.detach().numpy() for layer in (client.augmentor.first, client.augmentor.second))
+    h = np.maximum(mean @ mean @ client.graph.x.double().numpy() @ one @ two, 0)
+    np.testing.assert_allclose(smooth.adj @ torch.eye(N, dtype=torch.float64), mean, rtol=1e-12)
     score = np.array([h[k // N] @ h[k % N] for k in keys])
-    own = set(client.links.tolist())
-    share = (score / score.max() + [k in own for k in keys]) / 2
+    share = (score / ((h @ h.T).max() + 1e-6) + 1) / 2
+    np.testing.assert_allclose(chances[0].detach(), share, rtol=1e-10)
     torch.manual_seed(1)
     drawn = straight_through(torch.from_numpy(share)).numpy()
     assert set(np.round(drawn, 12)) <= {0.0, 1.0}
@@ -179,14 +249,15 @@ def test_the_objective_is_the_sum_of_its_terms():
     torch.manual_seed(1)
     loss = client.loss()
     torch.manual_seed(1)
-    view, made = client.second_view()
+    view, smooth, made = client.second_view()
     first, second = client.model.encode(client.inputs), client.model.encode(view)
-    logits, others = client.model.classify(first, client.inputs), client.model.classify(second, view)
-    (one, known), (two, also) = client.prototypes(first, logits), client.prototypes(second, others)
-    both = (known > 0) & (also > 0)
+    logits, others = client.model.classify(first, client.inputs), client.model.classify(second, smooth)
+    (one, known), (two, also) = client.prototypes(first, logits), client.prototypes(second, logits)
+    assert torch.equal(known, also)
+    both = known > 0
     assert both.sum() > 1
     expected = client.task_loss(logits) + 0.7 * client.task_loss(others)
-    expected += 0.4 * alignment(two[both], one[both], 0.5, False) + 0.3 * made
+    expected += 0.4 * alignment(two[both], one[both], 0.5, "both") + 0.3 * made
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
@@ -217,7 +288,7 @@ def test_votes_by_hand():
 
 
 @pytest.mark.parametrize(
-    "words", [["strategy.votes=0"], ["strategy.likeness=odd"], ["strategy.temperature=0"], ["model.layers=1"]]
+    "words", [["strategy.votes=0"], ["strategy.negatives=odd"], ["strategy.temperature=0"], ["model.layers=1"]]
 )
 def test_wrong_keys_are_refused(words):
     with pytest.raises(FedGraphError, match=words[0].partition("=")[0]):
