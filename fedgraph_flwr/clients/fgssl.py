@@ -48,7 +48,7 @@ from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 class Params:
     """Keys of FGSSL."""
 
-    contrast: float = 3.0  # λ_C (OpenFGL: 0)
+    contrast: float = 1.0  # λ_C (ours), tuned on validation nodes (the authors' code: 3, OpenFGL: 0)
     # of a positive in L_C: all pairs, as the authors' code | own, itself and the negatives
     denominator: str = choice("shared", ("shared", "own"))
     structure_weight: float = 0.1  # λ_D, OpenFGL's; the authors' program computes the term and leaves it out
