@@ -102,7 +102,7 @@ class FGGPClient(GraphClient):
     Params: ClassVar[type] = Params
     uplink = staticmethod(fggp.uplink)
     predicts_with: ClassVar[tuple[str, ...]] = (BANK,)
-    _pairs: tuple[Tensor, Tensor, Inputs, "Pairs"] | None = None
+    _pairs: tuple[Tensor, Tensor, Any, "Pairs"] | None = None
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -157,7 +157,7 @@ class FGGPClient(GraphClient):
         self.memory[SINCE] = torch.tensor(self.server_round)
 
     @property
-    def pairs(self) -> tuple[Tensor, Tensor, Inputs, "Pairs"]:
+    def pairs(self) -> tuple[Tensor, Tensor, Any, "Pairs"]:
         """Keys [E], ends [2, E], inputs with Ā and the matrix's pattern for the current pairs; rebuilt when they change."""
         keys = self.memory[PAIRS]
         if self._pairs is None or self._pairs[0] is not keys:
