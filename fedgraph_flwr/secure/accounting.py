@@ -1,11 +1,11 @@
-"""What releases of Gaussian noise cost in (ε, δ)-differential privacy, exactly.
+"""The exact cost of releases with Gaussian noise in (ε, δ)-differential privacy.
 
-T releases, each of a sum of L2 sensitivity C with noise N(0, (z C)² I), are together as private as one with noise z / √T, also
-when each depends on those before it (Dong, Roth & Su, JRSS B 2022, Corollary 3.3). With μ = √T / z
+T releases, each of a sum of L2 sensitivity C with noise N(0, (z C)² I), are together as private as one with noise z / √T, even
+if each depends on earlier ones (Dong, Roth & Su, JRSS B 2022, Corollary 3.3). With μ = √T / z
 
     δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)                                Balle & Wang, ICML 2018, Theorem 8
 
-and no less: what is told is no bound that a better accountant could lower.
+exactly: no better accountant could lower it.
 
 The noise of ``privacy.dp=distributed`` is Skellam on integers. A release of G groups of integer sensitivity Δ_g ≥ Δ and variances
 z² G Δ_g² has, for integers α > 1 and as ‖k‖₁ ≤ ‖k‖₂² of integers k, a Rényi divergence of at most
@@ -24,18 +24,18 @@ from scipy.special import log_ndtr
 
 from fedgraph_flwr.config.schema import PrivacyConfig
 
-STEPS = 100  # of the bisection, more than a float64 has bits
+STEPS = 100  # of the bisection, more than the bits of a float64
 ORDERS = np.unique(np.round(np.geomspace(2, 1e6, 2000)))
 """Integer orders of the Rényi divergence: every one up to about 150, then 0.7 % apart."""
 
 
 def delta_at(epsilon: float, mu: float) -> float:
-    """δ(ε) of the equation above."""
+    """Return δ(ε) by the equation above."""
     return math.exp(log_ndtr(mu / 2 - epsilon / mu)) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
 
 
 def epsilon_at(delta: float, noise_multiplier: float, releases: int) -> float:
-    """The least ε with δ(ε) ≤ ``delta``, rounded up; 0 before the first release."""
+    """Return the least ε with δ(ε) ≤ ``delta``, rounded up; 0 before the first release."""
     if not releases:
         return 0.0
     mu = math.sqrt(releases) / noise_multiplier
@@ -49,12 +49,12 @@ def epsilon_at(delta: float, noise_multiplier: float, releases: int) -> float:
 
 
 def skellam_epsilon(delta: float, noise_multiplier: float, releases: int, sensitivity: float) -> float:
-    """A bound on ε of releases of Skellam noise; 0 before the first one.
+    """Return a bound on ε of releases of Skellam noise; 0 before the first one.
 
     Args:
         delta: δ.
         noise_multiplier: z.
-        releases: how many.
+        releases: number of releases.
         sensitivity: Δ, the least L2 sensitivity of a group in integers.
     """
     if not releases:
@@ -67,12 +67,12 @@ def skellam_epsilon(delta: float, noise_multiplier: float, releases: int, sensit
 
 
 def cost(rules: PrivacyConfig, clients: int, releases: int) -> float:
-    """ε of a run's releases, at its δ.
+    """Return ε of a run's releases, at its δ.
 
     Args:
-        rules: the run's privacy.
-        clients: of the run; a sum has no more members.
-        releases: how many.
+        rules: the run's privacy configuration.
+        clients: number of clients of the run, the most members of a sum.
+        releases: number of releases.
     """
     if rules.side != "distributed":
         return epsilon_at(rules.delta, rules.noise_multiplier, releases)
@@ -82,19 +82,19 @@ def cost(rules: PrivacyConfig, clients: int, releases: int) -> float:
 
 
 def told(spent: dict[str, Any], scores: str) -> str:
-    """One sentence for the user: what was spent, what it covers, and what it does not.
+    """Return a sentence for the user: the privacy spent, what it covers, and what it does not.
 
     Args:
-        spent: of a summary, under ``privacy``.
+        spent: ``privacy`` of a summary.
         scores: ``privacy.scores`` of the run.
     """
     if spent["epsilon"] is None:
-        return "privacy: updates were clipped and no noise was added, which gives no ε"
+        return "privacy: updates were clipped, but without noise there is no finite ε"
     budget = f" (budget {spent['budget']:g})" if spent.get("budget") else ""
-    beside = "; not covered: scores, training losses and numbers of scored nodes" if scores == "exact" else ""
+    uncovered = "; not covered: scores, training losses and numbers of scored nodes" if scores == "exact" else ""
     sign = "≤" if spent.get("noise") == "distributed" else "="
     what = "the model and of scores" if scores == "noised" else "the model"
     return (
         f"privacy: ε {sign} {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of"
-        f" {what}, for one client more or less{beside}"
+        f" {what}, for one client more or less{uncovered}"
     )

@@ -1,4 +1,4 @@
-"""Updates of a bounded L2 norm, on either side."""
+"""Clipping of updates to an L2 norm, on both sides."""
 
 from collections.abc import Mapping
 
@@ -9,24 +9,24 @@ from fedgraph_flwr.methods.uplink import ARRAYS, Groups, sums
 from fedgraph_flwr.secure.adaptive import bit
 from fedgraph_flwr.wire.messages import CLIPPED, Arrays, flat, shaped
 
-SLACK = 1e-6  # relative; by so much more a norm may come out elsewhere, where sums run in another order
+SLACK = 1e-6  # relative tolerance of a norm, for machines that add in another order
 
 
 def clipped(update: np.ndarray, bound: float) -> np.ndarray:
-    """Δ min(1, C / ‖Δ‖₂); [P] → [P]. A zero update stays zero."""
+    """Compute Δ min(1, C / ‖Δ‖₂); [P] → [P]. A zero update stays zero."""
     norm = np.linalg.norm(update)
     return update * (bound / norm) if norm > bound else update
 
 
 def clipped_model(model: Arrays, origin: Arrays, bound: float) -> Arrays:
-    """A model whose update of ``origin`` is clipped, also once it is rounded to the model's types."""
+    """Clip a model's update of ``origin``, such that it stays clipped after rounding to the model's dtypes."""
     start, update = flat(origin), clipped(flat(model) - flat(origin), bound)
     while True:
         sent = shaped(start + update, model)
         norm = np.linalg.norm(flat(sent) - start)
         if norm <= bound:
             return sent
-        update *= bound / norm * (1 - SLACK / 10)  # rounding to float32 made it longer
+        update *= bound / norm * (1 - SLACK / 10)  # rounding to float32 made it longer than the bound
 
 
 def clipped_groups(

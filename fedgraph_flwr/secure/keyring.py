@@ -1,14 +1,14 @@
-"""Whose public keys those are that a server relays: signatures, pinned keys, and a fingerprint to compare by telephone.
+"""Authenticity of public keys that a server relays: signatures, pinned keys, and a fingerprint to compare by telephone.
 
-Clients draw keys for a run or a round (`fedgraph_flwr.secure.sealed`, `secagg`) and learn each other's through the server, which
-could hand out its own and read what is sealed. A party says in its ``--node-config``
+Clients draw keys for a run or a round (`fedgraph_flwr.secure.sealed`, `secagg`) and receive each other's through the server. A
+malicious server could distribute its own keys and read sealed content. A party sets in its ``--node-config``
 
-    key=FILE       its own long-lived key, EC P-384 in OpenSSH's format: the SuperNode's own will do
-    peers=FOLDER   the others' public keys, which it was given by another channel: ``node_3.pub`` is client 3's
+    key=FILE       its long-lived key, EC P-384 in OpenSSH's format; the SuperNode's key can be used
+    peers=FOLDER   the others' public keys, received by another channel: ``node_3.pub`` is client 3's
 
-With ``key`` a client signs (ECDSA, SHA-384) what it publishes, together with the run, the exchange and its index. With ``peers``
-it takes nobody's key that is not signed by the one pinned for that client. Without either it takes what comes, and its log
-tells a fingerprint: parties whose fingerprints of an exchange are equal were told the same keys, each other's own among them.
+With ``key`` a client signs (ECDSA, SHA-384) the keys it publishes, together with the run, the exchange and its index. With
+``peers`` it refuses every key that is not signed by the one pinned for that client. Without either it accepts all keys, and logs
+a fingerprint: parties with equal fingerprints of an exchange received the same keys, including each other's.
 """
 
 import json
@@ -35,26 +35,26 @@ from fedgraph_flwr.wire.messages import Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
 SIGNATURE = "signature"
-"""Beside a published key: r and s, 96 bytes."""
+"""Signature of a published key: r and s, 96 bytes."""
 
 SIGNATURES = "signatures"
-"""Group: those of all clients that sign, by client, beside the keys that a server relays."""
+"""Group: signatures of all clients that sign, by client; travels with the keys that a server relays."""
 
 SIGNATURE_FIELD = {SIGNATURE: ArrayField((96,), "uint8", optional=True)}
 
 _HALF = 48  # bytes of r, and of s
-_DIGITS, _GROUP = 40, 5  # of a fingerprint: 132 bits; to find two lists of keys that share one takes 2^66 hashes
+_DIGITS, _GROUP = 40, 5  # of a fingerprint: 132 bits; finding two lists of keys with the same one takes 2^66 hashes
 
 
 class Keyring:
-    """What a client knows of keys that outlive a run, and what it says of those that do not.
+    """A client's long-lived key and the pinned keys of others, with which it signs and verifies short-lived ones.
 
     Args:
-        client: its index.
-        run: Flower's id of the run: no signature counts in another.
-        own: its long-lived key; None signs nothing.
-        pins: the others' by client; None takes every key.
-        tell: is given each fingerprint, with the exchange and the clients it is of.
+        client: index of the client.
+        run: Flower's run id; signatures of other runs are invalid.
+        own: its long-lived key; None: no signatures.
+        pins: the others' keys by client; None: all keys are accepted.
+        report: receives each fingerprint, with its exchange and clients.
     """
 
     def __init__(
@@ -63,51 +63,55 @@ class Keyring:
         run: int = 0,
         own: EllipticCurvePrivateKey | None = None,
         pins: Mapping[int, EllipticCurvePublicKey] | None = None,
-        tell: Callable[[str, str, list[int]], None] | None = None,
+        report: Callable[[str, str, list[int]], None] | None = None,
     ):
-        self.client, self.run, self.own, self.pins, self.tell = client, run, own, pins, tell
+        self.client, self.run, self.own, self.pins, self.report = client, run, own, pins, report
 
     def sign(self, exchange: str, key: bytes) -> Arrays:
-        """What goes beside a key that is published: a signature, or nothing."""
+        """Return the signature that travels with a published key, if this client signs."""
         if self.own is None:
             return {}
         r, s = decode_dss_signature(self.own.sign(self._statement(exchange, self.client, key), ECDSA(SHA384())))
         return {SIGNATURE: np.frombuffer(r.to_bytes(_HALF, "big") + s.to_bytes(_HALF, "big"), np.uint8)}
 
     def check(self, exchange: str, own: bytes, keys: Mapping[int, bytes], signatures: Mapping[str, Any]) -> None:
-        """Refuse relayed keys that are not their owners', as far as this client can tell, and tell their fingerprint.
+        """Refuse relayed keys that are provably not their owners', and report their fingerprint.
 
         Args:
-            exchange: in which they were published.
-            own: what this client published.
-            keys: what the server says was published, by client.
-            signatures: of them, by client.
+            exchange: the exchange in which they were published.
+            own: the key that this client published.
+            keys: the published keys by client, according to the server.
+            signatures: their signatures, by client.
 
         Raises:
-            RunFailed: another key stands for this client's own, or one is not signed by its client's pinned key.
+            RunFailed: this client's own key was replaced, or a key is not signed by its client's pinned key.
         """
         if keys.get(self.client) != own:
-            raise RunFailed(f"client {self.client} was sent a list of keys in which its own is not as it published it")
-        if self.tell:
-            self.tell(exchange, fingerprint(self.run, exchange, keys), sorted(keys))
+            raise RunFailed(
+                f"client {self.client} received a list of keys in which its own differs from the one it published"
+            )
+        if self.report:
+            self.report(exchange, fingerprint(self.run, exchange, keys), sorted(keys))
         if self.pins is not None:
             for peer in sorted(set(keys) - {self.client}):
                 self._check(exchange, peer, keys[peer], signatures.get(str(peer)))
 
     def _check(self, exchange: str, peer: int, key: bytes, signature: NDArray[np.uint8] | None) -> None:
-        told = f"client {self.client} was sent a public key of client {peer} ({exchange})"
+        received = f"client {self.client} received a public key of client {peer} ({exchange})"
         pinned = (self.pins or {}).get(peer)
         if pinned is None:
-            raise RunFailed(f"{told}, for which peers= of its --node-config has none: expected a file node_{peer}.pub")
+            raise RunFailed(
+                f"{received}, which peers= of its --node-config does not pin: expected a file node_{peer}.pub"
+            )
         if signature is None:
-            raise RunFailed(f"{told} that is not signed: expected key= in that party's --node-config")
+            raise RunFailed(f"{received} that is not signed: that party must set key= in its --node-config")
         raw = signature.tobytes()
         dss = encode_dss_signature(int.from_bytes(raw[:_HALF], "big"), int.from_bytes(raw[_HALF:], "big"))
         try:
             pinned.verify(dss, self._statement(exchange, peer, key), ECDSA(SHA384()))
         except InvalidSignature as error:
             raise RunFailed(
-                f"{told} that is not signed for this run by the key pinned for it: the server, or whoever answers as "
+                f"{received} that is not signed for this run by the pinned key: the server, or the sender of the replies of "
                 f"client {peer}, made it"
             ) from error
 
@@ -116,7 +120,7 @@ class Keyring:
 
 
 def fingerprint(run: int, exchange: str, keys: Mapping[int, bytes]) -> str:
-    """Eight groups of five digits over the keys of all clients."""
+    """Return eight groups of five digits over the keys of all clients."""
     digest = Hash(SHA256())
     digest.update(json.dumps(["fedgraph keys", run, exchange, {c: keys[c].hex() for c in sorted(keys)}]).encode())
     digits = str(int.from_bytes(digest.finalize(), "big") % 10**_DIGITS).zfill(_DIGITS)
@@ -124,28 +128,28 @@ def fingerprint(run: int, exchange: str, keys: Mapping[int, bytes]) -> str:
 
 
 def signatures(replies: Iterable[Reply], group: str) -> dict[str, Arrays]:
-    """The group that relays the signatures in a group of the answers; nothing where nobody signs."""
+    """Return the group that relays the clients' signatures; empty if no client signs."""
     found = {str(r.client): r.groups[group][SIGNATURE] for r in replies if SIGNATURE in r.groups[group]}
     return {SIGNATURES: found} if found else {}
 
 
 def read_key(path: str) -> EllipticCurvePrivateKey:
-    """A party's own key.
+    """Read a party's own key.
 
     Raises:
         FedGraphError: there is no such file, or it holds no EC P-384 key in OpenSSH's format.
     """
     key = _load(Path(path).expanduser(), load_ssh_private_key, f"key={path} of --node-config", None)
     if not (isinstance(key, EllipticCurvePrivateKey) and isinstance(key.curve, SECP384R1)):
-        raise FedGraphError(f"key={path} of --node-config holds no private EC P-384 key")
+        raise FedGraphError(f"key={path} of --node-config is not a private EC P-384 key in OpenSSH's format")
     return key
 
 
 def read_pins(path: str) -> dict[int, EllipticCurvePublicKey]:
-    """The public keys in a folder, by the number that ends a file's name.
+    """Read the public keys in a folder, by the number at the end of a file's name.
 
     Raises:
-        FedGraphError: there is none, two are one client's, or one is no EC P-384 key in OpenSSH's format.
+        FedGraphError: there is none, one client has two, or one is not an EC P-384 key in OpenSSH's format.
     """
     pins: dict[int, EllipticCurvePublicKey] = {}
     for file in sorted(Path(path).expanduser().glob("*.pub")):
@@ -153,9 +157,9 @@ def read_pins(path: str) -> dict[int, EllipticCurvePublicKey]:
             continue
         key = _load(file, load_ssh_public_key, f"{file.name} in peers={path} of --node-config")
         if not (isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP384R1)):
-            raise FedGraphError(f"{file.name} in peers={path} of --node-config holds no public EC P-384 key")
+            raise FedGraphError(f"{file.name} in peers={path} of --node-config is not a public EC P-384 key")
         if pins.setdefault(int(found[1]), key) is not key:
-            raise FedGraphError(f"peers={path} of --node-config has two keys of client {int(found[1])}")
+            raise FedGraphError(f"peers={path} of --node-config has two keys of client {int(found[1])}: remove one")
     if not pins:
         raise FedGraphError(f"peers={path} of --node-config has no public key: expected files like node_0.pub")
     return pins
@@ -166,5 +170,5 @@ def _load(path: Path, read: Callable[..., Any], what: str, *more: Any) -> Any:
         return read(path.read_bytes(), *more)
     except OSError as error:
         raise FedGraphError(f"{what} cannot be read: {error.strerror}") from error
-    except Exception as error:  # of the parser: ValueError, UnsupportedAlgorithm, TypeError for a passphrase
-        raise FedGraphError(f"{what} holds no EC P-384 key in OpenSSH's format without a passphrase") from error
+    except Exception as error:  # from the parser: ValueError, UnsupportedAlgorithm, TypeError for a passphrase
+        raise FedGraphError(f"{what} is not an EC P-384 key in OpenSSH's format without a passphrase") from error

@@ -1,14 +1,13 @@
-"""Masked integers, the arithmetic of every sum whose terms the server does not learn, and the simplest such sum.
+"""Masked integers: the arithmetic of every sum whose terms the server does not learn, and the simplest such sum.
 
 Numbers become integers modulo 2^64 (`to_fixed`). Client i adds, for each peer j, a stream that both derive from their shared
-secret (`fedgraph_flwr.secure.sealed`), and subtracts it where i > j (`pairwise`). A single share is uniformly random, and in the
-sum over exactly the named clients all masks cancel, without rounding (Bonawitz et al., CCS 2017, Section 4). Two protocols
-use this:
+secret (`fedgraph_flwr.secure.sealed`), and subtracts it if i > j (`pairwise`). A single share is uniformly random. In the sum
+over exactly the named clients all masks cancel, without rounding (Bonawitz et al., CCS 2017, Section 4). Two protocols use this:
 
-* `mask` and `unmask`, for one statistic of a method (FedSPA): keys of the run, one message a client. If a client is missing, the
+* `mask` and `unmask`, for one statistic of a method (FedSPA): keys of the run, one message per client. If a client drops out, the
   others send new shares for a new step.
-* `fedgraph_flwr.secure.secagg`, for every sum of a run: keys of the sum and a second mask whose secret is shared, so that a
-  client may be missing, at the price of three more exchanges.
+* `fedgraph_flwr.secure.secagg`, for every sum of a run: keys of the sum and a second mask whose secret is shared. Clients may
+  drop out, at the cost of three more exchanges.
 
 Threat model as for envelopes: an honest-but-curious server, and clients that do not collude with it.
 """
@@ -25,56 +24,57 @@ from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.wire.messages import Arrays
 
-PEERS = "peers"  # the group of arrays that tells a client with whom it adds: clients [n], keys [n, 32], nodes [1]
+PEERS = "peers"  # the group of arrays that names a sum's clients to each client: clients [n], keys [n, 32], nodes [1]
 FRACTION_BITS = 48
 RESOLUTION = 2.0**-FRACTION_BITS
-LIMIT = 2.0**14  # of one client's values; sums stay below 2^15
+LIMIT = 2.0**14  # bound of one client's values; sums stay below 2^15
 
 
-# --- a sum of one message a client ------------------------------------------------------------------------------------
+# --- a sum with one message per client ----------------------------------------------------------------------------------
 
 
 def mask(values: Arrays, sealer: Sealer, clients: Iterable[int], step: str) -> Arrays:
-    """This client's share of a sum over ``clients``: uint64 arrays of the same shapes.
+    """Return this client's share of a sum over ``clients``: uint64 arrays of the same shapes.
 
     Args:
         values: named float arrays.
-        sealer: knows the other clients' public keys.
-        clients: who takes part, this client included or not; at least one other, whose mask hides the values.
-        step: never used twice with the same keys.
+        sealer: holds the other clients' public keys.
+        clients: the clients in the sum, with or without this one; at least one other, whose mask hides the values.
+        step: name of the step, never reused with the same keys.
 
     Raises:
-        RunFailed: a value is not finite or too large for the fixed point, or no other client takes part.
+        RunFailed: a value is not finite or exceeds the fixed-point range, or no other client takes part.
     """
     peers = [client for client in clients if client != sealer.client]
     if not peers:
         raise RunFailed(
-            f"client {sealer.client} is to add up with no other client, which would show its values: expected at least 1"
+            f"client {sealer.client} should join a sum without any other client, which would reveal its values: expected at"
+            " least 1 other"
         )
     total = to_fixed(flat({PEERS: values}), 2.0**FRACTION_BITS, LIMIT, sealer.client)
     return shaped(total + pairwise(sealer, peers, step, total.size), {PEERS: values})[PEERS]
 
 
 def unmask(shares: Sequence[Arrays]) -> Arrays:
-    """The sum, float64, of all clients' shares of one step."""
+    """Return the sum, float64, of all clients' shares of one step."""
     terms = [{PEERS: share} for share in shares]
     return shaped(from_fixed(added(terms), FRACTION_BITS), terms[0])[PEERS]
 
 
-# --- what every masked sum is made of ---------------------------------------------------------------------------------
+# --- parts of every masked sum ------------------------------------------------------------------------------------------
 
 
 def to_fixed(
     values: NDArray[np.floating], scale: float | NDArray[np.float64], limit: float, client: int, advice: str = ""
 ) -> NDArray[np.uint64]:
-    """Values [P] times ``scale``, rounded, modulo 2^64.
+    """Convert values [P] times ``scale`` to rounded integers modulo 2^64.
 
     Args:
-        values: of one client.
-        scale: 2^bits of the fixed point, times the client's share of the weights; of each value where it is an array.
-        limit: that no value may reach.
-        client: whose they are, for the error.
-        advice: what to do, behind the error.
+        values: values of one client.
+        scale: 2^bits of the fixed point, times the client's share of the weights; an array for a scale per value.
+        limit: bound that every value must stay below.
+        client: owner of the values, for the error message.
+        advice: end of the error message: what to do.
 
     Raises:
         RunFailed: a value is not finite, or too large.
@@ -88,12 +88,12 @@ def to_fixed(
 
 
 def from_fixed(total: NDArray[np.uint64], bits: int) -> NDArray[np.floating]:
-    """A sum of what `to_fixed` gave, without masks."""
+    """Convert a sum of results of `to_fixed`, without masks, to floats."""
     return total.view(np.int64) * 2.0**-bits
 
 
 def pairwise(sealer: Sealer, clients: Iterable[int], step: str, count: int) -> NDArray[np.uint64]:
-    """The sum [count] of a client's masks with each peer among ``clients``, which cancel in the sum over all of these."""
+    """Sum a client's masks with each peer among ``clients`` [count]; they cancel in the sum over all these clients."""
     total = np.zeros(count, np.uint64)
     for peer in clients:
         if peer != sealer.client:
@@ -103,7 +103,7 @@ def pairwise(sealer: Sealer, clients: Iterable[int], step: str, count: int) -> N
 
 
 def added(shares: Iterable[Mapping[str, Arrays]]) -> NDArray[np.uint64]:
-    """The sum modulo 2^64 of clients' groups of masked integers, of which all have the same shapes: [P]."""
+    """Sum the clients' groups of masked integers, all of the same shapes, modulo 2^64: [P]."""
     total: NDArray[np.uint64]
     total, *others = (flat(share) for share in shares)
     for share in others:
@@ -112,12 +112,12 @@ def added(shares: Iterable[Mapping[str, Arrays]]) -> NDArray[np.uint64]:
 
 
 def flat(groups: Mapping[str, Arrays]) -> NDArray[Any]:
-    """Groups of arrays as one vector, in their order: [P]."""
+    """Concatenate groups of arrays to one vector, in their order: [P]."""
     return np.concatenate([array.ravel() for group in groups.values() for array in group.values()])
 
 
 def shaped(vector: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str, Arrays]:
-    """A vector [P] cut to groups of these names and shapes."""
+    """Split a vector [P] into groups of these names and shapes."""
     sizes = [array.size for group in like.values() for array in group.values()]
     parts = iter(np.split(vector, np.cumsum(sizes)[:-1]))
     return {
@@ -127,7 +127,7 @@ def shaped(vector: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str,
 
 
 def digest(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """SHA-256 of arrays with their names, types and shapes, in the order of the names: binds masks to what all were sent."""
+    """Return SHA-256 of arrays with their names, dtypes and shapes, ordered by name, to bind masks to their inputs."""
     found = Hash(SHA256())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -137,5 +137,5 @@ def digest(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
 
 
 def keys_of(clients: NDArray[np.int64], keys: NDArray[np.uint8]) -> dict[int, bytes]:
-    """Relayed public keys [n, ...] by client."""
+    """Return relayed public keys [n, ...] by client."""
     return {int(client): key.tobytes() for client, key in zip(clients, keys, strict=True)}

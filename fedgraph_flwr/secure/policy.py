@@ -1,4 +1,4 @@
-"""What a party lets a server ask of its node: a YAML file of its own (``policy="FILE"`` in ``--node-config``), or defaults.
+"""A party's policy for its node: a YAML file (``policy="FILE"`` in ``--node-config``), or defaults.
 
 strategies: [fedavg, fedprox]     # by name, with the client that our YAML gives it, or clients as module:Class; empty: all
 networks: [gcn, sage]             # empty: all
@@ -6,20 +6,20 @@ modules: [mymethods, my:metric]   # code beyond this package and those with an e
 phases: [describe, train]         # empty: all of the method
 messages: {acquire: 8}            # of a phase and round: fewer than the method allows itself
 rounds: 1000                      # of a run
-min_clients: 3                    # of a run, and of an exchange that goes on (`strategy.min_clients`), and behind a sum
-max_share: 0.5                    # of the weights behind a secure sum, of one client
-min_nodes: 20                     # of this node's graph behind a statistic
-max_parameters: 1000000           # of the network, and of one that the method trains beside it
-max_width: 256                    # of a layer of the network
+min_clients: 3                    # of a run, of every exchange (`strategy.min_clients`), and of every secure sum
+max_share: 0.5                    # largest share of one client in the weights of a secure sum
+min_nodes: 20                     # of this node's graph in every statistic
+max_parameters: 1000000           # of the model, and of every model that the method trains in addition
+max_width: 256                    # of a layer of the model
 check_start: true                 # a run that is not resumed must start with the parameters that follow from its seed
-reveal: [coefficients]            # groups of a method that a server may see of this client despite secure aggregation
+reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
 required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values
 
-A method listed by name is answered with the sharing that its YAML declares, or less: other parameters leave a node only where
+For a method listed by name, the node accepts the sharing that its YAML declares, or less: other parameters leave a node only if
 ``required_config`` has ``strategy.shared`` or ``strategy.private``.
 
-With or without a file: a node answers one configuration a run, a phase once a round, as often as the method declares at most,
-never again for an earlier round (`Ledger`), and what a server sends is no path (`file_name`).
+With or without a file, a node accepts one configuration per run, and each phase at most as often per round as the method
+declares. It never repeats an earlier round (`Ledger`), and no path comes from a server (`file_name`).
 """
 
 import dataclasses
@@ -52,22 +52,22 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def file_name(text: object, what: str) -> str:
-    """A word from elsewhere that becomes part of a path.
+    """Check a name from elsewhere that becomes part of a path.
 
     Raises:
-        FedGraphError: it has other characters than letters, digits, ``_`` and ``-``, more than 64 of them, or none.
+        FedGraphError: it is empty, longer than 64 characters, or has others than letters, digits, ``_`` and ``-``.
     """
     if not _NAME.fullmatch(str(text)):
-        raise FedGraphError(f"{what} '{sanitize(text, 80)}' is no name: expected 1 to 64 letters, digits, _ or -")
+        raise FedGraphError(f"{what} '{sanitize(text, 80)}' is not a name: expected 1 to 64 letters, digits, _ or -")
     return str(text)
 
 
 @dataclass
 class Policy:
-    """What is answered; see the head of this file.
+    """Requests that the node accepts; the module's docstring documents the keys.
 
     Attributes:
-        trusting: whether the clients belong to whoever runs the server.
+        trusting: whether the operator of the server also runs the clients.
     """
 
     trusting: ClassVar[bool] = False
@@ -92,15 +92,15 @@ class Policy:
             at_least(getattr(self, name), 1, f"policy.{name}")
         at_least(self.min_nodes, 0, "policy.min_nodes")
         if not 0 < self.max_share <= 1:
-            raise FedGraphError(f"policy.max_share must lie in (0, 1], got {self.max_share}")
-        for phase, most in self.messages.items():
-            at_least(most, 0, f"policy.messages.{phase}")
+            raise FedGraphError(f"policy.max_share must be above 0 and at most 1, got {self.max_share}")
+        for phase, count in self.messages.items():
+            at_least(count, 0, f"policy.messages.{phase}")
 
     def check_run(self, cfg: RunConfig) -> None:
-        """Refuse a run for its configuration.
+        """Refuse a run by its configuration.
 
         Raises:
-            FedGraphError: one sentence with the value and what is accepted.
+            FedGraphError: names the key, its value and what the policy accepts.
         """
         name, client = cfg.strategy.name, cfg.strategy.client
         if self.strategies and client not in self.strategies:
@@ -125,7 +125,7 @@ class Policy:
                 raise _refused(f"{key}={clients}", f"at least {self.min_clients} clients (min_clients)")
 
     def _check_code(self, cfg: RunConfig) -> None:
-        """Refuse code that a server may not name, before anything of it is imported."""
+        """Refuse code that the policy does not trust, before anything of it is imported."""
         if ANYTHING in self.modules:
             return
         packages = [__package__.partition(".")[0], *plugins.packages(), *self.modules]
@@ -133,32 +133,32 @@ class Policy:
         for key, target in named_code(cfg).items():
             module = target.partition(":")[0]
             trusted = any(module == package or module.startswith(f"{package}.") for package in packages)
-            if key.startswith("evaluation."):  # a function is called, where a class must first be a client or a network
+            if key.startswith("evaluation."):  # a function is called, whereas a class must first be a client or a model
                 trusted = False
             if not trusted and target not in listed:
-                accepted = ", ".join(self.modules) or "none beyond what is installed for it"
+                accepted = ", ".join(self.modules) or "none except installed plug-ins"
                 raise _refused(f"{key}={sanitize(target, 80)}", f"modules {accepted}")
 
     def check_size(self, count: int, what: str) -> None:
-        """Refuse a network for its parameters, before it is built.
+        """Refuse a model by its number of parameters, before it is built.
 
         Raises:
-            FedGraphError: they are too many.
+            FedGraphError: there are too many.
         """
         if count > self.max_parameters:
             raise _refused(f"{what} of {count} parameters", f"at most {self.max_parameters} (max_parameters)")
 
     def check_model(self, model: nn.Module, other: nn.Module) -> None:
-        """Refuse a network for its size.
+        """Refuse a model by its size.
 
         Args:
-            model: the run's, on the meta device.
-            other: the same for a graph of other numbers of features and classes: sizes that differ are theirs, no widths.
+            model: the run's model, on the meta device.
+            other: the same model for a graph with other numbers of features and classes; sizes that differ are not widths.
 
         Raises:
             FedGraphError: it has too many parameters, or a layer is too wide.
         """
-        self.check_size(sum(p.numel() for p in model.parameters()), "a network")
+        self.check_size(sum(p.numel() for p in model.parameters()), "a model")
         shapes = {name: tensor.shape for name, tensor in other.named_parameters()}
         widths = [
             size
@@ -170,12 +170,12 @@ class Policy:
             raise _refused(f"a layer that is {widest} wide", f"at most {self.max_width} (max_width)")
 
     def check_client(self, client: Any) -> None:
-        """Refuse a run for what its client, once built, is: its keys with their defaults, and what leaves it.
+        """Refuse a run by its client, once built: its keys with their defaults, and the tensors that would leave it.
 
         Raises:
-            FedGraphError: one sentence with the value and what is accepted.
+            FedGraphError: names the key, its value and what the policy accepts.
         """
-        self.check_size(sum(p.numel() for p in client.model.parameters()), "a network")
+        self.check_size(sum(p.numel() for p in client.model.parameters()), "a model")
         for key, wanted in self.required_config.items():
             value = _value(client, key)
             if value != wanted and value not in (wanted if isinstance(wanted, list) else [wanted]):
@@ -183,28 +183,28 @@ class Policy:
         self._check_sharing(client.cfg.strategy, client.model)
 
     def _check_sharing(self, rules: StrategyConfig, model: Any) -> None:
-        """Refuse that more of the model leaves than a method, listed by name, declares.
+        """Refuse a run that would share more of the model than a method, listed by name, declares.
 
         Raises:
-            FedGraphError: naming a tensor.
+            FedGraphError: names a tensor.
         """
         if rules.name not in self.strategies or {"strategy.shared", "strategy.private"} & self.required_config.keys():
             return
-        usual = {"shared": [""], "private": [], **group_file("strategy", rules.name)}
-        declared = model.shared(usual["shared"], usual["private"])
+        defaults = {"shared": [""], "private": [], **group_file("strategy", rules.name)}
+        declared = model.shared(defaults["shared"], defaults["private"])
         if beyond := sorted(model.shared(rules.shared, rules.private).keys() - declared.keys()):
             raise _refused(
                 f"strategy.shared={sanitize(rules.shared, 60)} with strategy.private={sanitize(rules.private, 60)}, which sends"
                 f" '{sanitize(beyond[0], 60)}' and {len(beyond) - 1} more tensors",
-                f"what strategy={rules.name} declares: shared={sanitize(usual['shared'], 60)},"
-                f" private={sanitize(usual['private'], 60)}",
+                f"the declaration of strategy={rules.name}: shared={sanitize(defaults['shared'], 60)},"
+                f" private={sanitize(defaults['private'], 60)}",
             )
 
     def most(self, phase: str, declared: int) -> int:
-        """How many messages of a phase and round are answered.
+        """Return the most messages of a phase per round that the node accepts.
 
         Raises:
-            FedGraphError: none.
+            FedGraphError: the policy does not list the phase.
         """
         if self.phases and phase not in (DESCRIBE, *self.phases):
             raise _refused(f"phase '{phase}'", f"phases {', '.join(self.phases)}")
@@ -212,13 +212,13 @@ class Policy:
 
 
 def counted(make: Callable[[], nn.Module]) -> int:
-    """Parameters of a network, which is made without memory; torch's generator stays as it is."""
+    """Count the parameters of a model without allocating memory; torch's random state does not change."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return sum(p.numel() for p in make().parameters())
 
 
 def simulated() -> Policy:
-    """The policy of clients that belong to whoever runs them: no bound."""
+    """Return the policy of simulated clients: no limits."""
     policy = Policy(
         rounds=LARGEST,
         max_share=1.0,
@@ -234,10 +234,10 @@ def simulated() -> Policy:
 
 
 def read_policy(path: str) -> Policy:
-    """The policy in a file.
+    """Read the policy in a file.
 
     Raises:
-        FedGraphError: there is no such file, it is no YAML, or it has an unknown key or a wrong value.
+        FedGraphError: the file is missing or not YAML, or has an unknown key or an invalid value.
     """
     try:
         text = Path(path).expanduser().read_text()
@@ -245,10 +245,10 @@ def read_policy(path: str) -> Policy:
     except OSError as error:
         raise FedGraphError(f"policy={path} of --node-config cannot be read: {error.strerror}") from error
     except Exception as error:  # of the YAML parser, which has many
-        raise FedGraphError(f"policy={path} of --node-config is no valid YAML{line_of(error)}") from error
+        raise FedGraphError(f"policy={path} of --node-config is not valid YAML{line_of(error)}") from error
     if "${" in text:
         raise FedGraphError(
-            f"policy={path} of --node-config holds '${{', which is not resolved: write the value itself"
+            f"policy={path} of --node-config contains '${{', which is not resolved: write the value itself"
         )
     if not isinstance(body, dict):
         raise FedGraphError(f"policy={path} of --node-config must hold keys and values")
@@ -266,7 +266,7 @@ def _refused(what: str, accepted: str) -> FedGraphError:
 
 
 def _value(client: Any, key: str) -> Any:
-    """A key of the run as the client reads it, with the method's own keys and their defaults."""
+    """Return a key of the run as the client reads it, including the method's own keys and their defaults."""
     node: Any = client.cfg
     *groups, name = key.split(".")
     for group in groups:
@@ -283,70 +283,72 @@ def _value(client: Any, key: str) -> Any:
 
 
 class Ledger:
-    """What was asked of a node in a run, so that nothing is answered twice: rounds never go back, nor do a phase's exchanges.
+    """Record of the requests to a node in a run, so that none is repeated: rounds and a phase's exchanges only increase.
 
     Attributes:
-        round: the latest that was asked of.
-        asked: of each phase in it, how many messages came, and the number of the last one's exchange.
-        resumed: whether the run was taken up after a round.
+        round: the latest round with a request.
+        asked: for each phase in it, the number of messages, and the index of the latest exchange.
+        resumed: whether the run was resumed after a round.
         config: digest of the run's configuration; empty before the first message.
     """
 
     def __init__(self, record: Mapping[str, Any] | None = None):
-        told = record or {}
-        self.round, self.config = int(told.get("round", 0)), str(told.get("config", ""))
-        self.resumed = bool(told.get("resumed", False))
-        columns = (told.get(key, []) for key in ("phases", "counts", "exchanges"))
+        stored = record or {}
+        self.round, self.config = int(stored.get("round", 0)), str(stored.get("config", ""))
+        self.resumed = bool(stored.get("resumed", False))
+        columns = (stored.get(key, []) for key in ("phases", "counts", "exchanges"))
         self.asked = {str(phase): (int(n), int(last)) for phase, n, last in zip(*columns, strict=True)}
 
     def record(self) -> dict[str, Any]:
-        """As numbers and lists, from which a ledger is made again."""
+        """Return the record as numbers and lists, for the constructor."""
         counts, exchanges = ([entry[i] for entry in self.asked.values()] for i in (0, 1))
         asked = {"phases": list(self.asked), "counts": counts, "exchanges": exchanges}
         return {"round": self.round, **asked, "config": self.config, "resumed": self.resumed}
 
     def pin(self, items: Sequence[tuple[str, str]]) -> None:
-        """Take down the run's configuration with the first message, and hold all others to it.
+        """Store the run's configuration of the first message, and refuse messages with another one.
 
         Raises:
-            FedGraphError: it is another one.
+            FedGraphError: the configuration changed.
         """
         found = hashlib.sha256(json.dumps(items).encode()).hexdigest()
         if self.config not in ("", found):
             raise FedGraphError(
-                "the server changed the configuration of this run: a node answers the one that the first message came with"
+                "the server changed the configuration of this run: a node accepts only that of the first message"
             )
         self.config = found
 
     def book(self, phase: str, server_round: int, exchange: int, most: int) -> None:
-        """Take a question down before it is answered.
+        """Record a request before the reply to it.
 
         Args:
-            phase: its name; `DESCRIBE`, whose answer is always the same, may come in any order.
-            server_round: of the message.
-            exchange: how many exchanges of the phase the server says were before it in the round.
-            most: messages of the phase that a round may bring.
+            phase: name of the phase; `DESCRIBE`, whose reply never changes, may come in any order.
+            server_round: round of the message.
+            exchange: number of earlier exchanges of the phase in the round, according to the server.
+            most: most messages of the phase per round.
 
         Raises:
-            FedGraphError: it was asked before, or too often.
+            FedGraphError: the request is a repetition, or exceeds the limit.
         """
-        asks = f"the server requests phase '{phase}' of round {server_round}"
+        request = f"the server requests phase '{phase}' of round {server_round}"
         if server_round < self.round:
-            raise FedGraphError(f"{asks} after round {self.round}: what is past is not answered again")
+            raise FedGraphError(f"{request} after round {self.round}: requests of earlier rounds are refused")
         if server_round > self.round:
             self.round, self.asked = server_round, {}
         count, last = self.asked.get(phase, (0, -1))
         if count >= most:
-            raise FedGraphError(f"{asks} {count + 1} times, accepted are {most}")
+            raise FedGraphError(f"{request} {count + 1} times, expected at most {most}")
         if exchange <= last and phase != DESCRIBE:
-            raise FedGraphError(f"{asks} again (exchange {exchange} after {last}): it was answered")
+            raise FedGraphError(
+                f"{request} again (exchange {exchange} after {last}): the node has replied to it already"
+            )
         self.asked[phase] = (count + 1, max(exchange, last))
 
     def resume(self, server_round: int) -> None:
-        """Go on after a round.
+        """Continue after a round.
 
         Raises:
-            FedGraphError: a round was asked of before, in which case this is no run that is taken up.
+            FedGraphError: there was a request for an earlier round, so the run was not resumed.
         """
         if self.round:
             raise FedGraphError(f"the server resumes after round {server_round} in a run that is in round {self.round}")

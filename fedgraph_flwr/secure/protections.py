@@ -11,7 +11,7 @@ from fedgraph_flwr.wire.messages import CLIPPED, METRICS, MODEL, TRAIN
 
 
 def shares_nothing(cfg: RunConfig, uplink: Uplink) -> str:
-    """Why no value of several clients is reduced, empty where one is."""
+    """Return why no value of several clients is reduced; empty if one is."""
     rules = cfg.strategy
     if rules.pooled:
         return "has one client"
@@ -20,7 +20,7 @@ def shares_nothing(cfg: RunConfig, uplink: Uplink) -> str:
 
 
 def not_private(cfg: RunConfig, uplink: Uplink) -> str:
-    """What differential privacy does not cover; empty: it covers all that leaves a client."""
+    """Return what differential privacy does not cover; empty: it covers everything that leaves a client."""
     for phase, group, reducer in shown(uplink):
         if not (reducer.early or isinstance(reducer, Public)):
             return f"needs {named(phase, group, reducer)}"
@@ -28,7 +28,7 @@ def not_private(cfg: RunConfig, uplink: Uplink) -> str:
 
 
 def not_secure(cfg: RunConfig, uplink: Uplink) -> str:
-    """What secure aggregation does not hide; empty: all, but for groups that ``privacy.reveal`` lists."""
+    """Return what secure aggregation does not hide; empty: it hides everything except the groups in ``privacy.reveal``."""
     for phase, group, reducer in shown(uplink):
         sealed = isinstance(reducer, Relay) and reducer.sealed
         revealed = group in cfg.privacy.reveal and not isinstance(reducer, LateMean)
@@ -40,7 +40,7 @@ def not_secure(cfg: RunConfig, uplink: Uplink) -> str:
 
 
 def not_robust(cfg: RunConfig, uplink: Uplink) -> str:
-    """Why a robust rule has nothing to replace; empty: it replaces the mean of models."""
+    """Return why a robust rule has no mean of models to replace; empty: it has one."""
     reducer = uplink[TRAIN].get(MODEL)
     if reducer is None or not reducer.reduced:
         why = f" ({reducer.why})" if reducer and reducer.why else ""
@@ -49,7 +49,7 @@ def not_robust(cfg: RunConfig, uplink: Uplink) -> str:
 
 
 def not_added(cfg: RunConfig, uplink: Uplink) -> str:
-    """Why ``ray.aggregate`` cannot add up what clients trained; empty: it can."""
+    """Return why ``ray.aggregate`` cannot sum the training replies; empty: it can."""
     for group, reducer in uplink[TRAIN].items():
         if isinstance(reducer, LateMean):
             return f"needs {named(TRAIN, group, reducer)}"
@@ -63,36 +63,40 @@ def check(cfg: RunConfig, uplink: Uplink) -> None:
     """Refuse a protection that would not cover what a client sends.
 
     Raises:
-        FedGraphError: one protection, and what it does not cover.
+        FedGraphError: names the protection, and what it does not cover.
     """
     rules, privacy = cfg.strategy, cfg.privacy
     if privacy.secagg and cfg.ray.aggregate:
-        raise FedGraphError("privacy.secagg=true masks what ray.aggregate=true would add up: set one of the two")
+        raise FedGraphError(
+            "privacy.secagg=true masks the values that ray.aggregate=true would sum: set one of the two"
+        )
     if privacy.dp != "none" and cfg.ray.aggregate:
         raise FedGraphError(
-            f"privacy.dp={privacy.dp} clips single updates, and ray.aggregate=true adds them up before: set one of the two"
+            f"privacy.dp={privacy.dp} clips single updates, but ray.aggregate=true sums them before: set one of the two"
         )
     _check_reveal(cfg, uplink)
     if privacy.dp != "none":
         _check_privacy(cfg, uplink)
     if privacy.secagg and (needs := not_secure(cfg, uplink)):
         lost = (
-            f", or accept that it is seen: privacy.reveal=[{_first_group(cfg, uplink)}]" if "values of" in needs else ""
+            f", or accept that the server sees them: privacy.reveal=[{_first_group(cfg, uplink)}]"
+            if "values of" in needs
+            else ""
         )
         raise FedGraphError(
-            f"privacy.secagg=true shows the server sums of clients' values only, and strategy={rules.name} {needs};"
-            f" use privacy.secagg=false{lost}"
+            f"privacy.secagg=true shows the server only sums of clients' values, but strategy={rules.name} {needs};"
+            f" set privacy.secagg=false{lost}"
         )
     if cfg.ray.aggregate and (needs := not_added(cfg, uplink)):
         raise FedGraphError(
-            f"ray.aggregate=true adds up what clients trained before the server sees it, and strategy={rules.name} {needs};"
-            " use ray.aggregate=false"
+            f"ray.aggregate=true sums training replies before the server sees them, but strategy={rules.name} {needs};"
+            " set ray.aggregate=false"
         )
     _check_rule(cfg, uplink)
 
 
 def _first_group(cfg: RunConfig, uplink: Uplink) -> str:
-    """Groups that would have to be revealed."""
+    """Return the groups that would have to be revealed."""
     return ",".join(
         dict.fromkeys(
             group
@@ -106,7 +110,9 @@ def _check_reveal(cfg: RunConfig, uplink: Uplink) -> None:
     known = sorted({group for _, group, reducer in shown(uplink) if not reducer.early})
     for group in cfg.privacy.reveal:
         if not cfg.privacy.secagg:
-            raise FedGraphError("privacy.reveal lists what secure aggregation does not hide: set privacy.secagg=true")
+            raise FedGraphError(
+                "privacy.reveal lists groups that secure aggregation does not hide: set privacy.secagg=true"
+            )
         if group not in known:
             raise unknown(f"privacy.reveal: group of strategy={cfg.strategy.name}", group, known)
 
@@ -115,8 +121,8 @@ def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
     rules, privacy = cfg.strategy, cfg.privacy
     if needs := not_private(cfg, uplink):
         raise FedGraphError(
-            f"privacy.dp={privacy.dp} covers means and sums of clipped values, and {rules.name} {needs}: use another method, or"
-            " privacy.dp=none"
+            f"privacy.dp={privacy.dp} covers means and sums of clipped values, but strategy={rules.name} {needs}: set another"
+            " strategy, or privacy.dp=none"
         )
     if cfg.train.class_weights == "federated":
         raise FedGraphError(
@@ -156,26 +162,30 @@ def _check_rule(cfg: RunConfig, uplink: Uplink) -> None:
     rules, mean = cfg.strategy, uplink[TRAIN].get(MODEL)
     averaged = isinstance(mean, LateMean) or (isinstance(mean, Mean) and mean.weight == "weighting")
     if rules.max_share < 1 and (rules.aggregator != "mean" or not averaged):
-        what = f"aggregator={rules.aggregator} heeds no weights" if averaged else f"{rules.name} takes no weighted mean"
+        what = (
+            f"aggregator={rules.aggregator} uses no weights"
+            if averaged
+            else f"strategy={rules.name} has no weighted mean"
+        )
         raise FedGraphError(
-            f"strategy.max_share={rules.max_share:g} caps a weight, and {what}: use strategy.max_share=1"
+            f"strategy.max_share={rules.max_share:g} caps a weight, but {what}: set strategy.max_share=1"
         )
     if rules.aggregator == "mean":
         return
     if reason := not_robust(cfg, uplink):
         raise FedGraphError(
-            f"strategy.aggregator={rules.aggregator} puts clients' models together, and {rules.name} {reason}: use"
+            f"strategy.aggregator={rules.aggregator} combines clients' models, but strategy={rules.name} {reason}: set"
             " strategy.aggregator=mean"
         )
     for key, holds in (("privacy.secagg=true", cfg.privacy.secagg), ("ray.aggregate=true", cfg.ray.aggregate)):
         if holds:
             raise FedGraphError(
-                f"{key} shows the server sums of what clients trained, and strategy.aggregator={rules.aggregator} needs single"
-                " models; use strategy.aggregator=mean"
+                f"{key} shows the server only sums over clients, but strategy.aggregator={rules.aggregator} needs single"
+                " models; set strategy.aggregator=mean"
             )
     if cfg.privacy.dp != "none":
         raise FedGraphError(
-            f"privacy.dp={cfg.privacy.dp} bounds what one client adds to a mean, not to a {rules.aggregator}: use"
+            f"privacy.dp={cfg.privacy.dp} bounds a client's contribution to a mean, not to a {rules.aggregator}: set"
             " strategy.aggregator=mean, or privacy.dp=none"
         )
 
@@ -185,14 +195,14 @@ def check_sent(cfg: RunConfig, uplink: Uplink, phase: str, groups: object, numbe
 
     Args:
         cfg: the run's configuration.
-        uplink: of the client's class.
-        phase: which is answered.
+        uplink: uplink of the client's class.
+        phase: the requested phase.
         groups: names of the groups of the reply.
         numbers: names of its numbers.
         allowed: numbers that the framework itself sends.
 
     Raises:
-        FedGraphError: naming the first group or number that is not declared.
+        FedGraphError: names the first group or number that is not declared.
     """
     known = uplink.get(phase, {})
     if odd := sorted(set(groups) - known.keys()):  # type: ignore[call-overload]
@@ -202,8 +212,8 @@ def check_sent(cfg: RunConfig, uplink: Uplink, phase: str, groups: object, numbe
         )
     reducer = known.get(METRICS)
     fields = reducer.fields if reducer else {}
-    told = set(numbers) - allowed - ({"client"})  # type: ignore[call-overload]
-    odd = sorted(told - set(fields if isinstance(fields, dict) else {})) if fields is not None else []
+    sent = set(numbers) - allowed - ({"client"})  # type: ignore[call-overload]
+    odd = sorted(sent - set(fields if isinstance(fields, dict) else {})) if fields is not None else []
     if odd:
         raise FedGraphError(
             f"strategy={cfg.strategy.name}: the client's reply to '{phase}' holds number '{odd[0]}', which its uplink does not"

@@ -1,14 +1,14 @@
 """Envelopes between clients that the server relays and cannot read.
 
-Every client draws an X25519 key pair for the run and publishes the public half through the server; two clients derive one
-key for each direction (HKDF-SHA256 over the agreed secret, bound to both public keys and both names) and seal with
-ChaCha20-Poly1305 under a random nonce. Sender, receiver and step are authenticated with the content, and each envelope can
-be opened once: what is altered, re-addressed or sent again in another step is refused.
+Every client draws an X25519 key pair for the run and publishes the public half through the server. Two clients derive one key
+for each direction (HKDF-SHA256 over the agreed secret, bound to both public keys and both names) and seal with
+ChaCha20-Poly1305 under a random nonce. Sender, receiver and step are authenticated with the content, and each envelope can be
+opened once. An envelope that was altered, re-addressed or replayed in another step is refused.
 
-Threat model: an honest-but-curious server. It follows the protocol, keeps all it relays, and learns who wrote to whom, when,
-and how many bytes, but no content. A server that lies may hand out public keys of its own and read everything in between:
-against that, clients sign and pin (`fedgraph_flwr.secure.keyring`). Clients are trusted with what they
-receive; what a message reveals to its addressee is the method's matter, not the envelope's.
+Threat model: an honest-but-curious server. It follows the protocol, stores everything it relays, and learns who wrote to whom,
+when, and how many bytes, but no content. A malicious server could distribute its own public keys and read the content. Clients
+prevent that by signing and pinning keys (`fedgraph_flwr.secure.keyring`). Clients are trusted with the messages addressed to
+them; what a message reveals to its receiver depends on the method, not on the envelope.
 """
 
 import os
@@ -38,7 +38,7 @@ class Sealer:
 
     Args:
         client: this client's index.
-        private: its X25519 private key, 32 bytes; drawn anew when missing.
+        private: its X25519 private key, 32 bytes; default: a new one.
 
     Attributes:
         peers: the other clients' public keys.
@@ -55,7 +55,7 @@ class Sealer:
 
     @property
     def private(self) -> bytes:
-        """The private key; it may be stored by this client and must not travel."""
+        """The private key; this client may store it, but it must never travel."""
         return self._key.private_bytes_raw()
 
     @property
@@ -64,25 +64,25 @@ class Sealer:
         return self._key.public_key().public_bytes_raw()
 
     def meet(self, peers: Mapping[int, bytes]) -> None:
-        """Learn the public keys of the clients; the own one is passed over."""
+        """Store the public keys of the other clients; this client's own is ignored."""
         self.peers = {client: bytes(key) for client, key in peers.items() if client != self.client}
         self._agreed = {}
 
     def seal(self, receiver: int, step: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
-        """Seal named arrays for one client and one step; the envelope as bytes [B]."""
+        """Seal named arrays for one client and one step, and return the envelope as bytes [B]."""
         nonce = os.urandom(NONCE)
         content = save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
         sealed = self._cipher(self.client, receiver).encrypt(nonce, content, _bound(self.client, receiver, step))
         return np.frombuffer(nonce + sealed, np.uint8)
 
     def open(self, sender: int, step: str, envelope: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """Open what ``sender`` sealed for this client and step.
+        """Open an envelope that ``sender`` sealed for this client and step.
 
         Raises:
-            RunFailed: the envelope was altered, is meant for another client, sender or step, or was opened before.
+            RunFailed: it was altered, is for another client, sender or step, or was opened before.
         """
         if (sender, step) in self._opened:
-            raise RunFailed(f"client {self.client} was given a second envelope of client {sender} for step '{step}'")
+            raise RunFailed(f"client {self.client} received a second envelope of client {sender} for step '{step}'")
         raw = envelope.tobytes()
         try:
             content = self._cipher(sender, self.client).decrypt(
@@ -98,15 +98,15 @@ class Sealer:
         return arrays
 
     def stream(self, peer: int, step: str, count: int) -> NDArray[np.uint64]:
-        """Pseudo-random numbers [count] that this client and ``peer`` draw alike and nobody else can: one draw a step."""
+        """Return pseudo-random numbers [count] that only this client and ``peer`` can draw; use each step once."""
         names = b":".join(str(client).encode() for client in sorted((self.client, peer)))
         keys = b"".join(sorted((self.public, self._key_of(peer))))
         return key_stream(self._derive(peer, b"fedgraph stream" + keys + names + step.encode()), count)
 
     def _cipher(self, sender: int, receiver: int) -> ChaCha20Poly1305:
         peer = receiver if sender == self.client else sender
-        theirs = self._key_of(peer)
-        keys = self.public + theirs if sender == self.client else theirs + self.public
+        remote = self._key_of(peer)
+        keys = self.public + remote if sender == self.client else remote + self.public
         return ChaCha20Poly1305(self._derive(peer, b"fedgraph envelope" + keys + _bound(sender, receiver, "")))
 
     def _key_of(self, peer: int) -> bytes:
@@ -115,17 +115,17 @@ class Sealer:
         return self.peers[peer]
 
     def _derive(self, peer: int, info: bytes) -> bytes:
-        """A key of 32 bytes for one purpose, from the secret shared with a peer."""
+        """Derive a key of 32 bytes for one purpose, from the secret shared with a peer."""
         if peer not in self._agreed:
             try:
                 self._agreed[peer] = self._key.exchange(X25519PublicKey.from_public_bytes(self._key_of(peer)))
             except ValueError as error:
-                raise RunFailed(f"client {self.client} was given a public key of client {peer} that is none") from error
+                raise RunFailed(f"client {self.client} received an invalid public key of client {peer}") from error
         return HKDF(SHA256(), 32, salt=None, info=info).derive(self._agreed[peer])
 
 
 def is_public_key(key: bytes) -> bool:
-    """Whether a shared secret can be made with it: with a few points of low order none can."""
+    """Return whether a shared secret can be derived with a key; a few points of low order are invalid."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError:
@@ -134,7 +134,7 @@ def is_public_key(key: bytes) -> bool:
 
 
 def key_stream(key: bytes, count: int) -> NDArray[np.uint64]:
-    """Pseudo-random numbers [count] of a key of 32 bytes that serves nothing else: ChaCha20 over zeros."""
+    """Return pseudo-random numbers [count] from a key of 32 bytes without other uses: ChaCha20 over zeros."""
     cipher = Cipher(ChaCha20(key, bytes(16)), None)
     return np.frombuffer(cipher.encryptor().update(bytes(8 * count)), np.uint64)
 

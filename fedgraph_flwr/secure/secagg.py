@@ -1,26 +1,30 @@
-"""Secure aggregation with dropouts (Bonawitz et al., CCS 2017, Figure 4): the server learns a weighted sum and no term of it.
+"""Secure aggregation with dropouts (Bonawitz et al., CCS 2017, Figure 4): the server learns only a weighted sum.
 
-For every sum client i of the n that take part draws two key pairs and a seed b_i, all anew, and with x_i its values and p_i its
-public share of the weights:
+For every sum, client i of n participants draws two new key pairs and a new seed b_i. With x_i its values and p_i its public share
+of the weights:
 
     keys      up: two public keys (envelopes, masks) and a commitment to b_i
     shares    up: for every peer an envelope with Shamir shares of b_i and of the mask key's seed, any t of n
-    answer    up: y_i = round(2^bits p_i x_i) + PRG(b_i) + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)   mod 2^64
-    unmask    up: for every peer whose y_j came a share of b_j, for every other a share of its mask key: one or the other
+    reply     up: y_i = round(2^bits p_i x_i) + PRG(b_i) + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)   mod 2^64
+    unmask    up: a share of b_j for every peer whose y_j arrived, and of the mask key for every other peer: one or the other
 
-The server rebuilds b_i of those that answered, and the mask keys of those that fell, subtracts, and has Σ p_i x_i.
-Keys and seeds are renewed for each sum, and when it is asked again: b_i is revealed, so that it must be new, and with it what is
-dealt; a mask key is revealed where its owner falls, and one that lasted would then open all its earlier sums to a server that was
-given its seeds. A schedule of renewal would save the exchange of keys, one of four, and no more. A client deletes its own secrets
-as it masks, and no checkpoint keeps them. A rebuilt secret is held against what its owner published: a wrong share ends the
-round. Secrets are `LIMBS` elements of Shamir's field (`fedgraph_flwr.secure.shamir`), of which the mask's X25519 key and the
-stream of b_i are derived.
-Every client is sent all p_j. Its masks are keyed by a digest of them, of the published keys, of who adds up and of the model it
-received (`agreed`): where a server sends two clients different lists, the masks of no pair cancel and there is no sum. A client
-refuses a list, and survivors of one, in which a client weighs more than `Member.max_share`, or fewer than `Member.floor` weigh
-anything. t exceeds half of those that published keys, so that no secret is rebuilt both ways.
-Not seen: a client that adds other values than it trained, within the range; and, where clients pin nobody's keys
-(`fedgraph_flwr.secure.keyring`), a server that hands out its own.
+The server reconstructs b_i of the clients that replied, and the mask keys of those that dropped out, subtracts the masks, and
+obtains Σ p_i x_i.
+
+Keys and seeds are new for each sum, also if the server requests it again. b_i is revealed, so it must be new, and with it the
+shares. A mask key is revealed if its owner drops out; a long-lived key would then open all its earlier sums to a server that
+received its seeds. Renewing keys on a schedule would save only one of four exchanges. A client deletes its secrets when it masks,
+and no checkpoint stores them. Each reconstructed secret is compared with its owner's publication: a wrong share ends the round.
+Secrets are `LIMBS` elements of Shamir's field (`fedgraph_flwr.secure.shamir`); the mask's X25519 key and the stream of b_i derive
+from them.
+
+Every client receives all p_j. Its masks are keyed by a digest of them, of the published keys, of the members and of the model it
+received (`agreed`). If a server sends two clients different lists, no pair of masks cancels and there is no sum. A client refuses
+a list, and survivors of one, in which one client's share exceeds `Member.max_share` or fewer than `Member.floor` clients have
+weight. t exceeds half of the clients that published keys, so that no secret is reconstructed both ways.
+
+Not detected: a client that adds other values than it trained, within the range. If clients pin no keys
+(`fedgraph_flwr.secure.keyring`), a server that distributes its own keys is not detected either.
 """
 
 import math
@@ -41,41 +45,41 @@ from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
 HEADROOM = (
-    8  # bits: a sum of random integers, as wrong masks leave it, passes for one of values with chance 2^-8 a value
+    8  # bits: a sum of random integers, the result of wrong masks, passes for valid with probability 2^-8 per value
 )
-MIN_CLIENTS = 3  # clients: of a sum of two, each knows the other's term
+MIN_CLIENTS = 3  # in a sum of two clients, each knows the other's term
 CLIENTS, KEYS, ENVELOPES, SHARES, SURVIVORS = "clients", "keys", "envelopes", "shares", "survivors"
 MEMBERS, RATIOS, AGREED = "members", "ratios", "agreed"
 PUBLISH, DEAL, UNMASK, SECAGG = "secagg_keys", "secagg_shares", "unmask", "secagg"
-"""Phases, and the group of arrays: with `PUBLISH`, the keys; with `DEAL`, envelopes of shares; with a request for a term of a
-sum, envelopes, the members and the client's share of the weights; with `UNMASK`, who survived, and shares."""
+"""Phases, and the group of arrays: keys for `PUBLISH`; envelopes of shares for `DEAL`; envelopes, members and the client's
+share of the weights for a term of a sum; survivors and shares for `UNMASK`."""
 _DEALT = {SHARES: ArrayField((2, LIMBS), "uint32", 0, PRIME - 1)}
 
 
 def limit(bits: int) -> float:
-    """No value that is summed reaches it: sums of them, weighted by shares of 1, leave the `HEADROOM`."""
+    """Return the bound of every value: sums of values below it, with weights that sum to 1, leave the `HEADROOM`."""
     return 2.0 ** (63 - HEADROOM - bits)
 
 
 def threshold(share: float, clients: int) -> int:
-    """How many clients must answer, of those that published keys: always more than half of them."""
+    """Return how many of the clients that published keys must reply: always more than half of them."""
     return max(math.ceil(share * clients - 1e-9), clients // 2 + 1)
 
 
 def commitment(secret: bytes) -> bytes:
-    """SHA-256 of a seed: binds its owner, and tells nobody what it is."""
+    """Return SHA-256 of a seed, which commits its owner to the seed without revealing it."""
     digest = Hash(SHA256())
     digest.update(b"fedgraph self-mask" + secret)
     return digest.finalize()
 
 
 def mask_sealer(client: int, secret: bytes) -> Sealer:
-    """The end of a client's mask streams, whose key pair follows from a secret."""
+    """Return the end of a client's mask streams, whose key pair follows from a secret."""
     return Sealer(client, HKDF(SHA256(), 32, salt=None, info=b"fedgraph mask key").derive(secret))
 
 
 def self_stream(secret: bytes, step: str, count: int) -> NDArray[np.uint64]:
-    """PRG(b) [count]."""
+    """Return PRG(b) [count]."""
     return key_stream(HKDF(SHA256(), 32, salt=None, info=b"fedgraph self-mask" + step.encode()).derive(secret), count)
 
 
@@ -87,29 +91,29 @@ class Member:
     """One client's part in the sum of a round.
 
     Args:
-        client: its index.
-        share: of the clients that must answer (``privacy.secagg_threshold``).
-        bits: of the fixed point after the point (``privacy.secagg_bits``).
-        noise: added to the terms (``privacy.dp=distributed``).
+        client: index of the client.
+        share: share of the clients that must reply (``privacy.secagg_threshold``).
+        bits: fractional bits of the fixed point (``privacy.secagg_bits``).
+        noise: noise added to the terms (``privacy.dp=distributed``).
 
     Attributes:
-        state: all it must keep between the messages of a round, arrays by name; secret.
-        floor: fewer clients than its party wants behind a sum are refused in each step.
-        max_share: of the weights of those behind a sum, the most that one client may have.
+        state: secret state between the messages of a round, arrays by name.
+        floor: fewest clients that its party accepts in a sum, checked in each step.
+        max_share: largest share of one client in the weights of a sum.
     """
 
     def __init__(self, client: int, share: float, bits: int, noise: DistributedNoise | None = None):
         self.client, self.share, self.bits, self.noise = client, share, bits, noise
         self.floor, self.max_share = 1, 1.0
         self.state: Arrays = {}
-        self._envelopes: Sealer | None = None  # of `deal` for `masked`, where both are of one process
+        self._envelopes: Sealer | None = None  # from `deal` for `masked`, if both run in one process
 
     def publish(self, server_round: int, exchange: int = 0) -> Arrays:
-        """New keys for a sum of a round; those of any other are forgotten. Public keys [32] each, and the commitment [32].
+        """Draw new keys for a sum of a round, forget all earlier ones, and return public keys [32] each and the commitment [32].
 
         Args:
             server_round: the round.
-            exchange: which of its sums this is.
+            exchange: index of the sum in the round.
         """
         mask, own = random_elements((2, LIMBS))
         envelopes = Sealer(self.client)
@@ -124,36 +128,36 @@ class Member:
 
     @property
     def exchange(self) -> int:
-        """Which of the round's sums the keys are for."""
+        """Index of the sum that the keys are for."""
         return int(self.state["exchange"][0])
 
     @property
     def published(self) -> NDArray[np.uint8]:
-        """The public keys and the commitment of this round, [3, 32], until the own secrets are deleted."""
+        """The public keys and the commitment of this round, [3, 32], until the secrets are deleted."""
         sealer = Sealer(self.client, self.state["envelope"].tobytes())
         mask, own = self.state["mask"].tobytes(), self.state["self"].tobytes()
         return np.stack([_bytes(k) for k in (sealer.public, mask_sealer(self.client, mask).public, commitment(own))])
 
     def deal(self, clients: NDArray[np.int64], keys: NDArray[np.uint8], server_round: int) -> Arrays:
-        """Envelopes with shares of both secrets, a row for each of ``clients``, the own one empty: [n, B].
+        """Return envelopes with shares of both secrets, one row for each of ``clients``, its own row empty: [n, B].
 
         Args:
-            clients: who published keys, ascending [n].
-            keys: theirs, [n, 3, 32].
+            clients: clients that published keys, ascending [n].
+            keys: their keys, [n, 3, 32].
             server_round: the round.
 
         Raises:
-            RunFailed: the keys are of another round, were dealt before, are too few, or the own ones are not as published.
+            RunFailed: the keys belong to another round, were dealt before, are too few, or differ from this client's own.
         """
         self._expect("self", CLIENTS, server_round)
         if len(clients) < (least := max(MIN_CLIENTS, self.floor)):
             raise RunFailed(
-                f"client {self.client} is to add up with {len(clients) - 1} others, expected at least {least - 1}"
+                f"client {self.client} should join a secure sum with {len(clients) - 1} others, expected at least {least - 1}"
             )
         places = {int(client): place for place, client in enumerate(clients)}
         if not np.array_equal(self.published, keys[places.get(self.client, 0)]) or len(places) < len(clients):
             raise RunFailed(
-                f"client {self.client} was sent a list of keys in which its own are not as it published them"
+                f"client {self.client} received a list of keys in which its own differ from those it published"
             )
         self.state |= {CLIENTS: clients, KEYS: keys}
         needed = threshold(self.share, len(clients))
@@ -175,18 +179,18 @@ class Member:
         server_round: int,
         received: bytes = b"",
     ) -> dict[str, Arrays]:
-        """y_i, uint64 groups of the same names and shapes; the own secrets are deleted, the digest stays in ``state["agreed"]``.
+        """Return y_i, uint64 groups of the same names and shapes; secrets are deleted, the digest stays in ``state["agreed"]``.
 
         Args:
             values: groups of float arrays.
             ratios: p_j of all members [m], by group of the values.
-            members: who takes part, ascending [m].
-            envelopes: theirs for this client, [m, B].
+            members: the clients that take part, ascending [m].
+            envelopes: their envelopes for this client, [m, B].
             server_round: the round.
-            received: `digest` of the model that the values were trained from, which all must have received alike.
+            received: `digest` of the model from which the values were trained; all members must have received the same.
 
         Raises:
-            RunFailed: as `deal`, too few peers, ratios that show one client's values, or values that do not fit the fixed point.
+            RunFailed: as `deal`; too few peers; ratios that reveal one client's values; or values beyond the fixed-point range.
         """
         self._expect("kept", MEMBERS, server_round)
         chosen = set(members.tolist())
@@ -199,10 +203,9 @@ class Member:
         ):
             weights = {group: own.tolist() for group, own in ratios.items()}
             raise RunFailed(
-                f"client {self.client} is to add its values to those of {len(chosen - {self.client})} others with weights "
-                f"{weights} of its groups {list(values)}, where "
-                f"{len(self.state[CLIENTS])} clients published keys: expected {least} members at least, each once, and a "
-                "weight in [0, 1] for each in each group"
+                f"client {self.client} should add its values to those of {len(chosen - {self.client})} others with weights "
+                f"{weights} for its groups {list(values)}, where {len(self.state[CLIENTS])} clients published keys: expected at"
+                f" least {least} members, each once, and a weight from 0 to 1 for each in each group"
             )
         for own in ratios.values():
             self._check_weights(own, own > 0)
@@ -211,14 +214,14 @@ class Member:
             _step(server_round),
         )
         clients, keys = self.state[CLIENTS], self.state[KEYS]
-        told = {
+        inputs = {
             CLIENTS: clients,
             KEYS: keys,
             MEMBERS: members,
             **{f"{RATIOS}/{group}": own.astype(np.float64) for group, own in ratios.items()},
             "model": _bytes(received),
         }
-        agreed = digest(told)
+        agreed = digest(inputs)
         sizes = [sum(array.size for array in group.values()) for group in values.values()]
         place = members.tolist().index(self.client)
         own_ratios = {group: float(ratios[group][place]) for group in values}
@@ -242,17 +245,18 @@ class Member:
         return shaped(total, values)
 
     def _check_weights(self, ratios: NDArray[np.float64], left: NDArray[np.bool_]) -> None:
-        """Refuse a sum that would show one client's values.
+        """Refuse a sum that would reveal one client's values.
 
-        A server may name other survivors to each client. To leave out one that weighs, it needs t of the n clients to be sent
-        a list without it; if no list leaves out more than e, at most ⌊n e / t⌋ are left out. The rest must be enough.
+        A server may name other survivors to each client. To leave out a client with weight, it must send t of the n clients a
+        list without it. If no list leaves out more than e clients, at most ⌊n e / t⌋ are left out in total. The rest must
+        suffice.
 
         Args:
             ratios: p_j of all members [m].
             left: which of them are in the sum, as far as this client knows, [m].
 
         Raises:
-            RunFailed: too few of them weigh, or one weighs too much.
+            RunFailed: too few of them have weight, or one has too much.
         """
         clients = len(self.state[CLIENTS])
         weighs, kept = ratios > 0, np.sort(ratios[left & (ratios > 0)])[::-1]
@@ -263,13 +267,13 @@ class Member:
         share = kept[0] / (kept[0] + kept[kept.size - count + 1 :].sum()) if count > 0 else 1.0
         if count < self.floor or share > self.max_share:
             raise RunFailed(
-                f"client {self.client} is to add up with weights {ratios[left].tolist()}: one client may have a share of "
-                f"{share:.3g}, {max(count, 0)} clients may weigh anything. Its node's policy accepts shares of at most "
-                f"{self.max_share:g} (max_share) and at least {self.floor} clients (min_clients)"
+                f"client {self.client} should join a secure sum with weights {ratios[left].tolist()}: one client may have a share"
+                f" of {share:.3g}, and only {max(count, 0)} clients may have weight. Its node's policy accepts shares of at"
+                f" most {self.max_share:g} (max_share) and at least {self.floor} clients (min_clients)"
             )
 
     def _opened(self, envelopes: Mapping[int, NDArray[np.uint8]], server_round: int) -> list[NDArray[np.uint32]]:
-        """The shares that each member dealt this client, [2, LIMBS] each."""
+        """Open the shares that each member dealt this client, [2, LIMBS] each."""
         sealer = self._envelopes or self._sealer(0)
         shares = {self.client: self.state["kept"]}
         for client, envelope in envelopes.items():
@@ -280,18 +284,18 @@ class Member:
         return [shares[client] for client in envelopes]
 
     def reveal(self, survivors: NDArray[np.int64], server_round: int) -> Arrays:
-        """For each member in turn the share of b of a survivor, else of the mask key, [m, LIMBS]; then all is forgotten.
+        """Return for each member the share of b of a survivor, else of the mask key, [m, LIMBS]; then forget everything.
 
         Raises:
-            RunFailed: nothing was masked in this round or it was answered before, or those are not survivors of it.
+            RunFailed: nothing was masked in this round, this step has run before, or the survivors are not members.
         """
         self._expect(SHARES, "", server_round)
         members, alive = self.state[MEMBERS], set(survivors.tolist())
         needed = max(self.floor, threshold(self.share, len(self.state[CLIENTS])))
         if not {self.client} <= alive <= set(members.tolist()) or len(alive) < needed:
             raise RunFailed(
-                f"client {self.client} is to unmask a sum over clients {sorted(alive)} of {members.tolist()}, "
-                f"expected {needed} at least, and itself among them"
+                f"client {self.client} should unmask a sum over clients {sorted(alive)} of {members.tolist()}, "
+                f"expected at least {needed} clients, including itself"
             )
         for own in self.state[RATIOS]:
             self._check_weights(own, np.isin(members, list(alive)))
@@ -302,12 +306,12 @@ class Member:
     def _expect(self, present: str, absent: str, server_round: int) -> None:
         if present not in self.state or absent in self.state or int(self.state["round"][0]) != server_round:
             raise RunFailed(
-                f"client {self.client} takes each step of a secure sum once and in turn: it holds no keys for this one of "
+                f"client {self.client} accepts each step of a secure sum once and in order: it holds no keys for this step of "
                 f"round {server_round}"
             )
 
     def _sealer(self, which: int) -> Sealer:
-        """The end of the envelopes (0) or of the masks (1), which has met the peers."""
+        """Return the end of the envelopes (0) or of the masks (1), with the peers' keys."""
         secret = self.state["mask" if which else "envelope"].tobytes()
         sealer = mask_sealer(self.client, secret) if which else Sealer(self.client, secret)
         sealer.meet(keys_of(self.state[CLIENTS], self.state[KEYS][:, which]))
@@ -315,7 +319,7 @@ class Member:
 
 
 def unmasked(
-    answers: Mapping[int, Mapping[str, Arrays]],
+    masked: Mapping[int, Mapping[str, Arrays]],
     shares: Mapping[int, NDArray[np.uint32]],
     members: Sequence[int],
     keys: Mapping[int, NDArray[np.uint8]],
@@ -324,54 +328,54 @@ def unmasked(
     server_round: int,
     agreed: bytes,
 ) -> dict[str, Arrays]:
-    """Σ p_i x_i over the clients whose masked values came, float64.
+    """Return Σ p_i x_i over the clients whose masked values arrived, float64.
 
     Args:
-        answers: y_i by client.
-        shares: what each that answered ``unmask`` revealed, [m, LIMBS].
+        masked: y_i by client.
+        shares: shares that each client revealed in ``unmask``, [m, LIMBS].
         members: the m clients that made masks for each other, ascending.
-        keys: [3, 32] by client, of all that published some.
+        keys: [3, 32] by client, of all that published keys.
         needed: t.
-        bits: of the fixed point.
+        bits: fractional bits of the fixed point.
         server_round: the round.
         agreed: the digest under which the clients masked.
 
     Raises:
-        RunFailed: a secret is not what its owner published, or the sum is beyond what values can add up to.
+        RunFailed: a secret differs from its owner's publication, or the sum exceeds the possible range.
     """
     step, places = _step(server_round), {client: place for place, client in enumerate(sorted(keys), start=1)}
-    like = next(iter(answers.values()))
-    total = added(answers.values())
+    like = next(iter(masked.values()))
+    total = added(masked.values())
     used = sorted(shares)[:needed]
     secrets = combine([places[helper] for helper in used], np.stack([shares[helper] for helper in used]))
     for client, secret in zip(members, map(np.ndarray.tobytes, secrets), strict=True):
-        if client in answers:
+        if client in masked:
             true = commitment(secret) == keys[client][2].tobytes()
             mask = self_stream(secret, step, total.size)
         else:
             sealer = mask_sealer(client, secret)
             true = sealer.public == keys[client][1].tobytes()
-            sealer.meet({peer: keys[peer][1].tobytes() for peer in answers})
+            sealer.meet({peer: keys[peer][1].tobytes() for peer in masked})
             mask = -pairwise(
-                sealer, list(answers), _step(server_round, agreed), total.size
-            )  # what the survivors added for it
+                sealer, list(masked), _step(server_round, agreed), total.size
+            )  # the survivors' masks for this client
         if not true:
             raise RunFailed(
                 f"round {server_round}, unmask: the shares of clients {used} do not give the secret that client {client} "
-                "published: one of them revealed a wrong share, or it dealt wrong ones; no sum can be told"
+                "published: one of them revealed a wrong share, or it dealt wrong ones; the sum cannot be computed"
             )
         total = total - mask
     found = from_fixed(total, bits)
     if not np.abs(found).max(initial=0.0) < limit(bits):
         raise RunFailed(
-            f"round {server_round}, unmask: the sum reaches {np.abs(found).max():g}, beyond the {limit(bits):g} that values "
-            "can add up to: a client did not mask as the protocol says"
+            f"round {server_round}, unmask: the sum reaches {np.abs(found).max():g}, above the limit {limit(bits):g} for sums of "
+            "valid values: a client did not mask as the protocol requires"
         )
     return shaped(found, like)
 
 
 def envelope_size() -> int:
-    """Bytes of every envelope with shares."""
+    """Return the size in bytes of every envelope with shares."""
     return OVERHEAD + len(save({SHARES: np.zeros((2, LIMBS), np.uint32)}))
 
 

@@ -3,8 +3,8 @@
     f(x) = s + a_1 x + ... + a_{t−1} x^{t−1}  mod p,   a_k uniform in GF(p);   holder x ≥ 1 is given f(x)
     s = Σ_j f(x_j) Π_{m≠j} x_m / (x_m − x_j)  mod p                        any t holders; t − 1 of them have no information
 
-p = 2^31 − 1: products stay below 2^62, so that NumPy's 64-bit integers hold them and a loop runs over t alone, not over holders
-or secrets. A seed is `LIMBS` elements of the field, 154 bits. All randomness is the operating system's.
+p = 2^31 − 1: products stay below 2^62 and fit NumPy's 64-bit integers, so the only Python loop runs over t, not over holders or
+secrets. A seed has `LIMBS` elements of the field, 154 bits. All randomness comes from the operating system.
 """
 
 import os
@@ -18,7 +18,7 @@ LIMBS = 5  # elements of a seed
 
 
 def random_elements(shape: tuple[int, ...]) -> NDArray[np.uint32]:
-    """Uniform in GF(p): of 31 random bits all but the one value that is p itself, which is drawn again."""
+    """Draw uniformly from GF(p): 31 random bits, drawn again if they equal p."""
     found = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32) & np.uint32(PRIME)
     while (odd := found == PRIME).any():
         found[odd] = np.frombuffer(os.urandom(4 * int(odd.sum())), np.uint32) & np.uint32(PRIME)
@@ -26,11 +26,11 @@ def random_elements(shape: tuple[int, ...]) -> NDArray[np.uint32]:
 
 
 def split(secrets: NDArray[np.uint32], needed: int, holders: int) -> NDArray[np.uint32]:
-    """Shares of each secret for holders 1, 2, ...: [...] → [holders, ...].
+    """Compute shares of each secret for holders 1, 2, ...: [...] → [holders, ...].
 
     Args:
         secrets: elements of the field.
-        needed: t, of which nobody who has fewer learns anything.
+        needed: t; fewer shares reveal nothing.
         holders: n, less than p.
     """
     coefficients = random_elements((needed - 1, *secrets.shape)).astype(np.uint64)
@@ -42,7 +42,7 @@ def split(secrets: NDArray[np.uint32], needed: int, holders: int) -> NDArray[np.
 
 
 def combine(places: Sequence[int], shares: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The secrets, from shares [t, ...] of t different holders, at their ``places``: → [...]."""
+    """Reconstruct the secrets from shares [t, ...] of t different holders, at their ``places``: → [...]."""
     total = np.zeros(shares.shape[1:], np.uint64)
     for place, share in zip(places, shares, strict=True):
         above, below = 1, 1

@@ -749,7 +749,7 @@ def test_the_last_client_does_not_share_alone(run, monkeypatch):
         return original(self, phase, *args)
 
     monkeypatch.setattr(FedSPAClient, "reply", fails)
-    with pytest.raises(FedGraphError, match="client 0 is to add up with no other client"):
+    with pytest.raises(FedGraphError, match="client 0 should join a sum without any other client"):
         run(*SCALAR, "rounds=1")
 
 

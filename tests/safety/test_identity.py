@@ -206,7 +206,7 @@ def test_a_cap_that_would_cap_nothing_is_refused(run):
         compose(["strategy.max_share=0"])
     with pytest.raises(
         FedGraphError,
-        match=r"max_share=0.5 caps a weight, and fedgrad takes no weighted mean: use strategy.max_share=1",
+        match=r"max_share=0.5 caps a weight, but strategy=fedgrad has no weighted mean: set strategy.max_share=1",
     ):
         run("strategy=fedgrad", "strategy.max_share=0.5")
     with pytest.raises(

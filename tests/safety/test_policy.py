@@ -100,7 +100,7 @@ def model_of(node, scale=1.0):
             ["strategy=fedprox"],
             "refuses strategy.mu=0.01: it accepts strategy.mu=0.5",
         ),
-        ({"messages": {"train": 0}}, [], "the server requests phase 'train' of round 1 1 times, accepted are 0"),
+        ({"messages": {"train": 0}}, [], "the server requests phase 'train' of round 1 1 times, expected at most 0"),
     ],
 )
 def test_what_a_policy_refuses(node, caplog, policy, words, told):
@@ -168,7 +168,7 @@ def test_what_a_policy_accepts(node):
         ("rounds: 0", "policy.rounds must be >= 1, got 0"),
         ("strategies: fedavg", "policy.strategies (policy=<policy>) must be"),
         ("- fedavg", "policy=<policy> of --node-config must hold keys and values"),
-        ("a: [", "policy=<policy> of --node-config is no valid YAML, line "),
+        ("a: [", "policy=<policy> of --node-config is not valid YAML, line "),
         ("messages: {train: -1}", "policy.messages.train must be >= 0, got -1"),
     ],
 )
@@ -198,9 +198,11 @@ def test_a_round_asks_once(node):
     asked = node()
     model = {"model": model_of(asked)}
     assert not isinstance(asked.request("train", 1, model), str)
-    assert asked.request("train", 1, model) == "the server requests phase 'train' of round 1 2 times, accepted are 1"
+    assert (
+        asked.request("train", 1, model) == "the server requests phase 'train' of round 1 2 times, expected at most 1"
+    )
     assert not isinstance(asked.request("train", 2, model), str)
-    assert "of round 1 after round 2: what is past is not answered again" in asked.request("train", 1, model)
+    assert "of round 1 after round 2: requests of earlier rounds are refused" in asked.request("train", 1, model)
     assert "of round 6 in a run of 5 rounds" in asked.request("train", 6, model)
     assert "of round -1 in a run" in asked.request("train", -1, model)
 
@@ -210,7 +212,7 @@ def test_a_restarted_node_remembers_what_was_asked(node):
     model = {"model": model_of(asked)}
     assert not isinstance(asked.request("train", 2, model), str)
     asked.restart()
-    assert "2 times, accepted are 1" in asked.request("train", 2, model)
+    assert "2 times, expected at most 1" in asked.request("train", 2, model)
     assert "after round 2" in asked.request("train", 1, model)
     file = next(Path(asked.context.node_config["state"]).rglob("asked.json"))
     file.write_text("{")
@@ -223,11 +225,13 @@ def test_an_exchange_is_not_answered_again(node):
     asked = node()
     model = {"model": model_of(asked)}
     assert not isinstance(asked.request("evaluate", 1, model, exchange=1), str)
-    assert "again (exchange 1 after 1): it was answered" in asked.request("evaluate", 1, model, exchange=1)
+    assert "again (exchange 1 after 1): the node has replied to it already" in asked.request(
+        "evaluate", 1, model, exchange=1
+    )
     assert not isinstance(asked.request("evaluate", 1, model, exchange=2), str)
     assert not isinstance(asked.request("evaluate", 1, model, exchange=7), str)
     assert not isinstance(asked.request("evaluate", 1, model, exchange=8), str)
-    assert "5 times, accepted are 4" in asked.request("evaluate", 1, model, exchange=9)
+    assert "5 times, expected at most 4" in asked.request("evaluate", 1, model, exchange=9)
 
 
 def test_a_round_goes_back_in_no_run(node):
@@ -268,7 +272,7 @@ def test_moments_of_one_model_a_round(node):
     model = model_of(asked)
     about = {name: np.zeros_like(a) for name, a in {"mean": np.zeros((1, 8), np.float32)}.items()}
     assert not isinstance(asked.request("means", 1, {"model": model}), str)
-    assert "2 times, accepted are 1" in asked.request("means", 1, {"model": model})
+    assert "2 times, expected at most 1" in asked.request("means", 1, {"model": model})
     assert not isinstance(asked.request("moments_about", 1, {"model": model, "point": about}), str)
     other = {"model": {name: 2 * a for name, a in model.items()}, "point": about}
     assert asked.request("moments_about", 1, other) == "client 0 is asked for statistics of a second model in round 1"
@@ -392,7 +396,7 @@ NASTY = ["x/../../../../ESCAPED", "..", ".", "/tmp/x", "", "a" * 65, "a b", "a\x
 
 @pytest.mark.parametrize("name", NASTY)
 def test_no_name_leads_out_of_a_folder(tmp_path, name):
-    with pytest.raises(FedGraphError, match="is no name: expected 1 to 64 letters, digits, _ or -"):
+    with pytest.raises(FedGraphError, match="is not a name: expected 1 to 64 letters, digits, _ or -"):
         file_name(name, "run")
     for names in ((name, "local"), ("run", name)):
         with pytest.raises(FedGraphError):
@@ -404,7 +408,7 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
     asked = node(state=True)
     model = {"model": model_of(asked)}
     before = set(tmp_path.rglob("*"))
-    assert "is no name: expected" in asked.request("train", 1, model, checkpoint=True, run=name)
+    assert "is not a name: expected" in asked.request("train", 1, model, checkpoint=True, run=name)
     assert set(tmp_path.rglob("*")) == before
     assert not list(tmp_path.parent.rglob("ESCAPED*"))
 

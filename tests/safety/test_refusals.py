@@ -56,7 +56,7 @@ def test_a_method_by_name_means_its_own_sharing(method, monkeypatch):
     more = model.shared([""]).keys() - model.shared(cfg.strategy.shared, cfg.strategy.private).keys()
     Policy()._check_sharing(wide.strategy, model)
     if more:
-        with pytest.raises(FedGraphError, match=f"what strategy={method} declares"):
+        with pytest.raises(FedGraphError, match=f"the declaration of strategy={method}:"):
             refuse._check_sharing(wide.strategy, model)
 
 

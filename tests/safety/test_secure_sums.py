@@ -44,7 +44,7 @@ def test_a_weight_for_one_client_alone_is_refused(weights):
 def test_weights_for_fewer_clients_than_a_party_wants_are_refused():
     made = Round().deal()
     made.members[0].floor = 3
-    with pytest.raises(RunFailed, match=r"2 clients may weigh anything.*at least 3 clients \(min_clients\)"):
+    with pytest.raises(RunFailed, match=r"2 clients may have weight.*at least 3 clients \(min_clients\)"):
         made.mask(0, [0.5, 0.5, 0, 0, 0])
 
 
@@ -52,7 +52,7 @@ def test_weights_for_fewer_clients_than_a_party_wants_are_refused():
 def test_a_list_that_is_none_of_weights_is_refused(weights):
     made = Round().deal()
     ratios = {group: np.array(weights) for group in made.values[0]}
-    with pytest.raises(RunFailed, match="and a weight in"):
+    with pytest.raises(RunFailed, match="and a weight from 0 to 1"):
         made.members[0].masked(made.values[0], ratios, np.arange(5), made.dealt[0]["envelopes"], made.round)
 
 
@@ -62,7 +62,7 @@ def noise(made, answers):
     try:
         return float(np.median(np.abs(made.sum(answers, shares)[MODEL]["w"]))) > 1
     except RunFailed as error:
-        return "did not mask as the protocol says" in str(error)
+        return "did not mask as the protocol requires" in str(error)
 
 
 def test_a_list_of_weights_for_each_client_makes_no_sum():
@@ -91,7 +91,7 @@ def test_survivors_that_differ_by_client_leave_enough():
     for client, member in enumerate(made.members):
         member.floor = 5
         made.mask(client, 0.1)
-    with pytest.raises(RunFailed, match=r"4 clients may weigh anything.*at least 5 clients \(min_clients\)"):
+    with pytest.raises(RunFailed, match=r"4 clients may have weight.*at least 5 clients \(min_clients\)"):
         made.members[0].reveal(np.arange(6), made.round)
     made.members[1].reveal(np.arange(10), made.round)
 

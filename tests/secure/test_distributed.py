@@ -176,7 +176,7 @@ def test_the_record_says_who_adds_the_noise_and_the_budget_ends_the_run(run):
         ([*NOISY, "privacy.secagg_bits=24"], "up to 20, got 24: set privacy.secagg_bits=20"),
         ([*NOISY, "privacy.scores=noised"], "shows the server each client's scores"),
         (WORDS, "privacy.dp=distributed with privacy.noise_multiplier=0 protects nobody"),
-        ([*NOISY, "strategy.aggregator=median", "strategy.byzantine=0"], "use strategy.aggregator=mean"),
+        ([*NOISY, "strategy.aggregator=median", "strategy.byzantine=0"], "set strategy.aggregator=mean"),
         ([*NOISY, "strategy=fedtgp"], "privacy.dp=distributed covers means and sums"),
     ],
 )

@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_refused(sealers, value):
 
 
 def test_a_client_alone_refuses(sealers):
-    with pytest.raises(RunFailed, match="client 2 is to add up with no other client"):
+    with pytest.raises(RunFailed, match="client 2 should join a sum without any other client"):
         mask(values(2), sealers[2], (2,), "round 1")
 
 
