@@ -22,29 +22,29 @@ def check(cfg: RunConfig, sends_models: bool) -> None:
         sends_models: whether clients reply with their models, by the uplink.
 
     Raises:
-        FedGraphError: one sentence.
+        FedGraphError: names the attack, and what it needs.
     """
-    lie, rules = cfg.adversary, cfg.strategy
-    if lie.kind == "none":
+    adversary, rules = cfg.adversary, cfg.strategy
+    if adversary.kind == "none":
         return
-    if is_own(lie.kind):
-        function(lie.kind, "adversary.kind")
+    if is_own(adversary.kind):
+        function(adversary.kind, "adversary.kind")
     if cfg.engine not in ("inline", "ray"):
         raise FedGraphError(
-            f"adversary.kind={lie.kind} works only in simulations: use engine=inline or ray, not {cfg.engine}"
+            f"adversary.kind={adversary.kind} works only in simulations: set engine=inline or engine=ray, not {cfg.engine}"
         )
-    if rules.pooled or (lie.kind != "label_flip" and not (sends_models and rules.shared)):
+    if rules.pooled or (adversary.kind != "label_flip" and not (sends_models and rules.shared)):
         raise FedGraphError(
-            f"adversary.kind={lie.kind} needs clients that send their models, which those of {rules.name}"
-            " do not; use another method"
+            f"adversary.kind={adversary.kind} needs clients that send their models, which those of strategy={rules.name} do not:"
+            " set another strategy, or adversary.kind=none"
         )
-    if lie.backdoor:
+    if adversary.backdoor:
         model = models.probe(cfg.model)
         shared = model.shared(rules.shared, rules.private)
         if kept := [name for name, _ in model.named_parameters() if name not in shared]:
             raise FedGraphError(
-                f"adversary.kind={lie.kind} is measured on the shared model, but clients of {rules.name} keep {kept[0]}"
-                " private"
+                f"adversary.kind={adversary.kind} is measured on the shared model, but clients of strategy={rules.name} keep"
+                f" {kept[0]} private: set another strategy"
             )
 
 
@@ -52,22 +52,22 @@ def check_clients(cfg: RunConfig) -> None:
     """Reject clients that do not exist, and a backdoor with an invalid target class.
 
     Raises:
-        FedGraphError: one sentence.
+        FedGraphError: names the key, its value and what is accepted.
     """
     from fedgraph_flwr import partition
 
-    lie = cfg.adversary
-    if odd := [client for client in lie.clients if client >= cfg.num_clients]:
+    adversary = cfg.adversary
+    if odd := [client for client in adversary.clients if client >= cfg.num_clients]:
         raise FedGraphError(f"adversary.clients contains {odd[0]}, expected clients from 0 to {cfg.num_clients - 1}")
-    if not lie.backdoor:
+    if not adversary.backdoor:
         return
     graph = partition.load_client(cfg, 0)
     if not isinstance(graph, ClientGraph):
         raise FedGraphError(
-            f"adversary.kind={lie.kind} supports only homogeneous graphs; '{cfg.dataset.name}' is heterogeneous"
+            f"adversary.kind={adversary.kind} supports only homogeneous graphs; '{cfg.dataset.name}' is heterogeneous"
         )
-    if lie.target >= graph.num_classes:
-        raise FedGraphError(f"adversary.target={lie.target}, expected a class from 0 to {graph.num_classes - 1}")
+    if adversary.target >= graph.num_classes:
+        raise FedGraphError(f"adversary.target={adversary.target}, expected a class from 0 to {graph.num_classes - 1}")
 
 
 def success(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
@@ -79,17 +79,17 @@ def success(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     """
     from fedgraph_flwr import partition
 
-    lie = cfg.adversary
+    adversary = cfg.adversary
     marked, plain, count = 0, 0, 0
-    for index in sorted(set(range(cfg.num_clients)) - set(lie.clients)):
+    for index in sorted(set(range(cfg.num_clients)) - set(adversary.clients)):
         graph = partition.load_client(cfg, index)
-        nodes = (graph.test_mask & (graph.y != lie.target)).nonzero().view(-1)
-        trigger = Trigger.draw(lie.trigger, graph.num_features, lie.force, derive_seed(cfg.seed, "trigger"))
+        nodes = (graph.test_mask & (graph.y != adversary.target)).nonzero().view(-1)
+        trigger = Trigger.draw(adversary.trigger, graph.num_features, adversary.force, derive_seed(cfg.seed, "trigger"))
         plain += _taken(cfg, graph, arrays, nodes)
         marked += _taken(cfg, trigger.attached(graph, nodes), arrays, nodes)
         count += len(nodes)
     share = {"success": marked, "without_trigger": plain}
-    return {"kind": lie.kind, "clients": lie.clients} | {
+    return {"kind": adversary.kind, "clients": adversary.clients} | {
         k: n / count if count else float("nan") for k, n in share.items()
     }
 

@@ -34,13 +34,13 @@ def check(cfg: RunConfig) -> None:
     """Reject an attack that does not apply, before the run.
 
     Raises:
-        FedGraphError: the clients' graphs are typed, or on a fleet, where this machine does not hold them.
+        FedGraphError: the clients' graphs are heterogeneous, or this machine does not hold them.
     """
     from fedgraph_flwr import partition
 
     if cfg.engine not in SIMULATIONS:
         known = ", ".join(SIMULATIONS)
-        raise FedGraphError(f"attack={cfg.attack.name} works only in simulations: use engine={known}, not {cfg.engine}")
+        raise FedGraphError(f"attack={cfg.attack.name} works only in simulations: set engine={known}, not {cfg.engine}")
     if is_own(cfg.attack.name):
         function(cfg.attack.name, "attack")
     elif not isinstance(partition.load_client(cfg, 0), ClientGraph):
@@ -64,8 +64,8 @@ def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     this as well, so the headline takes the better of the two directions.
 
     Returns:
-        ``accuracy`` and ``auc``, both at least 0.5, of the strongest representation on the graph (0.5 where nothing
-        travels), its name ``representation``, and per reading and representation the means over clients, as they are.
+        ``accuracy`` and ``auc``, both at least 0.5, of the strongest representation on the graph (0.5 if no parameter is shared),
+        its name ``representation``, and per reading and representation the plain means over clients.
     """
     from fedgraph_flwr import partition
 
@@ -86,9 +86,9 @@ def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
             for name, values in by_name.items()
         }
     for name, means in report["on_graph"].items():
-        told = {key: 0.5 + abs(value - 0.5) for key, value in means.items()}
-        if report["representation"] == "none" or told["auc"] > report["auc"]:
-            report |= told | {"representation": name}
+        better = {key: 0.5 + abs(value - 0.5) for key, value in means.items()}
+        if report["representation"] == "none" or better["auc"] > report["auc"]:
+            report |= better | {"representation": name}
     return report
 
 

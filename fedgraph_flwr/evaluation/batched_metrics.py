@@ -19,7 +19,7 @@ class Segments:
     """Scored nodes of all clients, prepared once for all models.
 
     Args:
-        scored: of each client, of one part each.
+        scored: scored nodes of each client, with one part each.
     """
 
     def __init__(self, scored: Sequence[Scored]):
@@ -46,14 +46,14 @@ class Segments:
         """Return the scores of each client's model.
 
         Args:
-            logits: [N, C] of each.
-            metrics: names that `metrics.wanted` gives, none of the user's own.
+            logits: [N, C] of each client.
+            metrics: names from `metrics.wanted`, without custom metrics.
         """
         outputs = np.concatenate(
             [own.detach().cpu().numpy()[rows] for own, rows in zip(logits, self.rows, strict=True)]
         )
         classes = outputs.shape[1]
-        with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 is the NaN of what is not there
+        with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 gives NaN for missing nodes
             values = self._of_guesses(outputs.argmax(axis=1), classes)
             values["count"], values[MAJORITY] = self.count.astype(float), self.majority
             values["loss"] = self.sums(surprise(outputs, self.y)) / self.count
@@ -66,13 +66,13 @@ class Segments:
                 values[name] = np.array(levels)
         columns = [values[name].tolist() for name in ("count", "loss", *metrics)]
         keys = [[f"{split}-{name}" for name in ("count", "loss", *metrics)] for split in SPLITS]
-        told: list[dict[str, list[float]]] = []
+        found: list[dict[str, list[float]]] = []
         for first in range(0, len(self.count), len(SPLITS)):
             of_client = enumerate(keys, start=first)
-            told.append(
+            found.append(
                 {key: [column[s]] for s, names in of_client for key, column in zip(names, columns, strict=True)}
             )
-        return told
+        return found
 
     def _of_guesses(self, guess: np.ndarray, classes: int) -> dict[str, np.ndarray]:
         """Return the scores that need only predicted classes, [S] each."""

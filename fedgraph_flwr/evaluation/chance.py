@@ -16,7 +16,7 @@ MAJORITY = "majority"
 """Score of the most frequent training class of a client: the chance level of accuracy."""
 
 PREFIX = "chance_"
-"""In the name of the chance level of another metric."""
+"""Prefix of the name of another metric's chance level."""
 
 LARGEST = "the most frequent class"
 BEST_CONSTANT = "the best constant prediction"
@@ -31,23 +31,23 @@ Score = Callable[[np.ndarray, np.ndarray], float]
 
 
 def name_of(metric: str) -> str:
-    """Name, among a client's scores, of a metric's chance level."""
+    """Return the name of a metric's chance level among a client's scores."""
     return MAJORITY if metric == "accuracy" else f"{PREFIX}{metric}"
 
 
 def predictor(metric: str) -> str:
-    """The predictor that reaches the chance level, for people."""
+    """Describe the predictor that reaches the chance level."""
     return _PREDICTORS.get(metric, BEST_CONSTANT)
 
 
 def level(metric: str, y: np.ndarray, num_classes: int, own: Score | None = None) -> float:
-    """Chance level of a metric on nodes with labels ``y`` [n]; NaN where the metric is not defined on them.
+    """Compute the chance level of a metric on nodes with labels ``y`` [n]; NaN if it is not defined on them.
 
     Args:
-        metric: one of ours but accuracy, which depends on the training nodes, or the name of a user's metric.
+        metric: a built-in metric except accuracy, which depends on the training nodes, or the name of a custom metric.
         y: labels.
         num_classes: C.
-        own: the user's metric, ``(logits [n, C], y [n]) -> float``.
+        own: the custom metric, ``(logits [n, C], y [n]) -> float``.
     """
     if not y.size:
         return math.nan

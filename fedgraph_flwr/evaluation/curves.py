@@ -1,7 +1,7 @@
-"""What each threshold gives: ROC, precision and F1 of scores against labels, of one set of nodes or of many at once.
+"""ROC, precision and F1 over all thresholds of scores, for one set of nodes or for many at once.
 
-Nodes of S segments lie one behind the other. Every figure is a sum over a segment, or a place in one that is sorted within
-segments. Of one segment a sum is NumPy's pairwise one; of several it is taken node by node, equal to rounding.
+The nodes of S segments are concatenated and sorted by score within each segment. Every result is a sum over a segment, or a
+position in it. One segment is summed by NumPy's pairwise summation; several are summed node by node, equal up to rounding.
 """
 
 from collections.abc import Callable
@@ -10,25 +10,25 @@ import numpy as np
 
 
 class Curves:
-    """The thresholds of each segment, its distinct scores.
+    """The thresholds of each segment: its distinct scores.
 
     Args:
-        scores: of the nodes [K].
-        positive: which of them are, bool [K].
-        count: nodes of each segment [S]; without it, all are one.
+        scores: scores of the nodes [K].
+        positive: whether each node is positive, bool [K].
+        count: number of nodes per segment [S]; default: one segment.
 
     Attributes:
-        count: nodes [S].
-        positives: [S].
-        of: the segment of each distinct score [E].
-        scores: falling within a segment [E].
-        hits: positives of the segment at each or above [E].
-        taken: nodes of it at each or above [E].
-        first: where a segment's scores begin [S].
+        count: number of nodes [S].
+        positives: number of positive nodes [S].
+        of: segment of each distinct score [E].
+        scores: distinct scores, descending within a segment [E].
+        hits: positives of the segment at or above each score [E].
+        taken: nodes of the segment at or above each score [E].
+        first: position of a segment's first score [S].
     """
 
     def __init__(self, scores: np.ndarray, positive: np.ndarray, count: np.ndarray | None = None):
-        if count is None:  # a few calls less, since a client's few nodes are sorted in no time
+        if count is None:  # fewer calls: sorting the few nodes of a client takes almost no time
             count, start, of = np.array([scores.size]), np.zeros(1, np.int64), np.zeros(scores.size, np.int64)
             order = np.argsort(-scores, kind="stable")
         else:
@@ -37,7 +37,7 @@ class Curves:
         falling = scores[order]
         last = np.ones(order.size, dtype=bool)
         np.not_equal(falling[1:], falling[:-1], out=last[:-1])
-        last[start[1:][count[1:] > 0] - 1] = True  # of a segment, whatever the next begins with
+        last[start[1:][count[1:] > 0] - 1] = True  # the end of a segment, whatever the next one starts with
         ends = last.nonzero()[0]
         self.count, self.of, self.scores = count, of[ends], falling[ends]
         self.first = ends.searchsorted(start)
@@ -48,32 +48,32 @@ class Curves:
         self.positives = found[start + count] - found[start]
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
-        """Over each segment, [S]."""
+        """Sum over each segment, [S]."""
         if self.count.size == 1:
             return np.add.reduce(values, keepdims=True)
         return np.bincount(self.of, values, self.count.size)
 
     def _increments(self, counts: np.ndarray) -> np.ndarray:
-        """By how much a count of a segment grows at each of its scores, [E]."""
-        steps = counts.copy()  # as np.diff, which takes ten times as long on a few numbers
+        """Return the increase of a count at each score of its segment, [E]."""
+        steps = counts.copy()  # like np.diff, which takes ten times as long for a few numbers
         steps[1:] -= counts[:-1]
         begins = self.first[self.count > 0]
         steps[begins] = counts[begins]
         return steps
 
     def area(self) -> np.ndarray:
-        """Under the ROC curve, whose steps are trapezia where scores are tied, [S]; NaN of one class."""
+        """Return the area under the ROC curve, with trapezoids for tied scores, [S]; NaN for one class."""
         heights = 2 * self.hits - self._increments(self.hits)  # both ends of a step
         false = self._increments(self.taken - self.hits)
         return _ratio(self._sums(false * heights), 2 * self.positives * (self.count - self.positives))
 
     def precision(self) -> np.ndarray:
-        """The mean of the precision over the positives, as they are found, [S]; NaN of one class."""
+        """Return the mean precision over the positives, [S]; NaN for one class."""
         both = np.where(self.positives < self.count, self.positives, 0)
         return _ratio(self._sums(self._increments(self.hits) * self.hits / self.taken), both)
 
     def best(self) -> np.ndarray:
-        """The score from which on F1 is best, the highest of equals, [S]; NaN without positives."""
+        """Return the threshold with the best F1, the highest of equals, [S]; NaN without positives."""
         f1 = 2 * self.hits / (self.taken + self.positives[self.of])
         most = np.zeros(self.count.size)
         np.maximum.at(most, self.of, f1)
@@ -83,7 +83,7 @@ class Curves:
         return np.where(self.positives > 0, found, np.nan)
 
     def f1(self, threshold: np.ndarray) -> np.ndarray:
-        """Where a node is taken for positive from its segment's score on, [S]; NaN without one."""
+        """Return F1 for the threshold of each segment, [S]; NaN without a threshold."""
         above = self._sums(self.scores >= threshold[self.of]).astype(np.int64)
         at = self.first + np.maximum(above, 1) - 1
         at = np.minimum(at, max(self.of.size - 1, 0))
@@ -92,26 +92,26 @@ class Curves:
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """NaN where ``below`` is 0."""
+    """Divide; NaN where ``below`` is 0."""
     return np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
 
 
 OF_RANKS: dict[str, Callable[[Curves], np.ndarray]] = {"auc": Curves.area, "average_precision": Curves.precision}
-"""Metrics that only look at the order of scores."""
+"""Metrics that depend only on the order of scores."""
 
 
 def margin(logits: np.ndarray) -> np.ndarray:
-    """The log odds of class 1 of two, which rank as its chance does: [N, 2] → float64 [N]."""
+    """Return the log odds of class 1 of two, which rank like its probability: [N, 2] → float64 [N]."""
     return logits[:, 1].astype(np.float64) - logits[:, 0]
 
 
 def chances(logits: np.ndarray) -> np.ndarray:
-    """The softmax of each row [N, C], in float64."""
+    """Return the softmax of each row [N, C], in float64."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
 def surprise(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """-ln softmax of each row [N] at its label, in float64."""
+    """Return -ln softmax of each row [N] at its label, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     return np.log(np.add.reduce(np.exp(shifted), axis=1)) - shifted[np.arange(y.size), y]

@@ -12,7 +12,7 @@ BySeed = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and half of its 95 % interval by Student's t over ``n`` seeds; the half is NaN for one seed."""
+    """Mean and half-width of its 95 % interval by Student's t over ``n`` seeds; the half-width is NaN for one seed."""
 
     mean: float
     half: float
@@ -20,7 +20,7 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean ± t(0.975, n − 1) s / √n, where s is the sample's standard deviation."""
+    """Compute mean ± t(0.975, n − 1) s / √n, where s is the sample's standard deviation."""
     n = len(values)
     half = float(stdtrit(n - 1, 0.975)) * statistics.stdev(values) / math.sqrt(n) if n > 1 else math.nan
     return Interval(statistics.fmean(values), half, n)
@@ -31,10 +31,10 @@ def ended(values: BySeed) -> dict[int, float]:
     return {seed: value for seed, value in values.items() if not math.isnan(value)}
 
 
-def paired(ours: BySeed, theirs: BySeed) -> Interval | None:
+def paired(scores: BySeed, others: BySeed) -> Interval | None:
     """Return the mean difference over the seeds with both scores; None without any."""
-    ours, theirs = ended(ours), ended(theirs)
-    pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    scores, others = ended(scores), ended(others)
+    pairs = [scores[seed] - others[seed] for seed in scores if seed in others]
     return interval(pairs) if pairs else None
 
 

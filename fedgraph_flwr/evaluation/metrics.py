@@ -81,7 +81,7 @@ def _mean_known(values: np.ndarray) -> float:
 
 
 def _mean(values: np.ndarray) -> float:
-    """As ``values.mean()``, which on a few numbers takes three times as long."""
+    """Compute ``values.mean()`` in a third of the time for a few numbers."""
     return float(np.add.reduce(values, dtype=np.float64) / values.size)
 
 
@@ -149,7 +149,7 @@ class _Nodes(NamedTuple):
 
 
 def score_names(cfg: EvaluationConfig, num_classes: int) -> set[str]:
-    """Names of all scores that a client may send."""
+    """Return the names of all scores that a client may send."""
     names = {f"{split}-{key}" for split in SPLITS for key in ("count", "loss", *wanted(cfg, num_classes), *cfg.own)}
     return {f"{prefix}{name}" for prefix in ("", "global-", "trained-") for name in names} | {CONFUSION}
 
@@ -173,10 +173,10 @@ class Scored:
         self._chances: dict[tuple[int, str, str], float] = {}  # they depend on no model
         self.parts: list[dict[str, _Nodes]] = []
         for p in range(int(owner.max()) + 1 if owner.size else 1):
-            mine = owner == p
-            of_training = labels[known[mine[known]]]
+            own_rows = owner == p
+            of_training = labels[known[own_rows[known]]]
             most = int(np.bincount(of_training).argmax()) if of_training.size else None
-            rows = {split: np.flatnonzero(mask & mine) for split, mask in chosen.items()}
+            rows = {split: np.flatnonzero(mask & own_rows) for split, mask in chosen.items()}
             self.parts.append(
                 {split: _Nodes(own, labels[own], _share(labels[own], most)) for split, own in rows.items()}
             )
@@ -188,7 +188,7 @@ class Scored:
 
         Args:
             logits: [N, C].
-            metrics: names that `wanted` gives.
+            metrics: names from `wanted`.
             own: the user's metrics among them, ``module:function`` by name: ``(logits [n, C], y [n]) -> float``, in NumPy.
 
         Returns:
@@ -197,7 +197,7 @@ class Scored:
         """
         # In NumPy: on a graph of a few hundred nodes, torch's calls would cost more than the prediction itself.
         outputs = logits.detach().cpu().numpy()
-        told: dict[str, list[float]] = {
+        found: dict[str, list[float]] = {
             f"{split}-{m}": [] for split in self.splits for m in ("count", "loss", *metrics)
         }
         ranked = logits.size(1) == 2 and any(m in metrics for m in (*OF_RANKS, AT_THRESHOLD))
@@ -213,13 +213,13 @@ class Scored:
                     values |= {MAJORITY: majority} | _values(given, y, metrics, curves.get(split), threshold)
                     values |= {m: _own(target, given, y) for m, target in (own or {}).items()}
                     values["loss"] = _mean(surprise(given, y))
-                told[f"{split}-count"].append(float(y.size))
+                found[f"{split}-count"].append(float(y.size))
                 for m in ("loss", *metrics):
-                    told[f"{split}-{m}"].append(values[m])
-        return told
+                    found[f"{split}-{m}"].append(values[m])
+        return found
 
     def chance(self, part: int, split: str, name: str, num_classes: int, own: Mapping[str, str] | None = None) -> float:
-        """Chance level, by its name among the scores, on the nodes of a split of one part."""
+        """Return a chance level, by its name among the scores, on the nodes of a split of one part."""
         if (key := (part, split, name)) not in self._chances:
             metric, y = name.removeprefix(chance.PREFIX), self.parts[part][split].y
             target = (own or {}).get(metric)
@@ -236,7 +236,7 @@ def score(
     part: Tensor | None = None,
     train: Tensor | None = None,
 ) -> dict[str, list[float]]:
-    """Score one model on one client's nodes: as `Scored.score`."""
+    """Score one model on one client's nodes, like `Scored.score`."""
     return Scored(y, masks, part, train).score(logits, metrics)
 
 
@@ -268,12 +268,12 @@ def _own(target: str, logits: np.ndarray, y: np.ndarray) -> float:
         return float(function(target, "evaluation.metrics")(logits, y))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise FedGraphError(
-            f"evaluation.metrics: {target} failed ({first_line(error)}); it is called with logits, labels"
+            f"evaluation.metrics: {target} failed ({first_line(error)}): it must accept logits [n, C] and labels [n]"
         ) from error
 
 
 def _own_or_nan(target: str, logits: np.ndarray, y: np.ndarray) -> float:
-    """As `_own`; NaN where the function rejects a prediction of one class."""
+    """Compute a custom metric; NaN if the function rejects a prediction of one class."""
     try:
         return _own(target, logits, y)
     except FedGraphError:
@@ -290,12 +290,12 @@ def wanted(cfg: EvaluationConfig, num_classes: int) -> tuple[str, ...]:
         names += [*OF_RANKS, *(f"{OF_CLASS}{c}" for c in range(num_classes))]
     elif cfg.metric in OF_RANKS:
         names.append(cfg.metric)
-    beside = chance.name_of(cfg.headline)
+    level = chance.name_of(cfg.headline)
     return (
         *names,
         *([AT_THRESHOLD] if num_classes == 2 else []),
         *cfg.own,
-        *([beside] if beside not in names else []),
+        *([level] if level not in names else []),
     )
 
 
@@ -340,12 +340,12 @@ def headline(cfg: EvaluationConfig, split: str) -> str:
 
 
 def chance_key(cfg: EvaluationConfig, split: str) -> str:
-    """Key, among those of `averages`, of the headline's chance level."""
+    """Return the key of the headline's chance level among those of `averages`."""
     return f"{split}_{chance.name_of(cfg.headline)}{_SUFFIX[cfg.average]}"
 
 
 def left_out(cfg: EvaluationConfig, per_client: Mapping[str, Sequence[float]]) -> dict[int, str]:
-    """Clients that the headline's mean leaves out, and why: the metric is not defined on their test nodes."""
+    """Return the clients that the headline's mean leaves out, with the reason."""
     values, counts = per_client.get(f"test-{cfg.headline}", ()), per_client.get("test-count", ())
     found = zip(values, counts, strict=False)
     return {c: _undefined(cfg.headline, count) for c, (value, count) in enumerate(found) if np.isnan(value)}
@@ -412,7 +412,7 @@ class OwnRounds:
                 self.scores[key][better] = np.asarray(column)[better]
 
     def all_stopped(self, server_round: int) -> bool:
-        """Whether all clients have stopped."""
+        """Return whether all clients have stopped."""
         return bool(self.scores) and not self._waiting(server_round).any()
 
     def _waiting(self, server_round: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Networks that read features of edges: GINE, GATv2, the graph transformer and PNA, in the layout of Multi-GNN.
+"""Models that read edge features: GINE, GATv2, the graph transformer and PNA, in the layout of Multi-GNN.
 
     H^0 = X W + b,   H^{l+1} = σ(norm(conv_l(H^l, e)))  for l < L,   logits = H^L W_head + b_head
 
@@ -78,7 +78,7 @@ class EdgeNetwork(Stack):
         layers: int,
         dropout: float,
         norm: Norm = "none",
-        reverse: bool = False,  # messages also against the edges, with weights of their own
+        reverse: bool = False,  # messages also against the edges, with separate weights
         residual: bool = False,  # each layer gives the mean of its input and its output
         edge_updates: bool = False,  # edge features are updated from both ends between the convolutions
     ):
@@ -125,11 +125,11 @@ class EdgeNetwork(Stack):
         return EdgeFeatureInputs(base.x, base.adj, edge_index, attr).to(device)
 
     def hidden(self, inputs: Any, layers: Any = None) -> list[Tensor]:
-        """H^1..H^L, each [N, H]; ``layers`` may stand in for the network's own."""
+        """Compute H^1..H^L, each [N, H]; ``layers`` may replace the model's own."""
         return self.states(inputs, layers)[0]
 
     def states(self, inputs: EdgeFeatureInputs, layers: Any = None) -> tuple[list[Tensor], Tensor | None]:
-        """H^1..H^L, each [N, H], and the edge features that the last convolution reads."""
+        """Compute H^1..H^L, each [N, H], and the edge features that the last convolution reads."""
         found: list[Tensor] = []
         h, e = self.embed(inputs.x), self.first_edges(inputs)
         own = self.layers if layers is None else layers
@@ -143,7 +143,7 @@ class EdgeNetwork(Stack):
         return found, e
 
     def first_edges(self, inputs: EdgeFeatureInputs) -> Tensor | None:
-        """Edge features as the first convolution reads them: embedded where they are updated, [E, H]."""
+        """Return edge features as the first convolution reads them: embedded if they are updated, [E, H]."""
         if not self.edge_updates:
             return inputs.edge_attr
         if self.embed_edges is None:
@@ -151,12 +151,12 @@ class EdgeNetwork(Stack):
         return self.embed_edges(inputs.edge_attr)
 
     def both_ways(self, layer: Any, h: Tensor, edge_index: Tensor, e: Tensor | None) -> Tensor:
-        """A convolution along the edges or, with ``reverse``, the mean of that and one against them."""
+        """Convolve along the edges or, with ``reverse``, average this and a convolution against them."""
         forth = layer[0](h, edge_index, e)
         return (forth + layer[1](h, edge_index.flip(0), e)) / 2 if self.reverse else forth
 
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
-        """Logits [N, C]."""
+        """Compute logits [N, C]."""
         return self.head(self.dropped(h))
 
     def plain(self, layers: Any = None) -> Plain:
@@ -185,14 +185,14 @@ class GINEConv(nn.Module):
         self.edge = glorot(num_edge_features, num_in) if num_edge_features else None
 
     def forward(self, h: Tensor, edge_index: Tensor, e: Tensor | None) -> Tensor:
-        """[N, b]."""
+        """Return [N, b]."""
         source, target = edge_index
         message = h[source] if e is None or self.edge is None else h[source] + e @ self.edge
         return self.mlp(((1 + self.eps) * h).index_add(0, target, message.relu()))
 
 
 class PNAConv(nn.Module):
-    """One layer of PNA. As PyG's, which would send δ to the server with the weights.
+    """One layer of PNA. PyG's layer would send δ to the server with the weights.
 
     Args:
         num_in: a.
@@ -210,7 +210,7 @@ class PNAConv(nn.Module):
         self.delta = delta
 
     def forward(self, h: Tensor, edge_index: Tensor, e: Tensor | None) -> Tensor:
-        """[N, b]."""
+        """Return [N, b]."""
         source, target = edge_index
         message = self.pre(torch.cat([h[target], h[source]], dim=1))
         message = message if e is None or self.edge is None else message + e @ self.edge
@@ -256,7 +256,7 @@ class PNA(EdgeNetwork):
         reverse: bool = False,
         residual: bool = False,
         edge_updates: bool = False,
-        # δ: mean of ln(in-degree + 1), agreed between the parties: each its own would give parameters other meanings
+        # δ: mean of ln(in-degree + 1), agreed between the parties, so that parameters mean the same for all
         delta: Annotated[float, Range(0, without_low=True)] = 1.5,
     ):
         self.delta = delta
@@ -271,7 +271,7 @@ class PNA(EdgeNetwork):
 
 
 class Attention(EdgeNetwork):
-    """Convolutions with attention: PyG's, of ``heads`` heads that are ``hidden`` wide together.
+    """PyG's convolutions with attention, with ``heads`` heads of total width ``hidden``.
 
     Args:
         heads: K.
@@ -291,7 +291,7 @@ class Attention(EdgeNetwork):
         reverse: bool = False,
         residual: bool = False,
         edge_updates: bool = False,
-        heads: int = 8,  # hidden is their width together
+        heads: int = 8,  # hidden is their total width
     ):
         if heads < 1 or hidden % heads:
             raise FedGraphError(f"model.heads must divide model.hidden ({hidden}), got {heads}")
@@ -303,23 +303,23 @@ class Attention(EdgeNetwork):
 
 
 class GATv2(Attention):
-    """GATv2 of ``layers`` convolutions. Each node attends to itself too, with edge features of zero."""
+    """GATv2 of ``layers`` convolutions. Each node also attends to itself, with zero edge features."""
 
     loops = True
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
-        """PyG's ``GATv2Conv``."""
-        from torch_geometric.nn import GATv2Conv  # 1.5 s to import: only for those who use it
+        """Return PyG's ``GATv2Conv``."""
+        from torch_geometric.nn import GATv2Conv  # takes 1.5 s to import, so only if used
 
         width = num_out // self.attention["heads"]
         return GATv2Conv(num_in, width, **self.attention, edge_dim=num_edge_features or None, add_self_loops=False)
 
 
 class GraphTransformer(Attention):
-    """The graph transformer of ``layers`` convolutions; a node reads itself by weights of their own."""
+    """The graph transformer of ``layers`` convolutions; a node reads itself with separate weights."""
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
-        """PyG's ``TransformerConv``."""
+        """Return PyG's ``TransformerConv``."""
         from torch_geometric.nn import TransformerConv
 
         width = num_out // self.attention["heads"]

@@ -1,4 +1,4 @@
-r"""FedHERO's dual-channel network (arXiv 2504.21206, Section 3.2).
+r"""FedHERO's dual-channel model (arXiv 2504.21206, Section 3.2).
 
     Ã     = g_L(X, A)                                                    `structure_learner`, shared
     Z^0   = f_0(X) = ReLU(X W_0 + b_0)                                   `projection.`, private
@@ -29,13 +29,13 @@ from fedgraph_flwr.numerics.sparse import Pattern
 
 @dataclass
 class DualInputs(Inputs):
-    """What both channels and the smoothness loss read.
+    """Inputs of both channels and of the smoothness loss.
 
     Attributes:
         edges: A without loops and duplicates (row: target, column: source).
         raw: features, dense [N, F].
         square: ‖x_u‖², [N].
-        distance: ‖x_u − x_v‖² of all pairs, [N, N], where that is no larger than X (N <= F); else None.
+        distance: ‖x_u − x_v‖² of all pairs, [N, N], if it is no larger than X (N <= F); else None.
     """
 
     edges: Pattern
@@ -44,7 +44,7 @@ class DualInputs(Inputs):
     distance: Tensor | None
 
     def distances(self, pattern: Pattern) -> Tensor:
-        """‖x_u − x_v‖² of a pattern's pairs, [E]."""
+        """Return ‖x_u − x_v‖² of a pattern's pairs, [E]."""
         if self.distance is not None:
             return self.distance[pattern.row, pattern.col]
         with torch.no_grad():
@@ -52,7 +52,7 @@ class DualInputs(Inputs):
 
 
 class FedHERO(Model):
-    """The network above; keyword arguments that it does not name go to `StructureLearner`.
+    """The model of this module; other keyword arguments go to `StructureLearner`.
 
     Args:
         num_features: F.
@@ -106,7 +106,7 @@ class FedHERO(Model):
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> DualInputs:
-        """Also the edges as a pattern, and what the smoothness loss needs for distances between features."""
+        """Prepare also the edges as a pattern, and distances between features for the smoothness loss."""
         inputs = super().prepare(graph, device, dtype)
         plain = adjacency(graph.edge_index, graph.num_nodes)
         plain.setdiag(0)
@@ -125,21 +125,21 @@ class FedHERO(Model):
         )
 
     def encode(self, inputs: DualInputs) -> Tensor:
-        """[Z^0, ..., Z^L], [N, (L+1) H], each as the next layer reads it, dropped out."""
+        """Return [Z^0, ..., Z^L], [N, (L+1) H], each after dropout, as the next layer reads it."""
         return self.encode_both(inputs)[0]
 
     def classify(self, h: Tensor, inputs: DualInputs) -> Tensor:
-        """Logits [N, C] of hidden and ego features, Eq. (6)."""
+        """Compute logits [N, C] from hidden and ego features, Eq. (6)."""
         ego, hidden = self.classifier.weight.tensor_split([self.projection.weight.size(0)])
         return inputs.x @ ego + h @ hidden + self.classifier.bias  # type: ignore[operator]
 
     def both(self, inputs: DualInputs) -> tuple[Tensor, LatentGraph]:
-        """Logits [N, C] and the latent graph they were computed on, which the smoothness loss needs."""
+        """Compute logits [N, C], and the latent graph, which the smoothness loss needs."""
         h, latent = self.encode_both(inputs)
         return self.classify(h, inputs), latent
 
     def encode_both(self, inputs: DualInputs) -> tuple[Tensor, LatentGraph]:
-        """Hidden features [N, (L+1) H], and the latent graph."""
+        """Compute hidden features [N, (L+1) H], and the latent graph."""
         latent = self.structure_learner(inputs.x, inputs.adj, inputs.edges)
         z = self._activate(self.projection(inputs.x))
         kept = [z]
@@ -151,7 +151,7 @@ class FedHERO(Model):
         return torch.cat(kept, 1), latent
 
     def representations(self, inputs: DualInputs) -> dict[str, Tensor]:
-        """Also the structure learner's Z and the projection's Z^0."""
+        """Return also the structure learner's Z and the projection's Z^0."""
         learner = self.structure_learner
         return {
             "": self(inputs),

@@ -52,7 +52,7 @@ def orthogonal(weight: Tensor, *, steps: int, mix: float = 1.0, center: bool = F
 
 
 def orthogonality(weights: list[Tensor]) -> Tensor:
-    """L_ortho = Σ_k ‖W^k W^kᵀ − I‖_F of square matrices [H, H] (Eq. 6), with a finite gradient at 0."""
+    """Compute L_ortho = Σ_k ‖W^k W^kᵀ − I‖_F of square matrices [H, H] (Eq. 6), with a finite gradient at 0."""
     total = weights[0].new_zeros(()) if weights else torch.zeros(())
     for w in weights:
         gap = w @ w.T - torch.eye(len(w), dtype=w.dtype, device=w.device)
@@ -61,7 +61,7 @@ def orthogonality(weights: list[Tensor]) -> Tensor:
 
 
 class Pass(NamedTuple):
-    """One forward pass: logits [N, C], Z^1..Z^{n+1} each [N, H], and the weights [H, H] that L_ortho judges."""
+    """One forward pass: logits [N, C], Z^1..Z^{n+1} each [N, H], and the weights [H, H] of L_ortho."""
 
     logits: Tensor
     hidden: list[Tensor]
@@ -69,7 +69,7 @@ class Pass(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """A layer of a given weight [H, H]."""
+    """Build a layer with a given weight [H, H]."""
 
     weight: Tensor
     bias: None = None
@@ -94,14 +94,14 @@ class OrthoGCN(GCN):
         num_features: int,
         num_classes: int,
         *,
-        ortho: bool = True,  # false: the plain GCN of as many layers ("CMD" alone in Table 6)
-        # what L_ortho judges: transformed, as in Ortho-GCN's program | raw
+        ortho: bool = True,  # false: the plain GCN of as many layers ("CMD" in Table 6)
+        # weights in L_ortho: transformed, as in Ortho-GCN's code | raw
         ortho_on: Literal["transformed", "raw"] = "transformed",
         # (ours) Ortho-GCN has 1 or 4 by dataset; 8 brings |O O' - I| below 1e-3
         newton_steps: Annotated[int, Range(1)] = 8,
         # Ortho-GCN's hybrid initialisation, one of its values 0.1, 0.2, 0.5; 1 is off
         mix: Annotated[float, Range(0, 1, without_low=True)] = 0.2,
-        # Ortho-GCN's program centres rows; the weight is then singular and cannot become orthogonal
+        # Ortho-GCN's code centres rows; the weight is then singular and cannot become orthogonal
         center: bool = False,
         **common: Unpack[Common],
     ):
@@ -115,7 +115,7 @@ class OrthoGCN(GCN):
         self.steps, self.mix, self.center = newton_steps, mix, center
 
     def transformed(self) -> list[Any]:
-        """The hidden layers, O(W) in the place of W where they are orthogonal."""
+        """Return the hidden layers, with O(W) instead of W in orthogonal ones."""
         layers: list[Any] = list(self.layers)
         for index in self.middle:
             weight = orthogonal(layers[index].weight, steps=self.steps, mix=self.mix, center=self.center)
@@ -123,15 +123,15 @@ class OrthoGCN(GCN):
         return layers
 
     def hidden(self, inputs: Inputs, layers: Sequence[Any] | None = None) -> list[Tensor]:
-        """Z^1..Z^{n+1}, each [N, H]."""
+        """Compute Z^1..Z^{n+1}, each [N, H]."""
         return super().hidden(inputs, self.transformed() if layers is None else layers)
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
-        """A GCN with O(W) for weights."""
+        """Export a GCN with weights O(W)."""
         return super().plain(self.transformed() if layers is None else layers)
 
     def propagate(self, inputs: Inputs) -> Pass:
-        """Logits together with what the losses of Eq. (6) and (11) read."""
+        """Compute logits, and the inputs of the losses of Eq. (6) and (11)."""
         layers = self.transformed()
         hidden = self.hidden(inputs, layers)
         judged: Any = self.layers if self.raw else layers

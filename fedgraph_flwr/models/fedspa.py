@@ -1,4 +1,4 @@
-r"""FedSPA's network: subgraph feature propagation decoupling (Tan et al., CVPR 2025, Section 4.1).
+r"""FedSPA's model: subgraph feature propagation decoupling (Tan et al., CVPR 2025, Section 4.1).
 
 A directed edge u → v is typed once, by *training* labels only (Eq. 4):
 
@@ -7,12 +7,12 @@ A directed edge u → v is typed once, by *training* labels only (Eq. 4):
     unk  one of the two labels is not visible
 
 Each type is a sparse operator C^t [N, N], C^t_vu = c_vu where the edge has type t, over the neighbours of v without v.
-d counts all neighbours, whatever the type: ``sym`` c_vu = 1/√(d_v d_u), the Â of Section 3; ``mean`` c_vu = 1/d_v;
-``sum`` c_vu = 1, Eq. (6) as printed. On directed edges d_v counts incoming and d_u outgoing ones. With ``sum`` a hub's logits
-grow with the square of its degree: under the paper's protocol the first steps overshoot.
+d counts all neighbours of any type: ``sym`` c_vu = 1/√(d_v d_u), the Â of Section 3; ``mean`` c_vu = 1/d_v;
+``sum`` c_vu = 1, Eq. (6) as printed. On directed edges d_v counts incoming and d_u outgoing edges. With ``sum`` a hub's logits
+grow with the square of its degree, so the first steps overshoot under the paper's protocol.
 
-Types are a function of training labels: they give a training node's own label away, while all edges of a test node are
-unknown. Where classes are unbalanced this is what the network learns.
+Types follow from training labels and reveal a training node's own label, while all edges of a test node are unknown. With
+unbalanced classes this is what the model learns.
 
 Profile ``plain``, Eq. (5)-(6). Since f is linear, f_unk with θ_unk = α θ_hom + (1−α) θ_het is a mixture of products:
 
@@ -27,16 +27,16 @@ Profile ``acm``, the form on ACM-GCN channels that the authors run. P = D̃^{-1}
     α_q = τ(N_unk,q w_φ + b_φ)
     Z' = 7 Σ_c A_c ⊙ channel_c,   A = softmax(τ(e) M / 7)
 
-Profile ``acm_sep`` gives the two channels weights of their own, as Eq. (4) has them, on the same ACM layer:
+Profile ``acm_sep`` gives each of the two channels its own weights, as in Eq. (4), on the same ACM layer:
 N_tq = C^t H_tq with H_tq from W_t,q for t ∈ {hom, het}, and N_unk,q = α ⊙ C^unk H_hom,q + (1−α) ⊙ C^unk H_het,q with
 the centre node's α of ``plain``, which also mixes the scores.
 
 Shapes: Z [N, F], W_t [F, H], w_φ [F, 1] (``acm``: [H, 1]), a_tq [H], M [7, 7]; the last layer has C in H's place.
 
-Where paper and code disagree: α multiplies the homophilic side everywhere, as in Eq. (5) (the code's ``acm`` harmonizer
-multiplies the heterophilic one; a change of sign of φ); the code's score of (unk, high) reads the heterophilic
-aggregate, here the unknown one; the parameters that the code uses only before the first training are left out. The code's
-C^t in N_tq is a plain sum, here ``sym`` by default, and it drops out a tenth of X before the first layer, here nothing.
+Where paper and code disagree: α multiplies the homophilic side everywhere, as in Eq. (5); the code's ``acm`` harmonizer
+multiplies the heterophilic one, a change of sign of φ. The code's score of (unk, high) reads the heterophilic aggregate, here
+the unknown one. Parameters that the code uses only before the first training are left out. The code's C^t in N_tq is a plain sum,
+here ``sym`` by default. The code also drops out a tenth of X before the first layer, here nothing.
 """
 
 import dataclasses
@@ -58,29 +58,29 @@ from fedgraph_flwr.models.stack import Common, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
-FISHER = "fisher"  # the group of arrays in which the channels' Fisher diagonals travel
+FISHER = "fisher"  # the group of arrays with the channels' Fisher diagonals
 HOM, HET, UNK = range(3)
 NORMALIZATIONS = {"sym": (-0.5, -0.5), "mean": (-1.0, 0.0), "sum": (0.0, 0.0)}  # powers of d_v and d_u in c_vu
 
 
 def parameter_group(name: str) -> str:
-    """Which of ``hom``, ``het``, ``phi``, ``rest`` a parameter belongs to: θ_hom, θ_het, θ_φ, everything else."""
+    """Return the group of a parameter: ``hom``, ``het``, ``phi`` (θ_hom, θ_het, θ_φ), or ``rest``."""
     leaf = name.rpartition(".")[2]
     return next((group for group in ("hom", "het", "phi") if leaf.startswith(f"theta_{group}")), "rest")
 
 
 def edge_types(edge_index: Tensor, y: Tensor, train_mask: Tensor) -> Tensor:
-    """Eq. (4): `HOM`, `HET` or `UNK` for each edge, int64 [E]; labels outside ``train_mask`` are not read."""
+    """Compute Eq. (4): `HOM`, `HET` or `UNK` for each edge, int64 [E]; labels outside ``train_mask`` are not read."""
     source, target = edge_index
     alike = torch.where(y[source] == y[target], HOM, HET)
     return torch.where(train_mask[source] & train_mask[target], alike, UNK)
 
 
 def typed_operators(graph: Graph, normalization: str = "sym", sfpd: bool = True) -> list[sp.csr_matrix]:
-    """C^hom, C^het, C^unk, SciPy CSR [N, N] each; their sum propagates over all edges but loops.
+    """Build C^hom, C^het, C^unk, SciPy CSR [N, N] each; their sum propagates over all edges except loops.
 
     Args:
-        graph: whose edges are typed.
+        graph: the graph whose edges are typed.
         normalization: ``sym``, ``mean`` or ``sum``.
         sfpd: False types every edge as homophilic.
     """
@@ -98,10 +98,10 @@ def typed_operators(graph: Graph, normalization: str = "sym", sfpd: bool = True)
 
 @dataclass
 class TypedInputs(Inputs):
-    """`Inputs` with a layer's three typed operators as the blocks of one; ``adj`` is P, empty where the layers read none.
+    """`Inputs` with a layer's three typed operators as blocks of one matrix; ``adj`` is P, empty if the layers do not read it.
 
     Attributes:
-        edges: what the layer's ``blocks`` makes of C^hom, C^het, C^unk: one product instead of one for each type and channel.
+        edges: the layer's ``blocks`` of C^hom, C^het, C^unk: one product instead of one per type and channel.
     """
 
     edges: SparseMatrix
@@ -120,19 +120,19 @@ class PlainLayer(nn.Module):
 
     @staticmethod
     def blocks(hom: Any, het: Any, unk: Any) -> sp.csr_matrix:
-        """[2N, 2N]: from Z W_hom over Z W_het to what arrives at α = 0, and what α adds."""
+        """Return [2N, 2N]: from Z W_hom over Z W_het to the aggregate at α = 0, and the part that α adds."""
         return sp.csr_matrix(sp.bmat([[hom, het + unk], [unk, -unk]]))
 
     @staticmethod
     def propagated(inputs: Inputs, width: int, hom: Any, het: Any, unk: Any) -> Inputs:
-        """With [X | C^hom X | (C^het + C^unk) X | C^unk X] at hand, [N, 4F], where X is narrow."""
+        """Add [X | C^hom X | (C^het + C^unk) X | C^unk X], [N, 4F], to inputs with narrow X."""
         if (x := inputs.narrow(width)) is None:
             return inputs
         incoming = [SparseMatrix(operator, x.dtype) @ x for operator in (hom, het + unk, unk)]
         return dataclasses.replace(inputs, propagated=torch.cat([x, *incoming], dim=1))
 
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
-        """[N, H]."""
+        """Return [N, H]."""
         if z is inputs.x and inputs.propagated is not None:
             features = self.theta_phi_weight.size(0)
             ready, mixed = inputs.propagated.split([3 * features, features], dim=1)
@@ -147,23 +147,23 @@ class PlainLayer(nn.Module):
 
 
 def _interleaved(blocks: list[list[Any]]) -> sp.csr_matrix:
-    """A block matrix of K rows of blocks, its rows ordered by node and then by block: a product is [N, K, ...] in memory."""
+    """Build a block matrix of K rows of blocks, ordered by node and then by block: a product is [N, K, ...] in memory."""
     matrix = sp.csr_matrix(sp.bmat(blocks))
     return sp.csr_matrix(matrix[np.arange(matrix.shape[0]).reshape(len(blocks), -1).T.ravel()])
 
 
 def _glorot_blocks(num_in: int, num_out: int, count: int) -> nn.Parameter:
-    """``count`` matrices side by side, [F, count H], each initialised on its own."""
+    """Initialise ``count`` matrices separately and concatenate them, [F, count H]."""
     return nn.Parameter(torch.cat([glorot(num_in, num_out).data for _ in range(count)], dim=1))
 
 
 def _attention(num_out: int) -> nn.Parameter:
-    """a_low and a_high as rows, [2, H]."""
+    """Initialise a_low and a_high as rows, [2, H]."""
     return nn.Parameter(_glorot_blocks(num_out, 1, 2).data.T.contiguous())
 
 
 class _AcmMixing(nn.Module):
-    """What is made once for filtered channels, and the seven channels' attention."""
+    """Precomputed parts of filtered channels, and the seven channels' attention."""
 
     adjacency = staticmethod(random_walk_adjacency)
 
@@ -175,15 +175,15 @@ class _AcmMixing(nn.Module):
 
     @staticmethod
     def propagated(inputs: Inputs, width: int, hom: Any, het: Any, unk: Any) -> Inputs:
-        """With P X at hand, where X is narrow."""
+        """Add P X to inputs with narrow X."""
         return smoothed(inputs, width)
 
     def mix(self, channels: Tensor, mlp: Tensor, alpha: Tensor) -> Tensor:
-        """All channels by their attention: [N, H].
+        """Combine all channels by their attention: [N, H].
 
         Args:
-            channels: N_het, N_hom, N_unk, each low and high, [N, 6, H]; or [N, 8, H], the last two being what α adds to
-                N_unk.
+            channels: N_het, N_hom, N_unk, each low and high, [N, 6, H]; or [N, 8, H], where the last two are the part that α
+                adds to N_unk.
             mlp: H_mlp [N, H].
             alpha: α [N, 1] or [N, 2], which mixes the scores of unknown edges.
         """
@@ -200,7 +200,7 @@ class _AcmMixing(nn.Module):
 
 
 class AcmLayer(_AcmMixing):
-    """The ``acm`` profile's layer: the two channels own attention vectors and share the filters. [N, F] → [N, H]."""
+    """Layer of the ``acm`` profile: the two channels have own attention vectors and shared filters. [N, F] → [N, H]."""
 
     def __init__(self, num_in: int, num_out: int):
         super().__init__(num_out)
@@ -209,11 +209,11 @@ class AcmLayer(_AcmMixing):
 
     @staticmethod
     def blocks(hom: Any, het: Any, unk: Any) -> sp.csr_matrix:
-        """[3N, N]: from [H_low | H_high] to each node's N_het, N_hom, N_unk."""
+        """Return [3N, N]: from [H_low | H_high] to each node's N_het, N_hom, N_unk."""
         return _interleaved([[het], [hom], [unk]])
 
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
-        """[N, H]."""
+        """Return [N, H]."""
         width = self.theta_phi_weight.size(0)
         low, high, mlp = filtered(z, self.filters, width, inputs)
         channels = (inputs.edges @ torch.cat([low, high], dim=1)).view(-1, 6, width)
@@ -222,7 +222,7 @@ class AcmLayer(_AcmMixing):
 
 
 class AcmSeparateLayer(_AcmMixing):
-    """The ``acm_sep`` profile's layer: the two channels own their filters too. [N, F] → [N, H]."""
+    """Layer of the ``acm_sep`` profile: the two channels have own filters, too. [N, F] → [N, H]."""
 
     def __init__(self, num_in: int, num_out: int):
         super().__init__(num_out)
@@ -232,11 +232,11 @@ class AcmSeparateLayer(_AcmMixing):
 
     @staticmethod
     def blocks(hom: Any, het: Any, unk: Any) -> sp.csr_matrix:
-        """[4N, 2N]: from H_hom over H_het to each node's N_het, N_hom, N_unk at α = 0, and what α adds to that."""
+        """Return [4N, 2N]: from H_hom over H_het to each node's N_het, N_hom, N_unk at α = 0, and the part that α adds."""
         return _interleaved([[None, het], [hom, None], [None, unk], [unk, -unk]])
 
     def forward(self, z: Any, inputs: TypedInputs) -> Tensor:
-        """[N, H]."""
+        """Return [N, H]."""
         width = self.filter_mlp.size(1)
         alpha = torch.sigmoid(z @ self.theta_phi_weight + self.theta_phi_bias)  # [N, 1]
         pairs = [filtered(z, theta, width, inputs)[:2] for theta in (self.theta_hom, self.theta_het)]
@@ -259,7 +259,7 @@ class FedSPANet(Stack):
         num_classes: C.
         profile: ``plain``, ``acm`` or ``acm_sep``.
         normalization: c_vu, ``sym``, ``mean`` or ``sum``.
-        sfpd: False types every edge as homophilic: the same network without decoupling, for ablations.
+        sfpd: False types every edge as homophilic: the same model without decoupling, for ablations.
         common: keywords of `Stack`.
     """
 
@@ -272,7 +272,7 @@ class FedSPANet(Stack):
         profile: Literal["plain", "acm", "acm_sep"] = "plain",
         # c_uv: sym, the Â of Section 3 | mean | sum, Eq. (6) as printed (ours: Eq. (6) leaves it open)
         normalization: Literal["sym", "mean", "sum"] = "sym",
-        sfpd: bool = True,  # false: every edge counts as homophilic, the same network without decoupling
+        sfpd: bool = True,  # false: every edge counts as homophilic, the same model without decoupling
         **common: Unpack[Common],
     ):
         super().__init__(num_features, num_classes, PROFILES[profile], **common)
@@ -281,7 +281,7 @@ class FedSPANet(Stack):
         self.adjacency = self.profile.adjacency
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
-        """Profile ``plain`` on dense features; the others are refused."""
+        """Export the profile ``plain`` on dense features; the others are refused."""
         if self.profile is not PlainLayer:
             raise FedGraphError("a FedSPANet can be exported only with model.profile=plain")
         weights: dict[str, Tensor] = {}
@@ -297,7 +297,7 @@ class FedSPANet(Stack):
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> TypedInputs:
-        """Features, the layers' P, the operators of the edge types, and narrow features as the first layer propagates them."""
+        """Prepare features, the layers' P, the operators of the edge types, and narrow features propagated."""
         operators = typed_operators(graph, self.normalization, self.sfpd)
         base = self.profile.propagated(super().prepare(graph, "cpu", dtype), self.width, *operators)
         edges = SparseMatrix(self.profile.blocks(*operators), dtype)

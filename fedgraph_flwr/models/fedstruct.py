@@ -1,16 +1,16 @@
-r"""FedStruct's network (Aliakbari, Östman & Graell i Amat, 2024): two perceptrons, propagated after the transformation.
+r"""FedStruct's model (Aliakbari, Östman & Graell i Amat, 2024): two MLPs, whose outputs are propagated.
 
     logits_v = Σ_{u∈V} ā_vu g(s_u) + Σ_{u∈V_i} ā^(i)_vu f(x_u)                                                Eq. (20)
     Ā = Σ_{l=1}^{L_s} β_l Â^l over the whole graph,   Ā^(i) = Σ_{l=1}^{L} β_l (Â^(i))^l over the client's own edges
 
-f and g normalise their input by layer, then alternate linear layers with ReLU and dropout (Table 4); with ``structure_mlp``
-off, g is the identity and s_u has width C (Eq. 23). A row of Â is a node, its columns are its out-neighbours and itself.
-A sum of two branches has no hidden features in common: those of `FedStruct.encode` are f's, and the head is f's last layer with
-the whole structure branch, g, and β where it is learned.
-The rows of Ā and the structure features S are not known to a client alone: the strategy puts them into the inputs.
+f and g normalise their input by layer, then alternate linear layers with ReLU and dropout (Table 4). Without ``structure_mlp``, g
+is the identity and s_u has width C (Eq. 23). A row of Â is a node, its columns are its out-neighbours and itself.
+The two branches share no hidden features: `FedStruct.encode` returns those of f, and the head is f's last layer with the whole
+structure branch, g, and a learned β. A client does not know the rows of Ā and the structure features S: the strategy puts them
+into the inputs.
 
 Letters: N nodes of the client, Q nodes within L_s hops of them (the support of Ā's rows), d_s width of S, J combinations of
-hops: 1, or the number of hops where β is learned.
+hops: 1, or the number of hops for a learned β.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ class StructureInputs(Inputs):
     """Inputs with the structure branch; ``adj`` is Â^(i), [N, N].
 
     Attributes:
-        mean: of each row of x, [N, 1]; ``deviation`` likewise, the root of the variance plus the normalisation's ε.
-        rows: the J combinations of Ā's rows, one below the other, [J·N, Q]; None leaves out the structure branch.
+        mean: mean of each row of x, [N, 1]; ``deviation``: root of its variance plus the normalisation's ε.
+        rows: the J combinations of Ā's rows, stacked, [J·N, Q]; None leaves out the structure branch.
         s: structure features of the support, [Q, d_s].
     """
 
@@ -59,27 +59,27 @@ class Perceptron(nn.Module):
         self.rest = nn.Sequential(*chain.from_iterable(later))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[·, d_out]."""
+        """Return [·, d_out]."""
         return self.finish(self.begin(x))
 
     def begin(self, x: Tensor) -> Tensor:
-        """Up to the first linear layer, which is the same with and without dropout."""
+        """Apply the first linear layer, which does not depend on dropout."""
         return self.first(self.norm(x))
 
     def finish(self, begun: Tensor) -> Tensor:
-        """The rest."""
+        """Apply the remaining layers."""
         return self.rest(begun)
 
     def hidden(self, begun: Tensor) -> Tensor:
-        """The rest up to the last ReLU."""
+        """Apply the remaining layers up to the last ReLU."""
         return self.rest[:-2](begun)
 
     def last(self, h: Tensor) -> Tensor:
-        """The last dropout and linear layer."""
+        """Apply the last dropout and linear layer."""
         return self.rest[-2:](h)
 
     def begin_constant(self, x: Tensor | SparseMatrix, mean: Tensor, deviation: Tensor) -> Tensor:
-        """`begin` for an input that no step changes, from its rows' means and deviations [·, 1]; x may stay sparse.
+        """Compute `begin` for an input that no step changes, from its rows' means and deviations [·, 1]; x may stay sparse.
 
         W (γ (x − μ) / σ + β) + b = (W' x − μ W' 1) / σ + W β + b with W' = W γ.
         """
@@ -89,7 +89,7 @@ class Perceptron(nn.Module):
 
 
 class Identity(nn.Identity):
-    """The perceptron that changes nothing."""
+    """An MLP that changes nothing."""
 
     begin = finish = nn.Identity.forward
 
@@ -102,10 +102,10 @@ class FedStruct(Model):
         num_classes: C.
         hidden: width of f's hidden layers.
         layers: linear layers of f.
-        dropout: between the layers of f and g.
+        dropout: dropout between the layers of f and g.
         structure_layers: widths of g's hidden layers.
         structure_width: d_s; without ``structure_mlp`` it is C.
-        structure_mlp: whether g is a perceptron, or the identity.
+        structure_mlp: whether g is an MLP, or the identity.
         hops: L.
         structure_hops: L_s.
         beta: ``last``, ``uniform``, ``learned``, or β_1..β_max(L, L_s).
@@ -121,15 +121,18 @@ class FedStruct(Model):
         dropout: float,
         structure_layers: Sequence[int] = (256,),  # widths of g's hidden layers
         structure_width: int = 256,  # d_s; without `structure_mlp` it is C
-        structure_mlp: bool = True,  # false: g is the identity and s_u has one entry a class (Eq. 23)
+        structure_mlp: bool = True,  # false: g is the identity and s_u has one entry per class (Eq. 23)
         hops: Annotated[int, Range(1)] = 2,  # L
         structure_hops: Annotated[int, Range(1)] = 10,  # L_s
-        # last (the authors' program) | uniform | learned | a list of max(L, L_s) numbers
+        # last (the authors' code) | uniform | learned | a list of max(L, L_s) numbers
         beta: str | Sequence[float] = "last",
     ):
         super().__init__()
         if not isinstance(beta, str) and len(beta) != max(hops, structure_hops):
-            raise FedGraphError(f"model.beta has {len(beta)} weights for {max(hops, structure_hops)} hops")
+            raise FedGraphError(
+                f"model.beta has {len(beta)} weights for {max(hops, structure_hops)} hops: expected one per hop of the longer"
+                " branch"
+            )
         self.num_classes = num_classes
         self.structure_width = structure_width if structure_mlp else num_classes
         self.f = Perceptron([num_features, *[hidden] * (layers - 1), num_classes], dropout)
@@ -148,7 +151,7 @@ class FedStruct(Model):
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> StructureInputs:
-        """Features and Â^(i); the structure branch is left out until its rows are known."""
+        """Prepare features and Â^(i); the structure branch is left out until its rows are known."""
         source, target = graph.edge_index.cpu().numpy()
         own = np.arange(graph.num_nodes)
         adj = row_normalized(with_loops(source, target, own, (own.size, own.size)))
@@ -157,29 +160,29 @@ class FedStruct(Model):
         return StructureInputs(self.features(graph.x, dtype), SparseMatrix(adj, dtype), mean, deviation).to(device)
 
     def encode(self, inputs: StructureInputs) -> Tensor:
-        """F's last hidden features [N, H]; where f is one layer, X as it is stored."""
+        """Compute f's last hidden features [N, H]; if f has one layer, return X as stored."""
         if not self.f.rest:
             return inputs.x  # type: ignore[return-value]
         return self.f.hidden(self.f.begin_constant(inputs.x, inputs.mean, inputs.deviation))
 
     def classify(self, h: Tensor, inputs: StructureInputs) -> Tensor:
-        """Logits [N, C]: Ā^(i) on f's last layer, and the structure branch where it is known."""
+        """Compute logits [N, C]: Ā^(i) on f's last layer, and the structure branch if it is known."""
         own = self._own(h, inputs)
         if inputs.rows is None:
             return own
         return own + self.structure_part(times(inputs.rows, self.g(inputs.s)))
 
     def representations(self, inputs: StructureInputs) -> dict[str, Tensor]:
-        """The feature branch, which needs f (and its β) alone; the whole, where the structure branch is known."""
+        """Return the feature branch, which needs only f and its β, and the whole if the structure branch is known."""
         whole = {} if inputs.rows is None else {"": self(inputs)}
         return whole | {"f": self.feature_part(inputs)}
 
     def feature_part(self, inputs: StructureInputs) -> Tensor:
-        """Ā^(i) f(X), [N, C]."""
+        """Compute Ā^(i) f(X), [N, C]."""
         return self._own(self.encode(inputs), inputs)
 
     def structure_part(self, parts: Tensor) -> Tensor:
-        """Ā g(S), [N, C], from its J combinations one below the other, [J·N, C]."""
+        """Compute Ā g(S), [N, C], from its J stacked combinations, [J·N, C]."""
         return self._combined(parts.view(len(self.structure_weights), -1, self.num_classes), "structure_beta")
 
     def _own(self, h: Tensor, inputs: StructureInputs) -> Tensor:
@@ -191,7 +194,7 @@ class FedStruct(Model):
 
 
 def times(rows: SparseMatrix | Tensor, embedded: Tensor) -> Tensor:
-    """``rows @ embedded``, [R, Q] @ [Q, C] → [R, C]; of few columns a dense product is twice as fast by transposes."""
+    """Compute ``rows @ embedded``, [R, Q] @ [Q, C] → [R, C]; with few columns a transposed dense product is twice as fast."""
     if isinstance(rows, SparseMatrix):
         return rows @ embedded
     return nn.functional.linear(embedded.T.contiguous(), rows).T.contiguous()

@@ -18,7 +18,7 @@ from fedgraph_flwr.models.layers import Linear, dropout
 
 
 class NeighGen(nn.Module):
-    """Encoder, and heads for how many neighbours a node misses and for what they are like.
+    """Encoder, and heads for the number and the features of a node's missing neighbours.
 
     Args:
         num_features: F.
@@ -39,7 +39,7 @@ class NeighGen(nn.Module):
         self.num_features, self.p = num_features, p
 
     def forward(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        """Counts [N], and what the heads read of each node, [N, D]."""
+        """Return counts [N], and each node's input of the heads, [N, D]."""
         z = self.encoder(inputs)
         h = z + torch.randn_like(z)
         for layer in self.layers:
@@ -47,7 +47,7 @@ class NeighGen(nn.Module):
         return torch.relu(self.count(z)).squeeze(1), dropout(h, self.p, self.training)
 
     def rows(self, h: Tensor, node: Tensor, place: Tensor) -> Tensor:
-        """Features of the neighbours ``place`` of nodes ``node``, both [R], from what the heads read [N, D]: [R, F]."""
+        """Generate features [R, F] of the neighbours ``place`` of nodes ``node``, both [R], from the heads' input [N, D]."""
         made = h.new_zeros(node.numel(), self.num_features)
         for index, head in enumerate(self.heads):
             at = (place == index).nonzero().view(-1)

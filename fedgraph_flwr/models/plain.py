@@ -1,4 +1,4 @@
-"""What a network says of itself for `export`: the module of plain PyG that computes the same, and its weights in that layout."""
+"""Description of a model for `export`: the module of plain PyG that computes the same, and the weights in its layout."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Plain:
-    """A network as ``Net(**arguments)`` of a file of `fedgraph_flwr.export.plain`, or as a custom ``module:Class``.
+    """A model as ``Net(**arguments)`` of a file of `fedgraph_flwr.export.plain`, or as a custom ``module:Class``.
 
     Attributes:
         module: the file's name, or ``module:Class`` of a file that imports torch and PyG only; the export contains a copy of it.
@@ -28,19 +28,19 @@ PlainLayer = tuple[str, dict[str, Any], dict[str, Tensor]]
 
 
 def plain_linear(layer: Any) -> PlainLayer:
-    """A linear layer of weight [F, H] as torch's, whose weight is [H, F]."""
+    """Convert a linear layer of weight [F, H] to torch's, whose weight is [H, F]."""
     num_in, num_out = layer.weight.shape
     weights = {"weight": layer.weight.T} | ({} if layer.bias is None else {"bias": layer.bias})
     return "linear", {"in_features": num_in, "out_features": num_out, "bias": layer.bias is not None}, weights
 
 
 def plain_gcn(layer: Any) -> PlainLayer:
-    """A linear layer after which Â propagates, as PyG's GCNConv."""
+    """Convert a linear layer followed by Â to PyG's GCNConv."""
     num_in, num_out = layer.weight.shape
     weights = {"lin.weight": layer.weight.T} | ({} if layer.bias is None else {"bias": layer.bias})
     return "gcn", {"in_channels": num_in, "out_channels": num_out, "bias": layer.bias is not None}, weights
 
 
 def of_modules(name: str, modules: Any) -> dict[str, Tensor]:
-    """The state of a module under ``name``."""
+    """Return the state of a module under ``name``."""
     return {f"{name}.{key}": tensor for key, tensor in modules.state_dict().items()}

@@ -1,4 +1,4 @@
-"""GCN between a projection and a classifier: the baselines' network in FedHERO (arXiv 2504.21206, Section 4.1).
+"""GCN between a projection and a classifier: the baselines' model in FedHERO (arXiv 2504.21206, Section 4.1).
 
     Z^0 = ReLU(X W_0 + b_0),   Z^l = ReLU(Â Z^{l-1} W^l + b^l),   logits = Z^L W_c + b_c
 
@@ -25,10 +25,10 @@ class ProjectedGCN(Stack):
         super().__init__(num_features, num_classes, Linear, hidden=hidden, layers=layers + 2, dropout=dropout)
 
     def plain_layer(self, layer: Any) -> PlainLayer:
-        """PyG's GCNConv between two linear layers."""
+        """Return PyG's GCNConv between two linear layers."""
         return plain_linear(layer) if layer is self.layers[0] or layer is self.head else plain_gcn(layer)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
-        """Â H W + b; H W + b in the projection and the classifier."""
+        """Compute Â H W + b; H W + b in the projection and the classifier."""
         alone = layer is self.layers[0] or layer is self.head
         return layer(h if alone else inputs.adj @ h)

@@ -4,9 +4,9 @@ r"""The structure learner of FedHERO (arXiv 2504.21206, Section 3.1): from (X, A
     ã_uv = (1/N_H) Σ_h cos(w¹_h ⊙ z_u, w²_h ⊙ z_v)                       (3)
     Ã_uv = ã_uv if v is among the k largest of row u, v ≠ u; else 0      (4)
 
-Row u is the node that aggregates. Every metric that searches all pairs is one product ã = Q Tᵀ of factors [N, D], so
-the search runs over row blocks without gradient, and only the kept pairs are scored again with it. Nothing is N x N.
-Equation (4) as printed is 0/1 and has no gradient; ``edge_weight`` says what stands in its place.
+Row u is the node that aggregates. Every metric that searches all pairs is one product ã = Q Tᵀ of factors [N, D]. The search runs
+over row blocks without gradient, and only the kept pairs are scored again with gradient. Nothing is N x N.
+Equation (4) as printed is 0/1 and has no gradient; ``edge_weight`` selects its replacement.
 """
 
 from typing import Any, Literal
@@ -22,11 +22,11 @@ from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 MetricName = Literal["multi_head", "cos", "att", "gat", "glcn", "gaug"]
 EdgeWeight = Literal["value", "ste", "binary"]
 Latent = Literal["top_k", "bernoulli"]
-BLOCK = 512  # rows of ã held at a time
+BLOCK = 512  # rows of ã held at once
 TINY = 1e-12
 TIE = 1e-6
-"""Scores no further than this from a row's k-th largest tie with it, in units of it where it is above 1: devices add up in
-orders of their own, which moves single-precision scores in [-1, 1] by 1e-7."""
+"""Tolerance of ties with a row's k-th largest score, relative to that score if it is above 1. Devices add in different orders,
+which changes single-precision scores in [-1, 1] by 1e-7."""
 
 
 class LatentGraph:
@@ -35,7 +35,7 @@ class LatentGraph:
     Attributes:
         pattern: the E' kept pairs; row u aggregates from column v.
         weight: Ã_uv >= 0, shape [E'].
-        penalty: the metric's own loss term (GAug's reconstruction; otherwise 0), a scalar.
+        penalty: the metric's loss term, a scalar (GAug's reconstruction, otherwise 0).
     """
 
     def __init__(self, pattern: Pattern, weight: Tensor, penalty: Tensor):
@@ -43,29 +43,29 @@ class LatentGraph:
         self.scale = 1 / (pattern.row_sum(weight) + 1).unsqueeze(1)  # (D̃ + I)⁻¹, [N, 1]
 
     def propagate(self, dense: Tensor) -> Tensor:
-        """(D̃ + I)⁻¹ (Ã + I) dense: [N, H] → [N, H]; by rows only, because a kNN graph is directed."""
+        """Compute (D̃ + I)⁻¹ (Ã + I) dense: [N, H] → [N, H]; normalised by rows only, because a kNN graph is directed."""
         return self.scale * (self.pattern.product(self.weight, dense) + dense)
 
 
 class StructureLearner(nn.Module):
-    """g_L: the GNN and the metric (see the module).
+    """g_L: the GNN and the metric of this module.
 
     Args:
         num_features: F.
         hidden: d_s, width of Z.
         heads: N_H.
         k: neighbours kept per node.
-        metric: a key of `METRICS`; ``multi_head`` is equation (3), the others are Table 4's.
-        edge_weight: what an edge weighs: its score (``value``), 1 with the score's gradient (``ste``), or 1 without
-            gradient (``binary``, equation 4 to the letter).
+        metric: a key of `METRICS`; ``multi_head`` is equation (3), the others are those of Table 4.
+        edge_weight: weight of an edge: its score (``value``), 1 with the score's gradient (``ste``), or 1 without gradient
+            (``binary``, equation 4 as printed).
         symmetrize: replace Ã by (Ã + Ãᵀ) / 2.
         latent: at inference ``top_k``, or ``bernoulli``: each candidate edge is drawn with probability clip(ã, 0, 1)
             (appendix C.2). Training always keeps the top k.
-        candidates: the Bernoulli draw looks at the ``candidates`` * k best of each row, because over all pairs it would
-            keep O(N²) edges.
+        candidates: the Bernoulli draw considers the ``candidates`` * k best pairs of each row; all pairs would keep O(N²)
+            edges.
 
     Raises:
-        FedGraphError: an option outside its range.
+        FedGraphError: an option is outside its range.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class StructureLearner(nn.Module):
         super().__init__()
         if latent == "bernoulli" and metric not in ("multi_head", "cos"):
             raise FedGraphError(
-                f"model.latent=bernoulli needs scores in [-1, 1]: metric multi_head or cos, got '{metric}'"
+                f"model.latent=bernoulli needs scores in [-1, 1]: set model.metric to multi_head or cos, got '{metric}'"
             )
         self.k, self.edge_weight, self.symmetrize = k, edge_weight, symmetrize
         self.latent, self.candidates = latent, candidates
@@ -93,7 +93,7 @@ class StructureLearner(nn.Module):
         self.metric = METRICS[metric](hidden, heads)
 
     def forward(self, x: Tensor | SparseMatrix, propagation: SparseMatrix, edges: Pattern) -> LatentGraph:
-        """The latent graph of x [N, F] over the original graph.
+        """Compute the latent graph of x [N, F] over the original graph.
 
         Args:
             x: features, dense or sparse.
@@ -114,56 +114,56 @@ class StructureLearner(nn.Module):
         return LatentGraph(pattern, weight, self.metric.penalty(z, edges))
 
     def embed(self, x: Tensor | SparseMatrix, propagation: SparseMatrix) -> Tensor:
-        """Z [N, d_s], the one-layer GNN."""
+        """Compute Z [N, d_s], the one-layer GNN."""
         return torch.relu(propagation @ (x @ self.weight) + self.bias)
 
 
 class Metric(nn.Module):
     """ã_uv = <Q_u, T_v>, searched over all pairs.
 
-    Subclasses give the factors; those that score only the graph's own edges override `search`.
+    Subclasses define the factors; those that score only the graph's own edges override `search`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._asked: tuple[int, list[Tensor]] = (0, [])
+        self._searched: tuple[int, list[Tensor]] = (0, [])
         self._found: Pattern
 
     def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Q and T, both [N, D], with ã = Q Tᵀ."""
+        """Return Q and T, both [N, D], with ã = Q Tᵀ."""
         raise NotImplementedError
 
     def search(self, z: Tensor, k: int, edges: Pattern) -> tuple[Pattern, Tensor]:
-        """The k best pairs of each row, chosen without gradient, and their scores ã [E'], which carry it."""
+        """Return the k best pairs of each row, selected without gradient, and their scores ã [E'] with gradient."""
         left, right = self.factors(z)
         pattern = self.nearest(z, left, right, k)
         return pattern, pattern.dot(left, right)
 
     def nearest(self, z: Tensor, left: Tensor, right: Tensor, k: int) -> Pattern:
-        """`top_k`, not searched again for the same z and parameters: a client trains the ones that it has just scored."""
+        """Return `top_k`, cached for equal z and parameters: a client trains the parameters that it has just scored."""
         given = [t.detach() for t in (z, *self.parameters())]
-        before_k, before = self._asked
+        before_k, before = self._searched
         if k != before_k or not all(map(torch.equal, given, before)):
-            self._asked, self._found = (k, [t.clone() for t in given]), top_k(left, right, k)
+            self._searched, self._found = (k, [t.clone() for t in given]), top_k(left, right, k)
         return self._found
 
     def value(self, score: Tensor, pattern: Pattern) -> Tensor:
-        """Non-negative edge weights from scores; relu for scores in [-1, 1]."""
+        """Convert scores to non-negative edge weights; relu for scores in [-1, 1]."""
         return torch.relu(score)
 
     def weigh(self, score: Tensor, pattern: Pattern, edges: Pattern, mode: str) -> Tensor:
-        """Edge weights under an ``edge_weight`` mode."""
+        """Return edge weights under an ``edge_weight`` mode."""
         if mode == "value":
             return self.value(score, pattern)
         return torch.ones_like(score) + (score - score.detach() if mode == "ste" else 0)
 
     def penalty(self, z: Tensor, edges: Pattern) -> Tensor:
-        """A loss term of the metric's own."""
+        """Return the metric's loss term."""
         return z.new_zeros(())
 
 
 class MultiHead(Metric):
-    """Equation (3): weighted cosine with two weight vectors a head, [N_H, d_s] each; not symmetric."""
+    """Equation (3): weighted cosine with two weight vectors per head, [N_H, d_s] each; not symmetric."""
 
     def __init__(self, hidden: int, heads: int):
         super().__init__()
@@ -171,25 +171,25 @@ class MultiHead(Metric):
         self.right = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, hidden)))
 
     def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """All heads side by side, so that one product sums over heads: [N, N_H d_s] each."""
+        """Concatenate all heads, so that one product sums over heads: [N, N_H d_s] each."""
         left, right = (_unit(z.unsqueeze(1) * w).flatten(1) for w in (self.left, self.right))
         return left / self.left.size(0), right
 
 
 class Cosine(Metric):
-    """cos(z_u, z_v), without parameters of its own; the gradient reaches Z."""
+    """cos(z_u, z_v), without parameters; the gradient reaches Z."""
 
     def __init__(self, hidden: int, heads: int):
         super().__init__()
 
     def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit rows, twice."""
+        """Return unit rows, twice."""
         unit = _unit(z)
         return unit, unit
 
 
 class _Softmax(Metric):
-    """Scores without bound become weights by a softmax over each row's kept entries."""
+    """Unbounded scores, turned into weights by a softmax over each row's kept entries."""
 
     def value(self, score: Tensor, pattern: Pattern) -> Tensor:
         peak = score.new_full((pattern.num_nodes,), -torch.inf).scatter_reduce(0, pattern.row, score.detach(), "amax")
@@ -206,13 +206,13 @@ class Attention(_Softmax):
         self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, heads * hidden)))
 
     def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """All heads side by side."""
+        """Concatenate all heads."""
         projected = torch.relu(z @ self.weight)
         return projected / self.heads, projected
 
 
 class _OverEdges(_Softmax):
-    """Scores only the edges of the original graph; a node keeps at most k of its in-edges.
+    """Scores of only the original graph's edges; a node keeps at most k of its in-edges.
 
     Self-loops are left out, because P̃ adds its own.
     """
@@ -223,7 +223,7 @@ class _OverEdges(_Softmax):
         return Pattern(edges.row[kept], edges.col[kept], edges.num_nodes), score[kept]
 
     def score(self, z: Tensor, edges: Pattern) -> Tensor:
-        """Of every edge, [E]."""
+        """Score every edge, [E]."""
         raise NotImplementedError
 
 
@@ -236,46 +236,46 @@ class EdgeAttention(_OverEdges):
         self.source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, heads)))
 
     def score(self, z: Tensor, edges: Pattern) -> Tensor:
-        """The mean over heads, [E]."""
+        """Average over heads, [E]."""
         target, source = z @ self.target, z @ self.source  # [N, N_H]
         return functional.leaky_relu(target[edges.row] + source[edges.col], 0.2).mean(1)
 
 
 class Glcn(_OverEdges):
-    """GLCN (Jiang et al. 2019): softmax of relu(aᵀ|z_u − z_v|) over the kept edges; its own loss is equation (7)'s."""
+    """GLCN (Jiang et al. 2019): softmax of relu(aᵀ|z_u − z_v|) over the kept edges; its loss term is equation (7)."""
 
     def __init__(self, hidden: int, heads: int):
         super().__init__()
         self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(hidden, 1)))
 
     def score(self, z: Tensor, edges: Pattern) -> Tensor:
-        """Before the softmax, [E]."""
+        """Compute scores before the softmax, [E]."""
         return torch.relu((z[edges.row] - z[edges.col]).abs() @ self.weight).squeeze(1)
 
 
 class Gaug(Metric):
-    """GAug-O (Zhao et al. 2021): edges drawn from η M + (1 − η) A, M = sigmoid(Z Zᵀ), rebuilt towards A.
+    """GAug-O (Zhao et al. 2021): edges drawn from η M + (1 − η) A, M = sigmoid(Z Zᵀ), trained to reconstruct A.
 
-    Candidates are the k best of each row and the graph's own edges. Training draws relaxed Bernoulli variables and
-    rounds them, straight through; inference keeps what has probability above 1/2, which is A itself, the original graph
-    that GAug-O is named after. M is trained by cross entropy on the edges and as many random pairs. η = 1/2, temperature
-    1, and weight 1 of that loss.
+    Candidates are the k best of each row and the graph's own edges. Training draws relaxed Bernoulli variables and rounds
+    them, with a straight-through gradient. Inference keeps edges of probability above 1/2, which is A itself, the original graph
+    in the name GAug-O. M is trained by cross entropy on the edges and as many random pairs. η = 1/2, temperature 1, and
+    weight 1 of that loss.
     """
 
     def __init__(self, hidden: int, heads: int):
         super().__init__()
 
     def factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of M."""
+        """Return the logits of M."""
         return z, z
 
     def search(self, z: Tensor, k: int, edges: Pattern) -> tuple[Pattern, Tensor]:
-        """The k best pairs of each row and the graph's own edges."""
+        """Return the k best pairs of each row and the graph's own edges."""
         pattern = _union(self.nearest(z, z, z, k), edges)
         return pattern, pattern.dot(z, z)
 
     def weigh(self, score: Tensor, pattern: Pattern, edges: Pattern, mode: str) -> Tensor:
-        """0 or 1, by the draw."""
+        """Return weights of 0 or 1, by the draw."""
         probability = 0.5 * torch.sigmoid(score) + 0.5 * _contains(edges, pattern).to(score.dtype)
         if self.training:
             probability = probability.clamp(1e-6, 1 - 1e-6)
@@ -285,10 +285,10 @@ class Gaug(Metric):
         return kept if mode == "binary" else kept + (probability - probability.detach())
 
     def penalty(self, z: Tensor, edges: Pattern) -> Tensor:
-        """Cross entropy of M on edges and random pairs."""
+        """Compute the cross entropy of M on edges and random pairs."""
         if not self.training or not edges.row.numel():
             return z.new_zeros(())
-        negative = torch.randint(edges.num_nodes, (2, edges.row.numel())).to(z.device)  # alike on every device
+        negative = torch.randint(edges.num_nodes, (2, edges.row.numel())).to(z.device)  # the same on every device
         row, col = torch.cat([torch.stack([edges.row, edges.col]), negative], 1)
         row, order = torch.sort(row)
         col = col[order]
@@ -309,11 +309,11 @@ METRICS: dict[str, type] = {
 
 @torch.no_grad()
 def top_k(left: Tensor, right: Tensor, k: int, block: int = BLOCK) -> Pattern:
-    """The min(k, N − 1) largest entries of each row of left @ rightᵀ, its diagonal left out; columns ascending.
+    """Select the min(k, N − 1) largest entries of each row of left @ rightᵀ without its diagonal; columns ascending.
 
-    Of those that tie with the k-th largest (`TIE`) the lowest columns are kept, so that no device's order of sorting or
-    adding decides. Nodes that look alike tie: on Chameleon, whose pages without features hear nobody, up to a quarter of a
-    client's rows do. Works on ``block`` rows at a time, so it holds block x N scores. Shapes: left and right [N, D].
+    Among entries that tie with the k-th largest (`TIE`) the lowest columns are kept, so that no device's order of sorting or
+    adding decides. Equal nodes tie: on Chameleon, where pages without features receive no messages, up to a quarter of a
+    client's rows do. Works on ``block`` rows at once, so it holds block x N scores. Shapes: left and right [N, D].
     """
     num_nodes = left.size(0)
     k = min(k, num_nodes - 1)
@@ -332,9 +332,9 @@ def top_k(left: Tensor, right: Tensor, k: int, block: int = BLOCK) -> Pattern:
 
 
 def _bounds(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k-th largest of each row, and the one after it, [R] each: scores [R, N], k < N.
+    """Return the k-th largest score of each row and the next one, [R] each: scores [R, N], k < N.
 
-    On a CPU by NumPy, which has vector instructions for it: an eighth of the time of torch's ``topk``.
+    On a CPU by NumPy, whose vector instructions take an eighth of the time of torch's ``topk``.
     """
     if scores.is_cuda:
         best = scores.topk(k + 1).values
@@ -345,20 +345,20 @@ def _bounds(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _lowest(scores: Tensor, least: Tensor, margin: Tensor, k: int) -> Tensor:
-    """Which scores [R, N] are above their row's k-th, or the first of those that tie with it, k in each row: bool [R, N]."""
+    """Mark the scores [R, N] above their row's k-th, and the first that tie with it, k per row: bool [R, N]."""
     above = scores > least + margin
-    tied = (scores >= least - margin) & ~above  # all others of the k best are among these, however the bounds round
+    tied = (scores >= least - margin) & ~above  # contains all others of the k best, however the bounds round
     room = k - above.sum(1, keepdim=True)
     return above | (tied & (tied.cumsum(1) <= room))
 
 
 def _places(kept: Tensor) -> Tensor:
-    """Where a mask is set, flat and ascending; on a CPU by NumPy, in a sixth of torch's time."""
+    """Return the flat indices where a mask is set, ascending; on a CPU by NumPy, in a sixth of torch's time."""
     return kept.view(-1).nonzero().view(-1) if kept.is_cuda else torch.from_numpy(np.flatnonzero(kept.numpy()))
 
 
 def symmetric(pattern: Pattern, weight: Tensor) -> tuple[Pattern, Tensor]:
-    """(Ã + Ãᵀ) / 2 as a pattern without duplicates and its weights."""
+    """Return (Ã + Ãᵀ) / 2 as a pattern without duplicates, and its weights."""
     n = pattern.num_nodes
     key = torch.cat([pattern.row * n + pattern.col, pattern.col * n + pattern.row])
     unique, place = key.unique(return_inverse=True)
@@ -367,14 +367,14 @@ def symmetric(pattern: Pattern, weight: Tensor) -> tuple[Pattern, Tensor]:
 
 
 def smoothness(latent: LatentGraph, distance: Tensor, *, lam: float, mu: float, reduction: str = "n2") -> Tensor:
-    """λ Σ_uv Ã_uv ‖x_u − x_v‖² + μ ‖Ã‖²_F, equation (7), over the kept pairs; a scalar with gradient through Ã.
+    """Compute λ Σ_uv Ã_uv ‖x_u − x_v‖² + μ ‖Ã‖²_F, equation (7), over the kept pairs; a scalar with gradient through Ã.
 
     Args:
         latent: Ã.
         distance: ‖x_u − x_v‖² of its pairs, [E'].
         lam: λ.
         mu: μ.
-        reduction: ``sum`` as printed, where the term outweighs the cross entropy by four orders of magnitude; ``n2``
+        reduction: ``sum``, as printed, where the term exceeds the cross entropy by four orders of magnitude; ``n2``
             divides it by N²; ``edges`` by the number of kept pairs.
     """
     total = lam * (latent.weight * distance).sum() + mu * latent.weight.square().sum()
@@ -389,7 +389,7 @@ REDUCTIONS = {
 
 
 class _Unit(torch.autograd.Function):
-    """x / max(‖x‖, `TINY`) along the last dimension: torch's ``normalize``, bit for bit, in half the passes through memory.
+    """x / max(‖x‖, `TINY`) along the last dimension: torch's ``normalize``, bit for bit, with half the memory traffic.
 
     With y = x / n:  ∂L/∂x = g / n − y Σ (g ⊙ y / n), the second term 0 where n is `TINY`.
     """
@@ -414,7 +414,7 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _best(score: Tensor, pattern: Pattern, k: int) -> Tensor:
-    """Places of the pattern's k best-scored entries of each row, row by row."""
+    """Return positions of the k best-scored entries of each row of a pattern, row by row."""
     order = torch.argsort(score, descending=True, stable=True)
     order = order[torch.argsort(pattern.row[order], stable=True)]
     rank = torch.arange(order.numel(), device=order.device) - pattern.pointer[pattern.row]
@@ -428,6 +428,6 @@ def _union(one: Pattern, other: Pattern) -> Pattern:
 
 
 def _contains(whole: Pattern, part: Pattern) -> Tensor:
-    """Whether each entry of ``part`` is one of ``whole``, bool [E]."""
+    """Return whether each entry of ``part`` is in ``whole``, bool [E]."""
     n = whole.num_nodes
     return torch.isin(part.row * n + part.col, whole.row * n + whole.col)

@@ -167,7 +167,7 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
             ["adversary.kind=backdoor_distributed", "adversary.clients=[0,1]", "adversary.trigger=1"],
             "cannot be dealt out",
         ),
-        (["adversary.kind=scaling", "engine=alps"], "use engine=inline or ray, not alps"),
+        (["adversary.kind=scaling", "engine=alps"], "set engine=inline or engine=ray, not alps"),
     ],
 )
 def test_lies_that_mean_nothing_are_refused(run, words, told):
