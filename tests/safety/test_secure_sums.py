@@ -27,7 +27,7 @@ def test_two_lists_of_survivors_rebuild_no_secret_twice():
     for client in range(4):
         made.mask(client)
     for client, told in enumerate(([0, 1], [0, 1], [2, 3], [2, 3])):
-        with pytest.raises(RunFailed, match="expected 3 at least"):
+        with pytest.raises(RunFailed, match="expected at least 3"):
             made.members[client].reveal(np.array(told), made.round)
 
 
