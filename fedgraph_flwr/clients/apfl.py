@@ -4,10 +4,10 @@
     w_i ← w_i − η ∇F_i(w_i),   v_i ← v_i − η ∇_v F_i(v̄_i) = v_i − η α_i ∇F_i(v̄_i)                    Algorithm 1, each step
     α_i ← α_i − η ⟨v_i − w_i, ∇F_i(v̄_i)⟩, clipped to [0, 1]                                         adaptive α, once a round
 
-w_i begins each round as the received model and is what FedAvg's server averages: the shared model is FedAvg's bit for bit. v_i
-begins as the first model that the client trains on; the client is scored by v̄_i of its own v_i and the received model. α_i
-moves on the round's first step, by η = train.lr whatever the optimiser (ours). A fixed α of 0 is FedAvg, of 1 Local. Leaves the
-client: what FedAvg sends. v_i and α_i never do.
+w_i starts each round as the received model and is averaged by FedAvg's server: the shared model is FedAvg's bit for bit. v_i
+starts as the first model that the client trains on. The client is scored with v̄_i of its own v_i and the received model. α_i
+changes at the round's first step, by η = train.lr with any optimiser (ours). A fixed α of 0 is FedAvg, of 1 Local. Leaves the
+client: FedAvg's uploads. v_i and α_i never leave it.
 """
 
 from dataclasses import dataclass
@@ -26,25 +26,25 @@ from fedgraph_flwr.wire.trees import flatten
 class Params:
     """Keys of APFL."""
 
-    alpha: float = number(0.5, high=1)  # (ours) share of the own model at first
-    adaptive: bool = True  # the share moves once a round; false: it stays
+    alpha: float = number(0.5, high=1)  # (ours) initial share of the own model
+    adaptive: bool = True  # the share changes once per round; false: it is fixed
 
 
 class APFLClient(PersonalClient):
-    """FedAvg's client that moves a second model along; v_i, α_i and v_i's moments stand in `memory`."""
+    """FedAvg's client with a second model; `memory` holds v_i, α_i and v_i's optimiser state."""
 
     Params: ClassVar[type] = Params
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     predicts_with: ClassVar[tuple[str, ...]] = ("model", "alpha")
 
     def train(self) -> float:
-        """Both models, step by step; returns the last F_i(w_i)."""
+        """Train both models step by step, and return the last F_i(w_i)."""
         if not self.memory:
             floats = {n: t for n, t in self.model.state_dict().items() if t.is_floating_point()}
             alpha = torch.tensor(self.params.alpha, dtype=self.dtype, device=self.device)
             self.memory = {"model": copied(floats), "alpha": alpha}
         own = self.memory["model"]
-        self.own = {name: nn.Parameter(own[name]) for name, _ in self.model.named_parameters()}  # of the same memory
+        self.own = {name: nn.Parameter(own[name]) for name, _ in self.model.named_parameters()}  # shares the memory
         self.mover = make_optimizer(self.own.values(), self.cfg.train)
         self.mover.load_state(flatten(self.memory.get("optimizer", {})))
         loss = super().train()
@@ -53,7 +53,7 @@ class APFLClient(PersonalClient):
         return loss
 
     def gradient(self, optimizer: Optimizer) -> Tensor:
-        """One step of v_i, and of α_i at first; leaves ∇F_i(w_i) in the parameters."""
+        """Take one step of v_i, in the first step also of α_i, and leave ∇F_i(w_i) in the parameters."""
         current, alpha = dict(self.model.named_parameters()), self.memory["alpha"]
         with self.with_parameters(self.personal_parameters()):
             super().gradient(optimizer)
@@ -71,6 +71,6 @@ class APFLClient(PersonalClient):
         return super().gradient(optimizer)
 
     def personal_parameters(self) -> dict[str, Tensor]:
-        """v̄_i, exactly w_i at α_i = 0 and v_i at 1."""
+        """Return v̄_i, exactly w_i at α_i = 0 and v_i at 1."""
         current, own = self.model.state_dict(), self.memory.get("model", {})
         return {name: torch.lerp(current[name], v, self.memory["alpha"]) for name, v in own.items()}

@@ -3,11 +3,11 @@
     Θ̂_i = Θ_i^{t−1} + (Θ^{t−1} − Θ_i^{t−1}) ⊙ W_i                                   adaptive local aggregation
     W_i ← clip(W_i − η ∇_{Θ̂} L(Θ̂_i, D_i^s) ⊙ (Θ^{t−1} − Θ_i^{t−1}), 0, 1)           weight learning, W_i = 1 at first
 
-Θ^{t−1} is the model as received, Θ_i^{t−1} the client's own after its last training; both equations are of Algorithm 1, on the
-last p layers alone, all below take Θ^{t−1}. D_i^s are s of the client's training nodes, drawn anew each time. W_i is learned
-until the standard deviation of the last ten losses is below a threshold when there is a Θ_i^{t−1} to mix for the first time
-(and for at most `passes`: ours), and by one pass in each later round. Training then starts from Θ̂_i, and Θ̂_i is what the
-client is scored by. No layer to mix, or η = 0, is FedAvg. Leaves the client: what FedAvg sends. W_i never does.
+Θ^{t−1} is the model as received, Θ_i^{t−1} the client's own after its last training. Both equations are of Algorithm 1 and
+apply only to the last p layers; all others take Θ^{t−1}. D_i^s are s of the client's training nodes, newly drawn each time.
+When there is a Θ_i^{t−1} to mix for the first time, W_i is learned until the standard deviation of the last ten losses is below
+a threshold (and for at most `passes`: ours); later rounds make one pass. Training then starts from Θ̂_i, and the client is
+scored with Θ̂_i. No layer to mix, or η = 0, is FedAvg. Leaves the client: FedAvg's uploads. W_i never leaves it.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.models import Model, check_prefixes
 
-LOSSES = 10  # over which learning must have come to rest
+LOSSES = 10  # losses over which convergence is measured
 
 
 @dataclass
@@ -34,13 +34,13 @@ class Params:
     mixed: list[str] = field(default_factory=lambda: ["head"])
     sample: float = number(0.8, high=1, without_low=True)  # s, the paper's 80 %
     eta: float = 1.0  # η, the paper's
-    # of the standard deviation of ten losses, at which first learning rests (the authors' program)
+    # standard deviation of ten losses at which the first learning stops (the authors' code)
     threshold: float = 0.1
-    passes: int = number(100, low=1)  # (ours) of first learning, at most
+    passes: int = number(100, low=1)  # (ours) most passes of the first learning
 
 
 class FedALAClient(PersonalClient):
-    """FedAvg's client that starts from a mixture of its last model and the received one; keeps both parts in `memory`."""
+    """FedAvg's client that starts from a mixture of its last model and the received one; `memory` holds both parts."""
 
     Params: ClassVar[type] = Params
     predicts_with: ClassVar[tuple[str, ...]] = ("local", "weights")
@@ -48,11 +48,11 @@ class FedALAClient(PersonalClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Every prefix of `mixed` must stand for some parameter."""
+        """Require that every prefix of `mixed` matches a parameter."""
         check_prefixes(method_params(cls, cfg).mixed, "strategy.mixed", cfg, model)
 
     def train(self) -> float:
-        """From Θ̂_i."""
+        """Train from Θ̂_i."""
         start, weights = self.aggregated()
         assign(self.upper(), start)
         loss = super().train()
@@ -60,16 +60,16 @@ class FedALAClient(PersonalClient):
         return loss
 
     def personal_parameters(self) -> dict[str, Tensor]:
-        """Θ̂_i."""
+        """Return Θ̂_i."""
         return self.aggregated()[0]
 
     def upper(self) -> dict[str, Tensor]:
-        """The parameters of the last p layers that travel; they alias the model."""
+        """Return the shared parameters of the last p layers; they alias the model."""
         found = self.model.shared(self.params.mixed)
         return {name: t for name, t in found.items() if name in self.shared and t.requires_grad}
 
     def aggregated(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Θ̂_i of the last p layers, empty where it is Θ, and W_i; nothing of the client is changed."""
+        """Compute Θ̂_i of the last p layers (empty if it equals Θ) and W_i, without changing the client."""
         upper, local = self.upper(), self.memory.get("local", {})
         weights: dict[str, Tensor] = self.memory.get("weights", {})
         if all(torch.equal(upper[name], local[name]) for name in local):
@@ -82,7 +82,7 @@ class FedALAClient(PersonalClient):
         with self.with_parameters(start):
             self.model.train()
             self.batch = self.sampled()
-            while len(losses) < limit and not self.rests(losses):
+            while len(losses) < limit and not self.converged(losses):
                 loss = self.loss()
                 grads = torch.autograd.grad(loss, list(upper.values()), materialize_grads=True)
                 for name, grad in zip(upper, grads, strict=True):
@@ -94,17 +94,17 @@ class FedALAClient(PersonalClient):
         self.batch = whole
         return start, weights
 
-    def rests(self, losses: list[float]) -> bool:
-        """Whether learning has come to rest."""
+    def converged(self, losses: list[float]) -> bool:
+        """Return whether learning has converged."""
         return len(losses) > LOSSES and float(np.std(losses[-LOSSES:])) < self.params.threshold
 
     def sampled(self) -> Batch:
-        """D_i^s."""
+        """Draw D_i^s."""
         size = max(1, int(self.params.sample * self.num_train))
         nodes = self.train_nodes[torch.randperm(self.num_train)[:size].to(self.device)]
         return Batch(self.inputs, nodes, self.y[nodes])
 
 
 def _mixed(local: dict[str, Tensor], received: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Θ̂; exactly the received values where W = 1."""
+    """Compute Θ̂; exactly the received values where W = 1."""
     return {name: torch.lerp(local[name], received[name], weights[name]) for name in local}

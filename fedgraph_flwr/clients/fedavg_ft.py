@@ -2,8 +2,8 @@
 
     v_i ← w^t,   v_i ← v_i − η ∇F_i(v_i),  E times                                          fine-tuning, Section 2 of the former
 
-Whenever it is scored, the client tunes a copy of the received model on all its training nodes, with a fresh optimiser, is
-scored by it, and forgets it; training is FedAvg's bit for bit. E = 0 is FedAvg. Leaves the client: what FedAvg sends.
+When it is scored, the client tunes a copy of the received model on all its training nodes, with a new optimiser, is scored with
+it, and discards it. Training is FedAvg's bit for bit. E = 0 is FedAvg. Leaves the client: FedAvg's uploads.
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from fedgraph_flwr.clients.personal import PersonalClient, copied
 class Params:
     """Keys of fine-tuning."""
 
-    steps: int = 3  # (ours) E, as many as a round trains; 0 is FedAvg
+    steps: int = 3  # (ours) E, the default number of steps per round; 0 is FedAvg
 
 
 class FineTunedClient(PersonalClient):
-    """FedAvg's client, scored by a tuned copy."""
+    """FedAvg's client, scored with a tuned copy."""
 
     Params: ClassVar[type] = Params
     tunes: ClassVar[bool] = True
 
     def personal_parameters(self) -> dict[str, Tensor]:
-        """v_i."""
+        """Return v_i."""
         with self.with_parameters({}):
             optimizer = self.begin_training()
             for _ in range(self.params.steps if self.num_train else 0):

@@ -1,7 +1,7 @@
 """FedFA client (Zhou & Konukoglu, ICLR 2023, arXiv:2301.12995), on graphs.
 
-With probability p, in a training pass, the features X of a hidden layer are taken as K instances with statistics of each
-channel, which are drawn anew from Gaussians around them (Section 3):
+With probability p, a training pass treats the features X of a hidden layer as K instances, and draws new statistics of each
+channel from Gaussians around theirs (Section 3):
 
     μ_k, σ_k = mean, √(variance + ε) of X over instance k                                             [K, H]
     μ̄ ← α μ̄ + (1 − α) mean_k μ_k,   σ̄ ← α σ̄ + (1 − α) mean_k σ_k                                   running, [H]
@@ -10,10 +10,11 @@ channel, which are drawn anew from Gaussians around them (Section 3):
     β_k ~ N(μ_k, (1 + γ_μ) v_μ),   g_k ~ N(σ_k, (1 + γ_σ) v_σ),   X ← g_k (X − μ_k) / σ_k + β_k
 
 An image has its own statistics over its pixels; a node has one vector. Here (ours) an instance is a random group of the
-client's nodes, K groups of equal size up to one node, drawn anew each time and of at least two nodes each. Where a client has
-nodes for one group only, which varies around nothing, v is its squared distance to μ̄ (σ̄) before that step. Hidden features
-are those after the activation. Scoring changes nothing. Leaves the client: the model, and of each hidden layer the running mean
-and standard deviation [H] of features over all its nodes.
+client's
+nodes: K new groups each time, of equal size up to one node and of at least two nodes each. If a client has nodes for only one
+group, v is its squared distance to μ̄ (σ̄) before that step. Hidden features are those after the activation. Scoring changes
+nothing. Leaves the client: the model, and for each hidden layer the running mean and standard deviation [H] of features over
+all its nodes.
 """
 
 from typing import Any, ClassVar
@@ -34,17 +35,17 @@ from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedFAClient(GraphClient):
-    """FedAvg's client whose hidden features are shaken in training.
+    """FedAvg's client with augmented hidden features in training.
 
     Attributes:
-        running: μ̄ and σ̄ of each hidden layer, [L-1, H], as received and moved since.
+        running: μ̄ and σ̄ of each hidden layer, [L-1, H], as received and updated since.
         spread: S of each, [L-1, H].
         received: μ̄ and σ̄ as received.
     """
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedfa.uplink)
-    stacks: ClassVar[tuple[str, ...] | None] = None  # its network draws more than dropout's masks
+    stacks: ClassVar[tuple[str, ...] | None] = None  # its model draws more than dropout's masks
     model: Stack
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -52,25 +53,25 @@ class FedFAClient(GraphClient):
         self.running: dict[str, Tensor] = {}
         self.spread: dict[str, Tensor] = {}
         self.received: Arrays = {}
-        if self.params.p:  # at 0 not a number is drawn, so that dropout is FedAvg's
+        if self.params.p:  # at 0 nothing is drawn, so that dropout is FedAvg's
             self.model.after_hidden = self.augment
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """The network must have hidden layers whose features can be changed."""
+        """Require hidden layers whose features can be changed."""
         if not isinstance(model, Stack) or not len(model.layers):
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs a network that is a stack of at least 2 layers, such as model=gcn,"
+                f"strategy={cfg.strategy.name} needs a model that is a stack of at least 2 layers, such as model=gcn,"
                 f" got model={cfg.model.name} with model.layers={cfg.model.layers}"
             )
         if set(model.widths) != {cfg.model.hidden}:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} keeps statistics of layers that are all model.hidden wide, got model.widths="
-                f"{model.widths} where model.hidden={cfg.model.hidden}"
+                f"strategy={cfg.strategy.name} needs hidden layers of width model.hidden={cfg.model.hidden}, got model.widths="
+                f"{model.widths}: leave model.widths empty"
             )
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """The running statistics and their spread; none come with a model that is only scored."""
+        """Take the running statistics and their spread; a model that is only scored comes without them."""
         if RUNNING in groups:
             self.running, self.spread = (
                 {key: torch.from_numpy(groups[group][key]).to(self.device) for key in STATISTICS}
@@ -79,18 +80,20 @@ class FedFAClient(GraphClient):
             self.received = {key: groups[RUNNING][key].astype(np.float64) for key in STATISTICS}
 
     def send(self) -> ReplyContent:
-        """The running statistics, and how far they are from those received."""
+        """Send the running statistics, and their differences from those received."""
         if not self.running:
             return {}, {}
         now = {key: to_numpy(value) for key, value in self.running.items()}
         gaps = {key: now[key].astype(np.float64) - self.received[key] for key in STATISTICS}
-        told = {f"gap {key}": gap for key, gap in gaps.items()} | {f"square {key}": gap**2 for key, gap in gaps.items()}
-        return {RUNNING: now, GAPS: told}, {}
+        moved = {f"gap {key}": gap for key, gap in gaps.items()} | {
+            f"square {key}": gap**2 for key, gap in gaps.items()
+        }
+        return {RUNNING: now, GAPS: moved}, {}
 
     def augment(self, h: Tensor, layer: int) -> Tensor:
-        """Features [N, H] of a hidden layer, shaken in training with probability p."""
+        """Return features [N, H] of a hidden layer, augmented in training with probability p."""
         n, p = h.size(0), self.params
-        # Drawn on the CPU, so that a GPU's run sees the same numbers.
+        # Drawn on the CPU, so that a run on a GPU uses the same numbers.
         if not self.model.training or n < 2 or float(torch.rand(())) >= p.p:
             return h
         groups = max(min(p.groups, n // 2), 1)
@@ -106,7 +109,7 @@ class FedFAClient(GraphClient):
             running = self.running[key][layer]
             own = p.eps + (statistic.var(0) if groups > 1 else (statistic[0] - running).square())
             drawn.append(statistic + draw * ((1 + sharing(self.spread[key][layer], p.eps)) * own).sqrt())
-            if n < self.least:  # as received: of so few nodes the mean is not sent
+            if n < self.least:  # keep the received values: a mean over so few nodes is not sent
                 continue
             with torch.no_grad():
                 running.mul_(p.momentum).add_(statistic.mean(0), alpha=1 - p.momentum)
@@ -114,6 +117,6 @@ class FedFAClient(GraphClient):
 
 
 def sharing(spread: Tensor, eps: float) -> Tensor:
-    """γ [H] of the variances over clients [H]: positive, with mean 1."""
+    """Compute γ [H] from the variances over clients [H]: positive, with mean 1."""
     w = 1 / (1 + 1 / (spread + eps))
     return w.numel() * w / w.sum()

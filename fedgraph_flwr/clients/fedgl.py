@@ -3,10 +3,11 @@
     L = CE(training nodes, labels) + a CE(other nodes with a pseudo label, pseudo labels)
     propagation: S + b P̂,   P̂ = D^{-1/2} (P + Pᵀ)/2 D^{-1/2},  D its row sums; S the model's matrix, P the pseudo graph
 
-a is ``label_weight``, b ``graph_weight``; both 0 are FedAvg. Symmetry of P̂ is ours (the program transposes it). What the
-server found is in `fedgraph_flwr.strategies.fedgl`. Leaves the client: what FedAvg sends; once the global ids of its nodes; in
-one round of ``every``, softmax and hidden features of every node of the trained model. On a fleet, zeros for nodes that hear
-fewer nodes than the policy's ``min_nodes``, itself included, and no row of the pseudo graph that mixes fewer.
+a is ``label_weight``, b ``graph_weight``; with both 0 it is FedAvg. Symmetry of P̂ is ours (the authors' code transposes it).
+The server computes pseudo labels and graph in `fedgraph_flwr.strategies.fedgl`. Leaves the client: FedAvg's uploads; once the
+global ids of its nodes; every ``every`` rounds, softmax and hidden features of every node of the trained model. On a fleet, a
+node with fewer in-neighbours (itself included) than the policy's ``min_nodes`` sends zeros, and no row of the pseudo graph
+mixes fewer.
 """
 
 from dataclasses import replace
@@ -32,17 +33,17 @@ from fedgraph_flwr.wire.trees import Tree
 
 
 class FedGLClient(GraphClient):
-    """FedAvg's client with pseudo labels and a pseudo graph, which stand in `memory`."""
+    """FedAvg's client with pseudo labels and a pseudo graph, stored in `memory`."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgl.uplink)
     needs_others: ClassVar[str] = (
-        "edges of its graph were found from what all clients tell of their nodes each round, and are not kept"
+        "edges of its graph were found from all clients' predictions in each round, and are not stored"
     )
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Hidden features, of nodes of one type."""
+        """Require hidden features, and nodes of one type."""
         hidden_features(cfg, model, "shares")
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -51,39 +52,41 @@ class FedGLClient(GraphClient):
         self.plain = self.inputs
 
     def describe(self) -> dict[str, Any]:
-        """Also D."""
+        """Add D to the description."""
         self.model.eval()
         with torch.no_grad():
             return super().describe() | {WIDTH: self.model.encode(self.inputs).size(1)}
 
     @phase
     def identify(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Global ids, ascending."""
+        """Reply with global ids, ascending."""
         return {IDS: {"node": np.sort(to_numpy(self.graph.node_id))}}, {}
 
     @property
     def order(self) -> Tensor:
-        """Own nodes by ascending global id, [N]: the order of all that is said of them."""
+        """Own nodes by ascending global id, [N]: the order of all arrays about them."""
         return self.graph.node_id.argsort()
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """Pseudo labels, and the pseudo graph.
+        """Take pseudo labels, and the pseudo graph.
 
         Raises:
-            FedGraphError: they are of other nodes.
+            FedGraphError: they do not match the client's nodes.
         """
-        told = groups.get(PSEUDO)
-        if told is None:
+        received = groups.get(PSEUDO)
+        if received is None:
             return
-        n, sizes = self.graph.num_nodes, {told[name].size for name in ("row", "col", "weight")}
-        ends = np.concatenate([told["row"], told["col"]])
-        if told["label"].shape != (n,) or len(sizes) > 1 or (ends.size and not 0 <= ends.min() <= ends.max() < n):
-            raise FedGraphError(f"the server sent {PSEUDO} that is not of the {n} nodes of client {self.graph.client}")
-        self.memory = {name: torch.from_numpy(array) for name, array in told.items()}
+        n, sizes = self.graph.num_nodes, {received[name].size for name in ("row", "col", "weight")}
+        ends = np.concatenate([received["row"], received["col"]])
+        if received["label"].shape != (n,) or len(sizes) > 1 or (ends.size and not 0 <= ends.min() <= ends.max() < n):
+            raise FedGraphError(
+                f"the server sent {PSEUDO} that does not match the {n} nodes of client {self.graph.client}"
+            )
+        self.memory = {name: torch.from_numpy(array) for name, array in received.items()}
         self.take()
 
     def take(self) -> None:
-        """Propagate over the pseudo graph too."""
+        """Propagate over the pseudo graph, too."""
         n, b, order = self.graph.num_nodes, self.params.graph_weight, self.order.numpy()
         row, col = (order[self.memory[name].cpu().numpy()] for name in ("row", "col"))
         if not b or not row.size:
@@ -99,9 +102,9 @@ class FedGLClient(GraphClient):
         self.batch = self.batch._replace(inputs=self.inputs)
 
     def mixing_enough(self, entries: sp.csr_matrix) -> sp.csr_matrix:
-        """The pseudo graph without nodes whose rows mix too few: 1 / Σ w² nodes of weights w that sum to 1.
+        """Remove nodes whose rows mix too few nodes: 1 / Σ w² nodes, for weights w that sum to 1.
 
-        A self-loop of a server's choice would show a node's own features.
+        A self-loop chosen by a malicious server would reveal a node's features.
         """
         if not self.policy.min_nodes:
             return entries
@@ -117,7 +120,7 @@ class FedGLClient(GraphClient):
             entries.eliminate_zeros()
 
     def task_loss(self, logits: Tensor) -> Tensor:
-        """L."""
+        """Compute L."""
         loss = super().task_loss(logits)
         if not self.params.label_weight or "label" not in self.memory:
             return loss
@@ -130,20 +133,20 @@ class FedGLClient(GraphClient):
 
     @torch.no_grad()
     def send(self) -> ReplyContent:
-        """What it says of its nodes."""
+        """Send predictions and hidden features of the client's nodes."""
         if not self.params.due(self.server_round):
             return {}, {}
         self.model.eval()
         h = self.model.encode(self.inputs)
         z, order = self.model.classify(h, self.inputs).softmax(1), self.order.to(self.device)
         if self.policy.min_nodes:
-            heard = np.diff(self.model.adjacency(self.graph.edge_index, self.graph.num_nodes).tocsr().indptr)
-            alone = torch.from_numpy(heard < self.policy.min_nodes).to(self.device)[:, None]
-            h, z = h.masked_fill(alone, 0), z.masked_fill(alone, 0)
+            degree = np.diff(self.model.adjacency(self.graph.edge_index, self.graph.num_nodes).tocsr().indptr)
+            few = torch.from_numpy(degree < self.policy.min_nodes).to(self.device)[:, None]
+            h, z = h.masked_fill(few, 0), z.masked_fill(few, 0)
         return {NODES: {"z": to_numpy(z[order]), "h": to_numpy(h[order])}}, {}
 
     def load(self, tree: Tree) -> None:
-        """Propagate as before."""
+        """Restore the state, and propagate over the stored pseudo graph."""
         super().load(tree)
         if "row" in tree:
             self.take()

@@ -1,9 +1,9 @@
-"""Client of gradient averaging: one gradient of the summed loss a round, no step of its own.
+"""Client of gradient averaging: one gradient of the summed loss per round, without a local step.
 
     g_i = ∇_θ Σ_{v∈V~_i} CE(y_v, ŷ_v)                                              FedStruct, Eqs. (7), (8)
 
-Leaves the client: g_i under the names of the parameters, |V~_i|, scores. With ``local_epochs`` E > 1, a deviation from the
-paper, the client sums the gradients along E − 1 plain steps of its own.
+Leaves the client: g_i under the names of the parameters, |V~_i|, scores. With ``local_epochs`` E > 1, unlike the paper, the
+client sums the gradients along E − 1 plain local steps.
 """
 
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from fedgraph_flwr.models import Model
 
 
 class FedGradClient(GraphClient):
-    """Returns gradients in place of trained parameters."""
+    """A client that returns gradients instead of trained parameters."""
 
     Params: ClassVar[type] = FedGradParams
     uplink = staticmethod(fedgrad.uplink)
@@ -31,25 +31,27 @@ class FedGradClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Only the summed cross-entropy adds up over clients to the loss of all nodes."""
+        """Require cross-entropy: only its sum adds up over clients to the loss of all nodes."""
         if cfg.train.loss != "cross_entropy":
-            raise FedGraphError(f"strategy={cfg.strategy.name} sums train.loss=cross_entropy, got {cfg.train.loss}")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs train.loss=cross_entropy, got train.loss={cfg.train.loss}"
+            )
 
     def leaves(self) -> dict[str, Tensor]:
-        """The tensors whose gradients are sent."""
+        """Return the tensors whose gradients are sent."""
         return {name: tensor for name, tensor in self.shared.items() if tensor.requires_grad}
 
     def loss(self) -> Tensor:
-        """Σ_{v∈V~_i} CE(y_v, ŷ_v)."""
+        """Compute Σ_{v∈V~_i} CE(y_v, ŷ_v)."""
         return self.summed_loss(self.model(self.batch.inputs)[self.batch.nodes])
 
     def summed_loss(self, logits: Tensor) -> Tensor:
-        """The summed cross-entropy of the logits [|V~_i|, C] of the training nodes."""
+        """Compute the summed cross-entropy of the logits [|V~_i|, C] of the training nodes."""
         outputs = logits.softmax(1) if self.params.double_softmax else logits
         return F.cross_entropy(outputs, self.batch.y, reduction="sum")
 
     def train(self) -> float:
-        """Leave the gradients in `gradients`; returns the mean loss at the incoming parameters."""
+        """Compute `gradients`, and return the mean loss at the incoming parameters."""
         self.model.train()
         leaves = self.leaves()
         losses: list[float] = []
@@ -67,10 +69,10 @@ class FedGradClient(GraphClient):
         return losses[0] / self.num_train
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        """As the base, with gradients in the place of parameters; zeros for a client without training nodes."""
+        """Return gradients instead of parameters; zeros for a client without training nodes."""
         self.gradients = {}
-        _, num_train, told = super().fit(parameters, config)
+        _, num_train, numbers = super().fit(parameters, config)
         for name, tensor in {**self.shared, **self.leaves()}.items():
             if name not in self.gradients:
                 self.gradients[name] = torch.zeros_like(tensor)
-        return [to_numpy(self.gradients[name]) for name in self.shared], num_train, told
+        return [to_numpy(self.gradients[name]) for name in self.shared], num_train, numbers

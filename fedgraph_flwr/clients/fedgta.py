@@ -1,19 +1,20 @@
-"""FedGTA client (Li et al., VLDB 2024, arXiv:2401.11755): what the server compares and weighs it by.
+"""FedGTA client (Li et al., VLDB 2024, arXiv:2401.11755): statistics by which the server compares and weights clients.
 
     Y^0_v = one-hot y_v at training nodes, softmax of the trained model's logits elsewhere
     Y^{l+1} = α Y^0 + (1 − α) Â Y^l,   l < k                               non-parametric label propagation
     M = (mean_v (Y^k_v)^p, mean_v (Y^k_v − mean Y^k)^p),   p = 1..K            mixed moments, by class
     H = Σ_v d̃_v Σ_c (1/e + Y^k_vc log Y^k_vc)                               local smoothing confidence
 
-Â = D̃^{-1/2} (A + I) D̃^{-1/2}, d̃ its degrees. y log y >= −1/e, so H >= 0; it grows with a client's nodes and edges, and with
-how sure their labels are: uniform labels give a node d̃_v (C/e − log C). From memory of the paper (its numbers of equations are
-not given here for that reason) and by the authors' program, which ``labels=program`` follows where it goes further: each step
-adds Y^0 once more at training nodes; M is of softmax(Y^k), H of softmax(Y^k / 20), both with the true labels at training nodes;
-d̃ is without the loop. (Its α is the neighbours' share, 1/2 too.) The program takes the true labels of nodes in neither the
-validation nor the test set; here no label but those of training nodes is read. Training is FedAvg's. The products are sparse,
-in float64: k E C of them. Leaves the client: what FedAvg sends, M [1 or 2, K, C], and H.
-On a fleet the labels of classes with fewer training nodes than the policy's ``min_nodes`` are read as unknown, and a client with
-fewer nodes sends zeros. Elsewhere, of a client with one node, M is that node's propagated label.
+Â = D̃^{-1/2} (A + I) D̃^{-1/2}, d̃ its degrees. y log y >= −1/e, so H >= 0. H grows with a client's nodes and edges, and with
+the certainty of their labels: uniform labels give a node d̃_v (C/e − log C). The equations are from memory of the paper, hence
+without their numbers, and from the authors' code. ``labels=program`` follows the code where it goes further: each step adds Y^0
+once more at training nodes; M is of softmax(Y^k), H of softmax(Y^k / 20), both with the true labels at training nodes; d̃ is
+without the loop. (Its α is the neighbours' share, 1/2 too.) The code uses the true labels of nodes in neither the validation
+nor the test set; here only labels of training nodes are read. Training is FedAvg's. The products are sparse, in float64: k E C
+of them. Leaves the client: FedAvg's uploads, M [1 or 2, K, C], and H.
+
+On a fleet, labels of classes with fewer training nodes than the policy's ``min_nodes`` count as unknown, and a client with
+fewer nodes sends zeros. Otherwise, M of a client with one node is that node's propagated label.
 """
 
 from functools import cached_property
@@ -34,34 +35,35 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
-TEMPERATURE = 20.0  # of the authors' program
-LARGE = 1e15  # powers of labels above 1, which hubs have; no answer may hold numbers without end
+TEMPERATURE = 20.0  # of the authors' code
+LARGE = 1e15  # bound of moments of labels above 1, which hubs have; replies must be finite
 
 
 def moments(y: Tensor, orders: int, hybrid: bool) -> Tensor:
-    """Moments of orders 1..K of each column of y [N, C], raw and, if ``hybrid``, central: [1 or 2, K, C]."""
+    """Compute moments of orders 1..K of each column of y [N, C], raw and, if ``hybrid``, central: [1 or 2, K, C]."""
     kinds = [y, y - y.mean(0)] if hybrid else [y]
     return torch.stack([torch.stack([z.pow(p).mean(0) for p in range(1, orders + 1)]) for z in kinds])
 
 
 def confidence(y: Tensor, degree: Tensor) -> float:
-    """H of labels [N, C] and degrees [N]."""
+    """Compute H from labels [N, C] and degrees [N]."""
     bracket = (torch.e**-1 + torch.xlogy(y, y)).sum(1)
     return max(float(degree @ bracket), 0.0)
 
 
 class FedGTAClient(GraphClient):
-    """FedAvg's client, which tells how its labels are smoothed by its edges."""
+    """FedAvg's client, which sends statistics of its labels smoothed along edges."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgta.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Nodes and edges of one type."""
+        """Require nodes and edges of one type."""
         if model.heterogeneous:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} smooths labels along edges of one type; model={cfg.model.name} is for typed ones"
+                f"strategy={cfg.strategy.name} smooths labels along edges of one type, model={cfg.model.name} has several: set"
+                " another model"
             )
 
     @cached_property
@@ -72,30 +74,30 @@ class FedGTAClient(GraphClient):
 
     @cached_property
     def degree(self) -> Tensor:
-        """d̃ [N]; without the loop in the program's form."""
+        """d̃ [N]; without the loop for ``labels=program``."""
         adj = adjacency(self.graph.edge_index, self.graph.num_nodes, self_loops=self.params.labels == "paper")
         return torch.from_numpy(adj.sum(axis=1)).view(-1).to(self.device)
 
     def send(self) -> ReplyContent:
-        """M and H at the trained model; zeros of a graph that is too small."""
+        """Send M and H of the trained model; zeros for a graph that is too small."""
         if self.graph.num_nodes < self.least:
             shape = self.params.kinds, self.params.orders, self.graph.num_classes
             return {SMOOTHED: {"moments": np.zeros(shape)}}, {CONFIDENCE: 0.0}
         for_moments, for_confidence = self.smoothed()
-        told = moments(for_moments, self.params.orders, self.params.kinds == 2)
-        if (largest := told.abs().max()) > LARGE:  # the server reads a direction alone
-            told = told / largest
-        return {SMOOTHED: {"moments": to_numpy(told)}}, {CONFIDENCE: confidence(for_confidence, self.degree)}
+        found = moments(for_moments, self.params.orders, self.params.kinds == 2)
+        if (largest := found.abs().max()) > LARGE:  # the server reads only the direction
+            found = found / largest
+        return {SMOOTHED: {"moments": to_numpy(found)}}, {CONFIDENCE: confidence(for_confidence, self.degree)}
 
     @cached_property
     def labelled(self) -> tuple[Tensor, Tensor]:
-        """The training nodes whose labels are read, and the one-hot labels [n, C]."""
+        """The training nodes whose labels are read, and their one-hot labels [n, C]."""
         count = self.batch.y.bincount(minlength=self.graph.num_classes).cpu().numpy()
         known = torch.from_numpy(large_enough(count, self.least)).to(self.device)[self.batch.y]
         return self.train_nodes[known], F.one_hot(self.batch.y[known], self.graph.num_classes).double()
 
     def smoothed(self) -> tuple[Tensor, Tensor]:
-        """Y^k as M and as H read it, [N, C] each."""
+        """Compute Y^k for M and for H, [N, C] each."""
         first = self.predict().double().softmax(1)
         labelled, first_labels = self.labelled
         first[labelled] = first_labels

@@ -1,8 +1,8 @@
-"""FedHERO client (arXiv 2504.21206): the dual-channel network, trained as a whole on the private graph.
+"""FedHERO client (arXiv 2504.21206): the dual-channel model, trained as a whole on the private graph.
 
     L = CE(Y, Y_train) + λ Σ_uv Ã_uv ‖x_u − x_v‖² + μ ‖Ã‖²_F                                    (7), (8)
 
-Every step trains all parameters; those of f_global are then averaged, the others stay, with their share of Adam's moments.
+Every step trains all parameters. Those of f_global are then averaged; the others stay, with their part of Adam's moments.
 Leaves the client: f_global, N_i, scores.
 """
 
@@ -36,12 +36,14 @@ class FedHEROClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """The network must have a latent graph."""
+        """Require a model with a latent graph."""
         if not isinstance(model, FedHERO):
-            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedhero, got {cfg.model.name}")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs model=fedhero, got model={cfg.model.name}: set model=fedhero"
+            )
 
     def loss(self) -> Tensor:
-        """Eq. (8)."""
+        """Compute Eq. (8)."""
         logits, latent = self.model.both(self.inputs)
         p, distance = self.params, self.inputs.distances(latent.pattern)
         smooth = smoothness(latent, distance, lam=p.lam, mu=p.mu, reduction=p.reduction)

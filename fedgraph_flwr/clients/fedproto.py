@@ -2,15 +2,15 @@
 
     L_i = L_S + λ L_R                                                                                  Eq. (7)
     L_R = Σ_j ‖C_i^j − C̄^j‖₂, over the client's classes                    ``distance=prototypes``     Eq. (8)
-    L_R = mean over training nodes v and channels of (f_i(v) − C̄^{y_v})²    ``distance=nodes``           the authors' program
+    L_R = mean over training nodes v and channels of (f_i(v) − C̄^{y_v})²    ``distance=nodes``           the authors' code
     ŷ_v = argmin_j ‖f_i(v) − C̄^j‖₂                                                                    Eq. (4)
 
-f_i are hidden features, on which the head works (`Model.encode`). C̄ are constants through a round's steps; a class that has
-none pulls nothing. A client keeps its own model and is scored by it; the global figures beside it are those of Eq. (4), and of
-its own model as long as there are no prototypes. λ = 0 is Local.
-Leaves the client: of each class the mean embedding of its training nodes, in the trained model without dropout, and their number.
-The prototype of a class with one training node is that node's embedding: ``min_nodes`` leaves out classes with fewer. Nothing of
-the model leaves.
+f_i are hidden features, the input of the head (`Model.encode`). C̄ is constant through a round's steps; a class without a
+prototype adds nothing. A client keeps its own model and is scored with it. The global scores are those of Eq. (4), or of its
+own model as long as there are no prototypes. λ = 0 is Local.
+Leaves the client: for each class the mean embedding of its training nodes, in the trained model without dropout, and their
+number. The prototype of a class with one training node is that node's embedding; ``min_nodes`` leaves out classes with fewer
+nodes. No part of the model leaves the client.
 """
 
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedProtoClient(GraphClient):
-    """Local's client, drawn towards the global prototypes.
+    """Local's client, trained towards the global prototypes.
 
     Attributes:
         prototypes: C̄ [C, D] as last received; None: none yet.
@@ -44,26 +44,26 @@ class FedProtoClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Embeddings must be made by the network."""
+        """Require hidden features."""
         if cfg.model.layers < 2:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} shares means of hidden features, and model={cfg.model.name} with"
-                f" model.layers={cfg.model.layers} may have none but the features themselves: take at least 2"
+                f"strategy={cfg.strategy.name} shares means of hidden features, which model={cfg.model.name} with"
+                f" model.layers={cfg.model.layers} does not have: set model.layers to at least 2"
             )
 
     def describe(self) -> dict[str, Any]:
-        """Also D, on which the shape of the prototypes depends."""
+        """Add D, which determines the shape of the prototypes, to the description."""
         return super().describe() | {WIDTH: self.embeddings().size(1)}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """The global prototypes, if there are any."""
-        told = groups.get(PROTOTYPES)
-        self.prototypes = None if told is None else torch.from_numpy(told["mean"]).to(self.device)
-        if told is not None:
-            self.known = torch.from_numpy(told["known"]).to(self.device)
+        """Take the global prototypes, if there are any."""
+        received = groups.get(PROTOTYPES)
+        self.prototypes = None if received is None else torch.from_numpy(received["mean"]).to(self.device)
+        if received is not None:
+            self.known = torch.from_numpy(received["known"]).to(self.device)
 
     def loss(self) -> Tensor:
-        """Eq. (7)."""
+        """Compute Eq. (7)."""
         if not self.params.lam or self.prototypes is None:
             return super().loss()
         inputs, nodes = self.batch.inputs, self.batch.nodes
@@ -72,7 +72,7 @@ class FedProtoClient(GraphClient):
         return loss + self.params.lam * self.pull(h if nodes is None else h[nodes], self.prototypes)
 
     def pull(self, h: Tensor, goal: Tensor) -> Tensor:
-        """L_R of the batch's embeddings [V, D] towards prototypes [C, D]."""
+        """Compute L_R of the batch's embeddings [V, D] towards prototypes [C, D]."""
         y = self.batch.y
         if self.params.distance == "nodes":
             return F.mse_loss(h, torch.where(self.known[y, None], goal[y], h.detach()))
@@ -80,19 +80,19 @@ class FedProtoClient(GraphClient):
         return torch.linalg.vector_norm((own - goal)[self.known & (count > 0)], dim=1).sum()
 
     def send(self) -> ReplyContent:
-        """Of each class the sum of its nodes' embeddings, in float64, and how many nodes they are."""
-        mean, count = self.prototypes_told()
+        """Send per class the sum of its nodes' embeddings, in float64, and their number."""
+        mean, count = self.own_prototypes()
         return {PROTOTYPES: {"sum": mean.astype(np.float64) * count[:, None], "count": count.astype(np.float64)}}, {}
 
-    def prototypes_told(self) -> tuple[np.ndarray, np.ndarray]:
-        """The client's prototypes [C, D], and of how many nodes they are [C]; 0 for a class with too few nodes."""
+    def own_prototypes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Compute the client's prototypes [C, D], and their numbers of nodes [C]; 0 for a class with too few nodes."""
         mean, count = class_means(self.embeddings()[self.train_nodes], self.y[self.train_nodes], self.graph.num_classes)
         count = torch.where(count < self.least, 0, count)
         mean = torch.where(count[:, None] > 0, mean, 0)
         return to_numpy(mean), to_numpy(count)
 
     def predict_shared(self) -> Tensor:
-        """Distances [N, C] to the prototypes, negative; a class without one is farther than all."""
+        """Return negative distances [N, C] to the prototypes; a class without one is farthest."""
         if self.prototypes is None:
             return super().predict_shared()
         distance = distances(self.embeddings(), self.prototypes)
@@ -100,16 +100,16 @@ class FedProtoClient(GraphClient):
 
     @torch.no_grad()
     def embeddings(self) -> Tensor:
-        """f_i of every node without dropout, [N, D].
+        """Compute f_i of every node without dropout, [N, D].
 
         Raises:
-            FedGraphError: the network has no hidden features, so that means of X itself would leave.
+            FedGraphError: the model has no hidden features, so that means of X itself would be sent.
         """
         self.model.eval()
         h = self.model.encode(self.inputs)
         if h is getattr(self.inputs, "x", None):
             raise FedGraphError(
-                f"strategy={self.cfg.strategy.name} shares means of hidden features, and model={self.cfg.model.name} has"
-                " none but the features themselves: give it more layers"
+                f"strategy={self.cfg.strategy.name} shares means of hidden features, which model={self.cfg.model.name} does"
+                " not have: set model.layers to at least 2"
             )
         return h

@@ -1,16 +1,16 @@
-"""FED-PUB client (Baek et al., ICML 2023, arXiv:2206.10206): a mask chooses what of the received weights serves its graph.
+"""FED-PUB client (Baek et al., ICML 2023, arXiv:2206.10206): a mask selects the received weights that suit its graph.
 
     L_i(θ, μ) = F_i(θ ⊙ μ) + λ1 ‖μ‖₁ + λ2 ‖θ − θ̄_i‖²                        the local objective, from memory of Section 3
     e_i = mean over the nodes of the random graph of the hidden features                    the functional embedding
 
-μ is as large as the weight matrices θ (vectors, such as biases, have no mask), begins as ones, is trained along with θ by the
-same optimiser, and stays at the client from round to round. θ̄_i is the model as received. Where nothing is trained, entries of
-μ below ``threshold`` count as 0. e_i is of the trained, masked model without dropout, after the last hidden activation; the
-authors' program takes it before that. The authors' program computes both regularisers of detached tensors, so they add a number
-to the loss and nothing to its gradient: ``lam1=0``, ``lam2=0`` trains as it does. (It also takes the norm, not its square, and
-none in the first round.) Leaves the client: what FedAvg sends, θ without its mask, and e_i [D]. Running statistics of
-``model.norm=batch`` are sent and mixed as weights are.
-Cost: a mask and its two moments of Adam kept, and a pass over 500 nodes with F dense features a round.
+μ is as large as the weight matrices θ (vectors, such as biases, have no mask), starts as ones, is trained with θ by the same
+optimiser, and stays at the client between rounds. θ̄_i is the model as received. Outside of training, entries of μ below
+``threshold`` count as 0. e_i is computed by the trained, masked model without dropout, after the last hidden activation; the
+authors' code takes it before that. The authors' code computes both regularisers from detached tensors, so they add a number to
+the loss and nothing to its gradient: ``lam1=0``, ``lam2=0`` trains in the same way. (It also takes the norm, not its square,
+and none in the first round.) Leaves the client: FedAvg's uploads, θ without its mask, and e_i [D]. Running statistics of
+``model.norm=batch`` are sent and mixed like weights.
+Cost: a stored mask with its two moments of Adam, and a pass over 500 nodes with F dense features per round.
 """
 
 from functools import cached_property
@@ -33,11 +33,11 @@ from fedgraph_flwr.wire.trees import Tree
 
 
 class FedPUBClient(PersonalClient):
-    """A client with a network whose weight matrices are masked.
+    """A client with a model whose weight matrices are masked.
 
     Attributes:
         mu: μ by the weights' names; empty with ``masks=false``.
-        received: θ̄_i while it trains.
+        received: θ̄_i during training.
     """
 
     makes_graphs = True
@@ -49,17 +49,16 @@ class FedPUBClient(PersonalClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Embeddings must be made by the network, of the random graph."""
+        """Require a model that computes hidden features of the random graph."""
         if model.heterogeneous:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} probes the network with a random graph of one type of nodes;"
-                f" model={cfg.model.name}"
-                " is for typed ones"
+                f"strategy={cfg.strategy.name} probes the model with a random graph of one type of nodes, model={cfg.model.name}"
+                " has several: set another model"
             )
         if cfg.model.layers < 2:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} compares hidden features, and model={cfg.model.name} with"
-                f" model.layers={cfg.model.layers} may have none but the features themselves: take at least 2"
+                f"strategy={cfg.strategy.name} compares hidden features, which model={cfg.model.name} with"
+                f" model.layers={cfg.model.layers} does not have: set model.layers to at least 2"
             )
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -68,7 +67,7 @@ class FedPUBClient(PersonalClient):
         self.mu = {name: nn.Parameter(torch.ones_like(p)) for name, p in matrices.items()}
 
     def describe(self) -> dict[str, Any]:
-        """Also D."""
+        """Add D to the description."""
         return super().describe() | {WIDTH: self.embedding().numel()}
 
     def parameters(self) -> list[nn.Parameter]:
@@ -76,31 +75,31 @@ class FedPUBClient(PersonalClient):
         return [*super().parameters(), *self.mu.values()]
 
     def masked(self) -> dict[str, Tensor]:
-        """θ ⊙ μ by the weights' names; with small entries of μ as 0 unless the model is in training mode."""
+        """Return θ ⊙ μ by the weights' names; outside of training mode, small entries of μ are 0."""
         least, weights = 0 if self.model.training else self.params.threshold, dict(self.model.named_parameters())
         kept = {n: torch.where(mask.abs() < least, 0, mask) if least else mask for n, mask in self.mu.items()}
         return {name: weights[name] * mask for name, mask in kept.items()}
 
     def logits(self, inputs: Any) -> Tensor:
-        """Logits [N, C] of θ ⊙ μ."""
+        """Compute logits [N, C] of θ ⊙ μ."""
         return functional_call(self.model, self.masked(), (inputs,))
 
     def personal_parameters(self) -> dict[str, Tensor]:
-        """θ ⊙ μ as `predict` has it."""
+        """Return θ ⊙ μ as `predict` uses it."""
         self.model.eval()
         return {name: tensor.detach() for name, tensor in self.masked().items()}
 
     def predict(self) -> Tensor:
-        """Logits [N, C], masked by `logits`."""
+        """Compute logits [N, C], masked by `logits`."""
         return GraphClient.predict(self)
 
     def train(self) -> float:
-        """Remember θ̄_i, then train θ and μ."""
+        """Store θ̄_i, then train θ and μ."""
         self.received = anchored(self.shared)
         return super().train()
 
     def loss(self) -> Tensor:
-        """L_i."""
+        """Compute L_i."""
         loss = super().loss()
         if self.params.lam1:
             loss = loss + self.params.lam1 * sum(mask.abs().sum() for mask in self.mu.values())
@@ -109,26 +108,26 @@ class FedPUBClient(PersonalClient):
         return loss
 
     def send(self) -> ReplyContent:
-        """e_i."""
+        """Send e_i."""
         return {EMBEDDING: {"mean": to_numpy(self.embedding())}}, {}
 
     @cached_property
     def probe(self) -> Any:
-        """What the network needs of the random graph."""
+        """The model's inputs for the random graph."""
         graph = random_graph(self.cfg.seed, self.graph.num_features, self.graph.num_classes)
         return self.model.prepare(graph, self.device, self.dtype)
 
     @torch.no_grad()
     def embedding(self) -> Tensor:
-        """e_i [D]."""
+        """Compute e_i [D]."""
         self.model.eval()
         with self.with_parameters(self.masked()):
             return self.model.encode(self.probe).mean(0)
 
     def save(self) -> Tree:
-        """μ."""
+        """Return μ."""
         return {"masks": {name: mask.detach() for name, mask in self.mu.items()}}
 
     def load(self, tree: Tree) -> None:
-        """Put μ in the place of the one at hand, which the optimiser knows."""
+        """Restore μ in place, because the optimiser refers to its tensors."""
         assign(self.mu, tree.get("masks", {}))

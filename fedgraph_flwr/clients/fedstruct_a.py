@@ -4,7 +4,7 @@
     g_i = ∇_θf Σ_{v∈V~_i} CE(y_v, ŷ_v),   ∂/∂s_v^(L_s) = ŷ_v − y_v                                   Theorem 1, Lemma 1
 
 Leaves the client: its edges (once), g_i, the residuals of its training nodes, |V~_i|, scores.
-Never leaves it: X, Y, H; though a residual tells the label of its node.
+Never leaves it: X, Y, H; but a residual reveals the label of its node.
 """
 
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedStructAClient(FedGradClient):
-    """Holds the feature branch alone: the decoupled one, or any other network.
+    """A client with only the feature branch: the decoupled one, or any other model.
 
     Attributes:
         z: s_v^(L_s) of its own nodes [N, C], as trained and as scored.
@@ -34,7 +34,7 @@ class FedStructAClient(FedGradClient):
     z: dict[str, Tensor]
 
     def build_model(self) -> Model:
-        """fGNN; the decoupled network without its structure branch."""
+        """Build fGNN: the decoupled model without its structure branch."""
         model = super().build_model()
         if isinstance(model, FedStruct):
             model.g = Identity()
@@ -44,7 +44,7 @@ class FedStructAClient(FedGradClient):
 
     @phase
     def reveal(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Tell the server the edges that leave this client's nodes, by global ids [2, E]."""
+        """Reply with the edges from this client's nodes, by global ids [2, E]."""
         node = self.graph.node_id
         inner = node[self.graph.edge_index]
         outgoing = torch.stack([node[self.graph.cut_out[0]], self.graph.cut_out[1]])
@@ -52,24 +52,24 @@ class FedStructAClient(FedGradClient):
         return {"graph": {"nodes": to_numpy(node.int()), "edges": to_numpy(edges.int())}}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """s_v^(L_s)."""
+        """Take s_v^(L_s)."""
         self.z = {key: torch.tensor(z, device=self.device) for key, z in groups[STRUCTURE].items()}
         if "train" in self.z:
             self.z["train"].requires_grad_()
 
     def leaves(self) -> dict[str, Tensor]:
-        """θ_f, and s^(L_s) as it came."""
+        """Return θ_f, and s^(L_s) as received."""
         return super().leaves() | ({"z": self.z["train"]} if "train" in self.z else {})
 
     def loss(self) -> Tensor:
-        """Eq. (7)."""
+        """Compute Eq. (7)."""
         return self.summed_loss((self.model(self.inputs) + self.z["train"])[self.train_nodes])
 
     def predict(self) -> Tensor:
-        """Logits [N, C]."""
+        """Compute logits [N, C]."""
         return super().predict() + self.z["scored" if "scored" in self.z else "train"].detach()
 
     def send(self) -> ReplyContent:
-        """The residuals of the training nodes, [|V~_i|, C], and their places among the client's nodes."""
+        """Send the residuals of the training nodes, [|V~_i|, C], and their positions among the client's nodes."""
         rows = self.train_nodes
         return {STRUCTURE: {"places": to_numpy(rows.int()), "residuals": to_numpy(self.gradients["z"][rows])}}, {}

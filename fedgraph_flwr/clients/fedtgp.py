@@ -1,11 +1,11 @@
-"""FedTGP client (Zhang et al., AAAI 2024, arXiv:2401.03230): FedProto's, towards prototypes that the server trained.
+"""FedTGP client (Zhang et al., AAAI 2024, arXiv:2401.03230): FedProto's client, with prototypes that the server trains.
 
     L_i = ℓ + λ E_{c ∈ C_i} φ(P_i^c, P̂^c)                                                             Eq. (11)
 
-φ is the Euclidean distance; the authors' program has ``distance=nodes`` for it, as FedProto's. With ``distance=prototypes`` the
-sum over classes stands for their mean: λ times the number of the client's classes. λ = 0 is Local. Leaves the client: of each
-class the mean embedding of its training nodes, which of one node is that node's (``min_nodes``), and whether it has the class,
-not of how many nodes.
+φ is the Euclidean distance; the authors' code uses ``distance=nodes``, like FedProto's. With ``distance=prototypes`` the sum
+over classes replaces their mean: λ times the number of the client's classes. λ = 0 is Local. Leaves the client: for each class
+the mean embedding of its training nodes (for one node, that node's; see ``min_nodes``), and whether it has the class, not its
+number of nodes.
 """
 
 from typing import ClassVar
@@ -19,12 +19,12 @@ from fedgraph_flwr.methods.prototypes import PROTOTYPES, FedTGPParams
 
 
 class FedTGPClient(FedProtoClient):
-    """FedProto's client, who keeps its numbers of nodes to itself."""
+    """FedProto's client, which keeps its numbers of nodes private."""
 
     Params: ClassVar[type] = FedTGPParams
     uplink = staticmethod(prototypes.single_uplink)
 
     def send(self) -> ReplyContent:
-        """The client's prototypes; a count of 1 says that there is one."""
-        mean, count = self.prototypes_told()
+        """Send the client's prototypes; a count of 1 marks an existing one."""
+        mean, count = self.own_prototypes()
         return {PROTOTYPES: {"mean": mean, "count": np.minimum(count, 1)}}, {}

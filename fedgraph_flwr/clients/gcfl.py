@@ -1,6 +1,6 @@
-"""GCFL+ client (Xie et al., NeurIPS 2021, arXiv:2106.13423): FedAvg's, which may tell how large its last gradient was.
+"""GCFL+ client (Xie et al., NeurIPS 2021, arXiv:2106.13423): FedAvg's client, optionally with the norm of its last gradient.
 
-Leaves the client: what FedAvg sends; with ``plus=true`` and ``series=gradient``, ‖∇F_i‖ over the shared parameters at its last
+Leaves the client: FedAvg's uploads; with ``plus=true`` and ``series=gradient``, ‖∇F_i‖ over the shared parameters at its last
 step.
 """
 
@@ -22,7 +22,7 @@ class GCFLClient(GraphClient):
     uplink = staticmethod(gcfl.uplink)
 
     def send(self) -> ReplyContent:
-        """The norm, where it is asked for."""
+        """Send the norm, if the configuration requests it."""
         if not (self.params.plus and self.params.series == "gradient"):
             return {}, {}
         norms = [t.grad.norm() for t in self.shared.values() if t.grad is not None]

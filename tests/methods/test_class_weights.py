@@ -62,7 +62,7 @@ def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
 
     monkeypatch.setattr(GraphClient, "reply", spy)
     if method in UNWEIGHTED:
-        with pytest.raises(FedGraphError, match=r"sums train\.loss=cross_entropy, got weighted"):
+        with pytest.raises(FedGraphError, match=r"needs train\.loss=cross_entropy, got train\.loss=weighted"):
             go(method, "rounds=1", *FEDERATED)
         return
     finished = go(method, "rounds=1", *FEDERATED)

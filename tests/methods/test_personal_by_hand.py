@@ -198,9 +198,9 @@ def test_fedala_takes_lower_layers_as_they_come_and_keeps_weights_in_range():
 
 def test_fedala_learns_until_losses_rest_and_draws_anew():
     client = made("fedala", "strategy.sample=0.5")
-    assert not client.rests([1.0] * 10)
-    assert client.rests([9.0] + [1.0] * 10)
-    assert not client.rests([1.0, 1.3] * 6)
+    assert not client.converged([1.0] * 10)
+    assert client.converged([9.0] + [1.0] * 10)
+    assert not client.converged([1.0, 1.3] * 6)
     draws = [client.sampled().nodes.tolist() for _ in range(5)]
     trains = set(client.train_nodes.tolist())
     assert all(len(nodes) == len(set(nodes)) == len(trains) // 2 and set(nodes) < trains for nodes in draws)
