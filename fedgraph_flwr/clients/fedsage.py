@@ -1,25 +1,28 @@
-"""FedSage+ client (Zhang et al., NeurIPS 2021, arXiv:2106.13430): learns which neighbours its nodes lost, and adds them.
+"""FedSage+ client (Zhang et al., NeurIPS 2021, arXiv:2106.13430): generates the neighbours that its nodes lost.
 
     impaired graph: without ``hidden_share`` of the nodes outside the training and test sets
-    n_v, x_v: how many neighbours v lost by that, at most P, and their features
-    G_i = (1 / m P F) Σ_{v trains} Σ_{p ≤ n_v} min_{x ∈ x_v} ‖x̃_vp − x‖²
-    G_j, of a peer: the same, with P neighbours of a node that j draws for v in the place of x_v
-    L = (a SmoothL1(ñ, n) + b G_i + c CE(classifier on the mended impaired graph) + b Σ_{j≠i} G_j) / M   per generator round
-    then: v gets ñ_v neighbours, rounded, at most P, with features x̃_v; the network trains on the graph with them
+    n_v, x_v: number of neighbours that v lost by that, at most P, and their features
+        G_i = (1 / m P F) Σ_{v trains} Σ_{p ≤ n_v} min_{x ∈ x_v} ‖x̃_vp − x‖²
+        G_j, of a peer: the same, with P neighbours of a node that j draws for v instead of x_v
+        L = (a SmoothL1(ñ, n) + b G_i + c CE(classifier on the mended impaired graph) + b Σ_{j≠i} G_j) / M   per generator round
+        then: v gets ñ_v neighbours, rounded, at most P, with features x̃_v; the model trains on the graph with them
 
-ñ and x̃ are those of `fedgraph_flwr.models.neighgen`, m training nodes, M clients. From memory of the paper, so without its
-numbers of equations, and by the authors' program, OpenFGL and FedStruct's. Where they differ: neighbours are generated from the
-original graph, as in FedStruct (``source=impaired``: the others, where hidden nodes get nothing and visible ones their hidden
-neighbours twice), and counts are rounded, as there (``rounding=floor``: the others). The classifier of the generator's training
-is a copy that is thrown away: FedAvg begins from the initial model, as in every method here. Ours: edges to new nodes go both
-ways; the head is narrower than the program's (``widths=[256,2048]``, whose generator and moments take 180 MB a client on Cora).
-Leaves the client, before round 1: for its training nodes that lost neighbours, the predicted features of these and how many
-each lost; for the peers' predictions, the difference from the nearest of features that it draws of its own nodes, which tells
-these features to whoever knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and ``privacy.secagg``); how many
-neighbours it added. Then what FedAvg sends.
-Cost: generator and moments while it trains, and an answer as large as all clients' predictions, M · R · F numbers, to each
-``judge``; then the new nodes' features, in training those alone that training nodes read. It helps where few edges within a
-client remain.
+ñ and x̃ are those of `fedgraph_flwr.models.neighgen`, m training nodes, M clients. Written from memory of the paper, hence
+without its numbers of equations, and from the authors' code, OpenFGL and FedStruct's code. Where they differ: neighbours are
+generated for the original graph, as in FedStruct. With ``source=impaired``, as in the others, hidden nodes get none and visible
+nodes get their hidden neighbours twice. Counts are rounded, as there (``rounding=floor``: the others). The classifier of the
+generator's training is a discarded copy: FedAvg starts from the initial model, as in every method here. Ours: edges to new
+nodes go both ways, and the head is narrower than the authors' (``widths=[256,2048]``, whose generator and moments take 180 MB
+per client on Cora).
+
+Leaves the client, before round 1: for its training nodes that lost neighbours, predicted features of these and how many each
+lost; for the peers' predictions, the difference from the nearest of its own nodes' features, which reveals these features to
+everyone who knows the prediction (see `fedgraph_flwr.strategies.fedsage`, and ``privacy.secagg``); the number of neighbours
+that it added. Then FedAvg's uploads.
+
+Cost: generator and moments during their training, and for each ``judge`` a reply as large as all clients' predictions, M · R ·
+F numbers; then the new nodes' features, in training only those that training nodes read. It helps if few edges remain within a
+client.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,12 +59,12 @@ _OFTEN = 4096
 
 
 class FedSageClient(GraphClient):
-    """FedAvg's client on a graph that it mended.
+    """FedAvg's client on a graph with generated neighbours.
 
     Attributes:
-        generator: NeighGen, the classifier beside it, and their optimiser, while they train.
+        generator: NeighGen, its classifier, and their optimiser, during training.
         plain: the inputs without new nodes.
-        read: the inputs without new nodes that no training node reads, where these are most of them.
+        read: the inputs without the new nodes that no training node reads, if these are most of them.
     """
 
     makes_graphs = True
@@ -70,17 +73,17 @@ class FedSageClient(GraphClient):
     uplink = staticmethod(fedsage.uplink)
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)
     needs_others: ClassVar[str] = (
-        "the generator of missing neighbours was trained with the other clients, and is not kept"
+        "the generator of missing neighbours was trained with the other clients, and is not stored"
     )
     generator: tuple[NeighGen, Model, Adam] | None = None
     read: Inputs | None = None
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Nodes and edges of one type."""
+        """Require nodes and edges of one type."""
         if model.heterogeneous:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} generates nodes of one type; model={cfg.model.name} is for typed ones"
+                f"strategy={cfg.strategy.name} generates nodes of one type, model={cfg.model.name} has several: set another model"
             )
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -91,7 +94,7 @@ class FedSageClient(GraphClient):
 
     @phase
     def generate(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """A step by what the peers said last, then what is predicted now."""
+        """Take a step with the peers' last replies, then reply with the current predictions."""
         if self.exchange:
             self.step(groups.get(APART), self.exchange - 1)
         with torch.no_grad(), self.noise(self.exchange):
@@ -101,13 +104,13 @@ class FedSageClient(GraphClient):
 
     @phase
     def judge(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """x̃ − x of every client's rows; 0 for the own, and where no node has neighbours."""
+        """Reply with x̃ − x for every client's rows; 0 for its own rows, and if no node has neighbours."""
         if self.policy.min_nodes > 1 and not self.cfg.privacy.secagg:
             raise FedGraphError(
-                f"client {self.graph.client} judges rows by features of single nodes, its node's policy wants at least"
-                f" {self.policy.min_nodes} behind what it sends (min_nodes): set privacy.secagg=true, or min_nodes: 1 there"
+                f"client {self.graph.client} compares rows with features of single nodes, its node's policy requires at least"
+                f" {self.policy.min_nodes} in every statistic (min_nodes): set privacy.secagg=true, or min_nodes: 1 there"
             )
-        told = {}
+        differences = {}
         for name, rows in groups.get(PROPOSED, {}).items():
             owners, width = groups[OWNERS][name], self.graph.num_features
             if rows.ndim != 2 or rows.shape[1] != width or owners.shape != rows.shape[:1] or not rows.size:
@@ -123,14 +126,16 @@ class FedSageClient(GraphClient):
                 self.graph.edge_index, self.graph.num_nodes, int(owner.max()) + 1, self.params.neighbours
             )
             if name == str(self.graph.client):
-                told[name] = np.zeros_like(rows)
+                differences[name] = np.zeros_like(rows)
             else:
-                told[name] = to_numpy(apart(proposed, nearest(proposed, drawn[owner], self.searched), self.searched))
-        return {APART: told}, {}
+                differences[name] = to_numpy(
+                    apart(proposed, nearest(proposed, drawn[owner], self.searched), self.searched)
+                )
+        return {APART: differences}, {}
 
     @phase
     def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """The last step; then generate, and forget the generator."""
+        """Take the last step, generate neighbours, and delete the generator."""
         p, rounds = self.params, self.params.generator_rounds
         if rounds:
             self.step(groups.get(APART), rounds - 1)
@@ -151,18 +156,18 @@ class FedSageClient(GraphClient):
 
     @cached_property
     def impaired(self) -> Impaired:
-        """The graph without the nodes that are hidden."""
+        """The graph without the hidden nodes."""
         seed = derive_seed(self.cfg.seed, self.graph.client, "hidden")
         return Impaired.of(self.graph, self.params.hidden_share, self.params.neighbours, seed)
 
     @cached_property
     def searched(self) -> Tensor | SparseMatrix:
-        """X, as distances from its rows are found fastest."""
+        """X, in the form that finds nearest rows fastest."""
         return compact(self.graph.x, self.dtype)
 
     @property
     def trainable(self) -> tuple[NeighGen, Model, Adam]:
-        """`generator`, made where there is none yet."""
+        """`generator`, created on first use."""
         if self.generator is None:
             p = self.params
             make = partial(
@@ -180,45 +185,45 @@ class FedSageClient(GraphClient):
                 torch.manual_seed(derive_seed(self.cfg.seed, "generator"))
                 made = make().to(self.device, self.dtype)
             classifier = deepcopy(self.model)
-            classifier.dense_features = True  # a gradient goes through the features
+            classifier.dense_features = True  # its gradient passes through the features
             trained = [*made.parameters(), *classifier.parameters()]
             self.generator = made, classifier, Adam(trained, p.generator_lr, p.generator_weight_decay)
         return self.generator
 
     @cached_property
     def encoded(self) -> Any:
-        """What the encoder needs of the impaired graph."""
+        """The encoder's inputs for the impaired graph."""
         return self.trainable[0].encoder.prepare(self.impaired.graph, self.device, self.dtype)
 
     @contextmanager
     def noise(self, step: int) -> Iterator[None]:
-        """The random stream of a step of the generator: what is drawn to propose is drawn again to learn."""
+        """Use the random stream of a generator step: learning repeats the draws of the proposal."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(derive_seed(self.cfg.seed, self.graph.client, "noise", step))
             yield
 
     def predicted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """ñ [n], the rows x̃ [R, F] of training nodes, and what the heads read [n, D], on the impaired graph, in training."""
+        """Compute ñ [n], rows x̃ [R, F] of training nodes, and the heads' input [n, D], on the impaired graph."""
         made, _, _ = self.trainable
         made.train()
         count, h = made(self.encoded)
         return count, made.rows(h, self.impaired.owner, self.impaired.place), h
 
     def whole(self, count: Tensor) -> Tensor:
-        """Counts as numbers of neighbours."""
+        """Convert counts to numbers of neighbours."""
         counts = count.round() if self.params.rounding == "nearest" else count.floor()
         return whole_numbers(counts, self.params.neighbours, self.graph.client)
 
-    def step(self, told: Arrays | None, step: int) -> None:
-        """One step of the generator, along L of the rows that it proposed in this step."""
+    def step(self, received: Arrays | None, step: int) -> None:
+        """Take one generator step, along L of the rows that it proposed in this step."""
         _, classifier, optimizer = self.trainable
         optimizer.zero_grad()
         with self.noise(step):
             count, rows, h = self.predicted()
             loss = self.objective(count, rows, h, classifier)
-        if told is not None:
-            check_arrays(told, {"sum": tuple(rows.shape)}, "the server")
-            apart = torch.from_numpy(told["sum"]).to(rows)
+        if received is not None:
+            check_arrays(received, {"sum": tuple(rows.shape)}, "the server")
+            apart = torch.from_numpy(received["sum"]).to(rows)
             # 2 (x̃ − x) is the gradient of ‖x̃ − x‖².
             loss = loss + self.params.feature_weight * self.per_row * 2 * (apart * rows).sum()
         (loss / self.cfg.num_clients).backward()
@@ -230,7 +235,7 @@ class FedSageClient(GraphClient):
         return 1 / max(self.impaired.trains.numel() * self.params.neighbours * self.graph.num_features, 1)
 
     def objective(self, count: Tensor, rows: Tensor, h: Tensor, classifier: Model) -> Tensor:
-        """M L without the peers' part."""
+        """Compute M L without the peers' part."""
         p, own = self.params, self.impaired
         trains = own.trains.to(self.device)
         if not trains.numel():
@@ -251,7 +256,7 @@ class FedSageClient(GraphClient):
     # --- the mended graph ---------------------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Train and predict on the graph with the new nodes; as it is, where there are none."""
+        """Train and predict on the graph with the new nodes, or on the plain one without any."""
         x, at = self.memory["x"], self.memory["at"]
         self.inputs, self.read = self.plain, None
         if at.numel():
@@ -264,14 +269,14 @@ class FedSageClient(GraphClient):
         self.batch = self.batch._replace(inputs=self.inputs)
 
     def read_in_training(self) -> Inputs | None:
-        """The inputs without new nodes that are further from all training nodes than the network reads; None: most are read."""
+        """Return the inputs without new nodes that are out of reach of all training nodes; None: most are in reach."""
         if type(self.inputs) is not Inputs or self.model.hops is None or self._reads_otherwise:
             return None
         x, adj, nodes = self.inputs.x, self.inputs.adj, self.graph.num_nodes
         kept = adj.reached(self.train_nodes, self.model.hops)
         kept[:nodes] = True
         new = kept[nodes:]
-        if 2 * new.sum() > new.numel():  # a copy of them would cost more than it saves
+        if 2 * new.sum() > new.numel():  # copying them would cost more than it saves
             return None
         if isinstance(x, StackedRows):
             return Inputs(StackedRows(x.sparse, x.dense[new]), adj.among(kept))  # type: ignore[arg-type]
@@ -282,21 +287,21 @@ class FedSageClient(GraphClient):
 
     @property
     def _reads_otherwise(self) -> bool:
-        """Whether a class made from this one has an objective of its own, which may read any node's logits."""
+        """Whether a subclass has its own objective, which may read any node's logits."""
         own, plain = type(self), (FedSageClient.logits, GraphClient.task_loss, GraphClient.loss, GraphClient.gradient)
         return (own.logits, own.task_loss, own.loss, own.gradient) != plain
 
     def batches(self) -> Iterator[Batch]:
-        """FedAvg's, without new nodes that change no logit of a training node."""
+        """Yield FedAvg's batches, without new nodes that change no logit of a training node."""
         for batch in super().batches():
             yield batch if self.read is None else batch._replace(inputs=self.read)
 
     def logits(self, inputs: Any) -> Tensor:
-        """Of the own nodes, [N, C]."""
+        """Compute logits of own nodes, [N, C]."""
         return super().logits(inputs)[: self.graph.num_nodes]
 
     def save(self) -> Tree:
-        """The new nodes; before, the generator and its classifier as they are."""
+        """Return the new nodes; before, the generator and its classifier."""
         if self.generator is None:
             return self.memory
         made, classifier, optimizer = self.generator
@@ -307,7 +312,7 @@ class FedSageClient(GraphClient):
         }
 
     def load(self, tree: Tree) -> None:
-        """Mend as before, or go on with the generator."""
+        """Restore the new nodes, or the generator."""
         if "generator" in tree:
             made, classifier, optimizer = self.trainable
             parts: list[tuple[nn.Module, str]] = [(made, "generator"), (classifier, "classifier")]

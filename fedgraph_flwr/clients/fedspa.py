@@ -1,22 +1,22 @@
-"""FedSPA client (Tan et al., CVPR 2025): what the server weighs it by (Section 4.2), beside the trained model.
+"""FedSPA client (Tan et al., CVPR 2025): the trained model, and the quantities that weight it (Section 4.2).
 
     S_i = (1/F) Σ_f x_fᵀ L x_f / x_fᵀ x_f                                                           Eq. (7)
     I_i = (∂ log p(y | G_i; θ_i) / ∂θ)²   of θ_hom and θ_het, elementwise                           Eq. (3), (14)
 
-S_i depends on features and edges only: it is told once. The Fisher diagonal is taken at the trained parameters, on training
-nodes, without dropout: ``batch`` squares the gradient of the mean log-likelihood, as the authors' code does; ``per_node``
-is the mean of the squared gradients of each node's log-likelihood, Eq. (14) as printed.
-L is I − D^{-1/2} A D^{-1/2} by default, whose S_i lies in [0, 2] whatever the size of the graph; ``comb`` is D − A, as
-Appendix A writes. A is symmetric, without loops and without weights; the row of an isolated node is 0 in both.
+S_i depends only on features and edges, so it is sent once. The Fisher diagonal is computed at the trained parameters, on
+training nodes, without dropout: ``batch`` squares the gradient of the mean log-likelihood, as in the authors' code;
+``per_node`` is the mean of the squared gradients of each node's log-likelihood, Eq. (14) as printed.
+L is I − D^{-1/2} A D^{-1/2} by default, whose S_i is in [0, 2] for any size of graph; ``comb`` is D − A, as in Appendix A. A is
+symmetric, without loops and without weights; the row of an isolated node is 0 in both.
 
-Edge types are a function of the training labels: at a training node they give its own label away, at a test node they do not,
-and the network learns to read them. ``folds=K`` (ours; 1 is the paper) cuts the training nodes into K parts; a step types the
-edges without the labels of one part, in turns, and trains on that part alone, as masked label prediction does (Shi et al.,
-IJCAI 2021). Scores and Fisher diagonals see all training labels either way.
+Edge types follow from training labels. At a training node they reveal its own label, at a test node they do not, and the model
+learns to read them. ``folds=K`` (ours; 1 is the paper) splits the training nodes into K parts. A step types the edges without
+the labels of one part, in turns, and trains only on that part, as in masked label prediction (Shi et al., IJCAI 2021). Scores
+and Fisher diagonals always use all training labels.
 
-Leaves the client: the model, N_i, S_i, scores, and the Fisher diagonals of the two channels; with ``scalar`` instead of
-these a share of their sum, masked so that the server learns the sum alone, and then two numbers. The authors' code
-evaluates the Fisher diagonal on the server, with all labels; here no label outside the training nodes enters it.
+Leaves the client: the model, N_i, S_i, scores, and the Fisher diagonals of the two channels; with ``scalar`` instead of these a
+masked share of their sum, of which the server learns only the sum, and then two numbers. The authors' code evaluates the Fisher
+diagonal on the server, with all labels; here it uses only labels of training nodes.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ _BATCH_ELEMENTS = 2**22  # of gradients held at once by ``fisher=per_node``
 
 
 def high_frequency_area(graph: Graph, laplacian: str = "sym") -> float:
-    """S_i of Eq. (7), in float64 and from sparse products alone; features that are zero everywhere do not count.
+    """Compute S_i of Eq. (7), in float64 and with sparse products only; features that are zero everywhere do not count.
 
     With d the degrees and s = 1/√d (``sym``) or 1 (``comb``), xᵀ L x = Σ_v s_v² d_v x_v² − (s x)ᵀ A (s x).
     """
@@ -71,11 +71,11 @@ def high_frequency_area(graph: Graph, laplacian: str = "sym") -> float:
 def fisher_diagonal(
     model: torch.nn.Module, inputs: Any, y: Tensor, nodes: Tensor, kind: str = "batch"
 ) -> dict[str, Tensor]:
-    """Eq. (14): the Fisher diagonal of θ_hom and θ_het on ``nodes``, by parameter name; zero without nodes.
+    """Compute Eq. (14): the Fisher diagonal of θ_hom and θ_het on ``nodes``, by parameter name; zero without nodes.
 
     Args:
-        model: gives logits [N, C]; evaluated without dropout.
-        inputs: what it reads.
+        model: returns logits [N, C]; evaluated without dropout.
+        inputs: inputs of the model.
         y: labels [N].
         nodes: indices of the training nodes [V].
         kind: ``batch`` or ``per_node``.
@@ -92,10 +92,10 @@ def fisher_diagonal(
 
 
 def _mean_squared_grads(values: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
-    """(1/V) Σ_v (∂ values_v / ∂ θ)², elementwise, for values [V]; as many backward passes at once as memory allows."""
+    """Compute (1/V) Σ_v (∂ values_v / ∂ θ)², elementwise, for values [V], in as large batches as memory allows."""
 
     def grads(weights: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of Σ_v weights_v values_v."""
+        """Return gradients of Σ_v weights_v values_v."""
         return torch.autograd.grad(values, parameters, weights, retain_graph=True, materialize_grads=True)
 
     total = [torch.zeros_like(p) for p in parameters]
@@ -108,11 +108,11 @@ def _mean_squared_grads(values: Tensor, parameters: list[torch.nn.Parameter]) ->
 
 
 class FedSPAClient(GraphClient):
-    """FedAvg's client that also tells its high-frequency area and its Fisher diagonals, or how they deviate."""
+    """FedAvg's client that also sends its high-frequency area and its Fisher diagonals, or their deviations."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedspa.uplink)
-    repeats: ClassVar[Mapping[str, int]] = {"share_again": 64}  # over ever fewer clients
+    repeats: ClassVar[Mapping[str, int]] = {"share_again": 64}  # over fewer and fewer clients
     secrets: ClassVar[tuple[str, ...]] = ("key", "summed")
 
     def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
@@ -121,32 +121,32 @@ class FedSPAClient(GraphClient):
         self.sealer: Sealer | None = None
         self.peers: Arrays = {}
         self.signatures: Arrays = {}
-        self.summed: list[int] = []  # the round and the clients of the last sum
+        self.summed: list[int] = []  # the round and the clients of the latest sum
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """The network must have channels that the posterior can weigh, unless it is off."""
+        """Require a model with channels that the posterior can weight, unless it is off."""
         groups = {parameter_group(name) for name in model.shared(cfg.strategy.shared)}
         if method_params(cls, cfg).posterior and not {"hom", "het"} <= groups:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} weighs the channels theta_hom and theta_het, which model={cfg.model.name} does "
-                "not have or strategy.shared leaves out: expected model=fedspa, or strategy.posterior=false"
+                f"strategy={cfg.strategy.name} weights the channels theta_hom and theta_het, which model={cfg.model.name} does "
+                "not have or strategy.shared leaves out: set model=fedspa, or strategy.posterior=false"
             )
 
     def describe(self) -> dict[str, Any]:
-        """N_i and, for the prior weights, S_i."""
-        told = super().describe() | {"num_nodes": self.graph.num_nodes}
+        """Add N_i and, for the prior weights, S_i to the description."""
+        description = super().describe() | {"num_nodes": self.graph.num_nodes}
         if self.params.prior:
-            told["high_frequency_area"] = high_frequency_area(self.graph, self.params.laplacian)
-        return told
+            description["high_frequency_area"] = high_frequency_area(self.graph, self.params.laplacian)
+        return description
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """With ``scalar``: who adds up Fisher diagonals with whom, their public keys, and Σ_j N_j."""
+        """Take, with ``scalar``, the clients of the sum of Fisher diagonals, their public keys, and Σ_j N_j."""
         self.peers, self.signatures = groups.get(PEERS, {}), groups.get(SIGNATURES, {})
 
     @cached_property
     def folds(self) -> list[tuple[Any, Tensor]]:
-        """For each of K parts of the training nodes: the inputs whose edge types do not know their labels, and the nodes."""
+        """For each of K parts of the training nodes: inputs whose edge types do not use their labels, and the nodes."""
         generator = torch.Generator().manual_seed(derive_seed(self.cfg.seed, self.graph.client, "folds"))
         nodes = self.graph.train_mask.nonzero().view(-1)
         made = []
@@ -160,7 +160,7 @@ class FedSPAClient(GraphClient):
         return made
 
     def batches(self) -> Iterator[Batch]:
-        """All training nodes, or the fold whose turn it is, going on where the round before ended."""
+        """Yield all training nodes, or the current fold, continuing from the previous round."""
         if self.params.folds == 1:
             yield from super().batches()
             return
@@ -170,7 +170,7 @@ class FedSPAClient(GraphClient):
             yield Batch(inputs, nodes, self.y[nodes])
 
     def send(self) -> ReplyContent:
-        """The Fisher diagonals at the trained parameters, or this client's share of their sum."""
+        """Send the Fisher diagonals at the trained parameters, or this client's share of their sum."""
         if not self.params.posterior:
             return {}, {}
         fisher = fisher_diagonal(self.model, self.inputs, self.y, self.train_nodes, self.params.fisher)
@@ -181,31 +181,31 @@ class FedSPAClient(GraphClient):
 
     @phase
     def publish_key(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """A public key for masks between clients, drawn for this run."""
+        """Reply with a public key for masks between clients, drawn for this run."""
         self.sealer = Sealer(self.graph.client)
         public = self.sealer.public
         return {"key": {"key": np.frombuffer(public, np.uint8), **self.keyring.sign("publish_key", public)}}, {}
 
     @phase
     def share_again(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """The share of a sum over fewer clients, after one was lost."""
+        """Reply with the share of a sum over fewer clients, after one was lost."""
         self.receive(groups)
         return {FISHER: self.share()}, {}
 
     @phase
     def deviate(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """I_g → Δ_i of each channel, Eq. (11)."""
+        """Compute Δ_i of each channel from I_g, Eq. (11)."""
         return {}, {f"deviation_{c}": deviation(self.fisher, groups[FISHER], c) for c in ("hom", "het")}
 
     def share(self) -> Arrays:
-        """(N_i / Σ_j N_j) I_i under masks that cancel in the sum over ``peers``.
+        """Return (N_i / Σ_j N_j) I_i under masks that cancel in the sum over ``peers``.
 
         Raises:
-            RunFailed: without a key, for a sum over too few, or for a second sum of the round but over clients that are left of
-                the first: the same masks, or the difference of two sums, would show this client's values.
+            RunFailed: there is no key, or too few clients, or this is the round's second sum and not over remaining clients of
+                the first: equal masks, or the difference of two sums, would reveal this client's values.
         """
         if self.sealer is None:
-            raise RunFailed(f"client {self.graph.client} is to mask its Fisher diagonals but never published a key")
+            raise RunFailed(f"client {self.graph.client} should mask its Fisher diagonals but has published no key")
         clients = [int(client) for client in self.peers["clients"]]
         self._may_sum(clients)
         peers = keys_of(self.peers["clients"], self.peers["keys"])
@@ -218,23 +218,23 @@ class FedSPAClient(GraphClient):
         return mask(weighted, self.sealer, clients, step)
 
     def _may_sum(self, clients: list[int]) -> None:
-        who = f"client {self.graph.client} is asked to add up in round {self.server_round} with {clients}"
+        who = f"client {self.graph.client} should join a sum in round {self.server_round} with {clients}"
         if len(set(clients)) < len(clients) or self.graph.client not in clients:
-            raise RunFailed(f"{who}: expected other clients and itself, each once")
+            raise RunFailed(f"{who}: expected this client and others, each once")
         if len(clients) < self.policy.min_clients:
-            raise RunFailed(f"{who}: its node's policy wants at least {self.policy.min_clients} (min_clients)")
+            raise RunFailed(f"{who}: its node's policy requires at least {self.policy.min_clients} (min_clients)")
         if self.summed[:1] == [self.server_round] and not set(clients) < set(self.summed[1:]):
-            raise RunFailed(f"{who} after {self.summed[1:]}: expected some of those alone, after a loss")
+            raise RunFailed(f"{who} after {self.summed[1:]}: expected only some of those, after a loss")
 
     def save(self) -> Tree:
-        """What `deviate` and `share_again` need of the round, and the key of the run."""
+        """Return the state of `deviate` and `share_again` in this round, and the key of the run."""
         if self.sealer is None:
             return {}
         key = np.frombuffer(self.sealer.private, np.uint8).copy()
         return {"key": key, "fisher": self.fisher, "summed": torch.tensor(self.summed, dtype=torch.int64)}
 
     def load(self, tree: Tree) -> None:
-        """Go on from what `save` gave; a resumed run has published a new key before."""
+        """Restore what `save` returned; a resumed run has published a new key before."""
         if self.sealer is None and "key" in tree:
             self.sealer = Sealer(self.graph.client, tree["key"].numpy().tobytes())
             self.summed = tree["summed"].tolist() if "summed" in tree else []
@@ -242,7 +242,7 @@ class FedSPAClient(GraphClient):
 
 
 def deviation(fisher: Arrays, pooled: Arrays, channel: str) -> float:
-    """Δ_i of Eq. (11) for one channel: mean |I_i − I_g| over its parameters, in float64; 0 where it has none."""
+    """Compute Δ_i of Eq. (11) for one channel: mean |I_i − I_g| over its parameters, in float64; 0 without parameters."""
     names = [name for name in fisher if parameter_group(name) == channel]
     total = sum(float(np.abs(fisher[name] - pooled[name].astype(np.float64)).sum()) for name in names)
     return total / max(sum(fisher[name].size for name in names), 1)

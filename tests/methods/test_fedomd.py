@@ -305,7 +305,7 @@ def test_the_first_step_goes_on_from_the_pass_of_the_statistics(run, monkeypatch
     monkeypatch.setattr(OrthoGCN, "propagate", lambda model, inputs: taken.append("") or propagate(model, inputs))
     shared = run(*words)
     assert len(taken) == 3 * 3 * passes  # clients, rounds
-    monkeypatch.setattr(FedOMDClient, "_still", lambda self: None)
+    monkeypatch.setattr(FedOMDClient, "_valid_cache", lambda self: None)
     own = run(*words)
     assert_same_arrays(shared.arrays, own.arrays)
     assert [record["clients"] for record in shared.rounds] == [record["clients"] for record in own.rounds]

@@ -275,7 +275,10 @@ def test_moments_of_one_model_a_round(node):
     assert "2 times, expected at most 1" in asked.request("means", 1, {"model": model})
     assert not isinstance(asked.request("moments_about", 1, {"model": model, "point": about}), str)
     other = {"model": {name: 2 * a for name, a in model.items()}, "point": about}
-    assert asked.request("moments_about", 1, other) == "client 0 is asked for statistics of a second model in round 1"
+    assert (
+        asked.request("moments_about", 1, other)
+        == "client 0: the server requests statistics of a second model in round 1"
+    )
     assert "of a second model in round 1" in asked.request("moments_sum", 1, other)
     assert not isinstance(asked.request("moments_about", 1, {"model": model, "point": about}), str)
 
@@ -291,12 +294,12 @@ def test_moments_of_one_model_a_round(node):
 def test_moments_of_few_nodes_stay(node, words, policy, least):
     asked = node("strategy=fedomd", *words, policy=policy)
     told = asked.request("moments_sum", 1, {"model": model_of(asked)})
-    assert told.startswith(f"client 0 has 12 nodes to tell moments of, at least {least} are needed")
+    assert told.startswith(f"client 0 has 12 nodes for its moments, expected at least {least}")
 
 
 def test_the_floor_holds_without_a_policy_whatever_the_server_says(node):
     asked = node("strategy=fedomd", "strategy.min_nodes=1", size=4)
-    assert "client 0 has 4 nodes to tell moments of, at least 5" in asked.request(
+    assert "client 0 has 4 nodes for its moments, expected at least 5" in asked.request(
         "moments_sum", 1, {"model": model_of(asked)}
     )
 
@@ -332,7 +335,7 @@ def test_no_second_sum_of_a_round_but_over_those_left(adding):
         assert isinstance(told, str), clients
     again = asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
     asked.restart()
-    assert "after [0, 1]: expected some of those alone" in asked.request("share_again", 1, {"peers": peers([0, 2], 32)})
+    assert "after [0, 1]: expected only some of those" in asked.request("share_again", 1, {"peers": peers([0, 2], 32)})
     for name, share in from_record(again["fisher"]).items():  # fresh masks: what differs is as random as a share
         difference = share - from_record(first["fisher"])[name]
         assert difference.dtype == np.uint64
@@ -362,7 +365,7 @@ def test_a_party_says_with_how_many_it_adds_up(adding):
     asked, peers, first = adding("strategy.min_clients=3", policy={"min_clients": 3})
     assert not isinstance(first, str)
     told = asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
-    assert "with [0, 1]: its node's policy wants at least 3 (min_clients)" in told
+    assert "with [0, 1]: its node's policy requires at least 3 (min_clients)" in told
 
 
 def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node):
