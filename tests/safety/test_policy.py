@@ -84,7 +84,7 @@ def model_of(node, scale=1.0):
         ({"rounds": 4}, [], "refuses rounds=5: it accepts at most 4 rounds"),
         ({"min_clients": 4}, [], "refuses num_clients=3: it accepts at least 4 clients"),
         ({"min_clients": 2}, [], "refuses strategy.min_clients=1: it accepts at least 2 clients"),
-        ({"max_parameters": 20}, [], "refuses a network of 75 parameters: it accepts at most 20"),
+        ({"max_parameters": 20}, [], "refuses a model of 75 parameters: it accepts at most 20"),
         (
             {"required_config": {"privacy.dp": ["server_fixed", "client_fixed"]}},
             [],
