@@ -3,8 +3,8 @@
     θ^{t+1} = Σ_i p_i θ_i^t,   μ̄ = Σ_i p_i μ̄_i,   σ̄ = Σ_i p_i σ̄_i
     S_μ = Var_i(μ̄_i),   S_σ = Var_i(σ̄_i)                                       per channel, over the clients that trained
 
-Var divides by their number less one; of one client it is 0. The authors' program takes one variance over clients and channels
-together, so that every γ is 1: ``variance=scalar``. Before round 1 μ̄ = 0 and σ̄ = S = 1, as there.
+Var divides by their number less one; for one client it is 0. The authors' code takes one variance over clients and channels
+together, so that every γ is 1: ``variance=scalar``. Before round 1 μ̄ = 0 and σ̄ = S = 1, as in that code.
 Leaves a client: see `fedgraph_flwr.clients.fedfa`.
 """
 
@@ -22,23 +22,23 @@ from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedFA(GraphStrategy):
-    """FedAvg that also pools clients' feature statistics; keeps them in `memory` by the names of their groups."""
+    """FedAvg that also pools clients' feature statistics; `memory` holds them by group."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedfa.uplink)
 
     def setup(self) -> None:
-        """The statistics of nothing seen yet."""
+        """Initialise the statistics."""
         self.shape = len(models.probe(self.cfg.model).layers), self.cfg.model.hidden  # type: ignore[arg-type]
         mean, std = np.zeros(self.shape, self.cfg.dtype), np.ones(self.shape, self.cfg.dtype)
         self.memory = {RUNNING: {"mean": mean, "std": std}, SPREAD: {"mean": std, "std": std}}
 
     def before_train(self, arrays: Arrays) -> Groups:
-        """The statistics, where they are used."""
+        """Send the statistics, if they are used."""
         return self.memory if self.params.p else {}
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """The mean of models and statistics, and the variance of statistics."""
+        """Return the mean model, and store mean and variance of the statistics."""
         if RUNNING in reduced:
             trained = self.weights_in(Mean(weight="uniform", trained=True), reduced.clients)
             spread = {key: self._variance(key, reduced[GAPS], int(sum(trained))) for key in STATISTICS}
@@ -46,12 +46,15 @@ class FedFA(GraphStrategy):
         return super().step(arrays, reduced)
 
     def _variance(self, key: str, gaps: Arrays, clients: int) -> np.ndarray:
-        """Over clients, [L-1, H], from mean gaps to the former statistics and their squares; ``scalar`` over channels too."""
+        """Compute the variance over clients, [L-1, H], from mean gaps to the previous statistics and their squares.
+
+        ``scalar`` takes it over channels, too.
+        """
         gap, square = gaps[f"gap {key}"], gaps[f"square {key}"]
         if self.params.variance == "scalar":
-            former = self.memory[RUNNING][key].astype(np.float64)
-            former = former - former.mean(1, keepdims=True)  # about one point for all channels
-            gap, square = former + gap, square + 2 * former * gap + former**2
+            previous = self.memory[RUNNING][key].astype(np.float64)
+            previous = previous - previous.mean(1, keepdims=True)  # relative to one point for all channels
+            gap, square = previous + gap, square + 2 * previous * gap + previous**2
             clients *= gap.shape[1]
             gap, square = (np.broadcast_to(v.mean(1, keepdims=True), v.shape) for v in (gap, square))
         unbiased = clients / (clients - 1) if clients > 1 else 0.0

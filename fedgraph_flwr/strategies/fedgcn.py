@@ -2,12 +2,12 @@
 
     sums      Σ_{u ∈ V_i, u → v} x_u / √d_u, from each client i to the owner of v                      once
     smooth    z_v = (Â X)_v at the owner; with two hops, from it to the clients of v's neighbours      once
-    extend    z_u and d_u of the external neighbours, taken in                                         once, with two hops
+    extend    z_u and d_u of the external neighbours arrive                                            once, with two hops
     train     FedAvg
 
-The server relays; it learns how many nodes of two clients are joined by edges, and it can read what it relays: the sums are
-those of `fedgraph_flwr.clients.fedgcn`, which says what they reveal. Leaves a client: those sums, degrees of nodes at cut
-edges, and what FedAvg sends.
+The server relays. It learns how many nodes of two clients are joined by edges, and can read what it relays: the sums of
+`fedgraph_flwr.clients.fedgcn`, which documents what they reveal. Leaves a client: those sums, degrees of nodes at cut edges,
+and FedAvg's uploads.
 """
 
 from collections.abc import Mapping
@@ -30,24 +30,24 @@ class FedGCN(GraphStrategy):
     uplink = staticmethod(fedgcn.uplink)
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
-        """Rows for any other client, or degrees of as many nodes."""
+        """Return rows for any other client, or degrees of as many nodes."""
         some = range(1, LARGEST + 1)
         rows = ArrayField((some, self.agreed("num_features")), self.cfg.dtype, optional=True)
         degrees = ArrayField((some,), "int64", 0, LARGEST, optional=True)
         return dict.fromkeys((str(k) for k in self.clients if k != client), degrees if group == DEGREES else rows)
 
     def setup(self) -> None:
-        """Sums to the owners, their rows to the neighbours' clients."""
+        """Relay sums to the owners, and their rows to the neighbours' clients."""
         if not self.params.hops:
             return
-        told = self.request_all("sums")
-        if not any(reply.groups.get(SUMS) for reply in told):
+        replies = self.request_all("sums")
+        if not any(reply.groups.get(SUMS) for reply in replies):
             log(
                 WARNING,
-                "no client has sums for another, as where no edges run between clients: strategy=%s is FedAvg here",
+                "no client has sums for another, which happens if no edges cross clients: strategy=%s equals FedAvg here",
                 self.cfg.strategy.name,
             )
-        sums = relayed(told, SUMS)
+        sums = relayed(replies, SUMS)
         replies = self.request_all("smooth", sums)
         if self.params.hops == 2:
             rows, degrees = (relayed(replies, group) for group in (ROWS, DEGREES))

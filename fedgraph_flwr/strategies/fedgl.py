@@ -1,17 +1,17 @@
-"""FedGL (Chen et al., Information Sciences 2024, arXiv:2105.03170), server side: labels and edges that clients find together.
+"""FedGL (Chen et al., Information Sciences 2024, arXiv:2105.03170), server side: pseudo labels and edges from all clients.
 
     Z̄_v = Σ_i p_i max(Z_iv over the threshold, 0) / Σ_i p_i,   H̄_v = Σ_i p_i H_iv / Σ_i p_i        over clients that have node v
-    pseudo label of v:  argmax Z̄_v, where anything of it is over the threshold
+    pseudo label of v:  argmax Z̄_v, if any of it is above the threshold
     pseudo graph:       a node's k largest H̄_u · H̄_v above 0, each by their sum
     θ = Σ_i p_i θ_i                                                                                  FedAvg
 
-Each client is sent the labels of its own nodes and the entries among them, every ``every`` rounds. From memory of the paper, so
-without its numbers of equations, and by OpenFGL's program, whose default is to leave the pseudo graph out, and whose embeddings
-are logits: here they are hidden features, as in the paper. No N x N: products are made in blocks of rows, of which the k
-largest stay. Leaves a client: what FedAvg sends; once, in the clear, the global ids of its nodes; and after each training the
-class probabilities and hidden features of every one of them, by which the server can tell labels and likely edges. It is for
-parties that share nodes and trust the server: parts of one graph (partition=overlapping), or graphs whose ``node_id`` names
-each node as others do.
+Each client receives the labels of its own nodes and the entries among them, every ``every`` rounds. Written from memory of the
+paper, hence without its numbers of equations, and from OpenFGL's code. That code leaves the pseudo graph out by default, and
+uses logits as embeddings; here they are hidden features, as in the paper. No N x N matrix: products are computed in blocks of
+rows, of which the k largest entries are kept. Leaves a client: FedAvg's uploads; once, unprotected, the global ids of its
+nodes; after each training the class probabilities and hidden features of every node, which reveal labels and likely edges to
+the server. The method is for parties that share nodes and trust the server: parts of one graph (partition=overlapping), or
+graphs with equal ``node_id`` for equal nodes.
 Cost: N (C + D) numbers up a round, N and up to N k down; U² D products on the server, for U nodes in all.
 """
 
@@ -33,13 +33,13 @@ from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField
 
 
 class FedGL(GraphStrategy):
-    """FedAvg that fuses what clients say of nodes; `memory` has their ids, and what each was told of them."""
+    """FedAvg that fuses clients' predictions for shared nodes; `memory` holds their ids, and each client's pseudo labels."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgl.uplink)
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
-        """What is said of each node, in rounds that discover."""
+        """Return the fields of predictions, in rounds that request them."""
         if not self.params.due(self.server_round):
             return None
         n = self.ids(client).size if client is not None else range(1, LARGEST)
@@ -47,54 +47,54 @@ class FedGL(GraphStrategy):
         return {"z": z, "h": ArrayField((n, self.agreed(WIDTH)), self.cfg.dtype)}
 
     def verify(self, phase: str, reply: Reply) -> None:
-        """No node is named twice."""
+        """Refuse a node that is named twice."""
         if phase == "identify" and (np.diff(reply.groups[IDS]["node"]) <= 0).any():
             raise FedGraphError(f"client {reply.client} replied to phase 'identify' with ids that are not ascending")
 
     def ids(self, client: int) -> np.ndarray:
-        """Global ids of a client's nodes."""
+        """Return the global ids of a client's nodes."""
         return np.asarray(self.memory[IDS][str(client)])
 
     def setup(self) -> None:
-        """Who has which nodes."""
+        """Request the ids of all clients' nodes."""
         if self.params.discovers:
             self.memory[IDS] = {str(reply.client): reply.groups[IDS]["node"] for reply in self.request_all("identify")}
             self._check_ids(list(self.memory[IDS].values()))
 
     @staticmethod
     def _check_ids(ids: list[np.ndarray]) -> None:
-        """Graphs that were not cut from one have numbers of their own, and node 0 of one is not node 0 of another.
+        """Refuse graphs that number their nodes separately: node 0 of one is not node 0 of another.
 
         Raises:
-            RunFailed: every client counts its nodes from 0, and they are not as many.
+            RunFailed: every client counts its nodes from 0, and their numbers of nodes differ.
         """
         counted = all(node.size and node[-1] == node.size - 1 for node in ids) and len(ids) > 1
         if counted and len({node.size for node in ids}) > 1:
             raise RunFailed(
-                "each client numbers its nodes from 0, so no server can tell which are the same: give graphs that name them"
+                "each client numbers its nodes from 0, so the server cannot match them: give graphs with common ids"
                 " (node_id of a PyG Data, or parts of one graph, partition=overlapping)"
             )
         if counted:
-            log(WARNING, "all clients have nodes 0 to %d, which are taken to be the same nodes", ids[0].size - 1)
+            log(WARNING, "all clients have nodes 0 to %d, which the server treats as the same nodes", ids[0].size - 1)
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
-        """Of each client's nodes what was found."""
-        return {int(client): {PSEUDO: told} for client, told in self.memory.get(PSEUDO, {}).items()}
+        """Send each client the pseudo labels and graph of its nodes."""
+        return {int(client): {PSEUDO: found} for client, found in self.memory.get(PSEUDO, {}).items()}
 
     def before_evaluate(self, arrays: Arrays) -> GroupsFor:
-        """As for training: the pseudo graph is predicted on."""
+        """Send the same as for training, since predictions use the pseudo graph."""
         return self.before_train(arrays)
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """θ, and what the clients say together."""
+        """Return θ, and update pseudo labels and graph."""
         if self.params.due(self.server_round):
             self.discover(reduced.replies)
         return super().step(arrays, reduced)
 
     def discover(self, replies: list[Reply]) -> None:
-        """Pseudo labels and the pseudo graph, for the clients that answered; others keep theirs."""
+        """Compute pseudo labels and the pseudo graph for the clients that replied; others keep theirs."""
         ids, weights = [self.ids(reply.client) for reply in replies], self.weights([reply.client for reply in replies])
-        z = [np.where((said := r.groups[NODES]["z"]) < self.params.threshold, 0, said) for r in replies]
+        z = [np.where((own := r.groups[NODES]["z"]) < self.params.threshold, 0, own) for r in replies]
         nodes, fused_z = fused(ids, z, weights)
         _, h = fused(ids, [reply.groups[NODES]["h"] for reply in replies], weights)
         label, entries = pseudo_labels(fused_z), pseudo_graph(h, self.params.neighbours)

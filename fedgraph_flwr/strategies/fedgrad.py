@@ -1,9 +1,9 @@
-"""Gradient averaging: the server takes the optimiser's step, on the gradient of the loss over all clients' nodes.
+"""Gradient averaging: the server takes the optimiser's step, along the gradient of the loss over all clients' nodes.
 
     ∇_θ F(θ) = (1/|V~|) Σ_i ∇_θ F_i(θ),   θ ← θ − λ ∇_θ F(θ)                       FedStruct, Eqs. (7), (8)
 
 F_i is the summed cross-entropy of client i, V~ the training nodes of the round's clients; the step is Adam's or SGD's, with
-``train.lr`` and ``train.weight_decay``. With GraphSAGE or a perceptron this is the paper's FL GNN and FL MLP.
+``train.lr`` and ``train.weight_decay``. With GraphSAGE or an MLP this is the paper's FL GNN and FL MLP.
 Leaves the client: gradients, number of training nodes, scores.
 """
 
@@ -34,7 +34,7 @@ class FedGrad(GraphStrategy):
         self.optimizer = NamedOptimizer(cfg.train)
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """One step on the summed gradients over the training nodes of all replies."""
+        """Take one step along the summed gradients over the training nodes of all replies."""
         total = self.labelled(reduced)
         gradients = {name: gradient / total for name, gradient in self.gradients(arrays, reduced).items()}
         values = {name: torch.from_numpy(array) for name, array in arrays.items()} | self.held()
@@ -43,40 +43,42 @@ class FedGrad(GraphStrategy):
         return {name: updated[name].numpy() for name in arrays}
 
     def gradients(self, arrays: Arrays, reduced: Reduced) -> dict[str, torch.Tensor]:
-        """Σ_i g_i of every tensor that is stepped."""
+        """Return Σ_i g_i of every tensor that the server steps."""
         return {name: torch.from_numpy(reduced[MODEL][name]) for name in arrays}
 
     def held(self) -> dict[str, torch.Tensor]:
-        """Tensors that the server steps beside the shared parameters."""
+        """Return tensors that the server steps in addition to the shared parameters."""
         return {}
 
     def hold(self, updated: dict[str, torch.Tensor]) -> None:
-        """Keep those after a step; ``updated`` has the shared parameters too."""
+        """Store those after a step; ``updated`` contains the shared parameters, too."""
 
     def labelled(self, reduced: Reduced) -> float:
-        """|V~| of the clients that replied; under differential privacy, which hides it, the number of clients in a round.
+        """Return |V~| of the clients that replied; under differential privacy, which hides it, the number of clients in a round.
 
         Raises:
-            RunFailed: none has a training node.
+            RunFailed: no client has a training node.
         """
         if self.privacy:
             return float(self.cohort_size)
         total = sum(self.counts("num_train", reduced.clients))
         if not total:
-            raise RunFailed(f"round {self.server_round}: none of the clients that answered has a training node")
+            raise RunFailed(
+                f"round {self.server_round}: none of the clients that replied has a training node: raise strategy.fraction"
+            )
         return total
 
     def save(self) -> Tree:
-        """The optimiser's moments."""
+        """Return the optimiser's moments."""
         return {"optimizer": self.optimizer.state()}
 
     def load(self, tree: Tree) -> None:
-        """Take the moments up."""
+        """Restore the optimiser's moments."""
         self.optimizer.load(flatten(tree.get("optimizer", {})))
 
 
 def relayed(replies: Reduced, group: str) -> dict[int, Groups]:
-    """What each client sent under the names of receivers, for the receivers, under the names of senders."""
+    """Turn arrays that clients sent by receiver into inboxes: by receiver, then by sender."""
     inbox: dict[int, dict[str, Arrays]] = {reply.client: {group: {}} for reply in replies}
     for reply in replies:
         for receiver, array in reply.groups.get(group, {}).items():

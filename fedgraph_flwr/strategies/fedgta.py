@@ -1,13 +1,13 @@
 """FedGTA (Li et al., VLDB 2024, arXiv:2401.11755), server side.
 
-    S_ij = cos(M_i, M_j)                                    M_i the moments, H_i the confidence that client i tells
+    S_ij = cos(M_i, M_j)                                    M_i the moments, H_i the confidence that client i sends
     A_i = {j : S_ij > ε} ∪ {i}
     θ̄_i = Σ_{j ∈ A_i} H_j θ_j / Σ_{j ∈ A_i} H_j
 
-over the cohort, from memory of the paper and by the authors' program. Client i goes on from θ̄_i and is scored by it; one that was
-absent keeps its last. ε = 1 is Local; ε < −1 gives everybody the same model. ``confidence=false`` (ours, for ablation) weighs by
-``strategy.weighting`` in the place of H. Where all of A_i have H = 0, they weigh the same (ours).
-Leaves a client: what FedAvg sends, 2 K C numbers (K C of ``raw``) and H: see `fedgraph_flwr.clients.fedgta`.
+over the cohort, from memory of the paper and from the authors' code. Client i continues from θ̄_i and is scored with it; an
+absent client keeps its last. ε = 1 is Local; ε < −1 gives all clients the same model. ``confidence=false`` (ours, for ablation)
+weights by ``strategy.weighting`` instead of H. If all of A_i have H = 0, their weights are equal (ours).
+Leaves a client: FedAvg's uploads, 2 K C numbers (K C for ``raw``) and H: see `fedgraph_flwr.clients.fedgta`.
 Cost on the server: n² |θ| products for n clients, and their n models kept.
 """
 
@@ -23,20 +23,20 @@ from fedgraph_flwr.wire.messages import Reply
 
 
 class FedGTA(PersonalStrategy):
-    """Mixes the models of clients whose propagated labels are distributed alike."""
+    """Mixes the models of clients with similar distributions of propagated labels."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgta.uplink)
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
-        """H over A_i, in rows that sum to 1, [n, n]."""
+        """Return H over A_i, in rows that sum to 1, [n, n]."""
         moments = np.stack([reply.groups[SMOOTHED]["moments"].reshape(-1) for reply in replies])
         accepted = (cosines(moments) > self.params.epsilon) | np.eye(len(replies), dtype=bool)
-        told = (
+        confidences = (
             [reply.metrics[CONFIDENCE] for reply in replies]
             if self.params.confidence
             else self.weights([reply.client for reply in replies])
         )
-        weight = accepted * np.asarray(told, dtype=np.float64)
+        weight = accepted * np.asarray(confidences, dtype=np.float64)
         weight = np.where(weight.any(axis=1, keepdims=True), weight, accepted)
         return weight / weight.sum(axis=1, keepdims=True)

@@ -4,34 +4,35 @@
     S_j^k = Σ_i n_i S_{i,j}^k / Σ_i n_i,  S_{i,j}^k = mean over client i's nodes of (Z_i^k − M^k)^j,  j = 2..5
     W = Σ_i λ_i W_i,  λ_i by ``strategy.weighting`` (nodes)                              Algorithm 1, lines 26-29
 
-for the H hidden layers Z^k, each of width D, of the received model without dropout. ``one_phase`` asks each client for means of
-powers about a point that all know, the former round's M, and finds the moments by the binomial theorem; ``two_phase`` is the
-paper's exchange: means, then moments about the pooled mean. Both give the same M and S. Where sums are secure, the server sees
-the pooled ones only, but for each layer's range, of which ``cmd_range=unit`` asks none.
+for the H hidden layers Z^k, each of width D, of the received model without dropout. ``one_phase`` requests means of powers
+about a point that all clients know, the previous round's M, and derives the moments by the binomial theorem. ``two_phase`` is
+the paper's
+exchange: means, then moments about the pooled mean. Both give the same M and S. Under secure sums, the server sees only the
+pooled ones and each layer's range, which ``cmd_range=unit`` does not request.
 
-Numbers in a message, each client, with P shared parameters (messages also name phase and round, replies the client):
+Numbers in a message, per client, with P shared parameters (messages also contain phase and round, replies the client):
 
     phase                      down               up
-    describe (once)            1: version         5: n_i (where nodes weigh), training nodes, F, C, version
+    describe (once)            1: version         5: n_i (if nodes weigh), training nodes, F, C, version
     moments_sum (one_phase)    P + H D            5 H D + 2 H                                  powers and point in float64
     means (two_phase)          P                  H D + 2 H
     moments_about (two_phase)  P + H D            4 H D
     train                      P + 5 H D + H + 2  P + 2: training nodes, loss; + 8 scores of the received model after round 1
     evaluate (at the end)      P                  8: nodes, loss, accuracy and macro-F1, for validation and test
 
-The terms 2 H and H, each layer's range, are absent with ``cmd_range=unit``; the + 2 say whether to score the model and to
-keep a checkpoint. The model goes down in every exchange, so that a client needs no memory between them. With ``cmd`` off or
-beta = 0 the exchanges of moments are left out, and ``train`` is sent none.
+The terms 2 H and H, each layer's range, are absent with ``cmd_range=unit``; the + 2 are the flags for scoring the model and for
+a checkpoint. The model goes down in every exchange, so that a client needs no memory between them. With ``cmd`` off or beta = 0
+the exchanges of moments are left out, and ``train`` contains none.
 
-What reproduces: its paper's own figures in most rows. What does not: its gain over FedAvg, which on the same stack without the
-two terms is level or above. We think that the moment term as printed, whose gradient has one length however near the moments
-are, outweighs the labels at β = 10; squared (``cmd_norm=squared``) it fades (docs/reproduction.md).
+Reproduced: its paper's own scores in most rows. Not reproduced: its gain over FedAvg, which has level or higher scores with the
+same model without the two terms. Our explanation: the gradient of the moment term as printed has the same length however close
+the moments are, and outweighs the labels at β = 10; squared (``cmd_norm=squared``) it vanishes (docs/reproduction.md).
 
 Leaves a client: W_i, n_i, and means and moments of its hidden features, which for a client of very few nodes come close to
 the features themselves (one node: its mean is its feature). Never leaves it: X, A, Y, the features of single nodes.
 
-A client that fails between two exchanges is out for the round. If that happens after ``means``, those left are asked
-``moments_sum`` about the pooled mean, since moments about any point but their own mean are not central.
+A client that fails between two exchanges is dropped from the round. If that happens after ``means``, the remaining clients
+receive ``moments_sum`` about the pooled mean, since moments about any point but their own mean are not central.
 """
 
 from typing import ClassVar
@@ -51,29 +52,29 @@ from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
 
 
 class FedOMD(GraphStrategy):
-    """FedAvg, with the pooled moments of the cohort's hidden features sent along."""
+    """FedAvg that also sends the pooled moments of the cohort's hidden features."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedomd.uplink)
-    point: np.ndarray | float = 0.0  # what the powers of `moments_sum` are about
+    point: np.ndarray | float = 0.0  # point of the powers in `moments_sum`
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """A protected sum is one exchange."""
+        """Refuse two exchanges under protected sums."""
         params, privacy = method_params(cls, cfg), cfg.privacy
         key = "privacy.secagg=true" if privacy.secagg else f"privacy.dp={privacy.dp}" if privacy.dp != "none" else ""
         if key and params.cmd and params.beta and params.exchange != "one_phase":
             raise FedGraphError(
-                f"{key} takes all moments from one sum: set strategy.exchange=one_phase, not {params.exchange}"
+                f"{key} protects all moments in one sum: set strategy.exchange=one_phase, not {params.exchange}"
             )
 
     def verify(self, phase: str, reply: Reply) -> None:
-        """Moments must be of some features: even orders are no less than 0, and none leaves what the told range allows."""
+        """Refuse impossible moments: even orders are at least 0, and all are within the sent range."""
         group = reply.groups.get(MOMENTS, {}) | reply.groups.get(RANGE, {})
         for name, values in group.items():
             if problem := impossible(name, values.astype(np.float64), group.get("range"), self.point):
                 raise FedGraphError(
-                    f"client {reply.client} replied to phase '{phase}' with {MOMENTS}/{name} of no features: {problem}"
+                    f"client {reply.client} replied to phase '{phase}' with impossible {MOMENTS}/{name}: {problem}"
                 )
 
     def before_train(self, arrays: Arrays) -> dict[str, Arrays]:
@@ -92,7 +93,7 @@ class FedOMD(GraphStrategy):
         return {TARGET: target}
 
     def _one_phase(self, arrays: Arrays) -> tuple[Reduced, np.ndarray]:
-        """From means of powers about the previous mean: far from it, powers would lose significant digits."""
+        """Use means of powers about the previous mean: far from it, powers would lose significant digits."""
         layers, width = self.cfg.model.layers - 1, self.cfg.model.hidden
         point = self.memory.get("mean", np.zeros((layers, width)))
         self.point = point
@@ -102,26 +103,26 @@ class FedOMD(GraphStrategy):
         return replies, pooled
 
     def _two_phase(self, arrays: Arrays) -> tuple[Reduced, np.ndarray]:
-        """Means, then moments about the pooled one; where a client fails between them, means of powers about it of those left."""
-        told = self.request("means", {MODEL: arrays})
-        point = told[MOMENTS]["mean"]
+        """Use means, then moments about the pooled mean; if a client fails in between, powers about it from the others."""
+        first = self.request("means", {MODEL: arrays})
+        point = first[MOMENTS]["mean"]
         sent = {MODEL: arrays, "point": {"mean": point}}
-        about = self.request("moments_about", sent, told.clients)
-        if about.clients == told.clients:
-            return told, np.concatenate([point[:, None], about[MOMENTS]["spread"]], axis=1).astype(np.float64)
+        about = self.request("moments_about", sent, first.clients)
+        if about.clients == first.clients:
+            return first, np.concatenate([point[:, None], about[MOMENTS]["spread"]], axis=1).astype(np.float64)
         self.point = point
         left = self.request("moments_sum", sent, about.clients)
         return left, central(left[MOMENTS]["powers"], point.astype(np.float64))
 
 
 def impossible(name: str, values: np.ndarray, span: np.ndarray | None, point: np.ndarray | float = 0.0) -> str:
-    """Why no features of any nodes have these statistics; empty where some have.
+    """Return why no features can have these statistics; empty if some can.
 
     Args:
         name: ``mean`` [H, D], ``moments`` [H, 5, D], ``spread`` [H, 4, D], ``powers`` [H, 5, D] or ``range`` [H, 2].
         values: the statistics.
-        span: smallest and largest feature of each layer [H, 2], where told.
-        point: what ``powers`` are taken about, [H, D].
+        span: smallest and largest feature of each layer [H, 2], if sent.
+        point: point of ``powers``, [H, D].
     """
     if name == "range":
         return "a smallest feature above the largest" if (values[:, 0] > values[:, 1]).any() else ""
@@ -129,7 +130,7 @@ def impossible(name: str, values: np.ndarray, span: np.ndarray | None, point: np
     parts = dict(zip(orders, values.reshape(len(values), len(orders), -1).swapaxes(0, 1), strict=True))  # [H, D] each
     if odd := [order for order in (2, 4) if order in parts and (parts[order] < 0).any()]:
         return f"a moment of order {odd[0]} below 0"
-    if span is None or name == "spread":  # of which the point is not the client's own mean
+    if span is None or name == "spread":  # its point is not the client's own mean
         return ""
     if name == "powers":
         parts = dict(zip(orders, central(values, np.broadcast_to(point, parts[1].shape)).swapaxes(0, 1), strict=True))

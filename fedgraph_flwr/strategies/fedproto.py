@@ -2,9 +2,9 @@
 
     C̄^j = Σ_{i ∈ N_j} |D_ij| C_i^j / Σ_{i ∈ N_j} |D_ij|                        Eq. (6), N_j the cohort's clients with class j
 
-As printed, Eq. (6) divides by |N_j| once more, which would shrink a prototype that many clients have; its proof (appendix B) does
-not, and the authors' program takes the plain mean. A class that nobody of the cohort has keeps its prototype (ours).
-No model travels.
+As printed, Eq. (6) divides by |N_j| once more, which would shrink a prototype that many clients have. Its proof (appendix B)
+does not, and the authors' code takes the plain mean. A class that no client of the cohort has keeps its prototype (ours). No
+model travels.
 Leaves a client: see `fedgraph_flwr.clients.fedproto`.
 """
 
@@ -20,33 +20,33 @@ from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedProto(GraphStrategy):
-    """Pools prototypes; keeps them in `memory`."""
+    """Pools prototypes, stored in `memory`."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(prototypes.uplink)
 
     def setup(self) -> None:
-        """The shape of the prototypes."""
+        """Determine the shape of the prototypes."""
         self.shape = self.agreed("num_classes"), self.agreed(WIDTH)
 
     def before_train(self, arrays: Arrays) -> Groups:
-        """The prototypes so far."""
+        """Send the current prototypes."""
         return {PROTOTYPES: self.memory[PROTOTYPES]} if PROTOTYPES in self.memory else {}
 
     def before_evaluate(self, arrays: Arrays) -> Groups:
-        """As for training: Eq. (4) is scored too."""
+        """Send the same as for training, since Eq. (4) is scored, too."""
         return self.before_train(arrays)
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """Eq. (6); there are no shared parameters. A class with a noised count below 1/2 keeps its prototype."""
+        """Compute Eq. (6); there are no shared parameters. A class with a noised count below 1/2 keeps its prototype."""
         total, found = reduced[PROTOTYPES]["sum"], reduced[PROTOTYPES]["count"]
-        told = found > 0.5
-        if told.any():
-            self.keep(np.where(told[:, None], total / np.maximum(found, 1)[:, None], 0), told)
+        known = found > 0.5
+        if known.any():
+            self.keep(np.where(known[:, None], total / np.maximum(found, 1)[:, None], 0), known)
         return arrays
 
-    def keep(self, pooled: np.ndarray, told: np.ndarray) -> None:
-        """Prototypes [C, D] of the classes that someone has [C], into `memory`."""
-        former = self.memory.get(PROTOTYPES, {"mean": np.zeros(self.shape), "known": np.zeros(self.shape[:1], bool)})
-        mean = np.where(told[:, None], pooled, former["mean"]).astype(self.cfg.dtype)
-        self.memory[PROTOTYPES] = {"mean": mean, "known": former["known"] | told}
+    def keep(self, pooled: np.ndarray, known: np.ndarray) -> None:
+        """Store prototypes [C, D] of the classes that a client has [C] in `memory`."""
+        previous = self.memory.get(PROTOTYPES, {"mean": np.zeros(self.shape), "known": np.zeros(self.shape[:1], bool)})
+        mean = np.where(known[:, None], pooled, previous["mean"]).astype(self.cfg.dtype)
+        self.memory[PROTOTYPES] = {"mean": mean, "known": previous["known"] | known}

@@ -1,14 +1,14 @@
 """FED-PUB (Baek et al., ICML 2023, arXiv:2206.10206), server side.
 
-    S_ij = cos(e_i, e_j)                                          e_i the functional embedding that client i tells
+    S_ij = cos(e_i, e_j)                                          e_i the functional embedding that client i sends
     α_ij = exp(τ S_ij) / Σ_k exp(τ S_ik)
     θ̄_i = Σ_j α_ij θ_j
 
-over the cohort (Section 3 of the paper, from memory, so without its numbers of equations). Client i goes on from θ̄_i; one that
-was absent keeps its last, and one that has not trained yet is sent the mean. τ = 0 gives everybody the uniform mean; as τ
-grows, each client keeps its own model. Leaves a client: what FedAvg sends, and e_i [D]: see `fedgraph_flwr.clients.fedpub`.
-Masks never do; the authors' program uploads and averages them, and then no client takes them. Cost on the server: n² |θ|
-products for n clients, and their n models kept.
+over the cohort (Section 3 of the paper, from memory, hence without its numbers of equations). Client i continues from θ̄_i; an
+absent client keeps its last, and a client that has not trained yet receives the mean. τ = 0 gives all clients the uniform mean;
+as τ grows, each client keeps its own model. Leaves a client: FedAvg's uploads, and e_i [D]: see `fedgraph_flwr.clients.fedpub`.
+Masks never leave it; the authors' code uploads and averages them, and then no client uses them. Cost on the server: n² |θ|
+products for n clients, and their n stored models.
 """
 
 from typing import ClassVar
@@ -23,13 +23,13 @@ from fedgraph_flwr.wire.messages import Reply
 
 
 class FedPUB(PersonalStrategy):
-    """Mixes the models of clients that say alike of the same random graph."""
+    """Mixes the models of clients with similar embeddings of the same random graph."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedpub.uplink)
 
     def mixing(self, replies: list[Reply]) -> np.ndarray:
-        """α [n, n]."""
+        """Return α [n, n]."""
         similarity = cosines(np.stack([reply.groups[EMBEDDING]["mean"] for reply in replies]))
         weight = np.exp(self.params.tau * (similarity - 1))  # 1 is the largest of each row
         return weight / weight.sum(axis=1, keepdims=True)

@@ -2,16 +2,16 @@
 
     generate   predicted neighbours x̃ of its training nodes, from each client                  ``generator_rounds`` times
     judge      all x̃ to all; from client j, x̃ − x for the nearest x among neighbours it draws of its own     the same
-    mend       Σ_{j≠i} (x̃ − x_j) to client i, for its last step; each client adds what it predicts to its graph    once
+    mend       Σ_{j≠i} (x̃ − x_j) to client i, for its last step; each client adds its predictions to its graph    once
     train      FedAvg of GraphSAGE
 
-Σ_j (x̃ − x_j) is, but for a factor, the gradient of the peers' losses at x̃, from which a client finds that of its generator.
-In the paper a client sends its head and its latent vectors, from which the peers make x̃, and gets the gradient at the head:
-the same numbers for some hundred times the bytes (a head of 2048 x P F against R x F). Its program, OpenFGL's and FedStruct's
-read the peers' features as they are. Generators are never averaged. Leaves a client: see `fedgraph_flwr.clients.fedsage`. The
-server sees x̃ and each x̃ − x_j, so it can tell the features of the nodes that client j drew, as it could from the paper's
-gradients by solving for them; with ``privacy.secagg=true`` it sees the sums over all peers alone, and so does client i, in four
-more exchanges a generator round.
+Σ_j (x̃ − x_j) is, up to a factor, the gradient of the peers' losses at x̃, from which a client computes that of its generator.
+In the paper a client sends its head and its latent vectors, from which the peers compute x̃, and receives the gradient at the
+head: the same numbers for some hundred times the bytes (a head of 2048 x P F against R x F). The authors' code, OpenFGL and
+FedStruct's code read the peers' features directly. Generators are never averaged. Leaves a client: see
+`fedgraph_flwr.clients.fedsage`. The server sees x̃ and each x̃ − x_j, so it can compute the features of the nodes that client j
+drew, as it could from the paper's gradients by solving for them. With ``privacy.secagg=true`` it sees only the sums over all
+peers, and so does client i, for four more exchanges per generator round.
 Cost: 2 generator_rounds + 1 exchanges at first; then FedAvg's.
 """
 
@@ -31,10 +31,10 @@ from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
 
 
 class FedSage(GraphStrategy):
-    """FedAvg after generators were trained and graphs mended.
+    """FedAvg after training generators and extending graphs.
 
     Attributes:
-        rows: how many neighbours each client predicted last, by its index.
+        rows: number of neighbours that each client predicted last, by index.
     """
 
     Params: ClassVar[type] = Params
@@ -42,7 +42,7 @@ class FedSage(GraphStrategy):
     rows: dict[int, int]
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
-        """Rows and their owners; differences from every client's rows."""
+        """Return rows and their owners, or differences from every client's rows."""
         width = self.agreed("num_features")
         if group == APART:
             return {str(i): ArrayField((rows, width), self.cfg.dtype) for i, rows in self.rows.items() if rows}
@@ -53,7 +53,7 @@ class FedSage(GraphStrategy):
         return {"rows": ArrayField((size, width), self.cfg.dtype, -1, 1)}
 
     def verify(self, phase: str, reply: Reply) -> None:
-        """Each row has an owner; they are numbered as they come, with at most P rows each."""
+        """Refuse rows without valid owners, which are numbered in order, with at most P rows each."""
         if phase != "generate":
             return
         owner, rows = reply.groups[OWNERS]["rows"], reply.groups[PROPOSED]["rows"]
@@ -63,12 +63,12 @@ class FedSage(GraphStrategy):
         )
         if not named or (owner.size and np.bincount(owner).max() > self.params.neighbours):
             raise FedGraphError(
-                f"client {reply.client} replied to phase 'generate' with {OWNERS}/rows that do not number the nodes of"
-                f" {len(rows)} rows"
+                f"client {reply.client} replied to phase 'generate' with {OWNERS}/rows that do not number the owners of"
+                f" {len(rows)} rows from 0"
             )
 
     def setup(self) -> None:
-        """Train the generators, and mend."""
+        """Train the generators, and extend the graphs."""
         if not self.params.neighbours:
             return
         apart: dict[int, Groups] = {}
@@ -77,12 +77,12 @@ class FedSage(GraphStrategy):
         say_added(self.request_all("mend", apart).replies, self.cfg.strategy.name)
 
     def judged(self, replies: Reduced) -> dict[int, Groups]:
-        """Of each client's rows the sum of differences over its peers."""
+        """Return the sum of differences over its peers for each client's rows."""
         self.rows = {reply.client: len(reply.groups[PROPOSED]["rows"]) for reply in replies}
-        told = [reply for reply in replies if self.rows[reply.client]]
-        if not told or len(self.clients) < 2:
+        proposing = [reply for reply in replies if self.rows[reply.client]]
+        if not proposing or len(self.clients) < 2:
             return {}
-        rows = {str(reply.client): reply.groups[PROPOSED]["rows"] for reply in told}
-        owners = {str(reply.client): reply.groups[OWNERS]["rows"] for reply in told}
+        rows = {str(reply.client): reply.groups[PROPOSED]["rows"] for reply in proposing}
+        owners = {str(reply.client): reply.groups[OWNERS]["rows"] for reply in proposing}
         total = self.request("judge", {PROPOSED: rows, OWNERS: owners})[APART]
         return {int(i): {APART: {"sum": total[i].astype(self.cfg.dtype)}} for i in rows}

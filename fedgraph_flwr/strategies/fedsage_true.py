@@ -1,9 +1,9 @@
-"""FedSage-true (Aliakbari, Östman & Graell i Amat, 2024, section 7): an upper bound of methods that in-paint neighbours.
+"""FedSage-true (Aliakbari, Östman & Graell i Amat, 2024, section 7): an upper bound of methods that generate neighbours.
 
-    wanted, features, mend     each client is given the true features of its external 1-hop neighbours      once
-    train                      gradient averaging over the mended graphs (`fedgraph_flwr.strategies.fedgrad`)
+    wanted, features, mend     each client receives the true features of its external 1-hop neighbours     once
+        train                      gradient averaging over the extended graphs (`fedgraph_flwr.strategies.fedgrad`)
 
-It gives up privacy on purpose: raw features cross clients, and pass the server in the clear.
+It gives up privacy on purpose: raw features cross clients, and pass the server unprotected.
 Leaves the client: ids of external neighbours, X of nodes with external neighbours, gradients, |V~_i|, scores.
 """
 
@@ -22,31 +22,31 @@ class FedSageTrue(FedGrad):
     """Relays features once, then averages gradients.
 
     Attributes:
-        wishes: ids of its nodes that others want, by owner and by who wants them.
+        requested: ids of each client's nodes that others request, by owner and by requesting client.
     """
 
-    wishes: dict[int, Arrays]
+    requested: dict[int, Arrays]
 
     uplink = staticmethod(fedgrad.true_features)
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
-        """Ids that are wanted, by owner; features [b, F], by who wants them."""
+        """Return requested ids, by owner; or features [b, F], by requesting client."""
         if phase == "wanted":
             ids = ArrayField((up_to(LARGEST),), "int32", 0, LARGEST, optional=True)
             return {str(other): ids for other in self.clients}
         width = self.agreed("num_features")
-        asked = {str(other): len(ids) for other, ids in self.wishes.get(client or 0, {}).items()}
-        return {k: ArrayField((size, width)) for k, size in asked.items()}
+        sizes = {str(other): len(ids) for other, ids in self.requested.get(client or 0, {}).items()}
+        return {k: ArrayField((size, width)) for k, size in sizes.items()}
 
     def verify(self, phase: str, reply: Reply) -> None:
-        """Nobody wants a node twice."""
+        """Refuse ids that are requested twice."""
         if any((np.diff(ids) <= 0).any() for ids in reply.groups.get("wanted", {}).values()):
             raise FedGraphError(f"client {reply.client} replied to phase 'wanted' with ids that are not ascending")
 
     def setup(self) -> None:
-        """Each client's wishes to the owners, their features back to the client."""
-        wishes = self.request_all("wanted")
-        inbox = relayed(wishes, "wanted")
-        self.wishes = {client: groups["wanted"] for client, groups in inbox.items()}
+        """Relay each client's requests to the owners, and the features back to the client."""
+        replies = self.request_all("wanted")
+        inbox = relayed(replies, "wanted")
+        self.requested = {client: groups["wanted"] for client, groups in inbox.items()}
         features = self.request_all("features", inbox)
         self.request_all("mend", relayed(features, "features"))

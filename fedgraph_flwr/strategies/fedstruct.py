@@ -1,21 +1,22 @@
-"""FedStruct-B (Aliakbari, Östman & Graell i Amat, 2024): decoupled learning where nobody knows the global graph.
+"""FedStruct-B (Aliakbari, Östman & Graell i Amat, 2024): decoupled learning without a party that knows the global graph.
 
-    announce   keys and the ids of everyone's nodes                                     once
+    announce   keys and the ids of all clients' nodes                                   once
     acquire    Ā^[i] by Algorithm 3: L_s − 1 relays of sealed B_i^k                     once
     place      s_u of the support, for features that are not learned                    once
     train      ∇_θ F = (1/|V~|) Σ_i g_i,   ∇_S F = (1/|V~|) Σ_i G_S^i                   Algorithms 4 and 5
 
-What reproduces: its paper's claims, and nearly all its figures, with the authors' program where the paper is silent. What does
-not: Local on Cora and CiteSeer, and some rows of FL-GNN, lie below; we think for GraphSAGE's size and rounds, which the paper
+Reproduced: its paper's claims, and nearly all its scores, with the authors' code where the paper is silent. Not reproduced:
+Local on Cora and CiteSeer, and some rows of FL-GNN, are lower; our explanation is GraphSAGE's size and rounds, which the paper
 does not give (docs/reproduction.md).
 
-The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and hands each client the rows of S in its support:
-exact, since all others meet a zero of Ā^[i]. A part of the clients' gradients is divided by those clients' |V~_i|.
-Threat model: an honest-but-curious server. It holds θ and S, relays what it cannot read, and learns who owns which node, which
-clients' nodes are joined by an edge, how many bytes an envelope has, and per client the union of its nodes' L_s-hop
-neighbourhoods (in the paper too: the rows of G_S^i that are not zero; for L_s = 1 these are its direct neighbours). It learns
-no edge. A server that hands out false keys could read the envelopes, which pinned keys prevent (`fedgraph_flwr.secure.keyring`).
-Clients learn their own rows of Ā and the B_i^k addressed to them; for few hops these reveal edges of the sender.
+The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and sends each client the rows of S in its support. This
+is exact, since all others meet a zero of Ā^[i]. Gradients of a part of the clients are divided by those clients' |V~_i|.
+Threat model: an honest-but-curious server. It holds θ and S, relays sealed content, and learns the owner of every node, which
+clients' nodes are joined by an edge, the bytes of each envelope, and per client the union of its nodes' L_s-hop neighbourhoods
+(in the paper, too: the rows of G_S^i that are not zero; for L_s = 1 these are its direct neighbours). It learns no edge. A
+malicious server that distributes false keys could read the envelopes, which pinned keys prevent
+(`fedgraph_flwr.secure.keyring`). Clients learn their own rows of Ā and the B_i^k addressed to them; with few hops these reveal
+edges of the sender.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,7 +50,7 @@ class FedStruct(FedGrad):
 
     Attributes:
         s: structure features of all nodes, [n, d_s].
-        support: global ids of the nodes whose s_u a client needs; ``reached`` marks those it sends gradients of.
+        support: global ids of the nodes whose s_u a client needs; ``reached`` marks those whose gradients it sends.
         nodes: global ids of each client's nodes.
         hands_on: whether clients send the columns of their rows to the owners of these nodes.
     """
@@ -67,9 +68,9 @@ class FedStruct(FedGrad):
 
     @classmethod
     def needs(cls, cfg: RunConfig, graphs: Callable[[], Iterable[ClientGraph]]) -> tuple[float, str]:
-        """The rows of Ā while they are exchanged."""
+        """Estimate the bytes of the rows of Ā during their exchange."""
         params, network = method_params(cls, cfg), probe(cfg.model)
-        if not isinstance(network, Network):  # which the client's side refuses
+        if not isinstance(network, Network):  # the client's side refuses it
             return 0.0, ""
         clients = list(graphs())
         if not all(isinstance(graph, ClientGraph) for graph in clients):  # likewise
@@ -79,7 +80,7 @@ class FedStruct(FedGrad):
         return held, "set strategy.prune (30 in the paper), or lower model.structure_hops"
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
-        """Keys and ids, envelopes between clients or the rows that they end in, gradients of S."""
+        """Return keys and ids, envelopes between clients or the rows that they result in, or gradients of S."""
         ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
         if phase == "announce":
             return {"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD, "nodes": ids}
@@ -97,28 +98,28 @@ class FedStruct(FedGrad):
 
     @property
     def row_width(self) -> int:
-        """Of the rows that clients send while they train."""
+        """Width of the rows that clients send in training."""
         return int(self.s.shape[1])
 
     def envelopes(self) -> dict[str, ArrayField]:
-        """Sealed bytes for any other client: at most dense rows of all combinations, from each of its nodes to all."""
+        """Return sealed bytes for any other client: at most dense rows of all combinations, from each of its nodes to all."""
         hops, n = self.network["structure_hops"], self.num_nodes
         most = {k: min(16 * (hops + 1) * len(ids) * (n + 2) + 2**16, LARGEST) for k, ids in self.nodes.items()}
         return {str(k): ArrayField((up_to(size),), "uint8", optional=True) for k, size in most.items()}
 
     @cached_property
     def network(self) -> dict[str, Any]:
-        """The network's own keys."""
+        """The model's own keys."""
         return keywords(self.cfg.model)
 
     def first_features(self, client: int | None) -> dict[str, ArrayField]:
-        """s_u of the client's own nodes, which come with the rows that end the acquisition."""
+        """Return s_u of the client's own nodes, which come with the rows that end the acquisition."""
         width = self.network["structure_width"] if self.network["structure_mlp"] else self.agreed("num_classes")
         shape = (len(self.nodes.get(client or 0, ())), width)
         return {"s": ArrayField(shape, self.cfg.dtype, optional=True)}
 
     def verify(self, phase: str, reply: Reply) -> None:
-        """A public key must be one; the rows that end the acquisition must be there, each of another node."""
+        """Refuse invalid public keys, and missing or repeated rows at the end of the acquisition."""
         if phase == "announce" and not is_public_key(reply.groups["identity"]["key"].tobytes()):
             raise FedGraphError(f"client {reply.client} replied to phase 'announce' with a key that is none of X25519")
         if phase != "acquire" or not reply.metrics["done"]:

@@ -28,7 +28,7 @@ def test_a_refused_key_of_fedspa_is_an_error(go, monkeypatch):  # noqa: F811
 
     zero.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedSPAClient, "publish_key", zero)
-    with pytest.raises((FedGraphError, RunFailed), match="client 1 replied to phase 'publish_key' with a key"):
+    with pytest.raises((FedGraphError, RunFailed), match="client 1 replied to phase 'publish_key' with an invalid key"):
         go("fedspa", "strategy.fisher_exchange=scalar", "rounds=1")
 
 
