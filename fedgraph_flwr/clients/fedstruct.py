@@ -67,7 +67,7 @@ class FedStructClient(FedGradClient):
         """The network must have a structure branch, and one that fits the features."""
         super().check(cfg, model)
         if not isinstance(model, FedStruct):
-            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedstruct, got {cfg.model.name}")
+            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedstruct, got model={cfg.model.name}")
         features = method_params(cls, cfg).features
         if isinstance(model.g, torch.nn.Identity) and features != "hop2vec":
             raise FedGraphError(f"model.structure_mlp=false needs strategy.features=hop2vec, got {features}")

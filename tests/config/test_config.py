@@ -186,9 +186,9 @@ WRONG_KEYS = {
     "strategy.private=[haed]": "strategy.private: 'haed' matches no parameter of model=gcn",
     "strategy=fedavgm strategy.server_lr=nan": "strategy.momentum.server_lr must be >= 0, got nan",
     "strategy=fedstruct strategy.prune=-1": "strategy.prune must be >= 0, got -1",
-    "strategy=fedomd model=gcn": "strategy=fedomd needs model=fedomd, got gcn",
-    "strategy=fedhero model=gcn": "strategy=fedhero needs model=fedhero, got gcn",
-    "strategy=fedstruct model=gcn": "strategy=fedstruct needs model=fedstruct, got gcn",
+    "strategy=fedomd model=gcn": "strategy=fedomd needs model=fedomd, got model=gcn",
+    "strategy=fedhero model=gcn": "strategy=fedhero needs model=fedhero, got model=gcn",
+    "strategy=fedstruct model=gcn": "strategy=fedstruct needs model=fedstruct, got model=gcn",
     "strategy=fedhgn model=gcn": "strategy=fedhgn needs a model with bases: model=rgcn or simple_hgn",
     "strategy=fedhgn model.bases=0": "strategy=fedhgn needs a model with bases: model=rgcn or simple_hgn",
 }

@@ -268,7 +268,7 @@ def test_b_refuses_features_that_need_the_global_graph(train):
 
 
 def test_options_that_do_not_go_together_are_named(train):
-    with pytest.raises(FedGraphError, match="needs model=fedstruct, got gcn"):
+    with pytest.raises(FedGraphError, match="needs model=fedstruct, got model=gcn"):
         train("model=gcn")
     with pytest.raises(FedGraphError, match=r"structure_mlp=false needs strategy\.features=hop2vec"):
         train("model.structure_mlp=false", "strategy.features=degree")
