@@ -30,7 +30,7 @@ from fedgraph_flwr.data.importing_typed import (
     named_files,
     typed_client,
 )
-from fedgraph_flwr.data.schema import KINDS, NODE, SCALES, SCALINGS, Schema, agreed_schema, fitted_schema
+from fedgraph_flwr.data.schema import EDGE, KINDS, NODE, SCALES, SCALINGS, Schema, agreed_schema, fitted_schema
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.data.tables import TableLayout, read_table
 from fedgraph_flwr.errors import FedGraphError
@@ -84,6 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument(
         "--feature-columns", default="", metavar="NAMES", help="names or patterns (x_*), by commas; default: all others"
     )
+    given.add_argument(
+        "--edge-columns",
+        default="",
+        metavar="NAMES",
+        help="columns of the edge table that become features of edges: names or patterns ('*'), by commas; default: the schema's",
+    )
     given.add_argument("--client-column", metavar="NAME", help="column that says whose the node is (partition=planted)")
     given.add_argument(
         "--classes", default="", metavar="A,B,C", help="the labels in the order of their numbers; default: sorted"
@@ -104,11 +110,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COLUMN=KIND",
-        help=f"one of {', '.join(KINDS)}; TYPE.COLUMN of typed nodes",
+        help=f"of columns of nodes and edges, one of {', '.join(KINDS)}; TYPE.COLUMN of typed nodes",
     )
     treated.add_argument(
         "--scale", action="append", default=[], metavar="COLUMN=SCALE", help=f"of a number or date: {', '.join(SCALES)}"
     )
+    for option, values in (("kind", KINDS), ("scale", SCALES)):
+        treated.add_argument(
+            f"--edge-{option}",
+            action="append",
+            default=[],
+            metavar=f"COLUMN={option.upper()}",
+            help=f"of a column of the edge table where nodes have one of this name: {', '.join(values)}",
+        )
     treated.add_argument(
         "--unit", action="append", default=[], metavar="COLUMN=UNIT", help="what it counts, for people"
     )
@@ -195,6 +209,10 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
     told = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
     homophily = found["edge_homophily"]
     print(f"{told}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}")
+    if isinstance(graph, Graph) and graph.has_edge_data:
+        held = {"times": graph.edge_time, "labels": graph.edge_y}
+        others = "".join(f", {what}" for what, values in held.items() if values.numel())
+        print(f"edges carry {graph.num_edge_features} features{others}; parallel edges stay separate")
     names = graph.schema["agreed"]["classes"]
     labels = torch.bincount(graph.y[graph.y >= 0], minlength=len(names)).tolist()
     print(f"labels: {', '.join(f'{name} {count}' for name, count in list(zip(names, labels, strict=True))[:20])}")
@@ -246,6 +264,12 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
             if accepted:
                 one_of(value, accepted, f"--{option} {name}")
             pairs[option][name] = value
+        for word in getattr(args, f"edge_{option}", ()):
+            name, sign, value = word.rpartition("=")
+            if not sign or not name:
+                raise FedGraphError(f"--edge-{option} {word}: expected COLUMN={option.upper()}")
+            one_of(value, accepted, f"--edge-{option} {name}")
+            pairs[option][f"{EDGE}.{name}"] = value
     if args.min_count < 1:
         raise FedGraphError(f"--min-count must be >= 1, got {args.min_count}")
     formats = formats_of(args)
@@ -279,6 +303,8 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, values: Mapping[str, A
     tables: dict[str, tuple[pd.DataFrame, str]] = {
         kind: (read_table(path, own.tables), str(path)) for kind, path in files.items() if path is not None
     }
+    if EDGE in agreed.nodes:
+        tables[EDGE] = (read_table(args.edges, own.tables), str(args.edges))
     nodes = {
         kind: {name: replace(column, format=own.nodes[kind][name].format) for name, column in columns.items()}
         for kind, columns in agreed.nodes.items()
@@ -312,7 +338,8 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
     if args.data and not args.target:
         return from_saved(args.data, classes=classes, undirected=args.undirected, treatment=treatment)
     features = [word.strip() for word in args.feature_columns.split(",") if word.strip()]
-    columns = Columns.of(layout, features)
+    of_edges = [word.strip() for word in args.edge_columns.split(",") if word.strip()]
+    columns = Columns.of(layout, features, of_edges)
     if args.nodes:
         return from_tables(
             args.nodes, args.edges, columns, classes=classes, undirected=args.undirected, treatment=treatment
@@ -332,7 +359,7 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
     stored = treatment.schema.tables.to_dict()
     for key, value in given.to_dict().items():
         if key in stored and stored[key] != value:
-            option = key if key in ("separator", "encoding") else f"{key}-column"
+            option = key if key in ("separator", "encoding") else f"{key.replace('_', '-')}-column"
             print(f"--{option} {value!r} goes before {stored[key]!r} of {treatment.where}")
     return given.over(treatment.schema.tables)
 

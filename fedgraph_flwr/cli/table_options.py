@@ -14,6 +14,8 @@ _ROLES = {
     "split": "column with train, val or test; default: the schema's, else none",
     "source": "source of each edge; default: the schema's, else source",
     "target": "target of each edge; default: the schema's, else target",
+    "time": "time of each edge, seconds or a date; default: the schema's, else none",
+    "edge-label": "labels of edges; default: the schema's, else none",
 }
 
 
@@ -46,7 +48,8 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
     """The layout that the options state."""
     from fedgraph_flwr.data.tables import TableLayout
 
-    given = {role: getattr(args, f"{role}_column", None) or "" for role in (*_ROLES, "client")}
+    roles = [role.replace("-", "_") for role in (*_ROLES, "client")]
+    given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
 
 

@@ -165,7 +165,9 @@ def merge(
     if len(undirected) > 1:
         both, one = (next(name for name, s in schemas.items() if s.undirected == report) for report in (True, False))
         raise FedGraphError(f"{both} was written with --undirected and {one} without: use the same option for both")
-    return Schema(classes, nodes, edges, "federated", tables, undirected.pop())
+    labels = {word for schema in schemas.values() for word in schema.edge_classes}
+    ordered = schemas[first].edge_classes if set(schemas[first].edge_classes) == labels else sorted(labels, key=natural)
+    return Schema(classes, nodes, edges, "federated", tables, undirected.pop(), tuple(ordered))
 
 
 def _merged_layout(schemas: Mapping[str, Schema], say: Callable[[str], None]) -> TableLayout:

@@ -416,8 +416,9 @@ def _compressed(key: str, edge_index: Tensor) -> dict[str, Tensor]:
     """Return sorted edges [2, E] as CSR: int32 targets where they fit."""
     source, target = edge_index
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), source.bincount().cumsum(0)])
-    small = int(target.max()) < 2**31
-    return {f"{key}#indptr": indptr, f"{key}#indices": target.to(torch.int32) if small else target}
+    kind = torch.int32 if int(target.max()) < 2**31 else torch.int64
+    indices = torch.empty(len(target), dtype=kind).copy_(target)  # a single edge's target may be a strided view
+    return {f"{key}#indptr": indptr, f"{key}#indices": indices}
 
 
 def _expanded(indptr: Tensor, indices: Tensor) -> Tensor:

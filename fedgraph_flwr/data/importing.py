@@ -12,7 +12,7 @@ that heterogeneous graphs can combine several tables. Rows are counted from 1, a
 import copy
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig, group_names
-from fedgraph_flwr.data.cleaning import check, to_undirected
+from fedgraph_flwr.data.cleaning import both_directions, check, to_undirected
 from fedgraph_flwr.data.columns import (
     AS_FOUND,
     SPLITS,
@@ -36,9 +36,10 @@ from fedgraph_flwr.data.columns import (
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.root import imported_path
-from fedgraph_flwr.data.schema import NODE, Column, Schema, stored
+from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, stored
 from fedgraph_flwr.data.split import split_graph
 from fedgraph_flwr.data.tables import TableLayout, read_table
+from fedgraph_flwr.data.value_formats import date_format, read_dates
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -50,6 +51,7 @@ class Columns:
 
     Attributes:
         features: names or patterns such as ``x_*``; empty for every other column of the node table.
+        edge_features: names or patterns of columns of the edge table; empty for those of the schema, if there is one.
         separator: field separator of a CSV, "" to detect it; likewise ``encoding``.
     """
 
@@ -60,13 +62,16 @@ class Columns:
     client: str = ""
     source: str = "source"
     target: str = "target"
+    time: str = ""
+    edge_label: str = ""
     separator: str = ""
     encoding: str = ""
+    edge_features: Sequence[str] = ()
 
     @classmethod
-    def of(cls, layout: TableLayout, features: Sequence[str] = ()) -> "Columns":
+    def of(cls, layout: TableLayout, features: Sequence[str] = (), edge_features: Sequence[str] = ()) -> "Columns":
         """Return the columns of a layout, with defaults for the others."""
-        return cls(features=features, **layout.to_dict())
+        return cls(features=features, edge_features=edge_features, **layout.to_dict())
 
     @property
     def layout(self) -> TableLayout:
@@ -78,6 +83,11 @@ class Columns:
     def others(self) -> list[str]:
         """Columns of a node table with another role than feature."""
         return [name for name in (self.id, self.label, self.split, self.client) if name]
+
+    @property
+    def edge_others(self) -> list[str]:
+        """Columns of an edge table with another role than feature."""
+        return [name for name in (self.source, self.target, self.time, self.edge_label) if name]
 
 
 _DEFAULTS = Columns()
@@ -114,10 +124,22 @@ def agreed_classes(given: Sequence[str], treatment: Treatment) -> Sequence[str]:
     return classes
 
 
-def say_dropped(links: Any, columns: Columns, where: str, treatment: Treatment) -> None:
+def say_dropped(links: Any, columns: Columns, where: str, treatment: Treatment, why: str) -> None:
     """Report the unused columns of an edge table."""
-    if dropped := [str(name) for name in links.columns if name not in (columns.source, columns.target)]:
-        treatment.say(f"{where}: ignored: {', '.join(dropped)} (edge features are not supported)")
+    if dropped := [str(name) for name in links.columns if name not in columns.edge_others]:
+        treatment.say(f"{where}: ignored: {', '.join(dropped)} ({why})")
+
+
+def edge_feature_columns(links: Any, columns: Columns, where: str, treatment: Treatment) -> list[str]:
+    """Return the columns of an edge table that may become features: those that are asked for, or the schema's.
+
+    Raises:
+        FedGraphError: no column matches a pattern.
+    """
+    if columns.edge_features or (treatment.schema and treatment.schema.nodes.get(EDGE)):
+        return feature_columns(links, columns.edge_features, columns.edge_others, where)
+    say_dropped(links, columns, where, treatment, "--edge-columns NAMES keeps them")
+    return []
 
 
 def from_tables(
@@ -147,7 +169,6 @@ def from_tables(
     table, links = (read_table(path, columns.layout, treatment.say) for path in (nodes, edges))
     where = str(nodes)
     check_roles(columns, NODE, treatment)
-    say_dropped(links, columns, str(edges), treatment)
     ids = Ids(table, columns.id, where)
     names = agreed_classes(classes, treatment)
     y = torch.full((len(table),), -1)
@@ -155,15 +176,23 @@ def from_tables(
         y, names = label_codes(table, columns.label, where, names)
     masks = split_masks(table, columns.split, where)
     undirected = undirected or bool(treatment.schema and treatment.schema.undirected)
-    edge_index = once(edge_ends(links, columns, str(edges), ids, ids), len(table), undirected, str(edges), treatment)
     usable = feature_columns(table, columns.features, columns.others, where)
-    treatment.check_names({NODE: usable})
+    carried = edge_feature_columns(links, columns, str(edges), treatment)
+    treatment.check_names({NODE: usable, EDGE: carried})
+    joined = edge_data(links, carried, columns, str(edges), treatment)
+    ends = edge_ends(links, columns, str(edges), ids, ids)
+    edge_index, rows = arranged(ends, len(table), undirected, str(edges), treatment, bool(joined.fields))
     made = features(NODE, table, usable, where, treatment)
     if not made.x.size(1):
         raise FedGraphError(f"{where} has no feature column; its other columns: {', '.join(usable) or 'none'}")
     tables = treatment.schema.tables if treatment.schema else columns.layout
     agreed = Schema(
-        tuple(names), {NODE: made.agreed}, scaling=treatment.settled_scaling(), tables=tables, undirected=undirected
+        tuple(names),
+        {NODE: made.agreed} | joined.agreed,
+        scaling=treatment.settled_scaling(),
+        tables=tables,
+        undirected=undirected,
+        edge_classes=joined.classes,
     )
     graph = Graph(
         x=made.x,
@@ -174,10 +203,102 @@ def from_tables(
         test_mask=masks[2] & (y >= 0),
         num_classes=len(names),
         group=group_codes(table, columns.client, where),
-        schema=stored(agreed, {NODE: made.fitted}, undirected, columns.layout),
+        schema=stored(agreed, {NODE: made.fitted} | joined.fitted, undirected, columns.layout),
         ids=pack_words(ids.index.to_numpy()),
+        **{key: values[rows] for key, values in joined.fields.items()},
     )
     return check(graph, where, labelled=bool(columns.label))
+
+
+@dataclass(frozen=True)
+class EdgeData:
+    """Data of the edges of one table, by row.
+
+    Attributes:
+        agreed: columns with the statistics that all parties share, by edge type; empty if no column becomes a feature.
+        fitted: the same columns, completed with this party's statistics.
+        classes: class names of edges.
+        fields: ``edge_attr``, ``edge_time`` and ``edge_y`` of a `Graph`, as far as there are any.
+    """
+
+    agreed: dict[str, Mapping[str, Column]]
+    fitted: dict[str, Mapping[str, Column]]
+    classes: tuple[str, ...]
+    fields: dict[str, Any]
+
+
+def edge_data(links: Any, names: Sequence[str], columns: Columns, where: str, treatment: Treatment) -> EdgeData:
+    """Read features, times and labels of the edges of one table.
+
+    Args:
+        links: one row per edge.
+        names: candidate feature columns.
+        columns: roles of the columns.
+        where: the file, for errors.
+        treatment: column options and schema.
+
+    Raises:
+        FedGraphError: a value does not match its column's kind, or a time is missing.
+    """
+    found: dict[str, Any] = {}
+    made = features(EDGE, links, names, where, treatment) if names or _edge_columns(treatment) else None
+    if made and made.x.size(1):
+        found["edge_attr"] = made.x
+    if columns.time:
+        found["edge_time"] = edge_times(links, columns.time, where, treatment)
+    classes: Sequence[str] = treatment.schema.edge_classes if treatment.schema else ()
+    if columns.edge_label:
+        found["edge_y"], classes = label_codes(links, columns.edge_label, where, classes)
+    has = made is not None and made.x.size(1) > 0
+    return EdgeData(
+        {EDGE: made.agreed} if made and has else {}, {EDGE: made.fitted} if made and has else {}, tuple(classes), found
+    )
+
+
+def _edge_columns(treatment: Treatment) -> bool:
+    return bool(treatment.schema and treatment.schema.nodes.get(EDGE))
+
+
+def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Tensor:
+    """Return the times of a table's edges in seconds, int64 [E]: whole numbers as they are, dates since 1970.
+
+    Raises:
+        FedGraphError: a time is missing, or neither a number nor a date.
+    """
+    import pandas as pd
+
+    read = _column(links, column, where, "time")
+    numbers = pd.to_numeric(read, errors="coerce")
+    form = treatment.date_formats.get(column, "")
+    if form or bool(numbers.isna().any()):
+        words = as_words(read)
+        form = form or date_format([str(word) for word in np.unique(words)], column, where)
+        numbers = (read_dates(read, form) - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)
+    if bool(numbers.isna().any()):
+        row = int(numbers.isna().to_numpy().argmax())
+        raise FedGraphError(
+            f"{where}: row {row + 1} has '{read.iloc[row]}' in column '{column}', which is neither a number of seconds nor a"
+            f" date: pass --date-format {column}=FORMAT"
+        )
+    return torch.from_numpy(np.floor(numbers.to_numpy(dtype=np.float64)).astype(np.int64))
+
+
+def arranged(
+    edges: Tensor, num_nodes: int, undirected: bool, where: str, treatment: Treatment, parallel: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the edges of a table [2, E'] sorted by both ends, and the row of each [E'].
+
+    Edges that carry no data count once (`once`), and their rows are not returned.
+    """
+    if not parallel:
+        distinct = once(edges, num_nodes, undirected, where, treatment)
+        return distinct, torch.zeros(distinct.size(1), dtype=torch.int64)
+    rows = torch.arange(edges.size(1))
+    if undirected:
+        proper = (edges[0] != edges[1]).nonzero().view(-1)
+        edges, rows = torch.cat([edges, edges[:, proper].flip(0)], dim=1), torch.cat([rows, proper])
+    order = (edges[0] * num_nodes + edges[1]).argsort(stable=True)
+    return edges[:, order], rows[order]
 
 
 def once(edges: Tensor, num_nodes: int, undirected: bool, where: str, treatment: Treatment) -> Tensor:
@@ -396,7 +517,19 @@ def from_data(
         raise FedGraphError(f"{where} holds a heterogeneous graph ({', '.join(data.node_types)}): pass --target TYPE")
     check_data(data, where)
     if dropped := sorted(
-        set(data.keys()) - {"x", "edge_index", "y", "train_mask", "val_mask", "test_mask", "num_nodes"}
+        set(data.keys())
+        - {
+            "x",
+            "edge_index",
+            "y",
+            "train_mask",
+            "val_mask",
+            "test_mask",
+            "num_nodes",
+            "edge_attr",
+            "edge_time",
+            "edge_y",
+        }
     ):
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")
     check_masks(data, data.num_nodes, where)
@@ -412,7 +545,7 @@ def from_data(
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
     check(graph, where)
-    return replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes)) if undirected else graph
+    return both_directions(graph) if undirected else graph
 
 
 def check_data(data: Any, where: str) -> None:

@@ -92,7 +92,7 @@ def from_typed_tables(
             found[a, relation, b] = torch.zeros(2, 0, dtype=torch.int64)
         elif a in ids and b in ids:
             links = read_table(path, layout, treatment.say)
-            say_dropped(links, columns, str(path), treatment)
+            say_dropped(links, columns, str(path), treatment, "edges of typed graphs have no features")
             ends = edge_ends(links, columns, str(path), ids[a], ids[b])
             found[a, relation, b] = once(ends, 0, False, str(path), treatment)
         else:

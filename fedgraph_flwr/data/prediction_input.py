@@ -1,5 +1,6 @@
 """Input of predictions: tables, graph files and PyG objects, encoded as in training; labels are optional."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,21 +10,23 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.checks import check_file
-from fedgraph_flwr.data.cleaning import to_undirected
+from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.columns import Treatment, as_words, features
 from fedgraph_flwr.data.graph import Graph, check_dtypes, pack_words, read_header, unpack_words
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.importing import (
     Columns,
     Ids,
+    arranged,
+    edge_data,
     edge_ends,
+    edge_feature_columns,
     feature_columns,
     from_tables,
-    once,
     read_saved,
     saved_features,
 )
-from fedgraph_flwr.data.schema import NODE, Column, Schema, fitted_schema
+from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
 from fedgraph_flwr.data.tables import read_table
 from fedgraph_flwr.errors import FedGraphError
 
@@ -115,6 +118,7 @@ def tables(
         FedGraphError: as for `from_tables` or `InputSpec.treatment`.
     """
     table = read_table(nodes, columns.layout)
+    columns = _present_edges(columns, read_table(edges, columns.layout))
     graph = from_tables(
         nodes,
         edges,
@@ -130,6 +134,13 @@ def _present(columns: Columns, table: Any) -> Columns:
     """Return the columns without the label, split and client columns that the table does not have."""
     return replace(
         columns, **{role: "" for role in ("label", "split", "client") if getattr(columns, role) not in table.columns}
+    )
+
+
+def _present_edges(columns: Columns, links: Any) -> Columns:
+    """Return the columns without those of times and labels that the edge table does not have."""
+    return replace(
+        columns, **{role: "" for role in ("time", "edge_label") if getattr(columns, role) not in links.columns}
     )
 
 
@@ -187,7 +198,9 @@ def _joined(
 ) -> NewNodes:
     treatment = treatment or spec.treatment()
     names = feature_columns(table, (), _present(columns, table).others, where[0])
-    treatment.check_names({NODE: names})
+    columns = _present_edges(columns, links)
+    carried = edge_feature_columns(links, columns, where[1], treatment)
+    treatment.check_names({NODE: names, EDGE: carried})
     x = features(NODE, table, names, where[0], treatment).x
     if x.size(1) != stored.num_features:
         raise FedGraphError(f"{where[0]} has {x.size(1)} features, {where[2]} has {stored.num_features}")
@@ -197,13 +210,17 @@ def _joined(
     n, k = stored.num_nodes, int(fresh.sum())
     rows[fresh] = n + np.arange(k)
     union = Ids.of(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
-    ends = once(edge_ends(links, columns, where[1], union, union), n + k, spec.undirected, where[1], treatment)
+    ends = edge_ends(links, columns, where[1], union, union)
+    added = edge_data(links, carried, columns, where[1], treatment).fields if stored.has_edge_data else {}
+    ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data)
+    data = _joined_data(stored, added, order, where)
+    edges = torch.cat([stored.edge_index, ends], dim=1)
     longer = torch.cat([stored.x, torch.zeros(k, x.size(1))])
     longer[torch.from_numpy(rows)] = x
     none = torch.zeros(k, dtype=torch.bool)
     graph = Graph(
         x=longer,
-        edge_index=torch.cat([stored.edge_index, ends], dim=1).unique(dim=1),
+        edge_index=edges if data else edges.unique(dim=1),
         y=torch.cat([stored.y, torch.full((k,), -1)]),
         train_mask=torch.cat([stored.train_mask, none]),
         val_mask=torch.cat([stored.val_mask, none]),
@@ -212,10 +229,28 @@ def _joined(
         name=stored.name,
         schema=stored.schema,
         ids=pack_words(union.index.to_numpy()),
+        **data,
     )
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
     note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
     return NewNodes(graph, union.index.to_numpy(), rows, note)
+
+
+def _joined_data(
+    stored: Graph, added: Mapping[str, Tensor], order: Tensor, where: tuple[str, str, str]
+) -> dict[str, Any]:
+    """Return the data of the stored edges followed by those of a table; labels of edges are unknown.
+
+    Raises:
+        FedGraphError: the table lacks features or times that the stored edges have.
+    """
+    data: dict[str, Any] = {}
+    for key, what in (("edge_attr", "features"), ("edge_time", "times")):
+        if getattr(stored, key).numel():
+            if key not in added:
+                raise FedGraphError(f"{where[1]} has no {what} of edges, which {where[2]} has: add their columns")
+            data[key] = torch.cat([getattr(stored, key), added[key][order]])
+    return data
 
 
 def graph_file(path: Path, spec: InputSpec) -> Graph | HeteroGraph:
@@ -251,7 +286,7 @@ def from_pyg(data: Any, spec: InputSpec, where: str = "the graph") -> Graph | He
     data.x = _features(data.x, NODE, spec, where)
     graph = Graph.from_pyg(data, num_classes=len(spec.classes))
     if spec.undirected:
-        graph = replace(graph, edge_index=to_undirected(graph.edge_index, graph.num_nodes))
+        graph = both_directions(graph)
     return check_file(_known_labels(graph), where)
 
 

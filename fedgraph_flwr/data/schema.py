@@ -117,11 +117,12 @@ class Schema:
 
     Attributes:
         classes: class names, in label order.
-        nodes: columns by node type and name, in feature order.
+        nodes: columns by node type and name, in feature order. Columns of edges stand under their edge type.
         edges: edge types, as ``SOURCE:RELATION:TARGET``.
         scaling: none, local (each party's statistics where the schema has none) or federated (the schema's statistics).
         tables: names of the other columns, and the file format. Each party may have its own.
         undirected: whether each row of an edge table represents both directions.
+        edge_classes: class names of edges, in label order.
     """
 
     classes: tuple[str, ...]
@@ -130,6 +131,7 @@ class Schema:
     scaling: str = "local"
     tables: TableLayout = field(default_factory=TableLayout)
     undirected: bool = False
+    edge_classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         one_of(self.scaling, SCALINGS, "scaling")
@@ -138,14 +140,22 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as JSON and YAML store it."""
-        nodes = {kind: {name: c.to_dict() for name, c in columns.items()} for kind, columns in self.nodes.items()}
-        values = {"scaling": self.scaling, "classes": list(self.classes), "nodes": nodes, "edges": list(self.edges)}
-        return values | self._optional()
+        tables = {kind: {name: c.to_dict() for name, c in columns.items()} for kind, columns in self.nodes.items()}
+        nodes = {kind: columns for kind, columns in tables.items() if kind not in self.edges}
+        edges: Any = {kind: tables.get(kind, {}) for kind in self.edges}
+        edges = edges if any(edges.values()) else list(self.edges)
+        return {
+            "scaling": self.scaling,
+            "classes": list(self.classes),
+            "nodes": nodes,
+            "edges": edges,
+        } | self._optional()
 
     def _optional(self) -> dict[str, Any]:
         """Return the keys that are written only if they differ from their default."""
         tables = self.tables.to_dict()
-        return ({"tables": tables} if tables else {}) | ({"undirected": True} if self.undirected else {})
+        classes = {"edge_classes": list(self.edge_classes)} if self.edge_classes else {}
+        return classes | ({"tables": tables} if tables else {}) | ({"undirected": True} if self.undirected else {})
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "Schema":
@@ -160,13 +170,16 @@ class Schema:
         for key in values:
             if key not in known:
                 raise unknown("key of a schema", key, known, where)
+        edges = values.get("edges", ())
+        tables = {**values["nodes"], **({k: c for k, c in edges.items() if c} if isinstance(edges, Mapping) else {})}
         return cls(
             classes=tuple(map(str, values.get("classes", ()))),
             nodes={
                 str(kind): {str(name): Column.from_dict(c, str(name), where) for name, c in (columns or {}).items()}
-                for kind, columns in values["nodes"].items()
+                for kind, columns in tables.items()
             },
-            edges=tuple(map(str, values.get("edges", ()))),
+            edge_classes=tuple(map(str, values.get("edge_classes", ()))),
+            edges=tuple(map(str, edges)),
             scaling=str(values.get("scaling", "local")),
             tables=TableLayout.from_dict(values.get("tables", {}), where),
             undirected=str(values.get("undirected", False)).lower() == "true",
@@ -184,10 +197,17 @@ class Schema:
 
         lines = ["# Schema of the parties' tables: share it, and import with --schema.", f"scaling: {self.scaling}"]
         lines += [f"classes: {flow(list(self.classes))}", "nodes:"]
-        for kind, columns in self.nodes.items():
-            lines.append(f"  {flow(kind)}:{'' if columns else ' {}'}")
-            lines += [f"    {flow(name)}: {flow(column.to_dict())}" for name, column in columns.items()]
-        lines.append(f"edges: {flow(list(self.edges))}")
+
+        def listed(kind: str) -> list[str]:
+            columns = self.nodes.get(kind, {})
+            own = [f"    {flow(name)}: {flow(column.to_dict())}" for name, column in columns.items()]
+            return [f"  {flow(kind)}:{'' if columns else ' {}'}", *own]
+
+        lines += [line for kind in self.nodes if kind not in self.edges for line in listed(kind)]
+        if any(self.nodes.get(kind) for kind in self.edges):
+            lines += ["edges:", *(line for kind in self.edges for line in listed(kind))]
+        else:
+            lines.append(f"edges: {flow(list(self.edges))}")
         lines += [f"{key}: {flow(value)}" for key, value in self._optional().items()]
         write_bytes(path, ("\n".join(lines) + "\n").encode())
 
@@ -218,7 +238,13 @@ class Schema:
             return f"scaling is {self.scaling} here and {other.scaling} there"
         if self.classes != other.classes:
             return f"the classes are {', '.join(self.classes)} here and {', '.join(other.classes)} there"
-        for kind in self.nodes.keys() & other.nodes.keys():
+        if self.edge_classes != other.edge_classes:
+            ours, theirs = (", ".join(schema.edge_classes) or "none" for schema in (self, other))
+            return f"the classes of edges are {ours} here and {theirs} there"
+        if bool(_used(self.nodes.get(EDGE, {}))) != bool(_used(other.nodes.get(EDGE, {}))):
+            ours, theirs = (", ".join(_used(schema.nodes.get(EDGE, {}))) or "none" for schema in (self, other))
+            return f"the columns of edges are {ours} here and {theirs} there"
+        for kind in sorted(self.nodes.keys() & other.nodes.keys()):
             if difference := _columns_differ(_used(self.nodes[kind]), _used(other.nodes[kind])):
                 return difference if kind == NODE else f"of '{kind}', {difference}"
         return ""
@@ -324,6 +350,7 @@ def fingerprint(graph: Any) -> list[int]:
         return [0]
     columns = _used(schema.nodes.get(getattr(graph, "target", NODE), {}))
     parts: list[Any] = [schema.scaling, schema.classes, *([name, c.to_dict()] for name, c in columns.items())]
+    parts += [["edge", name, c.to_dict()] for name, c in _used(schema.nodes.get(EDGE, {})).items()]
     digests = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()).digest() for part in parts)
     return [int.from_bytes(digest[:6]) for digest in digests]
 

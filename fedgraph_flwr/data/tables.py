@@ -34,7 +34,7 @@ class TableLayout:
 
     Attributes:
         id: column of the node table; likewise ``label``, ``split`` and ``client``.
-        source: column of the edge table; likewise ``target``.
+        source: column of the edge table; likewise ``target``, ``time`` and ``edge_label``.
         separator: field separator of a CSV.
         encoding: encoding of a CSV.
     """
@@ -45,6 +45,8 @@ class TableLayout:
     client: str = ""
     source: str = ""
     target: str = ""
+    time: str = ""
+    edge_label: str = ""
     separator: str = ""
     encoding: str = ""
 

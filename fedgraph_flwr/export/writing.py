@@ -28,7 +28,7 @@ from fedgraph_flwr.config import is_own
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import Graph, write_bytes
 from fedgraph_flwr.data.prediction_input import InputSpec, from_pyg
-from fedgraph_flwr.data.schema import NODE, Schema
+from fedgraph_flwr.data.schema import EDGE, NODE, Schema
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.export.card import model_card, scores
 from fedgraph_flwr.models.plain import Plain
@@ -84,6 +84,13 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         raise FedGraphError(f"--out {folder} contains other files: pass a new folder")
     plain = predictor.plain()
     meaning, columns = predictor.meaning, predictor.meaning.columns(NODE)
+    if meaning.schema and (
+        EDGE in meaning.schema.nodes or meaning.schema.tables.time or meaning.schema.tables.edge_label
+    ):
+        raise FedGraphError(
+            f"{predictor.source} was trained on edges with columns of their own, which exported code does not read yet: use"
+            " `fedgraph-flwr predict`"
+        )
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()}
     _check(plain, weights, predictor)
     dtype = predictor.cfg.dtype

@@ -214,10 +214,15 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         parts = [getattr(c, key) for c in clients]
         return rows_of(torch.cat(parts), index)
 
-    data: dict[str, Any] = {
-        key: torch.cat([getattr(c, key) for c in clients] + [getattr(c, f"cut_out_{key}") for c in clients])
-        for key in (EDGE_FIELDS if any(c.has_edge_data for c in clients) else ())
-    }
+    data: dict[str, Any] = {}
+    for key in EDGE_FIELDS:
+        parts = [getattr(c, name) for name in (key, f"cut_out_{key}") for c in clients]
+        if held := [part for part in parts if part.numel()]:
+            data[key] = torch.cat(held)
+            if len(data[key]) != edges.size(1):
+                raise FedGraphError(
+                    f"some clients' edges have {key}, others' do not: import them by one schema, with the same columns"
+                )
     return ClientGraph(
         x=whole("x"),
         edge_index=local[edges],

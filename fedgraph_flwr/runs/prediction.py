@@ -292,6 +292,8 @@ class Predictor:
         """A small random graph with as many features and classes, on which two networks can be compared."""
         rng = torch.Generator().manual_seed(0)
         nodes, features, classes = 24, self.meaning.num_features, len(self.meaning.classes)
+        if models.network(self.cfg.model).reads_edges:
+            raise FedGraphError(f"{self.source} cannot be exported: exported models do not read edge features yet")
         if not isinstance(features, int):
             raise FedGraphError(
                 f"{self.source} is of graphs with typed nodes and edges, whose networks cannot be exported"

@@ -7,9 +7,14 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from itertools import chain, count
+from logging import WARNING
 from pathlib import Path
 
-from fedgraph_flwr.config import RunConfig
+from flwr.common.logger import log
+
+from fedgraph_flwr import models
+from fedgraph_flwr.config import ModelConfig, RunConfig
+from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
 from fedgraph_flwr.runs.checks import check_clients, check_memory, check_method
 from fedgraph_flwr.runs.folder import SUMMARY, InUse, check_resumable, read_checkpoint
@@ -44,6 +49,8 @@ def prepare(run: RunConfig | Prepared) -> Prepared:
     if here(cfg):
         cfg = resolved(cfg)
     check_clients(cfg)
+    if note := unread_edge_features(cfg):
+        log(WARNING, "%s", note)
     if here(cfg) and not cfg.ray.address:
         check_memory(cfg, lambda: map(load, files(client_files(cfg))))
     if cfg.attack.name != "none":
@@ -53,6 +60,19 @@ def prepare(run: RunConfig | Prepared) -> Prepared:
     data = fingerprint_of_data(cfg)
     check_resume(cfg, data)
     return Prepared(cfg, data)
+
+
+def unread_edge_features(cfg: RunConfig) -> str:
+    """Return a warning if the clients' edges have features that the model does not read; "" otherwise."""
+    if not here(cfg) or models.network(cfg.model).reads_edges:
+        return ""
+    shape = read_header(files(client_files(cfg))[0])[0].get("edge_attr", (0, 0))
+    return (
+        f"model={cfg.model.name} does not read the {shape[1]} features of each edge: parallel edges count as weights. Models"
+        f" that read them: {', '.join(name for name in models.MODELS if models.network(ModelConfig(name)).reads_edges)}"
+        if shape[1]
+        else ""
+    )
 
 
 def fingerprint_of_data(cfg: RunConfig) -> list[str] | None:

@@ -44,7 +44,7 @@ def test_a_first_party_writes_the_schema_and_others_obey_it(tables, tmp_path, ca
     kinds = ("--kind", "branch=ignored")
     assert client(tables, "a", "--classes", "ok,fraud", "--schema", "schema.yaml", "--unit", "age=years") == 0
     output = capsys.readouterr().out
-    assert "ignored: amount, time (edge features are not supported)" in output
+    assert "ignored: amount, time (--edge-columns NAMES keeps them)" in output
     assert "ignored: name (300 different values in 300 rows)" in output
     schema = Schema.load(tmp_path / "schema.yaml")
     assert schema.nodes["node"]["age"] == Column("number", unit="years", missing=True)
@@ -290,7 +290,8 @@ def test_a_saved_graph_is_taken_as_it_is_or_scaled(tmp_path, capsys, monkeypatch
     out = ["--out", str(tmp_path / "g.safetensors")]
     assert cli.main([*words, *out]) == 0
     output = capsys.readouterr().out
-    assert "ignored: edge_attr" in output
+    assert "edges carry 1 features; parallel edges stay separate" in output
+    assert Graph.load(tmp_path / "g.safetensors").edge_attr.tolist() == [[1.0], [1.0]]
     assert "warning: features have very different magnitudes ('x_1' reaches 4000" in output
     assert torch.equal(Graph.load(tmp_path / "g.safetensors").x, x)
     assert Schema.load(tmp_path / "s.yaml").nodes["node"] == {"x": Column(width=2)}

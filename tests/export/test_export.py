@@ -42,6 +42,7 @@ REFUSED = {
     "fedstruct": ["fedstruct"],
     "rgcn": ["fedhgn"],
     "simple_hgn": ["fedhgn", "model=simple_hgn"],
+    **{name: ["fedavg", f"model={name}"] for name in ("gatv2", "gine", "pna", "transformer")},
 }
 
 ELSEWHERE = """

@@ -114,6 +114,13 @@ def test_a_client_without_edges_keeps_the_width_of_their_features(tmp_path):
     assert ClientGraph.load(tmp_path / "client.safetensors").num_edge_features == 2
 
 
+def test_a_single_edge_is_stored_from_any_memory_layout(tmp_path):
+    edges = torch.tensor([[1, 2], [0, 0]]).T[:, :1]  # strides of the two rows differ from those of a new tensor
+    single = replace(client_graph(0), edge_index=edges)
+    single.save(tmp_path / "client.safetensors")
+    assert torch.equal(ClientGraph.load(tmp_path / "client.safetensors").edge_index, edges)
+
+
 def rewritten(path: Path, version: str, **extra: Tensor) -> None:
     """Write a file again as another version, with fields as they were stored before."""
     with safe_open(path, "pt") as file:
