@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from fedgraph_flwr import moved
-from fedgraph_flwr.clients.personal import PersonalClient
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.moved import HOOKS, MOVED, PACKAGE, successor
 
@@ -93,10 +93,10 @@ def test_only_an_old_name_warns(more, told):
 
 @pytest.mark.parametrize(("old", "new"), HOOKS["client"].items())
 def test_an_override_by_an_old_name_is_refused_with_the_new_one(old, new):
-    assert hasattr(PersonalClient, new)
-    assert not hasattr(PersonalClient, old)
+    assert hasattr(GraphClient, new)
+    assert not hasattr(GraphClient, old)
     with pytest.raises(TypeError, match=rf"\.Mine defines '{old}', which a method no longer may: define {new} instead"):
-        type("Mine", (PersonalClient,), {old: lambda self: None})
+        type("Mine", (GraphClient,), {old: lambda self: None})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        type("Mine", (PersonalClient,), {new: lambda self: None})
+        type("Mine", (GraphClient,), {new: lambda self: None})

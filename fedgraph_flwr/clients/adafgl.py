@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
-from fedgraph_flwr.clients.personal import assign, copied
+from fedgraph_flwr.clients.part import assign, copied
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import adafgl
@@ -122,7 +122,7 @@ class AdaFGLClient(GraphClient):
     @cached_property
     def knowledge(self) -> Tensor:
         """P̂ [N, C], which Z is to match."""
-        return GraphClient.predict(self).softmax(1)
+        return self.infer().softmax(1)
 
     @property
     def compared(self) -> Tensor:

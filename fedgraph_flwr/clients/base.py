@@ -11,6 +11,7 @@ or adds phases with `@phase`. `memory` holds the state between messages.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from fedgraph_flwr import models
 from fedgraph_flwr.clients import parts
 from fedgraph_flwr.clients.description import describe
-from fedgraph_flwr.clients.part import ClientPart
+from fedgraph_flwr.clients.part import ClientPart, with_parameters
 from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.clients.phases import ReplyContent, phase
 from fedgraph_flwr.clients.replies import plain_reply, reply
@@ -271,16 +272,23 @@ class GraphClient(Side, NumPyClient):
         """Return groups of arrays and numbers that travel with the trained parameters."""
         return {}, {}
 
-    @seam
     def predict(self) -> Tensor:
         """Return the logits [N, C] that the client is scored by, without dropout."""
+        if not self.combined.personal:
+            return self.infer()
+        with self.with_parameters(self.personal_parameters()):
+            return self.infer()
+
+    @seam
+    def infer(self) -> Tensor:
+        """Return the logits [N, C] of the model as it is, without dropout."""
         self.model.eval()
         with torch.no_grad():
             return self.logits(self.inputs)
 
     def personal_parameters(self) -> Mapping[str, Tensor]:
         """Return tensors of the model, by name, that `predict` uses instead of the current ones."""
-        return {}
+        return self.combined.parameters(self)
 
     def save(self) -> Tree:
         """Return the state between messages other than the model and the optimiser: `memory`."""
@@ -327,6 +335,12 @@ class GraphClient(Side, NumPyClient):
         """Return whether this client's methods of these names are those of `GraphClient`."""
         return all(getattr(getattr(self, name), "__func__", None) is getattr(GraphClient, name) for name in names)
 
+    def with_parameters(
+        self, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None
+    ) -> AbstractContextManager[None]:
+        """Replace values of the model's tensors within a ``with``; see `part.with_parameters`."""
+        return with_parameters(self, tensors, optimizer)
+
     def begin_training(self) -> Optimizer:
         """Put the model into training mode and return this round's optimiser, kept or new as configured."""
         self.model.train()
@@ -346,7 +360,7 @@ class GraphClient(Side, NumPyClient):
 
     def predict_shared(self) -> Tensor:
         """Return logits [N, C] of the shared parameters as received, for a personal method."""
-        return GraphClient.predict(self)
+        return self.infer()
 
     @seam
     def score(self, logits: Tensor) -> dict[str, list[float]]:
@@ -448,11 +462,12 @@ class GraphClient(Side, NumPyClient):
 
     def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
         """Save the scored model if the server names its round."""
+        kept = (*self.predicts_with, *self.combined.predicts_with)
 
         def method() -> Tree:
-            return {key: tree for key, tree in self.save().items() if key in self.predicts_with}
+            return {key: tree for key, tree in self.save().items() if key in kept}
 
-        parts = self.tensors, self.shared, method if self.predicts_with else dict
+        parts = self.tensors, self.shared, method if kept else dict
         self.saved_models.take(scores, config, *parts)
 
 

@@ -1,60 +1,49 @@
-"""Ditto client (Li et al., ICML 2021, arXiv:2012.04221).
+"""Ditto at the client (Li et al., ICML 2021, arXiv:2012.04221).
 
     h_i(v; w) = F_i(v) + (λ/2) ‖v − w‖²                                             the objective (Ditto) of Section 3
     w_i ← local training of F_i from w^t;   v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w^t)),  s times        Algorithm 1
 
 w^t is the model as received, which FedAvg's server averages: the shared model is FedAvg's bit for bit, whatever λ. v_i begins
 as the first w^t that the client trains on, takes as many steps as w_i with an optimiser of its own, and is what the client is
-scored by; λ = 0 is Local. Leaves the client: what FedAvg sends. v_i never does.
+scored by; λ = 0 is Local. Leaves the at the client: what FedAvg sends. v_i never does.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
-from fedgraph_flwr.clients.personal import PersonalClient, copied
-from fedgraph_flwr.config import TASKS
+from fedgraph_flwr.clients.part import ClientPart, Trainee, copied, only, with_parameters
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.wire.trees import flatten
 
 
-@dataclass
-class Params:
-    """Keys of Ditto."""
+class Ditto(ClientPart):
+    """A second model; `memory` holds v_i and its optimiser's moments."""
 
-    lam: float = 0.1  # (ours) λ; the paper chooses it on validation data. 0: the client's own model is Local's
-
-
-class DittoClient(PersonalClient):
-    """FedAvg's client with a second model; v_i and its optimiser's moments stand in `memory`."""
-
-    Params: ClassVar[type] = Params
-    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
+    adds: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("model",)
-    stacks: ClassVar[tuple[str, ...] | None] = ("anchor",)
-    anchor: dict[str, Tensor] | None = None  # w^t while v_i trains
 
-    def train(self) -> float:
-        """v_i, then w_i; returns the last F_i(w_i)."""
-        received = anchored(self.shared)
-        optimizer = make_optimizer(self.model.parameters(), self.cfg.train)
-        optimizer.load_state(flatten(self.memory.get("optimizer", {})))
-        with self.with_parameters(self.memory.get("model", {}), optimizer):
-            self.anchor = received
-            super().train()
-            self.anchor = None
-            self.memory = {"model": copied(self.model.state_dict())}
-            if self.optimizer is not None and self.cfg.train.keeps_optimizer:
-                self.memory["optimizer"] = self.optimizer.state()
-        return super().train()
+    def begin(self, client: Trainee) -> None:
+        """Train v_i, while w_i keeps the received values."""
+        received = anchored(client.shared)
+        optimizer = make_optimizer(client.model.parameters(), client.cfg.train)
+        optimizer.load_state(flatten(client.memory.get("optimizer", {})))
+        with with_parameters(client, client.memory.get("model", {}), optimizer), only(client, self):
+            client.term_state["ditto"] = received
+            client.train_plainly()
+            del client.term_state["ditto"]
+            client.memory["model"] = copied(client.model.state_dict())
+            client.memory.pop("optimizer", None)
+            if client.optimizer is not None and client.cfg.train.keeps_optimizer:
+                client.memory["optimizer"] = client.optimizer.state()
 
-    def loss(self) -> Tensor:
-        """F_i, and of v_i its distance from w^t."""
-        loss = super().loss()
-        return loss if self.anchor is None else loss + proximal_term(self.shared, self.anchor, self.params.lam)
+    def term(self, client: Trainee) -> Tensor | None:
+        """The distance of v_i from w^t; None while w_i trains."""
+        anchor = client.term_state.get("ditto")
+        return None if anchor is None else proximal_term(client.shared, anchor, self.keys.lam)
 
-    def personal_parameters(self) -> dict[str, Tensor]:
+    def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
         """v_i."""
-        return dict(self.memory.get("model", {}))
+        return dict(client.memory.get("model", {}))

@@ -3,35 +3,27 @@
     v_i ← w^t,   v_i ← v_i − η ∇F_i(v_i),  E times                                          fine-tuning, Section 2 of the former
 
 When it is scored, the client tunes a copy of the received model on all its training nodes, with a new optimiser, is scored with
-it, and discards it. Training is FedAvg's bit for bit. E = 0 is FedAvg. Leaves the client: FedAvg's uploads.
+it, and discards it. Training is FedAvg's bit for bit. E = 0 is FedAvg. Leaves the at the client: FedAvg's uploads.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
 
-from fedgraph_flwr.clients.personal import PersonalClient, copied
+from fedgraph_flwr.clients.part import ClientPart, Trainee, copied, with_parameters
 
 
-@dataclass
-class Params:
-    """Keys of fine-tuning."""
+class Finetune(ClientPart):
+    """A tuned copy of the received model."""
 
-    steps: int = 3  # (ours) E, the default number of steps per round; 0 is FedAvg
-
-
-class FineTunedClient(PersonalClient):
-    """FedAvg's client, scored with a tuned copy."""
-
-    Params: ClassVar[type] = Params
     tunes: ClassVar[bool] = True
 
-    def personal_parameters(self) -> dict[str, Tensor]:
-        """Return v_i."""
-        with self.with_parameters({}):
-            optimizer = self.begin_training()
-            for _ in range(self.params.steps if self.num_train else 0):
-                self.gradient(optimizer)
-                self.update(optimizer)
-            return copied(self.model.state_dict())
+    def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
+        """v_i."""
+        with with_parameters(client, {}):
+            optimizer = client.begin_training()
+            for _ in range(self.keys.steps if client.num_train else 0):
+                client.gradient(optimizer)
+                client.update(optimizer)
+            return copied(client.model.state_dict())

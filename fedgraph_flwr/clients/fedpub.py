@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
-from fedgraph_flwr.clients.personal import PersonalClient, assign
+from fedgraph_flwr.clients.part import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedpub
@@ -32,7 +32,7 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.trees import Tree
 
 
-class FedPUBClient(PersonalClient):
+class FedPUBClient(GraphClient):
     """A client with a model whose weight matrices are masked.
 
     Attributes:
@@ -88,10 +88,6 @@ class FedPUBClient(PersonalClient):
         """Return θ ⊙ μ as `predict` uses it."""
         self.model.eval()
         return {name: tensor.detach() for name, tensor in self.masked().items()}
-
-    def predict(self) -> Tensor:
-        """Compute logits [N, C], masked by `logits`."""
-        return GraphClient.predict(self)
 
     def train(self) -> float:
         """Store θ̄_i, then train θ and μ."""

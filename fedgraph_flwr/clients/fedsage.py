@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import Batch, GraphClient, ReplyContent, phase, to_numpy
-from fedgraph_flwr.clients.personal import assign
+from fedgraph_flwr.clients.part import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedsage

@@ -10,6 +10,10 @@ from functools import partial
 
 from torch import Tensor
 
+from fedgraph_flwr.clients.apfl import Apfl
+from fedgraph_flwr.clients.ditto import Ditto
+from fedgraph_flwr.clients.fedala import Ala
+from fedgraph_flwr.clients.fedavg_ft import Finetune
 from fedgraph_flwr.clients.fedprox import Prox
 from fedgraph_flwr.clients.fedsam import Sam
 from fedgraph_flwr.clients.moon import Moon
@@ -19,7 +23,10 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
 
-KINDS: dict[str, type[ClientPart]] = {"prox": Prox, "moon": Moon, "sam": Sam}
+KINDS: dict[str, type[ClientPart]] = {
+    **{"prox": Prox, "moon": Moon, "sam": Sam},
+    **{"ditto": Ditto, "apfl": Apfl, "finetune": Finetune, "ala": Ala},
+}
 """Class of each part, by its name."""
 
 
@@ -32,10 +39,10 @@ class Parts:
     """
 
     def __init__(self, rules: StrategyConfig):
-        names = [*rules.objective]
+        names = [*rules.objective, rules.personalization]
         made = [KINDS[name](name, rules) for name in names if name in KINDS]
         self.all = tuple(part for part in made if not part.idle)
-        self.personal = next((part for part in self.all if False), None)
+        self.personal = next((part for part in self.all if part.name == rules.personalization), None)
         self.keeps_hidden = any(part.reads_hidden for part in self.all)
         self.predicts_with = tuple(name for part in self.all for name in part.predicts_with)
         self.tunes = any(part.tunes for part in self.all)

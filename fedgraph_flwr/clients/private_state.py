@@ -4,6 +4,7 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.optim import make_optimizer
@@ -14,7 +15,7 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
 def files_models(kind: type[GraphClient], cfg: RunConfig, num_features: int, num_classes: int) -> bool:
     """Return whether a simulated client predicts with anything private besides the shared parameters."""
     own_model = kind.build_model is not GraphClient.build_model
-    if own_model or kind.predicts_with or cfg.evaluation.select == "own_best_val":
+    if own_model or kind.predicts_with or Parts(cfg.strategy).predicts_with or cfg.evaluation.select == "own_best_val":
         return True
     model = models.build(cfg.model, num_features, num_classes)
     saved = sum(tensor.is_floating_point() for tensor in model.state_dict().values())

@@ -16,7 +16,7 @@ KEYS: dict[str, type] = {
 }
 """The dataclass of keys of each part."""
 
-CHOICES = ("objective", "server_optimizer")
+CHOICES = ("objective", "personalization", "server_optimizer")
 """Keys of `StrategyConfig` that choose parts."""
 
 METHOD = {"server", "client", "shared", "private", "personal", "pooled", "private_schema", *CHOICES, *KEYS}

@@ -459,6 +459,10 @@ class YogiKeys(AdamKeys, group="strategy.yogi"):
     """Keys of FedYogi."""
 
 
+PERSONAL_PREFIXES = {"head": ["head"], "norm": ["norms."]}
+"""Value of ``strategy.personalization`` → prefixes that it adds to ``strategy.private``."""
+
+
 @dataclass
 class StrategyConfig(Section, group="strategy"):
     """The method: its two classes, what is shared, how it is weighted, who takes part.
@@ -493,6 +497,12 @@ class StrategyConfig(Section, group="strategy"):
     prox: ProxKeys = field(default_factory=ProxKeys)
     moon: MoonKeys = field(default_factory=MoonKeys)
     sam: SamKeys = field(default_factory=SamKeys)
+    # what stays personal: the head, normalisation layers, or a second model (Ditto, APFL, fine-tuning, FedALA)
+    personalization: str = choice("none", ("none", "head", "norm", "ditto", "apfl", "finetune", "ala"))
+    ditto: DittoKeys = field(default_factory=DittoKeys)
+    apfl: ApflKeys = field(default_factory=ApflKeys)
+    finetune: FinetuneKeys = field(default_factory=FinetuneKeys)
+    ala: AlaKeys = field(default_factory=AlaKeys)
     # what the server makes of the mean of the clients' models
     server_optimizer: str = choice("average", ("average", "momentum", "adam", "yogi", "adagrad"))
     momentum: MomentumKeys = field(default_factory=MomentumKeys)
@@ -500,6 +510,13 @@ class StrategyConfig(Section, group="strategy"):
     yogi: YogiKeys = field(default_factory=YogiKeys)
     adagrad: AdagradKeys = field(default_factory=AdagradKeys)
     params: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.personalization in PERSONAL_PREFIXES:
+            self.private = list(dict.fromkeys([*self.private, *PERSONAL_PREFIXES[self.personalization]]))
+        elif self.personalization != "none":
+            self.personal = True
 
     def cohort_size(self, clients: int) -> int:
         """How many of the ``clients`` a round samples."""

@@ -252,7 +252,7 @@ class Step(Joint):
 
 
 class Prediction(Joint):
-    """``predict()``."""
+    """``infer()``."""
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
@@ -400,7 +400,7 @@ JOINTS: dict[str, type[Joint]] = {
     "grads": Grads,
     "update": Step,
     "descend": Descent,
-    "predict": Prediction,
+    "infer": Prediction,
     "score": Scores,
 }
 """By the name of the seam, how its calls are computed as one."""

@@ -1,6 +1,7 @@
 """Checks of the parts that a configuration combines, against each other and against both classes of the method."""
 
 import inspect
+from collections.abc import Collection
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, StrategyConfig
@@ -8,6 +9,12 @@ from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import LateMean, Mean, Uplink
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
+
+OBJECTIVES = {"prox": (), "moon": ("logits", "loss"), "sam": ("parameters",)}
+"""Members that a client must have from `GraphClient` for each part of the objective."""
+
+PERSONAL = ("parameters", "predict", "personal_parameters", "predict_shared", "save", "load")
+"""Those that a second model needs."""
 
 
 def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink: Uplink) -> None:
@@ -25,7 +32,12 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
     rules = cfg.strategy
     _check_unused(rules)
     for name in rules.objective:
-        _check_objective(rules, name, client)
+        if name == "prox":
+            _need_shared(rules, "strategy.objective=prox holds clients at")
+        _need_hooks(rules, f"strategy.objective={name}", client, OBJECTIVES[name])
+    if (own := rules.personalization) in KEYS:
+        _need_shared(rules, f"strategy.personalization={own} trains a second model beside")
+        _need_hooks(rules, f"strategy.personalization={own}", client, PERSONAL)
     if rules.server_optimizer != "average":
         _need_mean(rules, f"strategy.server_optimizer={rules.server_optimizer}", server, uplink)
 
@@ -41,17 +53,19 @@ def _check_unused(rules: StrategyConfig) -> None:
                 )
 
 
-def _check_objective(rules: StrategyConfig, name: str, client: type[GraphClient]) -> None:
-    """Refuse a part of the objective where the method's client does not train by it."""
-    what = f"strategy.objective={name}"
-    if name == "prox" and not rules.shared:
+def _need_shared(rules: StrategyConfig, what: str) -> None:
+    """Refuse a part that compares with the shared parameters where there are none."""
+    if not rules.shared:
         raise FedGraphError(
-            f"{what} holds clients at the shared parameters, and strategy={rules.name} has none (strategy.shared=[])"
+            f"{what} the shared parameters, and strategy={rules.name} has none (strategy.shared=[]): expected"
+            " strategy.shared=[''], or leave the part out"
         )
-    reached = {"train", "descend", "gradient"}
-    own = {"prox": set(), "moon": {"logits", "loss"}, "sam": {"parameters"}}[name]
-    ignored = [hook for hook in sorted(reached) if not _calls_base(client, hook)]
-    ignored += [hook for hook in sorted(own) if getattr(client, hook) is not getattr(GraphClient, hook)]
+
+
+def _need_hooks(rules: StrategyConfig, what: str, client: type[GraphClient], hooks: Collection[str]) -> None:
+    """Refuse a part where the method's client does not train or predict as the part expects."""
+    ignored = [hook for hook in ("train", "descend", "gradient") if not _calls_base(client, hook)]
+    ignored += [hook for hook in hooks if getattr(client, hook) is not getattr(GraphClient, hook)]
     if ignored:
         raise FedGraphError(
             f"{what} does not go with strategy={rules.name}: its client, {client.__name__}, has its own `{ignored[0]}`;"

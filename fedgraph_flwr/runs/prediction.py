@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
@@ -165,7 +166,7 @@ class Predictor:
     @property
     def unscored(self) -> str:
         """Why this is not what the run scored; empty: it is."""
-        kept = client_class(self.cfg).predicts_with
+        kept = (*client_class(self.cfg).predicts_with, *Parts(self.cfg.strategy).predicts_with)
         if self.client is not None or not kept:
             return ""
         beside = ", ".join(kept)
@@ -322,7 +323,7 @@ class Predictor:
         name = self.cfg.strategy.name
         if kind.needs_others:
             raise FedGraphError(f"{self.source}: a client of strategy={name} cannot predict alone: {kind.needs_others}")
-        tunes = kind.tunes and self.client is not None
+        tunes = (kind.tunes or Parts(self.cfg.strategy).tunes) and self.client is not None
         if tunes and self.own is None:
             raise FedGraphError(
                 f"{self.source}: a client of strategy={name} trains on its own nodes before it predicts, and its graph is not at"

@@ -10,7 +10,9 @@ from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
 from tests.methods import test_moon as moon
+from tests.methods import test_personal_by_hand as hand
 from tests.methods.regression import DECAY, LR, TRAIN, WORDS, data, gradient, mean_of, start, vector
+from tests.methods.test_personal import made, scores_by_client
 from tests.support import assert_same_arrays
 
 
@@ -77,6 +79,9 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
             "holds clients at the shared parameters, and strategy=local has",
         ),
         (["strategy=fedproto", "strategy.objective=[moon]"], "its client, FedProtoClient, has its own `loss`"),
+        (["strategy=fedpub", "strategy.personalization=ditto"], "its client, FedPUBClient, has its own `parameters`"),
+        (["strategy=fedproto", "strategy.personalization=apfl"], "trains a second model beside the shared parameters"),
+        (["strategy.personalization=norm"], "strategy.private: 'norms.' matches no parameter of model=gcn"),
         (["strategy=fedgrad", "strategy.objective=[prox]"], "its client, FedGradClient, has its own `train`; expected"),
         (["strategy.objective=[prox,prox]"], "strategy.objective must list different words"),
         (["strategy.objective=[porx]"], "strategy.objective 'porx' unknown; did you mean 'prox'"),
@@ -137,7 +142,59 @@ def test_the_proximal_and_the_contrastive_term_with_momentum_on_the_server(run):
         np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-7, err_msg=name)
 
 
+def test_dittos_second_model_beside_a_proximal_term(run):
+    """Each has its own μ: w_i is held by the proximal term alone, v_i by Ditto's alone; the server takes momentum."""
+    mu, lam, rounds = 0.9, 0.4, 3
+    words = ["strategy.personalization=ditto", f"strategy.ditto.lam={lam}", "strategy.objective=[prox]"]
+    words += [f"strategy.prox.mu={mu}", "strategy.server_optimizer=momentum", *SERVERS["momentum"][1], *hand.EXACT]
+    words += [f"train.local_steps={hand.STEPS}", f"rounds={rounds}"]
+    finished = run(*words)
+    w = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
+    parties = [hand.Party(client) for client in range(3)]
+    own, velocity, expected = [w] * 3, dict.fromkeys(w, 0.0), []
+    for _ in range(rounds):
+        ends = []
+        for i, party in enumerate(parties):
+            y = w
+            for _ in range(hand.STEPS):
+                g, h = party.gradient(own[i]), party.gradient(y)
+                own[i] = hand.step(own[i], {n: g[n] + lam * (own[i][n] - w[n]) for n in w})
+                y = hand.step(y, {n: h[n] + mu * (y[n] - w[n]) for n in w})
+            ends.append(y)
+        mean = hand.mean(ends)
+        velocity = {n: 0.6 * velocity[n] + mean[n] - w[n] for n in w}
+        w = {n: w[n] + 0.5 * velocity[n] for n in w}
+        expected.append([party.loss(v, party.val) for party, v in zip(parties, own, strict=True)])
+    np.testing.assert_allclose(scores_by_client(finished), expected, rtol=1e-9)
+    for name, array in w.items():
+        np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("personal", ["ditto", "apfl", "finetune"])
+def test_a_second_model_leaves_the_shared_one_as_the_objective_has_it_bit_for_bit(run, personal):
+    words = ["strategy.objective=[prox,sam]", "strategy.prox.mu=0.5", "rounds=3"]
+    both, alone = run(*words, f"strategy.personalization={personal}"), run(*words)
+    assert_same_arrays(both.arrays, alone.arrays)
+    losses = [[r["metrics"][key] for r in f.rounds] for f, key in ((both, "global_val_loss"), (alone, "val_loss"))]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(("part", "prefix"), [("head", "head"), ("norm", "norms.")])
+def test_the_head_and_normalisation_stay_personal_by_name(run, part, prefix):
+    words = ["model=gcn_norm", "rounds=2"]
+    named, by_prefix = (
+        run(*words, word) for word in (f"strategy.personalization={part}", f"strategy.private=[{prefix}]")
+    )
+    assert_same_arrays(named.arrays, by_prefix.arrays)
+    assert not any(name.startswith(prefix) for name in named.arrays)
+    assert named.summary["test_accuracy"] == by_prefix.summary["test_accuracy"]
+
+
 LIMITS = {
+    "ditto": ["strategy.personalization=ditto", "strategy.ditto.lam=0"],
+    "apfl": ["strategy.personalization=apfl", "strategy.apfl.alpha=0", "strategy.apfl.adaptive=false"],
+    "finetune": ["strategy.personalization=finetune", "strategy.finetune.steps=0"],
+    "ala": ["strategy.personalization=ala", "strategy.ala.eta=0"],
     "prox": ["strategy.objective=[prox]", "strategy.prox.mu=0"],
     "moon": ["strategy.objective=[moon]", "strategy.moon.mu=0"],
     "sam": ["strategy.objective=[sam]", "strategy.sam.rho=0"],
@@ -168,6 +225,10 @@ def test_fedomd_with_a_proximal_term_is_held_the_nearer_the_larger_mu(run):
 
 
 OLDER = {
+    "ditto": ["client=fedgraph_flwr.clients.ditto:DittoClient"],
+    "apfl": ["client=clients.apfl:APFLClient"],
+    "fedavg_ft": ["client=fedgraph_flwr.clients.fedavg_ft:FineTunedClient"],
+    "fedala": ["client=fedgraph_flwr.clients.fedala:FedALAClient"],
     "fedprox": ["client=fedgraph_flwr.clients.fedprox:FedProxClient"],
     "moon": ["client=clients.moon:MoonClient"],
     "fedsam": ["client=fedgraph_flwr.clients.fedsam:FedSAMClient"],
@@ -183,15 +244,23 @@ def test_older_classes_and_keys_mean_the_parts(name):
     """As in a configuration that an earlier release stored, and from the command line."""
     new = compose([f"strategy={name}"]).strategy
     (part,) = chosen(vars(new))
-    key, value = next((k, v) for k, v in vars(getattr(new, part)).items() if isinstance(v, float))
+    key, value = next(
+        (k, v) for k, v in vars(getattr(new, part)).items() if isinstance(v, int | float) and not isinstance(v, bool)
+    )
     sides = "".join(f", {side.replace('=', ': ')!r}".replace("'", "") for side in OLDER[name])
     stored = to_json(compose([f"strategy={name}"]))
     for old in (
-        compose([f"strategy={name}", f"strategy.{key}={value / 2}"]),
-        compose(["strategy=fedavg", *(f"strategy.{side}" for side in OLDER[name]), f"strategy.{key}={value / 2}"]),
-        compose([f"strategy.{key}={value / 2}"], stored),
+        compose([f"strategy={name}", f"strategy.{key}={value + 1 if isinstance(value, int) else value / 2}"]),
+        compose(
+            [
+                "strategy=fedavg",
+                *(f"strategy.{side}" for side in OLDER[name]),
+                f"strategy.{key}={value + 1 if isinstance(value, int) else value / 2}",
+            ]
+        ),
+        compose([f"strategy.{key}={value + 1 if isinstance(value, int) else value / 2}"], stored),
     ):
-        assert getattr(getattr(old.strategy, part), key) == value / 2, sides
+        assert getattr(getattr(old.strategy, part), key) == (value + 1 if isinstance(value, int) else value / 2), sides
         assert (old.strategy.server, old.strategy.client) == (new.server, new.client)
         assert chosen(vars(old.strategy)) == [part]
         assert old.strategy.params == {}

@@ -158,7 +158,7 @@ def test_a_client_without_training_nodes_is_scored_by_the_shared_model(method):
         (["strategy=fedbn", "model=gcn"], r"strategy\.private: 'norms\.' matches no parameter of model=gcn"),
         (["strategy=fedper", "strategy.private=[haed]"], r"'haed' matches no parameter .* start with head\., layers\."),
         (["strategy.shared=[layer0]"], r"strategy\.shared: 'layer0' matches no parameter"),
-        (["strategy=fedala", "strategy.mixed=[last]"], r"strategy\.mixed: 'last' matches no parameter"),
+        (["strategy=fedala", "strategy.mixed=[last]"], r"strategy\.ala\.mixed: 'last' matches no parameter"),
     ],
 )
 def test_a_prefix_of_nothing_is_refused(words, message, run):

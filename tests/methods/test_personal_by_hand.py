@@ -187,7 +187,7 @@ def test_fedala_takes_lower_layers_as_they_come_and_keeps_weights_in_range():
     for _ in range(3):
         received = [array + np.float32(0.2) for array in client.get_parameters({})]
         client.set_parameters(received)
-        start, weights = client.aggregated()
+        start, weights = client.combined.personal.aggregated(client)
         assert set(start) == set(weights) == {"head.weight", "head.bias"}
         assert all(((w >= 0) & (w <= 1)).all() for w in weights.values())
         assert any((w < 1).any() for w in weights.values())
@@ -198,10 +198,11 @@ def test_fedala_takes_lower_layers_as_they_come_and_keeps_weights_in_range():
 
 def test_fedala_learns_until_losses_rest_and_draws_anew():
     client = made("fedala", "strategy.sample=0.5")
-    assert not client.converged([1.0] * 10)
-    assert client.converged([9.0] + [1.0] * 10)
-    assert not client.converged([1.0, 1.3] * 6)
-    draws = [client.sampled().nodes.tolist() for _ in range(5)]
+    ala = client.combined.personal
+    assert not ala.converged([1.0] * 10)
+    assert ala.converged([9.0] + [1.0] * 10)
+    assert not ala.converged([1.0, 1.3] * 6)
+    draws = [ala.sampled(client).nodes.tolist() for _ in range(5)]
     trains = set(client.train_nodes.tolist())
     assert all(len(nodes) == len(set(nodes)) == len(trains) // 2 and set(nodes) < trains for nodes in draws)
     assert len({tuple(sorted(nodes)) for nodes in draws}) > 1
@@ -226,5 +227,5 @@ def test_apfls_share_moves_once_a_round_and_stays_in_range():
     ],
 )
 def test_values_out_of_range_are_refused(word):
-    with pytest.raises(FedGraphError, match=rf"strategy\.{word.split('.')[1].split('=')[0]} must"):
+    with pytest.raises(FedGraphError, match=rf"strategy\.\w+\.{word.split('.')[1].split('=')[0]} must"):
         made(*(w.removeprefix("strategy=") for w in word.split()))
