@@ -64,7 +64,7 @@ def _id(form: Any) -> str:
 
 
 def is_typed(words: Iterable[str]) -> bool:
-    """Whether the network that these words choose is for graphs with typed nodes and edges."""
+    """Whether the network that these words choose needs a graph with typed nodes and edges."""
     return _is_typed(tuple(words))
 
 

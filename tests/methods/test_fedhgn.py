@@ -654,7 +654,7 @@ def test_ablations_average_coefficients_over_those_that_hold_the_type(run, typed
         (["model=simple_hgn", "model.heads=3"], r"model\.heads must divide model\.hidden=8, got 3"),
         (["strategy.first_pool=none"], "first_pool"),
         (["model=gcn"], "needs a model with bases"),
-        (["strategy=fedavg", "model=gcn"], "model=gcn is for graphs with one node type"),
+        (["strategy=fedavg", "model=gcn"], "model=gcn needs a graph with one node type"),
     ],
 )
 def test_wrong_input_is_one_sentence(run, typed_files, words, message):
@@ -665,7 +665,7 @@ def test_wrong_input_is_one_sentence(run, typed_files, words, message):
 def test_graphs_of_one_type_are_refused(run):
     with pytest.raises(FedGraphError, match="needs typed nodes and edges, such as dataset=aifb"):
         run("strategy=fedhgn")
-    with pytest.raises(FedGraphError, match="model=rgcn is for graphs with typed nodes and edges"):
+    with pytest.raises(FedGraphError, match="model=rgcn needs a graph with typed nodes and edges"):
         run("strategy=fedavg", "model=rgcn")
 
 

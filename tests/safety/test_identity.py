@@ -209,9 +209,7 @@ def test_a_cap_that_would_cap_nothing_is_refused(run):
         match=r"max_share=0.5 caps a weight, but strategy=fedgrad has no weighted mean: set strategy.max_share=1",
     ):
         run("strategy=fedgrad", "strategy.max_share=0.5")
-    with pytest.raises(
-        FedGraphError, match=r"max_share=0.5 caps a weight, and aggregator=median heeds no weights: use"
-    ):
+    with pytest.raises(FedGraphError, match=r"max_share=0.5 caps a weight, but aggregator=median uses no weights: set"):
         run("strategy.aggregator=median", "strategy.max_share=0.5")
 
 

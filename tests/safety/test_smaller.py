@@ -75,7 +75,7 @@ def test_fedstruct_on_a_typed_graph_is_an_error(go, tmp_path, method):  # noqa: 
 
     for client in range(3):
         typed_client(client, people=11, features=client == 1).save(tmp_path / f"client_{client:04d}.safetensors")
-    with pytest.raises(FedGraphError, match="model=fedstruct is for graphs with one"):
+    with pytest.raises(FedGraphError, match="model=fedstruct needs a graph with one"):
         go(method, f"graph={tmp_path}", "rounds=1")
 
 

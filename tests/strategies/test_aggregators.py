@@ -138,7 +138,7 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
         (["strategy=fedpub", "strategy.aggregator=median"], "fedpub does not average models"),
         (
             ["strategy=fedgta", "strategy.max_share=0.3"],
-            "max_share=0.3 caps a weight, and fedgta takes no weighted mean",
+            "max_share=0.3 caps a weight, but strategy=fedgta has no weighted mean",
         ),
         (["strategy=fedtad", "strategy.aggregator=krum"], "fedtad does not average models"),
         (["strategy=local", "strategy.aggregator=median"], "local shares nothing"),
