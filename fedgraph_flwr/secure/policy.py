@@ -2,6 +2,7 @@
 
 strategies: [fedavg, fedprox]     # by name, with the client that our YAML gives it, or clients as module:Class; empty: all
 networks: [gcn, sage]             # empty: all
+tasks: [nodes, links]             # default: nodes; with links, updates and scores depend on single edges
 modules: [mymethods, my:metric]   # code beyond this package and those with an entry point here: packages, or single metrics
 phases: [describe, train]         # empty: all of the method
 messages: {acquire: 8}            # of a phase and round: fewer than the method allows itself
@@ -35,7 +36,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from fedgraph_flwr.config import RunConfig, StrategyConfig, at_least, group_names, plugins, typed
+from fedgraph_flwr.config import TASKS, RunConfig, StrategyConfig, at_least, group_names, one_of, plugins, typed
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
@@ -74,6 +75,7 @@ class Policy:
 
     strategies: list[str] = field(default_factory=list)
     networks: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=lambda: ["nodes"])
     modules: list[str] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
     messages: dict[str, int] = field(default_factory=dict)
@@ -93,6 +95,8 @@ class Policy:
         at_least(self.min_nodes, 0, "policy.min_nodes")
         if not 0 < self.max_share <= 1:
             raise FedGraphError(f"policy.max_share must be above 0 and at most 1, got {self.max_share}")
+        for task in self.tasks:
+            one_of(task, tuple(TASKS), "policy.tasks")
         for phase, count in self.messages.items():
             at_least(count, 0, f"policy.messages.{phase}")
 
@@ -115,6 +119,8 @@ class Policy:
                 raise _refused(f"strategy={name} (client {client})", f"strategies {', '.join(self.strategies)}")
         if self.networks and cfg.model.name not in self.networks:
             raise _refused(f"model={cfg.model.name}", f"networks {', '.join(self.networks)}")
+        if cfg.task.name not in self.tasks:
+            raise _refused(f"task={cfg.task.name}", f"tasks {', '.join(self.tasks)} (tasks)")
         self._check_code(cfg)
         if (odd := sorted(set(cfg.privacy.reveal) - set(self.reveal))) and ANYTHING not in self.reveal:
             raise _refused(f"privacy.reveal={odd}", f"reveal {', '.join(self.reveal) or 'no group'} (reveal)")
@@ -220,6 +226,7 @@ def counted(make: Callable[[], nn.Module]) -> int:
 def simulated() -> Policy:
     """Return the policy of simulated clients: no limits."""
     policy = Policy(
+        tasks=list(TASKS),
         rounds=LARGEST,
         max_share=1.0,
         min_nodes=0,

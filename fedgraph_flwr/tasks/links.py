@@ -69,6 +69,7 @@ class Links(Task):
             taken = np.sort(rng.permutation(taken.size)[: max(round(task.disjoint * taken.size), 1)])
             inputs = client.model.with_edges(inputs, without(self.graph, known[:, taken]), client.device, client.dtype)
         joined = known[:, taken]
+        self._check_size(taken.size, "task.negatives")
         sources = np.repeat(joined[rng.integers(2, size=taken.size), np.arange(taken.size)], task.negatives)
         targets, free = self._corrupted(sources, rng)
         apart = np.stack([sources, targets])[:, free]
@@ -116,10 +117,24 @@ class Links(Task):
         client = part if self.graph.part.numel() else self.graph.client
         rng = np.random.default_rng([self.cfg.seed, client, derive_seed("links", split)])
         draws, count = self._non_edges[part], self.cfg.task.candidates
+        self._check_size(own.shape[1], "task.candidates")
         sources = own[rng.integers(2, size=own.shape[1]), np.arange(own.shape[1])]
         targets, free = draws.corrupted(np.repeat(sources, count), rng)
         shape = own.shape[1], count
         return Ranked(own, sources, targets.reshape(shape), free.reshape(shape), draws.uniform(own.shape[1], rng))
+
+    def _check_size(self, edges: int, key: str) -> None:
+        """Refuse to draw more pairs than fit in memory.
+
+        Raises:
+            FedGraphError: with the client, the number and the key to lower.
+        """
+        each = getattr(self.cfg.task, key.removeprefix("task."))
+        if edges * each > MAX_PAIRS:
+            raise FedGraphError(
+                f"client {self.graph.client} would draw {edges * each} pairs for {edges} edges, at most {MAX_PAIRS} fit:"
+                f" set {key} to at most {MAX_PAIRS // edges}"
+            )
 
     def _rng(self, *stream: int | str) -> np.random.Generator:
         return np.random.default_rng(derive_seed(self.cfg.seed, self.graph.client, *stream))
@@ -155,6 +170,9 @@ class Ranked(NamedTuple):
     free: np.ndarray
     apart: np.ndarray
 
+
+MAX_PAIRS = 2**26
+"""Pairs without an edge that a client holds at once."""
 
 ROWS = 2**20
 """Negatives that are scored at a time."""

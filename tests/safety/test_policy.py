@@ -109,6 +109,11 @@ def test_what_a_policy_refuses(node, caplog, policy, words, told):
     assert told in caplog.text, "the node's own log has it"
 
 
+def test_a_node_predicts_links_only_if_its_policy_says_so(node):
+    assert "refuses task=links: it accepts tasks nodes (tasks)" in node("task=links").request("describe")
+    assert node("task=links", policy={"tasks": ["links"], "min_nodes": 1}).request("describe") == ""
+
+
 @pytest.mark.filterwarnings("ignore:.* is now:FutureWarning")
 @pytest.mark.parametrize(
     ("policy", "kept"),

@@ -265,6 +265,16 @@ def test_a_score_of_another_task_is_refused():
         compose([*WORDS, "evaluation.metric=accuracy"])
 
 
+def test_more_pairs_than_fit_are_refused(monkeypatch):
+    monkeypatch.setattr(links, "MAX_PAIRS", 1000)
+    with pytest.raises(
+        FedGraphError, match=r"client 0 would draw 4400 pairs for 44 edges, .* set task.candidates to at most 22"
+    ):
+        client(random_graph()).scores()
+    with pytest.raises(FedGraphError, match=r"set task.negatives to at most"):
+        client(random_graph(), "task.negatives=900").train()
+
+
 def serving(task: str) -> list[str]:
     """Strategies whose client declares that it serves a task."""
     return [name for name in group_names("strategy") if task in client_class(compose([f"strategy={name}"])).serves]
