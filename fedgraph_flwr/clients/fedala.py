@@ -28,6 +28,7 @@ LOSSES = 10
 class Ala(ClientPart):
     """A start from a mixture of the client's last model and the received one; `memory` holds both parts."""
 
+    serves: ClassVar[frozenset[str]] = frozenset({"nodes"})
     predicts_with: ClassVar[tuple[str, ...]] = ("local", "weights")
     tunes: ClassVar[bool] = True
 

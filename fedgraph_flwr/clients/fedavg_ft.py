@@ -17,6 +17,7 @@ from fedgraph_flwr.clients.part import ClientPart, Trainee, copied, with_paramet
 class Finetune(ClientPart):
     """A tuned copy of the received model."""
 
+    serves: ClassVar[frozenset[str]] = frozenset({"nodes"})
     tunes: ClassVar[bool] = True
 
     def parameters(self, client: Trainee) -> Mapping[str, Tensor]:

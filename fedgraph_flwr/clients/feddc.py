@@ -1,4 +1,4 @@
-"""FedDC client (Gao et al., CVPR 2022, arXiv:2203.11751).
+"""FedDC at the client (Gao et al., CVPR 2022, arXiv:2203.11751).
 
     min_θ F_i(θ) + R_i + G_i,   R_i = (α/2) ‖h_i + θ − w‖²,   G_i = ⟨θ, c − c_i⟩                          (1)
     h_i ← h_i + θ_i − w                                                                                   (2)
@@ -10,37 +10,27 @@ c − c_i that those updates held. Ours is the program's, and as in SCAFFOLD opt
 sends, the change of c_i.
 """
 
-from typing import ClassVar
-
-from torch import Tensor
-
-from fedgraph_flwr.clients.scaffold import CONTROL, ScaffoldClient
-from fedgraph_flwr.clients.variates import Named
-from fedgraph_flwr.config import TASKS
-from fedgraph_flwr.methods.variates import FedDCParams
-from fedgraph_flwr.numerics.optim import Optimizer
+from fedgraph_flwr.clients.part import Trainee
+from fedgraph_flwr.clients.scaffold import CONTROL, Scaffold
+from fedgraph_flwr.clients.variates import Named, own
 
 DRIFT = "drift"
 
 
-class FedDCClient(ScaffoldClient):
+class FedDC(Scaffold):
     """SCAFFOLD's client, held at w − h_i."""
 
-    Params: ClassVar[type] = FedDCParams
-    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
+    def correct(self, client: Trainee, terms: Named) -> None:
+        """Add G_i's term, then R_i's, of Eq. (1)."""
+        super().correct(client, terms)
+        super().correct(client, {name: self.keys.alpha * drift for name, drift in self.drift(client).items()})
 
-    def gradient(self, optimizer: Optimizer) -> Tensor:
-        """Leave the gradient of Eq. (1) in the parameters; returns F_i."""
-        loss = super().gradient(optimizer)
-        self.correct({name: self.params.alpha * drift for name, drift in self.drift().items()})
-        return loss
+    def drift(self, client: Trainee) -> Named:
+        """Return h_i by Eq. (2)."""
+        moved = self.moved(client)
+        return {name: drift + moved[name] for name, drift in own(client, DRIFT).items()}
 
-    def drift(self) -> Named:
-        """Eq. (2)."""
-        moved = self.moved()
-        return {name: drift + moved[name] for name, drift in self.own(DRIFT).items()}
-
-    def renewed(self) -> dict[str, Named]:
-        """c_i where G_i is on, and h_i."""
-        control = super().renewed() if self.params.gradient_term else {CONTROL: self.own(CONTROL)}
-        return {**control, DRIFT: self.drift()}
+    def renewed(self, client: Trainee) -> dict[str, Named]:
+        """Return c_i if G_i is on, and h_i."""
+        control = super().renewed(client) if self.keys.gradient_term else {CONTROL: own(client, CONTROL)}
+        return {**control, DRIFT: self.drift(client)}

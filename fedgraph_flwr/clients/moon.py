@@ -33,6 +33,7 @@ def contrast(z: Tensor, to: Tensor, away: Tensor, temperature: float) -> Tensor:
 class Moon(ClientPart):
     """The contrastive term of the local objective; keeps z_prev in `memory`."""
 
+    serves: ClassVar[frozenset[str]] = frozenset({"nodes"})
     adds: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = True
     stacks: ClassVar[bool] = False

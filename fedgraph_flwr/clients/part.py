@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import RunConfig, StrategyConfig
+from fedgraph_flwr.config import TASKS, RunConfig, StrategyConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
@@ -69,6 +69,7 @@ class ClientPart:
 
     Attributes:
         keys: values of its keys.
+        serves: tasks that it can train.
         adds: whether it adds a term to the objective.
         reads_hidden: whether its term reads `Trainee.hidden`.
         stacks: whether clients with it can be computed together; then its term reads nothing but `term_state`.
@@ -76,6 +77,7 @@ class ClientPart:
         tunes: whether predictions train on the client's training nodes first.
     """
 
+    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     adds: ClassVar[bool] = False
     reads_hidden: ClassVar[bool] = False
     stacks: ClassVar[bool] = True

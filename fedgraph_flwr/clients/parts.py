@@ -14,10 +14,13 @@ from fedgraph_flwr.clients.apfl import Apfl
 from fedgraph_flwr.clients.ditto import Ditto
 from fedgraph_flwr.clients.fedala import Ala
 from fedgraph_flwr.clients.fedavg_ft import Finetune
+from fedgraph_flwr.clients.feddc import FedDC
+from fedgraph_flwr.clients.feddyn import FedDyn
 from fedgraph_flwr.clients.fedprox import Prox
 from fedgraph_flwr.clients.fedsam import Sam
 from fedgraph_flwr.clients.moon import Moon
 from fedgraph_flwr.clients.part import ClientPart, Trainee, only
+from fedgraph_flwr.clients.scaffold import Scaffold
 from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
@@ -25,6 +28,7 @@ from fedgraph_flwr.wire.messages import Arrays
 
 KINDS: dict[str, type[ClientPart]] = {
     **{"prox": Prox, "moon": Moon, "sam": Sam},
+    **{"scaffold": Scaffold, "feddyn": FedDyn, "feddc": FedDC},
     **{"ditto": Ditto, "apfl": Apfl, "finetune": Finetune, "ala": Ala},
 }
 """Class of each part, by its name."""
@@ -39,7 +43,7 @@ class Parts:
     """
 
     def __init__(self, rules: StrategyConfig):
-        names = [*rules.objective, rules.personalization]
+        names = [*rules.objective, rules.variates, rules.personalization]
         made = [KINDS[name](name, rules) for name in names if name in KINDS]
         self.all = tuple(part for part in made if not part.idle)
         self.personal = next((part for part in self.all if part.name == rules.personalization), None)

@@ -1,4 +1,4 @@
-"""SCAFFOLD client (Karimireddy et al., ICML 2020, arXiv:1910.06378).
+"""SCAFFOLD at the client (Karimireddy et al., ICML 2020, arXiv:1910.06378).
 
     y_i ← y_i − η (g_i(y_i) + c − c_i),   K times from y_i = x                                           Eq. (3)
     c_i⁺ = g_i(x)   (option I)   or   c_i − c + (x − y_i)/(K η)   (option II)                            Eq. (4)
@@ -9,58 +9,74 @@ that of an edge type which the client lacks, and its c_i are left as they are.
 Leaves the client: beside what FedAvg sends, c_i⁺ − c_i.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import ReplyContent, to_numpy
-from fedgraph_flwr.clients.variates import OFFER, OWN, Named, VariateClient
-from fedgraph_flwr.config import TASKS
-from fedgraph_flwr.methods import variates
-from fedgraph_flwr.methods.variates import VARIATES, ScaffoldParams
+from fedgraph_flwr.clients.part import Step, Trainee
+from fedgraph_flwr.clients.variates import OFFER, OWN, Named, Variates, own, trained
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.parts import chosen
+from fedgraph_flwr.methods.variates import VARIATES, averages_steps, check_option
+from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
+from fedgraph_flwr.wire.messages import Arrays
 
 CONTROL = "control"
 
 
-class ScaffoldClient(VariateClient):
-    """Trains against its drift.
+class Scaffold(Variates):
+    """Training against the drift; `round_state` also has g_i(x), by the names of the parameters that it reaches."""
 
-    Attributes:
-        first: g_i(x), by the names of the parameters that it reaches.
-    """
+    def check(self, cfg: RunConfig, model: Model) -> None:
+        """Refuse option II without plain SGD."""
+        check_option(self.name, self.keys.option, cfg.train)
 
-    Params: ClassVar[type] = ScaffoldParams
-    serves: ClassVar[frozenset[str]] = frozenset(TASKS)
-    uplink = staticmethod(variates.uplink)
+    def note(self, cfg: RunConfig) -> str:
+        """One plain step of all clients is FedAvg's."""
+        rules, several = cfg.strategy, max(cfg.train.steps_of(client) for client in range(cfg.num_clients)) > 1
+        if several or not cfg.train.plain_sgd or rules.fraction < 1 or chosen(vars(rules)) != ["scaffold"]:
+            return ""
+        if rules.scaffold.server_lr != 1:
+            return ""
+        return f"strategy={rules.name} with one local step of SGD a round is FedAvg; take train.local_steps=2 or more"
 
-    def train(self) -> float:
-        """Find c − c_i, then train."""
-        control = self.own(CONTROL)
-        self.correction = {name: self.common[name] - control[name] for name in control}
-        return super().train()
+    def begin(self, client: Trainee) -> None:
+        """Find c − c_i."""
+        control, state = own(client, CONTROL), self.state(client)
+        state["correction"] = {name: state["common"][name] - control[name] for name in control}
+        super().begin(client)
 
-    def gradient(self, optimizer: Optimizer) -> Tensor:
+    def correction(self, client: Trainee) -> Named:
+        """Return c − c_i."""
+        found: Named = self.state(client)["correction"]
+        return found
+
+    def gradient(self, client: Trainee, inner: Step, optimizer: Optimizer) -> Tensor:
         """Leave g_i + c − c_i in the parameters; returns F_i."""
-        loss = super().gradient(optimizer)
-        if not self.steps:
-            decay = self.cfg.train.weight_decay
-            self.first = {n: g + decay * p.detach() for n, p in self.trained.items() if (g := p.grad) is not None}
-        self.correct(self.correction)
-        return loss
 
-    def renewed(self) -> dict[str, Named]:
-        """Eq. (4)."""
-        found = self.first
-        if self.params.averages_steps(self.cfg.train):
-            way, reach = self.moved(), self.steps * self.cfg.train.lr
-            found = {name: -self.correction[name] - way[name] / reach for name in self.first}
-        return {CONTROL: self.own(CONTROL) | found}
+        def seen(optimizer: Optimizer) -> Tensor:
+            loss = inner(optimizer)
+            if not client.steps:
+                decay, parameters = client.cfg.train.weight_decay, trained(client)
+                self.state(client)["first"] = {
+                    n: g + decay * p.detach() for n, p in parameters.items() if (g := p.grad) is not None
+                }
+            return loss
 
-    def send(self) -> ReplyContent:
-        """c_i⁺ − c_i, zero where nothing trained."""
-        former = self.own(CONTROL)
-        latter = self.memory.get(OFFER, {}).get(OWN, {}).get(CONTROL, former)
-        change = {n: latter[n] - former[n] if n in former else torch.zeros_like(t) for n, t in self.shared.items()}
-        return {VARIATES: {name: to_numpy(tensor) for name, tensor in change.items()}}, {}
+        return super().gradient(client, seen, optimizer)
+
+    def renewed(self, client: Trainee) -> dict[str, Named]:
+        """Return c_i by Eq. (4)."""
+        state = self.state(client)
+        found: Named = state["first"]
+        if averages_steps(self.keys.option, client.cfg.train):
+            way, reach, correction = self.moved(client), client.steps * client.cfg.train.lr, state["correction"]
+            found = {name: -correction[name] - way[name] / reach for name in found}
+        return {CONTROL: own(client, CONTROL) | found}
+
+    def send(self, client: Trainee) -> dict[str, Arrays]:
+        """Return c_i⁺ − c_i, zero where nothing trained."""
+        before = own(client, CONTROL)
+        after = client.memory.get(OFFER, {}).get(OWN, {}).get(CONTROL, before)
+        change = {n: after[n] - before[n] if n in before else torch.zeros_like(t) for n, t in client.shared.items()}
+        return {VARIATES: {name: tensor.detach().cpu().numpy().copy() for name, tensor in change.items()}}

@@ -5,13 +5,14 @@ client only offers its new variates, and adopts them once a message acknowledges
 hold the same values. Each method documents what leaves the client.
 """
 
-from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.part import ClientPart, Step, Trainee
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
+from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
 
 Named = dict[str, Tensor]
@@ -20,51 +21,70 @@ Named = dict[str, Tensor]
 OWN, OFFER, ROUND = "own", "offer", "round"
 
 
-class VariateClient(GraphClient):
-    """A client whose `memory` holds the agreed variates by kind, the variates it offers, and the round of the offer.
+class Variates(ClientPart):
+    """Keeps in `memory` the agreed variates by kind, the offered ones, and the round of the offer.
 
-    Attributes:
-        start: x, the parameters as received.
-        common: the server's variate as received.
+    Its `round_state` has ``start``, the parameters x as they came, and ``common``, the server's variate.
     """
 
-    @cached_property
-    def trained(self) -> Named:
-        """The shared parameters that are trained; they alias the model."""
-        return {name: tensor for name, tensor in self.shared.items() if tensor.requires_grad}
-
-    def own(self, kind: str) -> Named:
-        """Return this client's variates of a kind, initially zero."""
-        zeros = {name: torch.zeros_like(tensor) for name, tensor in self.trained.items()}
-        return zeros | self.memory.get(OWN, {}).get(kind, {})
-
-    def renewed(self) -> dict[str, Named]:
-        """Return the variates that follow from the last training, by kind."""
+    def renewed(self, client: Trainee) -> dict[str, Named]:
+        """Return the variates that follow from the training so far, by kind."""
         raise NotImplementedError
 
-    def receive(self, groups: dict[str, Arrays]) -> None:
-        """Adopt the offer if the server acknowledged it, else drop it. A message that only scores a model changes nothing."""
+    def correction(self, client: Trainee) -> Named:
+        """Return what is added to the gradient."""
+        raise NotImplementedError
+
+    def receive(self, client: Trainee, groups: dict[str, Arrays]) -> None:
+        """Accept the offer if the server acknowledged it, else drop it; a model that is only scored leaves it."""
         if ACKNOWLEDGED not in groups:
             return
-        offer = self.memory.pop(OFFER, {})
+        offer = client.memory.pop(OFFER, {})
         if offer and int(offer[ROUND]) == int(groups[ACKNOWLEDGED][ROUND][0]):
-            self.memory[OWN] = offer[OWN]
-        self.common = {n: torch.from_numpy(a).to(self.device) for n, a in groups.get(VARIATES, {}).items()}
+            client.memory[OWN] = offer[OWN]
+        self.state(client)["common"] = {
+            n: torch.from_numpy(a).to(client.device) for n, a in groups.get(VARIATES, {}).items()
+        }
 
-    def train(self) -> float:
-        """Store the start of training, train, and offer the new variates."""
-        self.start = {name: tensor.detach().clone() for name, tensor in self.trained.items()}
-        loss = super().train()
-        if self.steps:
-            self.memory[OFFER] = {ROUND: torch.tensor([self.server_round]), OWN: self.renewed()}
+    def begin(self, client: Trainee) -> None:
+        """Remember where training starts."""
+        self.state(client)["start"] = {name: tensor.detach().clone() for name, tensor in trained(client).items()}
+
+    def gradient(self, client: Trainee, inner: Step, optimizer: Optimizer) -> Tensor:
+        """Add the correction; a parameter that the graph does not reach stays where it is."""
+        loss = inner(optimizer)
+        self.correct(client, self.correction(client))
         return loss
 
-    def correct(self, terms: Named) -> None:
-        """Add terms to the current gradients; a parameter without a gradient does not move."""
+    def end(self, client: Trainee) -> None:
+        """Offer the variates that follow from the training."""
+        if client.steps:
+            client.memory[OFFER] = {ROUND: torch.tensor([client.server_round]), OWN: self.renewed(client)}
+
+    def correct(self, client: Trainee, terms: Named) -> None:
+        """Add terms to the gradients that exist."""
+        parameters = trained(client)
         for name, term in terms.items():
-            if (gradient := self.trained[name].grad) is not None:
+            if (gradient := parameters[name].grad) is not None:
                 gradient.add_(term)
 
-    def moved(self) -> Named:
+    def state(self, client: Trainee) -> dict[str, Any]:
+        """Return what is kept within a round."""
+        found: dict[str, Any] = client.round_state.setdefault("variates", {})
+        return found
+
+    def moved(self, client: Trainee) -> Named:
         """Return θ − x."""
-        return {name: tensor.detach() - self.start[name] for name, tensor in self.trained.items()}
+        start = self.state(client)["start"]
+        return {name: tensor.detach() - start[name] for name, tensor in trained(client).items()}
+
+
+def trained(client: Trainee) -> Named:
+    """Return the shared parameters that train; they alias the model."""
+    return {name: tensor for name, tensor in client.shared.items() if tensor.requires_grad}
+
+
+def own(client: Trainee, kind: str) -> Named:
+    """Return this client's variates of a kind, zero at first."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in trained(client).items()}
+    return zeros | client.memory.get(OWN, {}).get(kind, {})

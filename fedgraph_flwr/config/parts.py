@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.config.schema import Section, StrategyConfig
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.moved import RETIRED, current
 
 KEYS: dict[str, type] = {
@@ -16,7 +18,7 @@ KEYS: dict[str, type] = {
 }
 """The dataclass of keys of each part."""
 
-CHOICES = ("objective", "personalization", "server_optimizer")
+CHOICES = ("objective", "variates", "personalization", "server_optimizer")
 """Keys of `StrategyConfig` that choose parts."""
 
 METHOD = {"server", "client", "shared", "private", "personal", "pooled", "private_schema", *CHOICES, *KEYS}
@@ -41,6 +43,7 @@ def modernise(body: dict[str, Any], below: Mapping[str, Any], own: bool) -> None
         own: whether the layer is a user's overrides, whose parts have no older keys.
     """
     retired: dict[str, Any] = {}
+    _check_sides(body, below)
     for side in ("server", "client"):
         target = current(str(body.get(side, "")))
         if target in RETIRED:
@@ -55,6 +58,38 @@ def modernise(body: dict[str, Any], below: Mapping[str, Any], own: bool) -> None
         for f in fields(KEYS[part]):
             if f.name in params:
                 body[part] = {**(body.get(part) or {}), f.name: params.pop(f.name)}
+
+
+def modernise_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys of a stored configuration, with classes and keys of before there were parts replaced."""
+    own = {key.partition(".")[2]: value for key, value in keys.items() if key.startswith("strategy.")}
+    params = {key.partition(".")[2]: value for key, value in own.items() if key.startswith("params.")}
+    body = {key: value for key, value in own.items() if not key.startswith("params.")} | {"params": params}
+    modernise(body, {}, own=False)
+    rest = {key: value for key, value in keys.items() if not key.startswith("strategy.")}
+    return rest | {f"strategy.{key}": value for key, value in flat(body).items()}
+
+
+def _check_sides(body: Mapping[str, Any], below: Mapping[str, Any]) -> None:
+    """Refuse an older class that is one side of variates, next to a class that is not the other side.
+
+    Raises:
+        FedGraphError: names both.
+    """
+    for side, other in (("server", "client"), ("client", "server")):
+        found = RETIRED.get(current(str(body.get(side, ""))), ("", {}))[1].get("variates")
+        if not found:
+            continue
+        if other in body:
+            matches = RETIRED.get(current(str(body[other])), ("", {}))[1].get("variates") == found
+        else:
+            matches = below.get("variates") == found
+        if not matches:
+            target = body.get(other) or below.get(other) or getattr(StrategyConfig, other)
+            raise FedGraphError(
+                f"strategy.{side}={body[side]} is one side of strategy.variates={found}, and strategy.{other}={target} is not"
+                f" the other: set strategy.variates={found}, which chooses both sides"
+            )
 
 
 def defaults(strategy: Mapping[str, Any]) -> dict[str, Any]:

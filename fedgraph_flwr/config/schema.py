@@ -428,6 +428,33 @@ class AlaKeys(Section, group="strategy.ala"):
 
 
 @dataclass
+class ScaffoldKeys(Section, group="strategy.scaffold"):
+    """Keys of SCAFFOLD's control variates."""
+
+    # c_i of Eq. (4): II, as in the paper's experiments, with plain SGD; I with Adam or momentum (ours)
+    option: str = choice("auto", ("auto", "I", "II"))
+    server_lr: float = 1.0  # η_g, as in the paper's experiments
+
+
+@dataclass
+class FedDynKeys(Section, group="strategy.feddyn"):
+    """Keys of FedDyn's dual variables."""
+
+    alpha: float = 1.0  # α; 0: FedAvg
+
+
+@dataclass
+class FedDCKeys(Section, group="strategy.feddc"):
+    """Keys of FedDC's drifts and control variates."""
+
+    # c_i of SCAFFOLD's Eq. (4): II with plain SGD; I with Adam or momentum (ours)
+    option: str = choice("auto", ("auto", "I", "II"))
+    # (ours) α of R_i, for a few local steps like FedDyn's; the authors' CIFAR-10 example has 0.01; 0: no drift
+    alpha: float = 1.0
+    gradient_term: bool = True  # G_i, the part of the local objective that corrects gradients
+
+
+@dataclass
 class MomentumKeys(Section, group="strategy.momentum"):
     """Keys of FedAvgM's server momentum."""
 
@@ -497,6 +524,11 @@ class StrategyConfig(Section, group="strategy"):
     prox: ProxKeys = field(default_factory=ProxKeys)
     moon: MoonKeys = field(default_factory=MoonKeys)
     sam: SamKeys = field(default_factory=SamKeys)
+    # variates that clients keep and the server sums, which correct local gradients
+    variates: str = choice("none", ("none", "scaffold", "feddyn", "feddc"))
+    scaffold: ScaffoldKeys = field(default_factory=ScaffoldKeys)
+    feddyn: FedDynKeys = field(default_factory=FedDynKeys)
+    feddc: FedDCKeys = field(default_factory=FedDCKeys)
     # what stays personal: the head, normalisation layers, or a second model (Ditto, APFL, fine-tuning, FedALA)
     personalization: str = choice("none", ("none", "head", "norm", "ditto", "apfl", "finetune", "ala"))
     ditto: DittoKeys = field(default_factory=DittoKeys)

@@ -26,6 +26,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.labels import LABELS
+from fedgraph_flwr.methods.variates import CONTROLLED, VARIATES
 from fedgraph_flwr.wire.messages import CLIPPED, DESCRIBE, METRICS, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField
 
@@ -151,6 +152,8 @@ def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
     if cfg.train.class_weights == "federated":
         share = {"share": ArrayField(("C",), "float64", low=0, high=1)}
         found[LABELS] = Once({LABELS: Mean(share, weight="train")})
+    if cfg.strategy.variates in CONTROLLED:
+        found[TRAIN] = {**found.get(TRAIN, {}), VARIATES: Mean(ARRAYS)}
     if cfg.privacy.adaptive and cfg.privacy.side != "server":
         found = {phase: _with_bits(groups) for phase, groups in found.items()}
     found.setdefault(TRAIN, {})

@@ -160,6 +160,12 @@ def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
             f"strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to"
             f" {' or '.join(sorted(client.serves))}, or another strategy (docs/methods.md lists those for each task)"
         )
+    for part in Parts(cfg.strategy).all:
+        if cfg.task.name not in part.serves:
+            raise FedGraphError(
+                f"the part '{part.name}' of strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to"
+                f" {' or '.join(sorted(part.serves))}, or leave the part out"
+            )
     if not task.classes:
         of_classes = {
             f"train.loss={cfg.train.loss}": cfg.train.loss != "cross_entropy",

@@ -28,6 +28,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.parts import modernise_keys
 from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.moved import FILES, rename_config
@@ -278,7 +279,7 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
     Raises:
         FedGraphError: it does not; the sentence has the keys and both values.
     """
-    now, before = fingerprint(cfg, data), rename_config(found.fingerprint, warn=False)
+    now, before = fingerprint(cfg, data), modernise_keys(rename_config(found.fingerprint, warn=False))
     usual = _flat(dataclasses.asdict(RunConfig()))  # of keys that were not there yet
     keys = (now.keys() | before.keys()) - FREE - {"data"}
     if cfg.on_fleet:

@@ -8,6 +8,7 @@ from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import LateMean, Mean, Uplink
+from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 OBJECTIVES = {"prox": (), "moon": ("logits", "loss"), "sam": ("parameters",)}
@@ -38,6 +39,8 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
     if (own := rules.personalization) in KEYS:
         _need_shared(rules, f"strategy.personalization={own} trains a second model beside")
         _need_hooks(rules, f"strategy.personalization={own}", client, PERSONAL)
+    if rules.variates != "none":
+        _check_variates(rules, server, client, uplink)
     if rules.server_optimizer != "average":
         _need_mean(rules, f"strategy.server_optimizer={rules.server_optimizer}", server, uplink)
 
@@ -51,6 +54,25 @@ def _check_unused(rules: StrategyConfig) -> None:
                     f"strategy.{part}.{key}={value} does nothing: strategy={rules.name} does not use '{part}'; it uses"
                     f" {', '.join(chosen(vars(rules))) or 'no part with keys'}"
                 )
+
+
+def _check_variates(rules: StrategyConfig, server: type, client: type[GraphClient], uplink: Uplink) -> None:
+    """Refuse variates where the next model is not the weighted mean of the clients' models."""
+    what = f"strategy.variates={rules.variates}"
+    _need_mean(rules, what, server, uplink)
+    _need_hooks(rules, what, client, ())
+    if server.step is not GraphStrategy.step or type(uplink[TRAIN][MODEL]) is not Mean:  # type: ignore[attr-defined]
+        raise FedGraphError(
+            f"{what} sums over clients by the weights of their mean, and strategy={rules.name} has a server,"
+            f" {server.__name__}, that makes another model of the replies: expected one with the `step` of"
+            f" {GraphStrategy.__name__}, such as strategy=fedavg"
+        )
+    if rules.variates != "scaffold" and rules.server_optimizer != "average":
+        raise FedGraphError(
+            f"{what} sets the next model itself, from the mean and what clients keep, and"
+            f" strategy.server_optimizer={rules.server_optimizer} would change it: set strategy.server_optimizer=average, or"
+            " strategy.variates=scaffold"
+        )
 
 
 def _need_shared(rules: StrategyConfig, what: str) -> None:

@@ -107,7 +107,8 @@ class Policy:
             FedGraphError: names the key, its value and what the policy accepts.
         """
         name, client = cfg.strategy.name, cfg.strategy.client
-        if self.strategies and client not in self.strategies:
+        plain = client in self.strategies and cfg.strategy.variates == "none"  # variates send more than the model
+        if self.strategies and not plain:
             ours = group_file("strategy", name) if name in group_names("strategy") else {}
             fields = ("client", *(key for key in CHOICES if key != "server_optimizer"))
             usual = vars(StrategyConfig()) | dict(ours.items())

@@ -186,6 +186,13 @@ class GraphStrategy(Side, FlowerFedAvg):
         """Return the next shared parameters, from the current ones and the reduced replies to ``train``."""
         return reduced.groups.get(MODEL, arrays)
 
+    def groups_to_train(self, arrays: Arrays) -> GroupsFor:
+        """Return the groups of `before_train` with those of the configured parts."""
+        groups = self.before_train(arrays)
+        for part in self.combined:
+            groups = with_own(groups, own) if (own := part.groups(self, arrays)) else groups
+        return groups
+
     def advance(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Return the next shared parameters: those of `step`, changed by the configured parts."""
         after = self.step(arrays, reduced)

@@ -129,6 +129,8 @@ class RunnableMethod(Method, Protocol):
 
     def step(self, arrays: Arrays, reduced: Any) -> Arrays: ...
 
+    def groups_to_train(self, arrays: Arrays) -> Any: ...
+
     def advance(self, arrays: Arrays, reduced: Any) -> Arrays: ...
 
 
@@ -140,6 +142,10 @@ class Composed(Method, Protocol):
 
 class ServerPart:
     """One part of a method on the server; it has no state of its own but what it keeps in the strategy's `memory`."""
+
+    def groups(self, server: Composed, arrays: Arrays) -> Mapping[int, Mapping[str, Any]]:
+        """Groups of arrays that travel to each client of the cohort with the model."""
+        return {}
 
     def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Any) -> Arrays:
         """Return the next shared parameters.

@@ -9,12 +9,9 @@ Without drift (α = 0) it is SCAFFOLD, without the gradient term FedDyn, without
 Leaves the client: beside what FedAvg sends, the change of c_i, as large as the model; the server finds drifts from the models.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
-from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.methods.variates import FedDCParams
+from fedgraph_flwr.strategies.contract import Composed
 from fedgraph_flwr.strategies.scaffold import Scaffold
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -22,20 +19,13 @@ DRIFT = "drift"
 
 
 class FedDC(Scaffold):
-    """Keeps the mean drift in `memory` beside c."""
+    """Keeps the mean drift in `memory` next to c."""
 
-    Params: ClassVar[type] = FedDCParams
-
-    @classmethod
-    def startup_note(cls, cfg: RunConfig) -> str:
-        """No schedule makes it FedAvg."""
-        return ""
-
-    def moved(self, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
-        """W from the mean model and the drifts, of which the absent keep theirs."""
-        if not self.params.alpha:
+    def moved(self, server: Composed, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
+        """Return w from the mean model and the drifts; absent clients keep theirs."""
+        if not server.cfg.strategy.feddc.alpha:
             return mean
-        former, trained = self.memory.get(DRIFT, {}), arrays.keys() - self.buffers
-        drift = {n: former.get(n, np.zeros_like(arrays[n])) + share * (mean[n] - arrays[n]) for n in trained}
-        self.memory[DRIFT] = drift
+        previous, trained = server.memory.get(DRIFT, {}), arrays.keys() - server.buffers
+        drift = {n: previous.get(n, np.zeros_like(arrays[n])) + share * (mean[n] - arrays[n]) for n in trained}
+        server.memory[DRIFT] = drift
         return mean | {n: mean[n] + drift[n] for n in trained}

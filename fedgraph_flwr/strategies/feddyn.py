@@ -8,29 +8,26 @@ each client's α instead). α = 0 leaves both terms out and is FedAvg; a small �
 Leaves the client: what FedAvg sends.
 """
 
-from typing import ClassVar
-
 import numpy as np
 
-from fedgraph_flwr.methods.variates import FedDynParams
+from fedgraph_flwr.strategies.contract import Composed
 from fedgraph_flwr.strategies.reducing import Reduced
-from fedgraph_flwr.strategies.variates import VariateStrategy
+from fedgraph_flwr.strategies.variates import Variates
 from fedgraph_flwr.wire.messages import Arrays
 
 H = "h"
 
 
-class FedDyn(VariateStrategy):
+class FedDyn(Variates):
     """Keeps h in `memory`."""
 
-    Params: ClassVar[type] = FedDynParams
-
-    def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """Algorithm 1, the server's two lines."""
-        mean, alpha, former = super().step(arrays, reduced), self.params.alpha, self.memory.get(H, {})
+    def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
+        """Apply the server's two lines of Algorithm 1."""
+        mean, alpha = super().step(server, arrays, mean, reduced), server.cfg.strategy.feddyn.alpha
         if not alpha:
             return mean
-        rate, trained = alpha * self.share(reduced.clients), arrays.keys() - self.buffers
-        h = {n: former.get(n, np.zeros_like(arrays[n])) - rate * (mean[n] - arrays[n]) for n in trained}
-        self.memory[H] = h
+        previous, trained = server.memory.get(H, {}), arrays.keys() - server.buffers
+        rate = alpha * self.share(server, reduced.clients)
+        h = {n: previous.get(n, np.zeros_like(arrays[n])) - rate * (mean[n] - arrays[n]) for n in trained}
+        server.memory[H] = h
         return mean | {n: mean[n] - h[n] / alpha for n in trained}

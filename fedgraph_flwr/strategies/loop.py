@@ -265,7 +265,7 @@ class Loop:
     def _train(self) -> list[Reply]:
         """Run the method's own exchanges, then training; return the valid replies in client order."""
         method = self.strategy
-        method.sent = method.before_train(method.arrays)
+        method.sent = method.groups_to_train(method.arrays)
         if method.secure and method.stage().up:
             method.send_beside(method.secure.begin(TRAIN, method.cohort))
         self._score_apart()  # a client that failed in those exchanges is not requested to train

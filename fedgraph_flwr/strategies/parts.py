@@ -6,12 +6,20 @@ A part keeps its state in the strategy's `memory`, below names of its own, so th
 from fedgraph_flwr.config import StrategyConfig
 from fedgraph_flwr.strategies.contract import ServerPart
 from fedgraph_flwr.strategies.fedavgm import Momentum
+from fedgraph_flwr.strategies.feddc import FedDC
+from fedgraph_flwr.strategies.feddyn import FedDyn
 from fedgraph_flwr.strategies.fedopt import Adagrad, Adam, Yogi
+from fedgraph_flwr.strategies.scaffold import Scaffold
 
 OPTIMIZERS: dict[str, type[ServerPart]] = {"momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}
 """By ``strategy.server_optimizer``; ``average`` takes the mean as it is."""
 
 
+VARIATES: dict[str, type[ServerPart]] = {"scaffold": Scaffold, "feddyn": FedDyn, "feddc": FedDC}
+"""By ``strategy.variates``: the server's side of variates that clients keep."""
+
+
 def server_parts(cfg: StrategyConfig) -> list[ServerPart]:
     """The parts of a configuration, in the order in which they change the next parameters."""
-    return [OPTIMIZERS[name]() for name in (cfg.server_optimizer,) if name in OPTIMIZERS]
+    kinds = VARIATES.get(cfg.variates), OPTIMIZERS.get(cfg.server_optimizer)
+    return [kind() for kind in kinds if kind]

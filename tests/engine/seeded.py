@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent
-from fedgraph_flwr.clients.scaffold import ScaffoldClient
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -21,8 +20,8 @@ class Seeded(GraphClient):
         return super().reply(name, groups, config)
 
 
-class SeededScaffold(Seeded, ScaffoldClient):
-    """SCAFFOLD's client with such noise."""
+class SeededScaffold(Seeded):
+    """The same, by the name of the test of ``strategy.variates=scaffold``."""
 
 
 class SeededFalling(Seeded):

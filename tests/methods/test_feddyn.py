@@ -46,5 +46,5 @@ def test_running_statistics_are_averaged_and_no_more(run):
 
 
 def test_alpha_is_checked(run):
-    with pytest.raises(FedGraphError, match=r"strategy\.alpha must be >= 0, got -1"):
+    with pytest.raises(FedGraphError, match=r"strategy\.feddyn\.alpha must be >= 0, got -1"):
         run("strategy=feddyn", "strategy.alpha=-1")

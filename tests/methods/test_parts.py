@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.config import compose, to_json
-from fedgraph_flwr.config.parts import KEYS, chosen
+from fedgraph_flwr.config.parts import KEYS, chosen, modernise_keys
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.secure.policy import Policy
 from tests.methods import test_moon as moon
 from tests.methods import test_personal_by_hand as hand
 from tests.methods.regression import DECAY, LR, TRAIN, WORDS, data, gradient, mean_of, start, vector
@@ -86,6 +87,30 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
         (["strategy.objective=[prox,prox]"], "strategy.objective must list different words"),
         (["strategy.objective=[porx]"], "strategy.objective 'porx' unknown; did you mean 'prox'"),
         (["strategy.objective=[moon]", "model.layers=1"], "model.layers must be >= 2, got 1"),
+        (
+            ["strategy=fednova", "strategy.variates=scaffold"],
+            "strategy.variates=scaffold sums over clients by the weights of their mean, and strategy=fednova",
+        ),
+        (
+            ["strategy=gcfl", "strategy.variates=feddyn"],
+            "strategy.variates=feddyn needs the mean of the clients' models",
+        ),
+        (
+            ["strategy.variates=feddyn", "strategy.server_optimizer=adam"],
+            "strategy.variates=feddyn sets the next model itself.* strategy.server_optimizer=adam would change it",
+        ),
+        (
+            ["strategy.server=fedgraph_flwr.strategies.feddyn:FedDyn"],
+            "feddyn:FedDyn is one side of strategy.variates=feddyn, and strategy.client=fedgraph_flwr.clients.base:GraphClient is"
+            " not the other: set strategy.variates=feddyn",
+        ),
+        (
+            [
+                "strategy.server=fedgraph_flwr.strategies.fedopt:FedAdam",
+                "strategy.client=fedgraph_flwr.clients.scaffold:ScaffoldClient",
+            ],
+            "ScaffoldClient is one side of strategy.variates=scaffold, and strategy.server=fedgraph_flwr.strategies.fedopt",
+        ),
         (["strategy.server_optimizer=adm"], "strategy.server_optimizer 'adm' unknown; did you mean 'adam'"),
         (["strategy.tau=0.5"], "key 'tau' unknown"),
     ],
@@ -190,7 +215,64 @@ def test_the_head_and_normalisation_stay_personal_by_name(run, part, prefix):
     assert named.summary["test_accuracy"] == by_prefix.summary["test_accuracy"]
 
 
+@pytest.mark.parametrize("cohorts", [1, 0.67])
+def test_control_variates_of_a_proximal_objective_with_adam_on_the_server(run, cohorts):
+    """SCAFFOLD's Eq. (3)-(5) on the gradient of h_i, and FedAdam's step along ȳ − x."""
+    mu, rule = 0.5, SERVERS["adam"]
+    words = ["strategy.variates=scaffold", "strategy.objective=[prox]", f"strategy.prox.mu={mu}", *rule[1]]
+    words += ["strategy.server_optimizer=adam", "train.local_steps=2", f"strategy.fraction={cohorts}"]
+    finished = run(*WORDS, *words)
+    x, c, own, state = start(run), 0.0, [0.0] * 3, {}
+    for cohort in (record["cohort"] for record in finished.rounds):
+        ends, change = [], 0.0
+        for i in cohort:
+            y = x
+            for _ in range(2):
+                y = y - LR * (gradient(y, i) + mu * (y - x) + c - own[i])
+            new = own[i] - c + (x - y) / (2 * LR)
+            change, own[i] = change + (new - own[i]) / 3, new
+            ends.append(y)
+        x, c = rule[0](x, np.mean(ends, axis=0), state), c + change
+    np.testing.assert_allclose(vector(finished.arrays), x, rtol=0, atol=1e-12)
+
+
+def test_dual_variables_beside_dittos_second_model(run):
+    """FedDyn's w_i and Ditto's v_i: neither correction reaches the other model."""
+    alpha, lam, rounds = 0.5, 0.4, 3
+    words = ["strategy.variates=feddyn", f"strategy.feddyn.alpha={alpha}", "strategy.personalization=ditto"]
+    words += [f"strategy.ditto.lam={lam}", *hand.EXACT, f"train.local_steps={hand.STEPS}", f"rounds={rounds}"]
+    finished = run(*words, "strategy.weighting=uniform")
+    w = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
+    parties = [hand.Party(client) for client in range(3)]
+    own, drifts, expected = [w] * 3, [dict.fromkeys(w, 0.0)] * 3, []
+    for _ in range(rounds):
+        ends = []
+        for i, party in enumerate(parties):
+            y = w
+            for _ in range(hand.STEPS):
+                g, f = party.gradient(own[i]), party.gradient(y)
+                own[i] = hand.step(own[i], {n: g[n] + lam * (own[i][n] - w[n]) for n in w})
+                y = hand.step(y, {n: f[n] + alpha * (y[n] - w[n] + drifts[i][n]) for n in w})
+            drifts[i] = {n: drifts[i][n] + y[n] - w[n] for n in w}
+            ends.append(y)
+        w = {n: sum(e[n] + d[n] for e, d in zip(ends, drifts, strict=True)) / 3 for n in w}
+        expected.append([party.loss(v, party.val) for party, v in zip(parties, own, strict=True)])
+    np.testing.assert_allclose(scores_by_client(finished), expected, rtol=1e-9)
+    for name, array in w.items():
+        np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-12)
+
+
+def test_control_variates_on_a_graph_specific_method_reach_its_server(run):
+    """FedGCN's clients with SCAFFOLD's variates: the run differs from FedGCN's and its variates reach the server."""
+    words = ["strategy=fedgcn", "rounds=3", "train.optimizer=sgd", "train.lr=0.1"]
+    plain, corrected = run(*words), run(*words, "strategy.variates=scaffold", "strategy.weighting=uniform")
+    assert any((plain.arrays[n] != a).any() for n, a in corrected.arrays.items())
+    assert corrected.summary["bytes_up"] > 1.5 * plain.summary["bytes_up"]
+
+
 LIMITS = {
+    "feddyn": ["strategy.variates=feddyn", "strategy.feddyn.alpha=0"],
+    "feddc": ["strategy.variates=feddc", "strategy.feddc.alpha=0", "strategy.feddc.gradient_term=false"],
     "ditto": ["strategy.personalization=ditto", "strategy.ditto.lam=0"],
     "apfl": ["strategy.personalization=apfl", "strategy.apfl.alpha=0", "strategy.apfl.adaptive=false"],
     "finetune": ["strategy.personalization=finetune", "strategy.finetune.steps=0"],
@@ -205,7 +287,8 @@ LIMITS = {
 @pytest.mark.parametrize(
     ("part", "other"),
     [
-        *((part, other) for part in LIMITS for other in ([], ["strategy=fedavgm"])),
+        *((part, []) for part in LIMITS),
+        *((part, ["strategy=fedavgm"]) for part in LIMITS if part not in ("feddyn", "feddc")),
         *((part, ["strategy=fedomd", "model.layers=3"]) for part in ("prox", "sam")),
     ],
 )
@@ -225,6 +308,12 @@ def test_fedomd_with_a_proximal_term_is_held_the_nearer_the_larger_mu(run):
 
 
 OLDER = {
+    "scaffold": [
+        "server=fedgraph_flwr.strategies.scaffold:Scaffold",
+        "client=fedgraph_flwr.clients.scaffold:ScaffoldClient",
+    ],
+    "feddyn": ["server=strategies.feddyn:FedDyn", "client=clients.feddyn:FedDynClient"],
+    "feddc": ["server=strategies.feddc:FedDC", "client=fedgraph_flwr.clients.feddc:FedDCClient"],
     "ditto": ["client=fedgraph_flwr.clients.ditto:DittoClient"],
     "apfl": ["client=clients.apfl:APFLClient"],
     "fedavg_ft": ["client=fedgraph_flwr.clients.fedavg_ft:FineTunedClient"],
@@ -264,6 +353,35 @@ def test_older_classes_and_keys_mean_the_parts(name):
         assert (old.strategy.server, old.strategy.client) == (new.server, new.client)
         assert chosen(vars(old.strategy)) == [part]
         assert old.strategy.params == {}
+
+
+def test_keys_of_an_older_checkpoint_are_those_of_the_parts():
+    old = {"rounds": 3, "strategy.client": "fedgraph_flwr.clients.ditto:DittoClient", "strategy.params.lam": 0.3}
+    assert modernise_keys(old) == {
+        "rounds": 3,
+        "strategy.client": "fedgraph_flwr.clients.base:GraphClient",
+        "strategy.personalization": "ditto",
+        "strategy.ditto.lam": 0.3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "accepted"),
+    [
+        (["strategy=fedprox"], True),
+        (["strategy=fedprox", "strategy.server_optimizer=adam"], True),
+        (["strategy=fedprox", "strategy.objective=[prox,moon]"], False),
+        (["strategy=fedprox", "strategy.variates=scaffold"], False),
+        (["strategy=fedavg"], False),
+    ],
+)
+def test_a_node_that_lists_a_method_answers_with_no_other_parts(words, accepted):
+    policy = Policy(strategies=["fedprox"])
+    if accepted:
+        policy.check_run(compose(words))
+    else:
+        with pytest.raises(FedGraphError, match="strategies fedprox"):
+            policy.check_run(compose(words))
 
 
 def test_another_method_starts_without_the_parts_of_the_last():

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients.scaffold import ScaffoldClient
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.scaffold import Scaffold as ClientScaffold
+from fedgraph_flwr.clients.variates import trained
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.strategies.scaffold import Scaffold
 from tests.methods.regression import LR, WORDS, gradient, mean_of, start, vector, weights
@@ -48,21 +50,21 @@ def test_rounds_by_hand(run, option, rule, fraction):
 @pytest.mark.parametrize("words", [[], ["strategy.fraction=0.67"], ["train.optimizer=adam"]])
 def test_c_is_the_mean_of_all_clients_own_after_every_round(run, monkeypatch, words):
     """Also of those that did not take part, and of those whose answers were resumed from a checkpoint."""
-    clients, compared, aggregate, make = {}, [], Scaffold.step, ScaffoldClient.__init__
+    clients, compared, aggregate, make = {}, [], Scaffold.step, GraphClient.__init__
 
     def made(self, *args, **kwargs):
         make(self, *args, **kwargs)
         clients[self.graph.client] = self
 
-    def compare(self, arrays, reduced):
-        arrays = aggregate(self, arrays, reduced)
-        for name, c in self.memory["variates"].items():
+    def compare(self, server, arrays, mean, reduced):
+        arrays = aggregate(self, server, arrays, mean, reduced)
+        for name, c in server.memory["variates"].items():
             kept = [m.get("offer", m)["own"]["control"][name].numpy() for i in range(3) if (m := clients[i].memory)]
             np.testing.assert_allclose(c, sum(kept) / 3, atol=1e-15)
             compared.append(np.abs(c).max())
         return arrays
 
-    monkeypatch.setattr(ScaffoldClient, "__init__", made)
+    monkeypatch.setattr(GraphClient, "__init__", made)
     monkeypatch.setattr(Scaffold, "step", compare)
     words = [*WORDS, "strategy=scaffold", UNEQUAL, *words]
     whole = run(*words, "rounds=6")
@@ -86,24 +88,23 @@ def test_it_ends_where_the_mean_gradient_is_zero_and_fedavg_does_not(run):
 
 def test_parameters_that_no_gradient_reaches_stay_where_they_are(run, monkeypatch):
     """From round 2 on client 0 lacks the gradient of the bias: neither its bias nor its c_i moves by what the others tell."""
-    seen, send, correct = [], ScaffoldClient.send, ScaffoldClient.correct
+    seen, send, correct = [], ClientScaffold.send, ClientScaffold.correct
 
-    def without(self, terms):
-        if self.graph.client == 0 and self.server_round > 1:
-            self.trained["head.bias"].grad = None
-            self.first.pop("head.bias", None)
-        correct(self, terms)
+    def without(self, client, terms):
+        if client.graph.client == 0 and client.server_round > 1:
+            trained(client)["head.bias"].grad = None
+            self.state(client)["first"].pop("head.bias", None)
+        correct(self, client, terms)
 
-    def sent(self):
-        answer = send(self)
-        if self.graph.client == 0:
-            seen.append(
-                (np.abs(answer[0]["variates"]["head.bias"]).max(), self.moved()["head.bias"].abs().max().item())
-            )
-        return answer
+    def sent(self, client):
+        groups = send(self, client)
+        if client.graph.client == 0:
+            moved = self.moved(client)["head.bias"]
+            seen.append((np.abs(groups["variates"]["head.bias"]).max(), moved.abs().max().item()))
+        return groups
 
-    monkeypatch.setattr(ScaffoldClient, "correct", without)
-    monkeypatch.setattr(ScaffoldClient, "send", sent)
+    monkeypatch.setattr(ClientScaffold, "correct", without)
+    monkeypatch.setattr(ClientScaffold, "send", sent)
     run(*WORDS, "strategy=scaffold", "train.local_steps=2")
     assert min(seen[0]) > 0
     assert seen[1:] == [(0, 0)] * 3
@@ -111,9 +112,9 @@ def test_parameters_that_no_gradient_reaches_stay_where_they_are(run, monkeypatc
 
 def test_option_two_needs_plain_sgd(run):
     for words in (["train.optimizer=adam"], ["train.momentum=0.9"]):
-        with pytest.raises(FedGraphError, match=r"set strategy\.option=I"):
+        with pytest.raises(FedGraphError, match=r"set strategy\.scaffold\.option=I"):
             run(*WORDS, "strategy=scaffold", "strategy.option=II", *words)
-    with pytest.raises(FedGraphError, match=r"strategy\.option 'III' unknown"):
+    with pytest.raises(FedGraphError, match=r"strategy\.scaffold\.option 'III' unknown"):
         run("strategy=scaffold", "strategy.option=III")
 
 

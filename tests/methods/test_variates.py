@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from fedgraph_flwr.clients.variates import VariateClient
-from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import InlineGrid
-from fedgraph_flwr.strategies.variates import VariateStrategy
+from fedgraph_flwr.strategies.variates import Variates
 from tests.methods.regression import LR, WORDS, gradient, start, vector
 from tests.methods.small_runs import METHODS, by_default
 from tests.support import assert_same_arrays, call_fresh
 
 BOUND = 1.6
 
-VARIATES = [name for name in METHODS if issubclass(locate(by_default(name).strategy.client), VariateClient)]
+VARIATES = [name for name in METHODS if by_default(name).strategy.variates != "none"]
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -55,13 +53,13 @@ def test_a_robust_rule_measures_variates_from_zero(run, method):
 
 def test_shares_are_of_all_clients_where_a_share_is_capped(run, monkeypatch):
     """SCAFFOLD by hand: p = (0.375, 0.375, 0.25) of 6, 8 and 10 training nodes, of which none counts above 0.375."""
-    shares, share = [], VariateStrategy.share
+    shares, share = [], Variates.share
 
-    def seen(self, clients):
-        shares.append((clients, share(self, clients)))
+    def seen(self, server, clients):
+        shares.append((clients, share(self, server, clients)))
         return shares[-1][1]
 
-    monkeypatch.setattr(VariateStrategy, "share", seen)
+    monkeypatch.setattr(Variates, "share", seen)
     words = ["strategy.weighting=train", "strategy.max_share=0.375", "strategy.fraction=0.67"]
     finished = run(*WORDS, "strategy=scaffold", *words, "train.local_steps=2")
     left = 1 - 0.375

@@ -404,10 +404,7 @@ def test_what_cannot_be_summed_is_refused_before_clients_start(words, sentence):
 
 def test_a_reply_that_a_client_does_not_declare_never_leaves(run, monkeypatch):
     """Whatever the server asks, or its schema accepts."""
-    from fedgraph_flwr.clients.scaffold import ScaffoldClient
-
-    monkeypatch.setattr(ScaffoldClient, "uplink", GraphClient.uplink)
-    monkeypatch.setattr("fedgraph_flwr.runs.checks.signature", lambda uplink: {})  # as a server of its own would
+    monkeypatch.setattr(GraphClient, "declared", {"train": GraphClient.uplink(compose([]), None)["train"]})
     with pytest.raises(RunFailed, match="reply to 'train' holds group 'variates', which its uplink does not declare"):
         run("strategy=scaffold")
 
