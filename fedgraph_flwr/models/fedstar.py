@@ -3,6 +3,7 @@
     s^0 = s W_s + b_s,   h^0 = X W_x + b_x                                 s the structure encoding of `structure_encoding`
     h^l = dropout(ReLU(MLP([h ‖ s]_v + Σ_{u → v} [h ‖ s]_u)))              GIN of the feature channel, on h^{l-1} and s^{l-1}
           dropout(ReLU(Â [h ‖ s] W^l))                                     with ``convolution=gcn`` (ours)
+          dropout(ReLU(MLP([h ‖ s]_v)))                                    with ``convolution=none`` (ours): no neighbours
     s^l = tanh(Â s^{l-1} W_s^l + b_s^l)                                    GCN of the structure channel
     logits = dropout(ReLU([h^L ‖ s^L] W_f W_p)) W_c                        with their biases
 
@@ -66,7 +67,7 @@ class FedStar(Model):
         dropout: after each feature layer, and before the classifier.
         walks: longest random walk of the encoding.
         degrees: largest degree that it tells apart.
-        convolution: ``gin`` or ``gcn``, of the feature channel.
+        convolution: ``gin``, ``gcn`` or ``none``, of the feature channel.
     """
 
     def __init__(
@@ -80,18 +81,19 @@ class FedStar(Model):
         # longest random walk whose chance of return is told; walks x edges x nodes products, once
         walks: Annotated[int, Range()] = 16,
         degrees: Annotated[int, Range()] = 16,  # largest degree that is told apart
-        convolution: Literal["gin", "gcn"] = "gin",  # gin | gcn (ours): how the feature channel reads neighbours
+        # gin: sums over neighbours | (ours) gcn: means over neighbours | (ours) none: only the node
+        convolution: Literal["gin", "gcn", "none"] = "gin",
     ):
         super().__init__()
         at_least(walks + degrees, 1, "model.walks + model.degrees")
         self.features_in = Linear(num_features, hidden)
         self.structure = Linear(walks + degrees, hidden)
-        self.sums = convolution == "gin"
+        self.convolution = convolution
         self.feature_convs = nn.ModuleList(
             [
-                nn.Sequential(Linear(2 * hidden, hidden), nn.ReLU(), Linear(hidden, hidden))
-                if self.sums
-                else Linear(2 * hidden, hidden, bias=False)
+                Linear(2 * hidden, hidden, bias=False)
+                if convolution == "gcn"
+                else nn.Sequential(Linear(2 * hidden, hidden), nn.ReLU(), Linear(hidden, hidden))
                 for _ in range(layers)
             ]
         )
@@ -115,7 +117,9 @@ class FedStar(Model):
         h, s = self.features_in(inputs.x), self.structure(inputs.s)
         for feature, structure in zip(self.feature_convs, self.structure_convs, strict=True):
             both = torch.cat([h, s], 1)
-            h = feature(both + inputs.neighbours @ both) if self.sums else inputs.adj @ feature(both)
+            if self.convolution == "gin":
+                both = both + inputs.neighbours @ both
+            h = inputs.adj @ feature(both) if self.convolution == "gcn" else feature(both)
             h = dropout(torch.relu(h), self.dropout, self.training)
             s = self.structure_step(structure, s, inputs)
         return torch.relu(self.post(self.fuse(torch.cat([h, s], 1))))

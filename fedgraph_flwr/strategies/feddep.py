@@ -5,9 +5,12 @@
     mend           to each client those of the others; it trains its generator alone, and mends its graph, once
     afterwards     FedAvg, from θ^R on, with embedding-fused convolutions on the mended graphs
 
-The middle is the paper's pseudo-FL: what FedSage+ asks of peers in every step, prototypes answer at home. From what is public
-of the paper (its abstract and reviews; no program of the authors is known to us), so without its numbers of equations. Ours:
-the encoder is the federated model itself after R rounds, which puts all clients' embeddings in one space. A client that cannot
+The middle is the paper's pseudo-FL: prototypes answer at the client what FedSage+ asks peers in every step. Written from what is
+public of the paper (its abstract and reviews), without its numbers of equations. The authors' code (zkzhangke/FedDEP) does not
+run pseudo-FL, but exchanges an embedding of every node and gradients. It also trains an encoder per client, clusters by deep
+embedded clustering, and adds a linear map of generated embeddings in every layer: ``strategy=feddep_authors``. Ours: the encoder
+is the federated model itself after R rounds, which puts all clients' embeddings in one space.
+A client that cannot
 be reached when graphs are mended goes on without generated neighbours. ``neighbours=0``, or R of at least ``rounds``, is FedAvg
 of GraphSAGE. Leaves a client: what FedAvg sends, and once K means of hidden features, how many nodes each is of, and how many
 neighbours it generated. The paper's noise-free edge-local privacy, which rests on sampling neighbours, is not claimed: all

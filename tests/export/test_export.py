@@ -39,6 +39,7 @@ REFUSED = {
     "fedlit": ["fedlit"],
     "fedstar": ["fedstar"],
     "fused_sage": ["feddep"],
+    "linear_fused_sage": ["feddep_authors"],
     "fedstruct": ["fedstruct"],
     "rgcn": ["fedhgn"],
     "simple_hgn": ["fedhgn", "model=simple_hgn"],

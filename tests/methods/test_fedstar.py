@@ -67,7 +67,7 @@ def test_the_encoding_follows_its_nodes():
     torch.testing.assert_close(moved[order], found)
 
 
-@pytest.mark.parametrize("convolution", ["gin", "gcn"])
+@pytest.mark.parametrize("convolution", ["gin", "gcn", "none"])
 def test_the_network_by_hand(convolution):
     graph = client_graph(0, N)
     cfg = compose(["strategy=fedstar", "model.hidden=4", "model.layers=2", f"model.convolution={convolution}"])
@@ -83,8 +83,9 @@ def test_the_network_by_hand(convolution):
     s = linear("structure", structure_encoding(graph.edge_index, N, 16, 16).numpy())
     for layer in range(2):
         both = np.concatenate([h, s], 1)
-        if convolution == "gin":
-            inner = np.maximum(linear(f"feature_convs.{layer}.0", both + a @ both), 0)
+        if convolution != "gcn":
+            read = both + a @ both if convolution == "gin" else both
+            inner = np.maximum(linear(f"feature_convs.{layer}.0", read), 0)
             h = np.maximum(linear(f"feature_convs.{layer}.2", inner), 0)
         else:
             h = np.maximum(smooth @ both @ w[f"feature_convs.{layer}.weight"], 0)

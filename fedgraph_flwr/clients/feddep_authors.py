@@ -1,0 +1,322 @@
+"""Client of the authors' form of FedDEP (Zhang et al., 2024, arXiv:2401.04336): its generator learns from all clients' nodes.
+
+    h = hidden features of an encoder that the client trains alone;   t_u = mean of h over u's cluster
+    L = a SmoothL1(ñ, n) + b R(z̃; t of lost neighbours) + c CE(fused network)           on training nodes of the impaired graph
+    G_j = ∂ b R(z̃; t of neighbours that random nodes of j lost) / M                     at client i's generator and embeddings
+    θ ← θ − η ∇(L / M),   then   θ ← θ − η (the same gradient + Σ_j G_j)                per exchange, θ the generator
+    then: v reads the mean over P slots of z̃_v, of which the first round(ñ_v) are in use and the others 0
+
+Clusters, R, ñ and z̃ are those of `fedgraph_flwr.methods.feddep_authors` and `fedgraph_flwr.models.feddep_authors`. It follows the
+authors' code at cf50e38. After ``generator_steps`` of L, only the generator trains, and takes the local gradient twice, as above
+(gfl/feddep/worker.py, `callback_funcs_for_gradient`). A peer's target without a lost neighbour is the prototype of the node
+itself. Ours:
+
+- Nodes are hidden as in FedSage+ (`fedgraph_flwr.methods.impaired`), and all neighbours are read instead of samples of five.
+- Numbers of missing neighbours stay at the client. The authors' code sends them, but does not read them.
+- Scoring reads generated embeddings too. The authors' code reads zeros there.
+
+Leaves the client, before round 1: its generator, an embedding of every node of its impaired graph, gradients for the other
+generators, and how many neighbours it generated. Then what FedAvg sends.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
+from fedgraph_flwr.clients.part import assign
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods import feddep_authors
+from fedgraph_flwr.methods.feddep_authors import EMBEDDINGS, GENERATOR, GRADIENTS, Params, deep_clusters, recovery
+from fedgraph_flwr.methods.impaired import ADDED, Impaired, whole_numbers
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.models.feddep_authors import LinearFusedSAGE, LocalEncoder, LocalGenerator, MendedInputs
+from fedgraph_flwr.models.sage import GraphSAGE
+from fedgraph_flwr.numerics.losses import task_loss
+from fedgraph_flwr.numerics.optim import SGD, Adam
+from fedgraph_flwr.secure.policy import counted
+from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
+from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
+from fedgraph_flwr.wire.trees import Tree
+
+_OFTEN = 4096
+
+
+class Generating(nn.Module):
+    """What a client trains before round 1: the generator's encoder, the generator, and a fused classifier."""
+
+    def __init__(self, num_features: int, num_classes: int, hidden: int, dropout: float, p: Params):
+        super().__init__()
+        self.encoder = GraphSAGE(num_features, p.latent, hidden=hidden, layers=2, dropout=dropout)
+        self.made = LocalGenerator(p.latent, list(p.widths), p.neighbours, hidden, p.generator_dropout)
+        self.classifier = LinearFusedSAGE(num_features, num_classes, hidden=hidden, layers=2, dropout=dropout)
+
+
+class FedDEPAuthorsClient(GraphClient):
+    """FedAvg's client, whose nodes read generated embeddings; they are in `memory`.
+
+    Attributes:
+        plain: the inputs without generated embeddings.
+        prototypes: prototype of each node, [N, H], and whether it has one, [N]; None: not computed yet.
+    """
+
+    Params: ClassVar[type] = Params
+    uplink = staticmethod(feddep_authors.uplink)
+    repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("propose", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)
+    needs_others: ClassVar[str] = (
+        "the generator of missing neighbours was trained with the other clients, and is not kept"
+    )
+    model: LinearFusedSAGE
+    prototypes: Tensor | None = None
+    generating: Generating | None = None
+
+    @classmethod
+    def check(cls, cfg: RunConfig, model: Model) -> None:
+        """Require a network that reads generated embeddings."""
+        if not isinstance(model, LinearFusedSAGE):
+            raise FedGraphError(f"strategy={cfg.strategy.name} needs model=linear_fused_sage, got {cfg.model.name}")
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.plain = self.inputs
+
+    # --- phases -------------------------------------------------------------------------------------------------------
+
+    @phase
+    def propose(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+        """Take a step along the other clients' gradients, then send the generator and what it reads."""
+        if self.policy.min_nodes > 1:
+            raise FedGraphError(
+                f"client {self.graph.client} would send embeddings of single nodes, its node's policy requires at least"
+                f" {self.policy.min_nodes} nodes behind what it sends (min_nodes): use strategy=feddep, or min_nodes: 1 there"
+            )
+        if self.exchange:
+            self.step(groups.get(GRADIENTS, {}), self.exchange)
+        else:
+            self.pretrain()
+        made = self.trainable.made
+        shared = {name: to_numpy(tensor) for name, tensor in made.shared.items()}
+        return {GENERATOR: shared, EMBEDDINGS: {"rows": to_numpy(self.latent())}}, {}
+
+    @phase
+    def judge(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+        """Send the gradients of R at the other clients' generators; 0 for this client's own."""
+        told, rows = groups.get(GENERATOR, {}), groups.get(EMBEDDINGS, {})
+        found = {f"{self.graph.client}.{n}": to_numpy(torch.zeros_like(t)) for n, t in self.peer().trained.items()}
+        for name, embeddings in rows.items():
+            peer = self.peer()
+            mine = {n.partition(".")[2]: array for n, array in told.items() if n.partition(".")[0] == name}
+            check_arrays(mine, {n: tuple(t.shape) for n, t in peer.shared.items()}, "the server")
+            if embeddings.ndim != 2 or embeddings.shape[1] != self.params.latent:
+                raise FedGraphError(
+                    f"the server sent embeddings {embeddings.shape} of client {name}, expected [n, {self.params.latent}]"
+                )
+            assign(peer.state_dict(), {n: torch.from_numpy(array).to(self.device) for n, array in mine.items()})
+            with self.noise("judge", int(name), self.exchange):
+                u = torch.from_numpy(embeddings).to(self.device, self.dtype)
+                targets = self.drawn(len(u))
+                loss = recovery(peer(u), peer.counts(u).detach().long(), targets, torch.ones(targets.shape[:2]).bool())
+            weight = self.params.embedding_weight / self.cfg.num_clients
+            grads = torch.autograd.grad(weight * loss, list(peer.trained.values()), allow_unused=True)
+            for (n, tensor), grad in zip(peer.trained.items(), grads, strict=True):
+                found[f"{name}.{n}"] = to_numpy(torch.zeros_like(tensor) if grad is None else grad)
+        return {GRADIENTS: found}, {}
+
+    @phase
+    def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+        """Take the last step, generate, and delete the generator."""
+        rounds = self.params.generator_rounds
+        if rounds:
+            self.step(groups.get(GRADIENTS, {}), rounds)
+        else:
+            self.pretrain()
+        made = self.trainable.made.eval()
+        with torch.no_grad(), self.noise("mend"):
+            u = self.latent()
+            z, count = self.mended(made(u), made.counts(u))
+            whole = z.new_zeros(self.graph.num_nodes, z.size(1)).index_copy(0, self.impaired.kept.to(z.device), z)
+        self.generating = self.prototypes = None
+        self.memory = {"z": whole}
+        self.take()
+        return {}, {ADDED: int(count.sum())}
+
+    # --- prototypes ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def impaired(self) -> Impaired:
+        """Graph without the hidden nodes."""
+        seed = derive_seed(self.cfg.seed, self.graph.client, "hidden")
+        return Impaired.of(self.graph, self.params.hidden_share, self.params.neighbours, seed)
+
+    @cached_property
+    def lost(self) -> Tensor:
+        """The first P hidden neighbours of each node, −1 for none and for hidden nodes, [N, P]."""
+        n, limit = self.graph.num_nodes, self.params.neighbours
+        hidden = torch.ones(n, dtype=torch.bool)
+        hidden[self.impaired.kept] = False
+        source, target = self.graph.edge_index
+        source, target = (end[hidden[source] & ~hidden[target]] for end in (source, target))
+        order = target.argsort(stable=True)
+        source, target = source[order], target[order]
+        count = target.bincount(minlength=n)
+        place = torch.arange(target.numel()) - (count.cumsum(0) - count)[target]
+        found = torch.full((n, limit), -1)
+        within = place < limit
+        found[target[within], place[within]] = source[within]
+        return found
+
+    def prototype(self) -> Tensor:
+        """Return the prototype of each node's cluster, [N, H]; computed once."""
+        if self.prototypes is None:
+            with self.noise("prototypes"):
+                h = self.embeddings()
+                labels = deep_clusters(h, self.params)
+            total = h.new_zeros(self.params.prototypes, h.size(1)).index_add(0, labels, h)
+            count = labels.bincount(minlength=self.params.prototypes)
+            self.prototypes = (total / count.clamp(min=1)[:, None])[labels]
+        return self.prototypes
+
+    def embeddings(self) -> Tensor:
+        """Hidden features [N, H] of an encoder that this client trains alone."""
+        p, net = self.params, self.cfg.model
+        encoder = LocalEncoder(self.graph.num_features, self.graph.num_classes, net.hidden, 2, p.encoder_dropout)
+        encoder.to(self.device, self.dtype).train()
+        inputs = encoder.prepare(self.graph, self.device, self.dtype)
+        optimizer = Adam(encoder.parameters(), p.encoder_lr, 5e-4)
+        for _ in range(p.encoder_steps if self.num_train else 0):
+            optimizer.zero_grad()
+            encoder.loss(inputs, self.y, self.train_nodes).backward()
+            optimizer.step()
+        encoder.eval()
+        with torch.no_grad():
+            return encoder.encode(inputs)
+
+    def drawn(self, rows: int) -> Tensor:
+        """Draw targets [rows, P, H]: P slots of a random node per row, each a lost neighbour's prototype or the node's own."""
+        limit, own = self.params.neighbours, self.prototype()
+        node = torch.randint(self.graph.num_nodes, (rows,))
+        slot = torch.randint(limit, (rows, limit))
+        lost = self.lost[node[:, None], slot]
+        return own[torch.where(lost < 0, node[:, None], lost).to(own.device)]
+
+    # --- the generator ------------------------------------------------------------------------------------------------
+
+    @property
+    def trainable(self) -> Generating:
+        """`generating`, created on first use."""
+        if self.generating is None:
+            p, net = self.params, self.cfg.model
+            sizes = self.graph.num_features, self.graph.num_classes, net.hidden, net.dropout
+            make = partial(Generating, *sizes, p)
+            self.policy.check_size(counted(make), "a generator")
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive_seed(self.cfg.seed, "generator"))
+                self.generating = make().to(self.device, self.dtype)
+        return self.generating
+
+    def peer(self) -> LocalGenerator:
+        """Return a generator for another client's parameters, in training."""
+        p = self.params
+        with torch.random.fork_rng(devices=[]):
+            made = LocalGenerator(p.latent, list(p.widths), p.neighbours, self.cfg.model.hidden, p.generator_dropout)
+        return made.to(self.device, self.dtype)
+
+    @cached_property
+    def encoded(self) -> Any:
+        """Inputs of the impaired graph."""
+        return self.model.prepare(self.impaired.graph, self.device, self.dtype)
+
+    @contextmanager
+    def noise(self, *key: Any) -> Iterator[None]:
+        """Use a random stream of this client, by its purpose."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(derive_seed(self.cfg.seed, self.graph.client, *key))
+            yield
+
+    def latent(self) -> Tensor:
+        """What the generator reads of every node of the impaired graph, [n, D]."""
+        encoder = self.trainable.encoder.eval()
+        with torch.no_grad():
+            return encoder(self.encoded)
+
+    def mended(self, z: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Z̄ [n, H] of z̃ [n, P, H], and the numbers of slots in use, [n]."""
+        used = whole_numbers(count.round(), self.params.neighbours, self.graph.client)
+        mask = torch.arange(z.size(1), device=z.device) < used[:, None]
+        return (z * mask[:, :, None]).mean(1), used
+
+    def objective(self) -> Tensor:
+        """L, of the generating networks in training."""
+        p, own, nets = self.params, self.impaired, self.trainable.train()
+        trains = own.trains.to(self.device)
+        u = nets.encoder(self.encoded)
+        count, z = nets.made.counts(u), nets.made(u)
+        mean, used = self.mended(z, count)
+        if not trains.numel():
+            return mean.sum() * 0
+        lost = self.lost[own.kept[own.trains]].to(self.device)
+        targets = self.prototype()[lost.clamp(min=0)]
+        loss = p.count_weight * F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
+        loss = loss + p.embedding_weight * recovery(z[trains], used[trains], targets, lost >= 0)
+        inputs = MendedInputs(self.encoded.x, self.encoded.adj, z=mean)
+        y = self.y[own.kept[own.trains].to(self.device)]
+        return loss + p.task_weight * task_loss(nets.classifier(inputs)[trains], y, self.cfg.train, self.class_weights)
+
+    def pretrain(self) -> None:
+        """Train all parts alone."""
+        optimizer = SGD(self.trainable.parameters(), self.params.generator_lr)
+        for step in range(self.params.generator_steps):
+            optimizer.zero_grad()
+            with self.noise("pretrain", step):
+                self.objective().backward()
+            optimizer.step()
+
+    def step(self, told: Arrays, exchange: int) -> None:
+        """Step along the local gradient, then along the same gradient and the other clients'."""
+        made = self.trainable.made
+        trained = made.trained
+        check_arrays(told, {name: tuple(tensor.shape) for name, tensor in trained.items()}, "the server")
+        with self.noise("local", exchange):
+            loss = self.objective() / self.cfg.num_clients
+        grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        with torch.no_grad():
+            for (name, tensor), grad in zip(trained.items(), grads, strict=True):
+                local = torch.zeros_like(tensor) if grad is None else grad
+                peers = torch.from_numpy(told[name]).to(tensor)
+                tensor.sub_(self.params.generator_lr * (2 * local + peers))
+
+    # --- generated embeddings -----------------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Read the generated embeddings."""
+        self.inputs = MendedInputs(self.plain.x, self.plain.adj, propagated=self.plain.propagated, z=self.memory["z"])
+        self.batch = self.batch._replace(inputs=self.inputs)
+
+    def save(self) -> Tree:
+        """Return the generated embeddings; before, the networks that train, and the prototypes."""
+        if self.generating is None and self.prototypes is None:
+            return self.memory
+        tree: Tree = {}
+        if self.generating is not None:
+            tree["generating"] = dict(self.generating.state_dict())
+        if self.prototypes is not None:
+            tree["prototypes"] = {"mean": self.prototypes}
+        return tree
+
+    def load(self, tree: Tree) -> None:
+        """Restore `save`."""
+        if "generating" in tree or "prototypes" in tree:
+            if "generating" in tree:
+                assign(self.trainable.state_dict(), tree["generating"])
+            if "prototypes" in tree:
+                self.prototypes = tree["prototypes"]["mean"]
+            return
+        super().load(tree)
+        if "z" in tree:
+            self.take()
