@@ -128,6 +128,31 @@ def test_the_losses_by_hand():
     assert disagreement(torch.from_numpy(say[0]), told, y, share).item() == pytest.approx(apart, rel=1e-12)
 
 
+def test_the_disagreement_pulls_the_generator_by_the_student_only():
+    """Its gradient is that of a sum in which the teachers' logits are numbers."""
+    words = ["strategy.lam2=0", "strategy.nodes=7"]
+    server, plain = server_of("strategy.lam1=0.7", *words), server_of("strategy.lam1=0", *words)
+    torch.manual_seed(0)
+    z, y = server.noise()
+    x = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    student, *teachers = (server.network({n: s * a for n, a in server.arrays.items()}) for s in (1, 2, -3))
+    share = torch.tensor([[0.2, 1, 1], [0.8, 0, 0]], dtype=torch.float64)
+
+    def gradient(side):
+        return torch.autograd.grad(side.generator_loss(x, z, y, student, teachers, share), x)[0]
+
+    inputs = server.inputs(x, student)
+    logits = student(inputs)
+    numbers = [teacher(inputs).detach().numpy() for teacher in teachers]
+    count, total = np.bincount(y, minlength=C), torch.zeros((), dtype=torch.float64)
+    for i in range(2):
+        for v in range(7):
+            weight = share[i, y[v]].item() / count[y[v]] / C
+            total = total + weight * sum((logits[v, c] - numbers[i][v, c]).abs() for c in range(C))
+    (expected,) = torch.autograd.grad(-0.7 * total, x)
+    torch.testing.assert_close(gradient(server) - gradient(plain), expected)
+
+
 def test_the_generators_gradient_goes_through_the_networks():
     server = server_of("strategy.lam1=0", "strategy.lam2=0")
     torch.manual_seed(0)
