@@ -31,6 +31,7 @@ class Ala(ClientPart):
     serves: ClassVar[frozenset[str]] = frozenset({"nodes"})
     predicts_with: ClassVar[tuple[str, ...]] = ("local", "weights")
     tunes: ClassVar[bool] = True
+    of_nodes: ClassVar[bool] = True
 
     def check(self, cfg: RunConfig, model: Model) -> None:
         """Refuse a prefix of ``mixed`` that matches no parameter."""

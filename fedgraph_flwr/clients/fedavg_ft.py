@@ -19,6 +19,7 @@ class Finetune(ClientPart):
 
     serves: ClassVar[frozenset[str]] = frozenset({"nodes"})
     tunes: ClassVar[bool] = True
+    of_nodes: ClassVar[bool] = True
 
     def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
         """v_i."""

@@ -36,6 +36,7 @@ class Moon(ClientPart):
     serves: ClassVar[frozenset[str]] = frozenset({"nodes"})
     adds: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = True
+    of_nodes: ClassVar[bool] = True
     stacks: ClassVar[bool] = False
 
     @property

@@ -73,6 +73,7 @@ class ClientPart:
         adds: whether it adds a term to the objective.
         reads_hidden: whether its term reads `Trainee.hidden`.
         stacks: whether clients with it can be computed together; then its term reads nothing but `term_state`.
+        of_nodes: whether it reads training nodes by their rows, so that it serves tasks of nodes only.
         predicts_with: names in `memory` that predictions read.
         tunes: whether predictions train on the client's training nodes first.
     """
@@ -81,6 +82,7 @@ class ClientPart:
     adds: ClassVar[bool] = False
     reads_hidden: ClassVar[bool] = False
     stacks: ClassVar[bool] = True
+    of_nodes: ClassVar[bool] = False
     predicts_with: ClassVar[tuple[str, ...]] = ()
     tunes: ClassVar[bool] = False
 

@@ -22,7 +22,7 @@ from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.tasks import kind_of
+from fedgraph_flwr.tasks import Task, kind_of, task_class
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 MOST_PARAMETERS = 2**16
@@ -148,17 +148,24 @@ def not_stacked(cfg: RunConfig) -> str:
     return refusal(cfg, client_class(cfg), models.probe(cfg.model))
 
 
+def tasks_of(cfg: RunConfig, client: type[GraphClient]) -> frozenset[str]:
+    """The tasks that a method serves: those of its client that all of its parts serve, too."""
+    if not any(part.of_nodes for part in Parts(cfg.strategy).all):
+        return client.serves
+    return frozenset(name for name in client.serves if task_class(name).ITEMS == Task.ITEMS)
+
+
 def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
     """Refuse a task that the method does not serve, and keys that the task does not know.
 
     Raises:
         FedGraphError: with what is accepted.
     """
-    task = kind_of(cfg)
-    if cfg.task.name not in client.serves:
+    task, served = kind_of(cfg), tasks_of(cfg, client)
+    if cfg.task.name not in served:
         raise FedGraphError(
-            f"strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to"
-            f" {' or '.join(sorted(client.serves))}, or another strategy (docs/methods.md lists those for each task)"
+            f"strategy={cfg.strategy.name} does not serve task={cfg.task.name}: set task to {' or '.join(sorted(served))}, or"
+            " another strategy (docs/tasks.md lists those for each task)"
         )
     for part in Parts(cfg.strategy).all:
         if cfg.task.name not in part.serves:
@@ -175,11 +182,6 @@ def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
         }
         if asked := [key for key, holds in of_classes.items() if holds]:
             raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
-    if Parts(cfg.strategy).keeps_hidden and task.ITEMS != "nodes":
-        raise FedGraphError(
-            f"strategy.objective=[{','.join(cfg.strategy.objective)}] reads features of training nodes, and task={cfg.task.name}"
-            f" trains on {task.ITEMS}: leave moon out"
-        )
     if models.network(cfg.model).heterogeneous and not task.typed:
         raise FedGraphError(f"task={cfg.task.name} is for graphs of one type of nodes, got model={cfg.model.name}")
     task.check(cfg)

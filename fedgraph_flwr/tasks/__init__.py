@@ -5,11 +5,16 @@ from fedgraph_flwr.tasks.base import Batch, Learner, Scorer, Task
 from fedgraph_flwr.tasks.links import Links
 from fedgraph_flwr.tasks.nodes import Nodes
 
-__all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of"]
+__all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of", "task_class"]
 
 _KINDS: dict[str, type[Task]] = {"nodes": Nodes, "links": Links}
 
 
 def kind_of(cfg: RunConfig) -> type[Task]:
     """The class of the task that a run configures."""
-    return _KINDS[cfg.task.name]
+    return task_class(cfg.task.name)
+
+
+def task_class(name: str) -> type[Task]:
+    """The class of a task by its name."""
+    return _KINDS[name]
