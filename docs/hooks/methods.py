@@ -10,9 +10,12 @@ from typing import Any
 import stored
 from docstrings import markdown, prose
 
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.parts import KINDS
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.composition import described, group_path
 from fedgraph_flwr.config.key_docs import own_keys_of
+from fedgraph_flwr.config.parts import chosen
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Once, Public, Relay, Sum
 from fedgraph_flwr.methods.uplink import declared as uplink_of
@@ -38,8 +41,11 @@ class Method:
     def __init__(self, name: str, about: str, keys: dict[str, Any]):
         self.name, self.about, self.keys = name, about, keys
         self.strategy, self.client = (self._class(keys[side]) for side in ("server", "client"))
-        parts = server_parts(compose([f"strategy={name}"]).strategy)
-        self.server = type(parts[0]) if parts and self.strategy is FedAvg else self.strategy
+        rules = compose([f"strategy={name}"]).strategy
+        own = [type(part) for part in server_parts(rules)]
+        self.server = own[0] if own and self.strategy is FedAvg else self.strategy
+        trained = [KINDS[part] for part in chosen(vars(rules)) if part in KINDS]
+        self.client = trained[0] if trained and self.client is GraphClient else self.client
 
     @staticmethod
     def _class(path: str) -> Any:

@@ -4,7 +4,9 @@ import inspect
 from collections.abc import Collection
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import RunConfig, StrategyConfig
+from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
+from fedgraph_flwr.config.composition import group_file
+from fedgraph_flwr.config.lookup import full_name
 from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import LateMean, Mean, Uplink
@@ -31,6 +33,7 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
         FedGraphError: naming both, and what is accepted.
     """
     rules = cfg.strategy
+    _check_pair(rules)
     _check_unused(rules)
     for name in rules.objective:
         if name == "prox":
@@ -43,6 +46,22 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
         _check_variates(rules, server, client, uplink)
     if rules.server_optimizer != "average":
         _need_mean(rules, f"strategy.server_optimizer={rules.server_optimizer}", server, uplink)
+
+
+def _check_pair(rules: StrategyConfig) -> None:
+    """Refuse two classes of this package that no method combines: one may wait for groups that the other does not send."""
+    plain = {StrategyConfig.server, StrategyConfig.client}
+    chosen_sides = {side: full_name(getattr(rules, side)) for side in ("server", "client")}
+    bodies = [vars(StrategyConfig()) | dict(group_file("strategy", name).items()) for name in group_names("strategy")]
+    pairs = {(body["server"], body["client"]) for body in bodies}
+    for side, other in (("server", "client"), ("client", "server")):
+        partners = {pair[side == "server"] for pair in pairs if pair[side == "client"] == chosen_sides[side]}
+        ours = chosen_sides[other] in {target for pair in pairs for target in pair}
+        if chosen_sides[side] not in plain and partners and ours and chosen_sides[other] not in partners:
+            raise FedGraphError(
+                f"strategy.{side}={chosen_sides[side]} and strategy.{other}={chosen_sides[other]} are sides of different methods:"
+                f" expected strategy.{other}={' or '.join(sorted(partners))}"
+            )
 
 
 def _check_unused(rules: StrategyConfig) -> None:

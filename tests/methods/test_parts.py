@@ -111,6 +111,11 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
             ],
             "ScaffoldClient is one side of strategy.variates=scaffold, and strategy.server=fedgraph_flwr.strategies.fedopt",
         ),
+        (
+            ["strategy=fedhero", "strategy.client=fedgraph_flwr.clients.base:GraphClient"],
+            "fedhero:FedHERO and strategy.client=fedgraph_flwr.clients.base:GraphClient are sides of different methods: expected"
+            " strategy.client=fedgraph_flwr.clients.fedhero:FedHEROClient",
+        ),
         (["strategy.server_optimizer=adm"], "strategy.server_optimizer 'adm' unknown; did you mean 'adam'"),
         (["strategy.tau=0.5"], "key 'tau' unknown"),
     ],
