@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 SLACK = 1.25
 """How many times as many nodes as the smallest graph the largest of a computation may have: the rest is padding."""
 
-_SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage", "combined", "active")
+_SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage", "task", "combined", "active")
 
 
 def declared(kind: type) -> tuple[str, ...] | None:
