@@ -52,9 +52,9 @@ def fails(run, kind, *words):
 
 
 def test_the_line_of_the_users_code_is_named(run):
-    told = fails(run, Adding)
-    assert told.startswith("TypeError: unsupported operand type(s) for +")
-    assert told.endswith(f"({__file__}, line {line_of('adds')}, in loss)")
+    found = fails(run, Adding)
+    assert found.startswith("TypeError: unsupported operand type(s) for +")
+    assert found.endswith(f"({__file__}, line {line_of('adds')}, in loss)")
 
 
 @pytest.mark.parametrize("words", [[], ["stack=4"]], ids=["alone", "stacked"])
@@ -71,10 +71,10 @@ def test_where_no_frame_is_the_users_the_line_of_the_package_is_named(run):
 
 def test_a_partys_node_names_no_folder(node, caplog):  # noqa: F811
     one = node(f"strategy.client={__name__}:Unlike", "rounds=1", policy={"modules": ["tests"]})
-    told = one.request("evaluate", 1)
+    reply = one.request("evaluate", 1)
     line = line_of("joins")
-    assert told.startswith(f"the request failed: RuntimeError (test_session.py, line {line}, in logits); ")
-    assert "same number of dimensions" not in told  # a message may quote data
+    assert reply.startswith(f"the request failed: RuntimeError (test_session.py, line {line}, in logits); ")
+    assert "same number of dimensions" not in reply  # a message may quote data
     assert "same number of dimensions" in caplog.text
     assert f'/test_session.py", line {line}, in logits' in caplog.text
 

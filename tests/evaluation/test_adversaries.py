@@ -145,15 +145,15 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
         return len(nodes) if graph.num_nodes > 20 else 1
 
     monkeypatch.setattr(adversaries, "_taken", taken)
-    told = adversaries.success(cfg, {})
+    found = adversaries.success(cfg, {})
     plain = [(n, int((g.test_mask & (g.y != 2)).sum())) for n, g in graphs.items() if n != 16]
     assert [s for s in seen if s[0] in graphs] == plain
-    assert told["success"] == 1
-    assert told["without_trigger"] == 2 / expected
+    assert found["success"] == 1
+    assert found["without_trigger"] == 2 / expected
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["adversary.kind=bribe"], "adversary.kind 'bribe' unknown"),
         (["adversary.kind=scaling", "adversary.clients=[3]"], "contains 3, expected clients from 0 to 2"),
@@ -170,8 +170,8 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
         (["adversary.kind=scaling", "engine=alps"], "set engine=inline or engine=ray, not alps"),
     ],
 )
-def test_lies_that_mean_nothing_are_refused(run, words, told):
-    with pytest.raises(FedGraphError, match=told):
+def test_lies_that_mean_nothing_are_refused(run, words, message):
+    with pytest.raises(FedGraphError, match=message):
         run(*words)
 
 

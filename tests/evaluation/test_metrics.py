@@ -63,15 +63,15 @@ def test_the_majority_of_training_labels_is_scored_beside():
     """As scikit-learn's classifier that always says the most frequent class, by part where there are several."""
     logits, y = drawn(3)
     train, test = torch.arange(20), torch.arange(60) >= 20
-    told = metrics.score(logits, y, {"test": test}, ("majority",), train=train)
+    scores = metrics.score(logits, y, {"test": test}, ("majority",), train=train)
     theirs = DummyClassifier(strategy="most_frequent").fit(np.zeros((20, 1)), y[:20]).score(np.zeros((40, 1)), y[20:])
-    assert told["test-majority"] == [pytest.approx(theirs)]
+    assert scores["test-majority"] == [pytest.approx(theirs)]
     part = torch.arange(60) % 2
-    told = metrics.score(logits, y, {"test": test}, ("majority",), part, train)
+    scores = metrics.score(logits, y, {"test": test}, ("majority",), part, train)
     for p in (0, 1):
         mine = part == p
         model = DummyClassifier(strategy="most_frequent").fit(np.zeros((10, 1)), y[:20][mine[:20]])
-        assert told["test-majority"][p] == pytest.approx(model.score(np.zeros((20, 1)), y[20:][mine[20:]]))
+        assert scores["test-majority"][p] == pytest.approx(model.score(np.zeros((20, 1)), y[20:][mine[20:]]))
     assert math.isnan(metrics.score(logits, y, {"test": test}, ("majority",))["test-majority"][0])
 
 
@@ -102,11 +102,11 @@ def test_the_chance_level_is_that_of_scikit_learns_dummies(name, classes):
     split = {"val": torch.arange(90) < 40, "test": torch.arange(90) >= 40}
     client = metrics.Scored(torch.from_numpy(y), split, train=torch.arange(30))
     logits = torch.randn(90, classes)
-    told = client.score(logits, metrics.wanted(cfg, classes))
-    assert told[f"test-chance_{name}"] == [pytest.approx(uninformed(name, y[40:], classes))]
-    assert told[f"val-chance_{name}"] == [pytest.approx(uninformed(name, y[:40], classes))]
+    scores = client.score(logits, metrics.wanted(cfg, classes))
+    assert scores[f"test-chance_{name}"] == [pytest.approx(uninformed(name, y[40:], classes))]
+    assert scores[f"val-chance_{name}"] == [pytest.approx(uninformed(name, y[:40], classes))]
     stacked = Segments([client, client]).score([logits, logits], metrics.wanted(cfg, classes))
-    assert stacked[1][f"test-chance_{name}"] == told[f"test-chance_{name}"]
+    assert stacked[1][f"test-chance_{name}"] == scores[f"test-chance_{name}"]
 
 
 def test_a_metric_of_ones_own_is_compared_with_its_best_prediction_of_one_class():
@@ -115,9 +115,9 @@ def test_a_metric_of_ones_own_is_compared_with_its_best_prediction_of_one_class(
     client = metrics.Scored(y, {"test": torch.ones(8, dtype=torch.bool)})
     assert client.score(torch.eye(3)[y], metrics.wanted(cfg, 3), cfg.own)["test-chance_found"] == [6 / 8]
     cfg = EvaluationConfig(metric="tests.evaluation.test_metrics:needs_both")
-    told = client.score(torch.eye(3)[y], metrics.wanted(cfg, 3), cfg.own)
-    assert told["test-needs_both"] == [1.0]
-    assert math.isnan(told["test-chance_needs_both"][0])
+    scores = client.score(torch.eye(3)[y], metrics.wanted(cfg, 3), cfg.own)
+    assert scores["test-needs_both"] == [1.0]
+    assert math.isnan(scores["test-chance_needs_both"][0])
 
 
 def found(logits: np.ndarray, y: np.ndarray) -> float:
@@ -137,14 +137,14 @@ def test_the_threshold_is_the_best_on_validation_nodes(ties):
     logits, y = drawn(2, n=200, ties=ties)
     y[y.bool() & (torch.arange(200) % 3 > 0)] = 0  # few positives
     val, test = torch.arange(200) < 100, torch.arange(200) >= 100
-    told = metrics.score(logits, y, {"val": val, "test": test}, ("f1_at_threshold",))
+    scores = metrics.score(logits, y, {"val": val, "test": test}, ("f1_at_threshold",))
     chance = logits.double().softmax(1)[:, 1].numpy()
     precision, recall, thresholds = precision_recall_curve(y[val], chance[val])
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    assert told["val-f1_at_threshold"] == [pytest.approx(f1.max())]
+    assert scores["val-f1_at_threshold"] == [pytest.approx(f1.max())]
     best = {float(t) for t, value in zip(thresholds, f1, strict=False) if value > f1.max() - 1e-12}
     possible = [f1_score(y[test], chance[test] >= t) for t in best]
-    assert any(told["test-f1_at_threshold"][0] == pytest.approx(value) for value in possible)
+    assert any(scores["test-f1_at_threshold"][0] == pytest.approx(value) for value in possible)
     assert math.isnan(metrics.score(logits, y * 0, {"val": val}, ("f1_at_threshold",))["val-f1_at_threshold"][0])
 
 
@@ -153,12 +153,12 @@ def test_what_is_scored_follows_the_classes():
     assert metrics.wanted(cfg, 7) == ("accuracy", "macro_f1", "balanced_accuracy", "majority")
     assert "auc" in metrics.wanted(EvaluationConfig(metric="auc"), 7)
     assert "f1_class_6" in metrics.wanted(EvaluationConfig(full=True), 7)
-    told = metrics.score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
-    keys = metrics.averages(told)
+    scores = metrics.score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
+    keys = metrics.averages(scores)
     assert metrics.shown(keys, cfg)[:2] == ["test_accuracy", "test_majority"]
     by_nodes = EvaluationConfig(average="test_nodes", metric="auc")
-    told = metrics.score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(by_nodes, 2))
-    keys = metrics.averages(told)
+    scores = metrics.score(*drawn(2), {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(by_nodes, 2))
+    keys = metrics.averages(scores)
     assert metrics.shown(keys, by_nodes)[:2] == ["test_auc_by_test_nodes", "test_chance_auc_by_test_nodes"]
     assert {"test_auc", "test_average_precision", "test_f1_class_1"} < set(metrics.shown(keys, cfg))
 
@@ -182,29 +182,29 @@ def test_auc_of_one_class_is_not_a_number_and_of_those_that_occur_else():
 def test_score_reads_the_nodes_of_each_split():
     logits, y = drawn(3)
     fold = torch.arange(60) % 3
-    told = metrics.score(logits, y, {"val": fold == 1, "test": fold == 2}, METRICS)
+    scores = metrics.score(logits, y, {"val": fold == 1, "test": fold == 2}, METRICS)
     for split, number in (("val", 1), ("test", 2)):
         chosen = fold == number
-        assert told[f"{split}-count"] == [20.0]
-        assert told[f"{split}-accuracy"] == [pytest.approx(accuracy_score(y[chosen], logits[chosen].argmax(1)))]
+        assert scores[f"{split}-count"] == [20.0]
+        assert scores[f"{split}-accuracy"] == [pytest.approx(accuracy_score(y[chosen], logits[chosen].argmax(1)))]
         loss = -logits[chosen].log_softmax(1)[torch.arange(20), y[chosen]].mean()
-        assert told[f"{split}-loss"] == [pytest.approx(float(loss), rel=1e-5)]
+        assert scores[f"{split}-loss"] == [pytest.approx(float(loss), rel=1e-5)]
 
 
 def test_the_pooled_graph_is_scored_by_part():
     logits, y = drawn(3)
     part, mask = torch.arange(60) // 25, torch.arange(60) < 50  # the third client has no node of the split
-    told = metrics.score(logits, y, {"test": mask}, ("accuracy",), part)
-    assert told["test-count"] == [25.0, 25.0, 0.0]
+    scores = metrics.score(logits, y, {"test": mask}, ("accuracy",), part)
+    assert scores["test-count"] == [25.0, 25.0, 0.0]
     for p in (0, 1):
-        assert told["test-accuracy"][p] == pytest.approx(accuracy_score(y[part == p], logits[part == p].argmax(1)))
-    assert math.isnan(told["test-accuracy"][2])
+        assert scores["test-accuracy"][p] == pytest.approx(accuracy_score(y[part == p], logits[part == p].argmax(1)))
+    assert math.isnan(scores["test-accuracy"][2])
 
 
 def test_means_over_clients_by_hand():
     nan = float("nan")
-    told = {"test-accuracy": [0.5, 1.0, nan], "test-count": [30.0, 10.0, 0.0]}
-    means = metrics.averages(told, nodes=[100.0, 300.0, 50.0])
+    values = {"test-accuracy": [0.5, 1.0, nan], "test-count": [30.0, 10.0, 0.0]}
+    means = metrics.averages(values, nodes=[100.0, 300.0, 50.0])
     assert means["test_accuracy"] == 0.75  # the client without test nodes does not count
     assert means["test_accuracy_by_test_nodes"] == (0.5 * 30 + 1.0 * 10) / 40
     assert means["test_accuracy_by_nodes"] == (0.5 * 100 + 1.0 * 300) / 400
@@ -224,9 +224,9 @@ def test_means_of_nothing_are_not_a_number():
 def test_headline_is_among_the_means(average, suffix, metric):
     cfg = EvaluationConfig(metric=metric, average=average)
     logits, y = drawn(2)
-    told = metrics.score(logits, y, {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
+    scores = metrics.score(logits, y, {"test": torch.ones(60, dtype=torch.bool)}, metrics.wanted(cfg, 2))
     assert metrics.headline(cfg, "test") == f"test_{metric}{suffix}"
-    assert metrics.headline(cfg, "test") in metrics.averages(told, [60.0])
+    assert metrics.headline(cfg, "test") in metrics.averages(scores, [60.0])
 
 
 def client_to_score(
@@ -251,13 +251,13 @@ def test_many_clients_are_scored_as_each_is(classes):
     many = Segments([own for own, _ in given])
     found = many.score([logits for _, logits in given], names)
     seen: Counter[str] = Counter()
-    for told, (own, logits) in zip(found, given, strict=True):
+    for received, (own, logits) in zip(found, given, strict=True):
         alone = own.score(logits, names)
-        assert list(told) == list(alone)
+        assert list(received) == list(alone)
         for name, values in alone.items():
-            assert np.array_equal(told[name], values, equal_nan=True) or told[name] == pytest.approx(
+            assert np.array_equal(received[name], values, equal_nan=True) or received[name] == pytest.approx(
                 values, rel=1e-12
             ), name
-            assert all(type(value) is float for value in told[name])
+            assert all(type(value) is float for value in received[name])
             seen[name] += math.isfinite(values[0]) and values[0] != 0
     assert not [name for name, times in seen.items() if not times]  # each figure told something

@@ -37,8 +37,8 @@ def test_weights_follow_from_shares():
     theirs = compute_class_weight("balanced", classes=np.arange(3), y=y)
     np.testing.assert_allclose(weights(shares(y, 3, 0)), theirs)
     parts = np.split(y, [10, 40])  # put together by their sizes, whoever holds what
-    told = np.average([shares(part, 3, 0) for part in parts], axis=0, weights=[10, 30, 60])
-    np.testing.assert_allclose(weights(told), theirs)
+    values = np.average([shares(part, 3, 0) for part in parts], axis=0, weights=[10, 30, 60])
+    np.testing.assert_allclose(weights(values), theirs)
     assert weights(np.zeros(2)).tolist() == [1, 1]
 
 
@@ -55,10 +55,10 @@ def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
     answer = GraphClient.reply
 
     def spy(self, name, groups, config):
-        told = answer(self, name, groups, config)
+        found = answer(self, name, groups, config)
         if name == "train":
             seen[self.graph.client] = self.class_weights
-        return told
+        return found
 
     monkeypatch.setattr(GraphClient, "reply", spy)
     if method in UNWEIGHTED:
@@ -72,8 +72,8 @@ def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
     classes = np.unique(y)
     theirs = compute_class_weight("balanced", classes=classes, y=y)
     assert seen
-    for told in seen.values():
-        np.testing.assert_allclose(told[classes], theirs, rtol=1e-5)
+    for found in seen.values():
+        np.testing.assert_allclose(found[classes], theirs, rtol=1e-5)
 
 
 def test_shares_alone_leave_a_client_once(go, monkeypatch):
@@ -99,11 +99,11 @@ def test_a_client_that_is_rebuilt_and_a_run_that_is_resumed_weigh_alike(go, monk
 
 
 def test_wrong_shares_are_refused_and_wrong_weights_too(go, monkeypatch):
-    told = GraphClient.labels
+    found = GraphClient.labels
 
     @phase
     def lie(self, groups, config):
-        sent, numbers = told(self, groups, config)
+        sent, numbers = found(self, groups, config)
         return (
             ({"labels": {"share": sent["labels"]["share"] * 9}}, numbers) if self.graph.client == 1 else (sent, numbers)
         )
@@ -140,8 +140,8 @@ def test_a_partys_policy_holds_for_it(run, tmp_path):
     count = np.bincount(y, minlength=3)
     assert (count < 4).any()
     assert (count >= 4).any()
-    told = Node(cfg, graph=graph, policy=str(tmp_path / "policy.yaml")).request("labels")
-    share = from_record(told.array_records["labels"])["share"]
+    reply = Node(cfg, graph=graph, policy=str(tmp_path / "policy.yaml")).request("labels")
+    share = from_record(reply.array_records["labels"])["share"]
     shown = large_enough(count, 4)
     assert not shown[count < 4].any()
     np.testing.assert_allclose(share, np.where(shown, count / count.sum(), 0))

@@ -117,12 +117,12 @@ def test_every_method_can_be_attacked(method, go, first):
         return
     finished = go(method, "attack=link_inference")
     same_result(finished, first(method))
-    told = finished.summary["attack"]
-    hidden = told["representation"] == "none"
+    found = finished.summary["attack"]
+    hidden = found["representation"] == "none"
     assert hidden or finished.arrays
     assert not hidden or not finished.arrays or finished.cfg.strategy.private
-    assert 0.5 <= told["accuracy"] <= 1
-    assert (told["auc"] == 0.5) == hidden
+    assert 0.5 <= found["accuracy"] <= 1
+    assert (found["auc"] == 0.5) == hidden
 
 
 @pytest.mark.slow
@@ -304,11 +304,11 @@ def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, mon
 
         monkeypatch.setattr(GraphClient, "reply", answer)
         try:
-            told = " ".join(go(method, "rounds=1").summary["failures"])
+            message = " ".join(go(method, "rounds=1").summary["failures"])
         except RunFailed as failure:  # of a method that needs all clients
-            told = str(failure)
+            message = str(failure)
         assert wrong == [phase]
-        assert f"'{phase}'" in told or "1 (" in told or "client 1" in told, (phase, told)
+        assert f"'{phase}'" in message or "1 (" in message or "client 1" in message, (phase, message)
 
 
 @pytest.mark.parametrize(
@@ -323,15 +323,15 @@ def test_an_answer_that_lacks_one_array_is_rejected(go, monkeypatch, method, pha
     original = GraphClient.reply
 
     def answer(self, asked, groups, config):
-        sent, told = original(self, asked, groups, config)
+        sent, numbers = original(self, asked, groups, config)
         if asked == phase and self.graph.client == 1 and group in sent:
             sent[group] = {key: array for key, array in sent[group].items() if key != name}
-        return sent, told
+        return sent, numbers
 
     monkeypatch.setattr(GraphClient, "reply", answer)
     try:
-        told = str(go(method, "rounds=1").summary["failures"])
+        message = str(go(method, "rounds=1").summary["failures"])
     except RunFailed as failure:
-        told = str(failure)
-    assert "client 1" in told
-    assert name in told
+        message = str(failure)
+    assert "client 1" in message
+    assert name in message

@@ -71,16 +71,16 @@ def test_the_fused_convolution_by_hand():
     h = np.maximum(h, 0)
     new = torch.stack([N + torch.arange(3), at])
     mixed = mean_by_hand(torch.cat([graph.edge_index, new], 1), N + 3)[:N]
-    told = (
+    found = (
         h @ w["head.itself.weight"]
         + w["head.itself.bias"]
         + mixed @ np.concatenate([h, z]) @ w["head.neighbours.weight"]
     )
-    np.testing.assert_allclose(client.predict(), told, rtol=1e-10)
+    np.testing.assert_allclose(client.predict(), found, rtol=1e-10)
     others = [v for v in range(N) if v not in (0, 5)]
     client.memory = {"z": client.memory["z"][:0], "at": at[:0]}
     alone = FedDEPClient(client.cfg, graph).predict()
-    np.testing.assert_allclose(told[others], alone[others], rtol=1e-10)
+    np.testing.assert_allclose(found[others], alone[others], rtol=1e-10)
 
 
 def test_the_objective_by_hand():
@@ -179,20 +179,20 @@ def test_who_mends_again_has_what_it_had():
 
 def test_few_nodes_tell_no_prototype():
     client = client_of("strategy.min_nodes=4", "strategy.prototypes=10")
-    told = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]
+    found = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]
     free = client_of("strategy.prototypes=10").prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]
     few = free["count"] < 4
     assert few.any()
-    assert not told["mean"][few].any()
-    np.testing.assert_array_equal(told["count"], np.where(few, 0, free["count"]))
+    assert not found["mean"][few].any()
+    np.testing.assert_array_equal(found["count"], np.where(few, 0, free["count"]))
 
 
 def test_prototypes_cross_once_and_before_them_it_is_fedavg(run, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
         finished = run(*WORDS, "rounds=4", "strategy.encoder_rounds=2")
     fedavg = run("strategy=fedavg", "model=sage", f"model.hidden={H}", "rounds=2")
-    told = finished.summary["bytes_by_phase"]
-    assert told["prototype"]["exchanges"] == told["mend"]["exchanges"] == 1
+    found = finished.summary["bytes_by_phase"]
+    assert found["prototype"]["exchanges"] == found["mend"]["exchanges"] == 1
     downs = [c for way, _, c in messages if way == "down" and "prototypes" in c.array_records]
     assert [sorted(from_record(c["prototypes"])) for c in downs] == [["1", "2"], ["0", "2"], ["0", "1"]]
     encoder = from_record(downs[0]["encoder"])
@@ -231,10 +231,10 @@ def test_wrong_keys_are_refused(word):
 
 def test_a_nodes_owner_may_ask_for_more_nodes_than_the_run():
     client = client_of("strategy.prototypes=4")
-    told = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]["count"]
+    found = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]["count"]
     client.policy = Policy(min_nodes=5)
     hidden = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]["count"]
-    assert hidden.tolist() == np.where(told >= 5, told, 0).tolist() != told.tolist()
+    assert hidden.tolist() == np.where(found >= 5, found, 0).tolist() != found.tolist()
 
 
 def test_counts_that_are_no_numbers_are_one_sentence():

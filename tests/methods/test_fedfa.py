@@ -103,50 +103,50 @@ def test_shares_of_channels_sum_to_their_number():
     torch.testing.assert_close(sharing(torch.zeros(5), 1e-6), torch.ones(5))
 
 
-def aggregated(told, *words, counts=(6, 3, 8)):
+def aggregated(found, *words, counts=(6, 3, 8)):
     """The memory of a server whose clients answered with ``told`` [M, L-1, H] as either statistic."""
     server = FedFA(configured(*words), None)
     server.setup()
     server.clients = {i: ClientInfo(i, i, {"num_train": n}) for i, n in enumerate(counts)}
     before = server.memory["running"]
     replies = []
-    for i, a in enumerate(told):
+    for i, a in enumerate(found):
         gaps = {"mean": a - before["mean"], "std": 2 * a - before["std"]}
         group = {f"gap {key}": gap for key, gap in gaps.items()} | {
             f"square {key}": gap**2 for key, gap in gaps.items()
         }
         groups = {"running": {"mean": a, "std": 2 * a}, "gaps": group, MODEL: {"w": a[0]}}
         replies.append(Reply(i, groups, {"num_train": counts[i]}))
-    server.step({"w": told[0][0]}, server.reduce("train", replies))
+    server.step({"w": found[0][0]}, server.reduce("train", replies))
     return server.memory
 
 
 def test_variances_over_clients():
-    told = np.random.default_rng(0).uniform(size=(3, 2, H))
-    memory = aggregated(told)
-    mean = (6 * told[0] + 3 * told[1] + 8 * told[2]) / 17
-    middle = told.sum(0) / 3
-    variance = sum((a - middle) ** 2 for a in told) / 2
+    found = np.random.default_rng(0).uniform(size=(3, 2, H))
+    memory = aggregated(found)
+    mean = (6 * found[0] + 3 * found[1] + 8 * found[2]) / 17
+    middle = found.sum(0) / 3
+    variance = sum((a - middle) ** 2 for a in found) / 2
     for key, factor in (("mean", 1), ("std", 2)):
         np.testing.assert_allclose(memory["running"][key], factor * mean, rtol=1e-12)
         np.testing.assert_allclose(memory["spread"][key], factor**2 * variance, rtol=1e-12)
-    one = aggregated(told, "strategy.variance=scalar")["spread"]["mean"]
+    one = aggregated(found, "strategy.variance=scalar")["spread"]["mean"]
     for layer in range(2):
-        values = told[:, layer].ravel()
+        values = found[:, layer].ravel()
         np.testing.assert_allclose(one[layer], sum((values - values.mean()) ** 2) / (3 * H - 1), rtol=1e-12)
 
 
 def test_variances_over_one_client_and_over_equal_ones_are_zero():
-    told = np.random.default_rng(0).uniform(size=(1, 2, H))
-    assert not aggregated(told, counts=(6,))["spread"]["mean"].any()
-    spread = aggregated(told.repeat(3, 0))["spread"]["std"]
+    values = np.random.default_rng(0).uniform(size=(1, 2, H))
+    assert not aggregated(values, counts=(6,))["spread"]["mean"].any()
+    spread = aggregated(values.repeat(3, 0))["spread"]["std"]
     np.testing.assert_allclose(spread, 0, atol=1e-14)
     np.testing.assert_allclose(sharing(torch.from_numpy(spread[0]), 1e-6), 1)
 
 
 def test_a_client_that_did_not_train_has_no_say():
-    told = np.random.default_rng(0).uniform(size=(3, 2, H))
-    some, two = aggregated(told, counts=(6, 0, 8)), aggregated(told[[0, 2]], counts=(6, 8))
+    values = np.random.default_rng(0).uniform(size=(3, 2, H))
+    some, two = aggregated(values, counts=(6, 0, 8)), aggregated(values[[0, 2]], counts=(6, 8))
     for group in two:
         np.testing.assert_array_equal(some[group]["mean"], two[group]["mean"])
 

@@ -21,14 +21,14 @@ SGD = ["train.optimizer=sgd", "train.lr=0.5", "train.local_steps=1", "strategy.w
 
 def relay(clients: list[FedGCNClient], phase: str, inbox: Any) -> Any:
     """One exchange by hand: every client's answer, by receiver, under the sender."""
-    told: Any = {client.graph.client: {} for client in clients}
+    values: Any = {client.graph.client: {} for client in clients}
     for client in clients:
         groups, numbers = getattr(client, phase)(inbox.get(client.graph.client, {}), {})
         assert numbers == {}
         for group, arrays in groups.items():
             for receiver, array in arrays.items():
-                told[int(receiver)].setdefault(group, {})[str(client.graph.client)] = array
-    return told
+                values[int(receiver)].setdefault(group, {})[str(client.graph.client)] = array
+    return values
 
 
 def clients_after(kind: str, *words: str, partition: str = "random") -> list[FedGCNClient]:
@@ -166,15 +166,15 @@ def test_sums_over_small_groups_are_left_out(least, by_policy):
     edges, x = edges_of("undirected"), whole("undirected")[1]
     behind = {v: {v} | {u for u, t in edges.T.tolist() if t == v} for v in owner}
     degree = {v: len(group) for v, group in behind.items()}
-    told = {i: {v: {u for u in group if owner[u] == i} for v, group in behind.items()} for i in range(len(clients))}
+    values = {i: {v: {u for u in group if owner[u] == i} for v, group in behind.items()} for i in range(len(clients))}
     sums = relay(clients, "sums", {})
     kept = 0
     for k, client in enumerate(clients):
         for sender, rows in sums[k]["sums"].items():
             i = int(sender)
-            targets = [v for v in client.graph.node_id.tolist() if told[i][v]]
+            targets = [v for v in client.graph.node_id.tolist() if values[i][v]]
             for v, row in zip(targets, rows, strict=True):
-                group = told[i][v] if len(told[i][v]) >= least else set()
+                group = values[i][v] if len(values[i][v]) >= least else set()
                 kept += bool(group)
                 np.testing.assert_allclose(row, sum((x[u] / degree[u] ** 0.5 for u in group), np.zeros(5)), atol=1e-14)
     assert kept
@@ -186,7 +186,7 @@ def test_sums_over_small_groups_are_left_out(least, by_policy):
             sources = [v for v in clients[i].graph.node_id.tolist() if any(owner[t] == k for t in behind[v])]
             for v, d in zip(sources, found, strict=True):
                 hidden = sum(
-                    len(told[j][v]) for j in range(len(clients)) if j == i or (j != k and len(told[j][v]) >= least)
+                    len(values[j][v]) for j in range(len(clients)) if j == i or (j != k and len(values[j][v]) >= least)
                 )
                 assert d == (degree[v] if hidden >= least else 0)
                 answers.add(bool(d))
@@ -202,10 +202,10 @@ def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
     sums = FedGCNClient.sums
 
     def short(self, groups, config):
-        told, numbers = sums(self, groups, config)
+        found, numbers = sums(self, groups, config)
         if self.graph.client == 1:
-            told["sums"]["0"] = told["sums"]["0"][1:]
-        return told, numbers
+            found["sums"]["0"] = found["sums"]["0"][1:]
+        return found, numbers
 
     short.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedGCNClient, "sums", short)
@@ -214,7 +214,7 @@ def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["strategy.hops=3"], r"strategy\.hops must lie in \[0, 2\], got 3"),
         (["strategy.min_nodes=0"], r"strategy\.min_nodes"),
@@ -222,8 +222,8 @@ def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
         (["partition=overlapping"], "one owner for each node"),
     ],
 )
-def test_wrong_keys_are_refused(words, told):
-    with pytest.raises(FedGraphError, match=told):
+def test_wrong_keys_are_refused(words, message):
+    with pytest.raises(FedGraphError, match=message):
         check_method(compose(["strategy=fedgcn", *words]))
 
 

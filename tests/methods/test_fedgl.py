@@ -42,9 +42,9 @@ def test_labels_and_edges_by_hand():
     assert found == pytest.approx(expected)
     assert not any(3 in pair for pair in found)
     own = among(np.array([10, 20, 30, 40, 50]), np.array([20, 50]), (row, col, weight))
-    told = {(r, c): w for r, c, w in zip(*(own[name].tolist() for name in ("row", "col", "weight")), strict=True)}
-    assert told == {((u, v) == (4, 1) and (1, 0)) or (0, 1): w for (u, v), w in found.items() if {u, v} == {1, 4}}
-    assert told
+    values = {(r, c): w for r, c, w in zip(*(own[name].tolist() for name in ("row", "col", "weight")), strict=True)}
+    assert values == {((u, v) == (4, 1) and (1, 0)) or (0, 1): w for (u, v), w in found.items() if {u, v} == {1, 4}}
+    assert values
 
 
 def client_of(*words):
@@ -70,10 +70,10 @@ def test_the_objective_and_the_propagation_by_hand():
     np.testing.assert_allclose(client.predict(), logits, rtol=1e-10)
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     train, y = graph.train_mask.numpy(), graph.y.numpy()
-    told = label[::-1]
-    others = [v for v in range(N) if not train[v] and told[v] >= 0]
+    found = label[::-1]
+    others = [v for v in range(N) if not train[v] and found[v] >= 0]
     expected = -np.mean([log_p[v, y[v]] for v in np.flatnonzero(train)]) - 0.3 * np.mean(
-        [log_p[v, told[v]] for v in others]
+        [log_p[v, found[v]] for v in others]
     )
     assert client.loss().item() == pytest.approx(expected, rel=1e-10)
     sent = client.send()[0]["nodes"]
@@ -108,8 +108,8 @@ def server_of(*words):
 
 
 def replies_of(server, z, h):
-    told = ({"z": np.array(own), "h": np.array(said)} for own, said in zip(z, h, strict=True))
-    return [Reply(i, {"model": server.arrays, "nodes": group}, {}) for i, group in enumerate(told)]
+    values = ({"z": np.array(own), "h": np.array(said)} for own, said in zip(z, h, strict=True))
+    return [Reply(i, {"model": server.arrays, "nodes": group}, {}) for i, group in enumerate(values)]
 
 
 def test_what_clients_say_is_weighed_as_their_models_are():
@@ -134,11 +134,11 @@ def test_labels_and_edges_are_found_every_few_rounds():
     """The second round leaves what the first one found, whatever clients say."""
     server = server_of("strategy.every=2")
     z, h = np.array([[0.9, 0.1], [0.1, 0.9]]), np.array([[1.0, 0.5], [2.0, 3.0]])
-    told = []
+    values = []
     for server.server_round, order in ((1, [0, 1]), (2, [1, 0]), (3, [1, 0])):
         server.step(server.arrays, server.reduce("train", replies_of(server, [z[order], z], [h[order], h])))
-        told.append({name: array.tolist() for name, array in server.memory["pseudo"]["0"].items()})
-    first, off, on = told
+        values.append({name: array.tolist() for name, array in server.memory["pseudo"]["0"].items()})
+    first, off, on = values
     assert off == first
     assert all(on[name] != first[name] for name in ("label", "weight"))
 
@@ -156,8 +156,8 @@ def test_clients_that_share_nodes_are_told_alike_of_them(run, tmp_path):
 def test_nodes_are_told_of_in_one_round_of_every(run, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
         run(*WORDS, "strategy.every=2", "rounds=3")
-    told = ["nodes" in c.array_records for way, _, c in messages if way == "up" and MODEL in c.array_records]
-    assert told == [True] * 3 + [False] * 3 + [True] * 3
+    values = ["nodes" in c.array_records for way, _, c in messages if way == "up" and MODEL in c.array_records]
+    assert values == [True] * 3 + [False] * 3 + [True] * 3
 
 
 def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):
@@ -172,13 +172,13 @@ def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):
 
 def test_what_is_not_of_the_clients_nodes_is_refused():
     none = np.zeros(0, np.int64)
-    for told in (
+    for found in (
         {"label": np.zeros(N - 1, np.int64), "row": none, "col": none, "weight": np.zeros(0)},
         {"label": np.zeros(N, np.int64), "row": np.array([N]), "col": np.array([0]), "weight": np.ones(1)},
         {"label": np.zeros(N, np.int64), "row": np.array([0]), "col": none, "weight": np.ones(1)},
     ):
         with pytest.raises(FedGraphError, match="does not match the 16 nodes of client 0"):
-            client_of().receive({"pseudo": told})
+            client_of().receive({"pseudo": found})
     with pytest.raises(FedGraphError, match=r"client 1 .*not ascending"):
         FedGL(compose(WORDS), None).verify("identify", Reply(1, {"ids": {"node": np.array([3, 3])}}, {}))
 

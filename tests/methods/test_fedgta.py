@@ -40,15 +40,15 @@ def by_hand(client, program):
         y = params.alpha * first + (1 - params.alpha) * a @ y
         if program:
             y = y + first * train[:, None]
-    told = [softmax(y), softmax(y / 20)] if program else [y, y]
+    values = [softmax(y), softmax(y / 20)] if program else [y, y]
     if program:
-        told = [np.where(train[:, None], first, labels) for labels in told]
-    mean = told[0].mean(0)
-    raw = [[np.mean(told[0][:, c] ** p) for c in range(C)] for p in range(1, params.orders + 1)]
-    central = [[np.mean((told[0][:, c] - mean[c]) ** p) for c in range(C)] for p in range(1, params.orders + 1)]
+        values = [np.where(train[:, None], first, labels) for labels in values]
+    mean = values[0].mean(0)
+    raw = [[np.mean(values[0][:, c] ** p) for c in range(C)] for p in range(1, params.orders + 1)]
+    central = [[np.mean((values[0][:, c] - mean[c]) ** p) for c in range(C)] for p in range(1, params.orders + 1)]
     incoming = [sum(1 for t in graph.edge_index[1].tolist() if t == v) for v in range(graph.num_nodes)]
     h = 0.0
-    for v, row in enumerate(told[1].tolist()):
+    for v, row in enumerate(values[1].tolist()):
         bracket = C / math.e + sum(p * math.log(p) for p in row if p > 0)
         h += (incoming[v] + (not program)) * bracket
     return np.array([raw, central]), h
@@ -62,9 +62,9 @@ def test_a_hub_tells_the_direction_of_its_moments():
     client = FedGTAClient(compose(["strategy=fedgta", "model.hidden=8", "strategy.orders=40"]), graph)
     whole = moments(client.smoothed()[0], 40, True).numpy()
     assert np.abs(whole).max() > 1e18
-    told = client.send()[0]["smoothed"]["moments"]
-    assert np.abs(told).max() == 1
-    np.testing.assert_allclose(told, whole / np.abs(whole).max(), rtol=1e-12)
+    reply = client.send()[0]["smoothed"]["moments"]
+    assert np.abs(reply).max() == 1
+    np.testing.assert_allclose(reply, whole / np.abs(whole).max(), rtol=1e-12)
     few = FedGTAClient(compose(["strategy=fedgta", "model.hidden=8"]), graph)
     np.testing.assert_array_equal(few.send()[0]["smoothed"]["moments"], moments(few.smoothed()[0], 6, True).numpy())
 
@@ -136,12 +136,12 @@ def test_a_round_by_hand(run, monkeypatch):
         finished = run("strategy=fedgta", "strategy.epsilon=0.95", "rounds=1", "dtype=float64")
     up = [c for way, _, c in messages if way == "up" and MODEL in c.array_records]
     assert {frozenset(c.array_records) for c in up} == {frozenset({MODEL, "smoothed"})}
-    told = [from_record(c["smoothed"])["moments"].ravel() for c in up]
+    values = [from_record(c["smoothed"])["moments"].ravel() for c in up]
     h = [c["metrics"]["confidence"] for c in up]
     own = read_tensors(finished.out / "models_final.safetensors")[0]
     sizes = []
-    for i, mine in enumerate(told):
-        likes = [float(mine @ a) / math.sqrt(float(mine @ mine) * float(a @ a)) for a in told]
+    for i, mine in enumerate(values):
+        likes = [float(mine @ a) / math.sqrt(float(mine @ mine) * float(a @ a)) for a in values]
         accepted = [j for j, like in enumerate(likes) if j == i or like > 0.95]
         sizes.append(len(accepted))
         for name, array in finished.arrays.items():

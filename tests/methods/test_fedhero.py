@@ -406,8 +406,8 @@ def test_gaug_draws_edges_by_their_probability_and_learns_to_rebuild_the_graph(m
     monkeypatch.setattr(torch, "randint", lambda *_: others)
     logit = (z @ z.T).numpy()
     wrong = np.log1p(np.exp(-logit[a])).sum() + np.log1p(np.exp(logit[tuple(others.numpy())])).sum()
-    told = learner(inputs.x, inputs.adj, inputs.edges).penalty.item()
-    assert told == pytest.approx(wrong / (2 * inputs.edges.row.numel()))
+    found = learner(inputs.x, inputs.adj, inputs.edges).penalty.item()
+    assert found == pytest.approx(wrong / (2 * inputs.edges.row.numel()))
     model.eval()
     assert learner(inputs.x, inputs.adj, inputs.edges).penalty.item() == 0
 

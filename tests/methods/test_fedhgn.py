@@ -412,11 +412,13 @@ def test_messages_name_no_type_and_hold_no_entity(run, typed_files, monkeypatch)
         graph = typed_client(node - 1)
         own = bases * (len(graph.edges) + 2 * len(graph.counts))
         assert sum(a.size for a in arrays_of(content).values()) == common + own
-        told = content.metric_records["metrics"]
-        assert set(told) - {"client", "num_train", "train-loss"} <= {k for k in told if k.startswith(("val-", "test-"))}
-        assert told["num_train"] == 3
+        description = content.metric_records["metrics"]
+        assert set(description) - {"client", "num_train", "train-loss"} <= {
+            k for k in description if k.startswith(("val-", "test-"))
+        }
+        assert description["num_train"] == 3
     described = [c.metric_records["metrics"] for way, _, c in seen if way == "up" and not c.array_records]
-    assert not any("num_features" in told for told in described)
+    assert not any("num_features" in description for description in described)
 
 
 def test_pools_travel_as_sent_shuffled_for_each_receiver_and_round(run, typed_files, monkeypatch):
@@ -520,9 +522,9 @@ def test_one_hot_round_is_a_fedavg_round_on_free_weights():
             if bases:
                 client.model.coefficients["edge_1"] = torch.nn.Parameter(torch.eye(count, dtype=torch.float64), False)
             client.train()
-            told = dict(client.model.common.named_parameters())
-            told["W"] = client.model.bases["edge_1"] if bases else client.model.free["edge_1"]
-            replies.append({n: t.detach().numpy() for n, t in told.items()})
+            found = dict(client.model.common.named_parameters())
+            found["W"] = client.model.bases["edge_1"] if bases else client.model.free["edge_1"]
+            replies.append({n: t.detach().numpy() for n, t in found.items()})
             weights.append(client.num_train)
         averages.append(weighted_mean(replies, weights))
     assert weights == [3, 4]
@@ -678,8 +680,8 @@ def test_central_of_the_published_graph(run, shared_data):
 
 def test_the_published_graphs_have_78_names_of_104_edge_types(shared_data):
     shared_data("FedHGN")
-    told = {}
+    values = {}
     for how in ("triple", "name"):
         cfg = compose(["protocol=fedhgn", "strategy=fedavg", f"dataset.edge_types={how}"])
-        told[how] = [store.load_client(cfg, client).num_features[1] for client in range(3)]
-    assert told == {"triple": [104] * 3, "name": [78] * 3}
+        values[how] = [store.load_client(cfg, client).num_features[1] for client in range(3)]
+    assert values == {"triple": [104] * 3, "name": [78] * 3}

@@ -140,8 +140,8 @@ def test_a_matching_is_found_whatever_the_order(order):
 
 def server_of():
     server = FedLIT(compose([*WORDS, "strategy.weighting=train"]), None)
-    told = {"num_features": 5, "num_classes": 3}
-    server.clients = {i: ClientInfo(i, 10 + i, told | {"num_train": 2 + i}) for i in range(3)}
+    values = {"num_features": 5, "num_classes": 3}
+    server.clients = {i: ClientInfo(i, 10 + i, values | {"num_train": 2 + i}) for i in range(3)}
     server.arrays = server.initial_arrays()
     server.memory = {}
     return server
@@ -170,13 +170,13 @@ def test_the_average_by_hand_and_in_any_order_of_types():
     plain, moved = once([(0, 1, 2)] * 3)
     np.testing.assert_allclose(moved, np.mean(near, axis=0))
     for name, array in plain.items():
-        told = [model[name] for model in models]
+        values = [model[name] for model in models]
         if name.startswith("branches."):
-            np.testing.assert_allclose(array[0], np.mean([t[0] for t in told], axis=0))
+            np.testing.assert_allclose(array[0], np.mean([t[0] for t in values], axis=0))
             np.testing.assert_array_equal(array[1], server.arrays[name][1])  # no training node anywhere
-            np.testing.assert_allclose(array[2], (told[0][2] + told[2][2]) / 2)
+            np.testing.assert_allclose(array[2], (values[0][2] + values[2][2]) / 2)
         else:
-            np.testing.assert_allclose(array, (2 * told[0] + 3 * told[1] + 4 * told[2]) / 9)
+            np.testing.assert_allclose(array, (2 * values[0] + 3 * values[1] + 4 * values[2]) / 9)
     other, also = once([(0, 1, 2), (1, 2, 0), (2, 1, 0)])
     np.testing.assert_allclose(also, moved)
     for name, array in other.items():
@@ -231,9 +231,9 @@ def test_types_of_few_nodes_tell_nothing():
     client.policy = Policy(min_nodes=N + 1)
     client.check_step = lambda nodes: None  # which refuses to train on so few
     client.train()
-    told = client.send()[0]["links"]
-    assert not told["centroids"].any()
-    assert not told["count"].any()
+    reply = client.send()[0]["links"]
+    assert not reply["centroids"].any()
+    assert not reply["count"].any()
     centres = np.random.default_rng(0).normal(size=(K, 2 * H))
     client.receive({"links": {"centroids": centres}})
     client.train()

@@ -75,7 +75,7 @@ def test_one_client_ends_where_its_training_does(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["strategy.mu=0.1", "train.optimizer=adam"], "needs train.optimizer=sgd"),
         (
@@ -87,16 +87,16 @@ def test_one_client_ends_where_its_training_does(run):
         (["train.momentum=0.9", "train.optimizer_state=keep"], "set train.optimizer_state=reset"),
     ],
 )
-def test_steps_whose_worth_is_unknown_are_refused(run, words, told):
+def test_steps_whose_worth_is_unknown_are_refused(run, words, message):
     with pytest.raises(FedGraphError) as refused:
         run(*WORDS, "strategy=fednova", *words)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(("words", "told"), [([], 1), ([UNEQUAL], 0), (["strategy.mu=0.1"], 0)])
-def test_equal_steps_are_told(run, caplog, words, told):
+@pytest.mark.parametrize(("words", "expected"), [([], 1), ([UNEQUAL], 0), (["strategy.mu=0.1"], 0)])
+def test_equal_steps_are_told(run, caplog, words, expected):
     run(*WORDS, "strategy=fednova", "rounds=1", *words)
-    assert len([r for r in caplog.records if "is FedAvg" in r.message]) == told
+    assert len([r for r in caplog.records if "is FedAvg" in r.message]) == expected
 
 
 @pytest.mark.parametrize("name", ["median", "norm_bound"])

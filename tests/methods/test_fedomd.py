@@ -286,7 +286,7 @@ def test_switched_off_moments_are_not_asked_for(run, switch):
 
 def test_moments_are_exchanged_although_their_weight_changes_nothing(run, monkeypatch):
     """The statistics' forward pass leaves no trace in training: β → 0 through the exchange is FedAvg too."""
-    monkeypatch.setattr("fedgraph_flwr.clients.fedomd.discrepancy", lambda own, *told: own.new_zeros(()))
+    monkeypatch.setattr("fedgraph_flwr.clients.fedomd.discrepancy", lambda own, *found: own.new_zeros(()))
     with_exchange = run(*FEDOMD, "model.ortho=false", "strategy.alpha=0")
     assert "moments_sum" in with_exchange.summary["bytes_by_phase"]
     without = run(*FEDOMD, *PLAIN)
@@ -439,11 +439,11 @@ def test_every_phase_costs_the_documented_bytes(run, exchange, width, dtype):
     )  # asked again, to keep the models of a run with a name
     for name, booked in finished.summary["bytes_by_phase"].items():
         times = 3 * (1 if name in ("describe", "evaluate") else 2)
-        (down, up), (told, answered) = arrays[name], scalars[name]
+        (down, up), (found, answered) = arrays[name], scalars[name]
         scores = 3 * 12 * 8 if name == "train" else 0  # of round 1's model, with the replies of round 2
         again = kept if name == "describe" else (0, 0)
         scored = 3 * 2 * 8 if name in ("train", "evaluate") else 0  # which round's model is scored, and which was best
-        asked = times * (item * down + 8 * told + 8 + len(name)) + scored + again[0]
+        asked = times * (item * down + 8 * found + 8 + len(name)) + scored + again[0]
         assert booked["bytes_down"] == asked, name  # and round and phase
         assert booked["bytes_up"] == times * (item * up + 8 * answered + 8) + scores + again[1], name  # and the client
     assert finished.summary["exchanges_per_round"] == len(own) + 1
@@ -464,9 +464,9 @@ def test_statistics_of_another_shape_are_refused(run, monkeypatch, name, key):
 
     @phase
     def cut(self, groups, config):
-        told, metrics = answer(self, groups, config)
+        found, metrics = answer(self, groups, config)
         group, _, array = key.partition("/")
-        return told | {group: {array: told[group][array][:, :-1]}}, metrics
+        return found | {group: {array: found[group][array][:, :-1]}}, metrics
 
     monkeypatch.setattr(FedOMDClient, name, cut)
     with pytest.raises(FedGraphError, match=f"client 0 replied to phase .* with '{key}' of shape"):

@@ -44,13 +44,13 @@ def received(client, known=(True, True, True)):
 def test_prototypes_are_means_by_class():
     for missing in (None, 2):
         client = client_of(missing=missing)
-        told = client.send()[0]["prototypes"]
+        reply = client.send()[0]["prototypes"]
         h, y, train = embeddings(client), client.graph.y.numpy(), client.graph.train_mask.numpy()
         for j in range(C):
             rows = [h[v] for v in range(len(y)) if train[v] and y[v] == j]
-            assert told["count"][j] == len(rows)
-            np.testing.assert_allclose(told["sum"][j], sum(rows) if rows else np.zeros(D), rtol=1e-12, atol=1e-14)
-    assert told["count"][2] == 0
+            assert reply["count"][j] == len(rows)
+            np.testing.assert_allclose(reply["sum"][j], sum(rows) if rows else np.zeros(D), rtol=1e-12, atol=1e-14)
+    assert reply["count"][2] == 0
 
 
 @pytest.mark.parametrize("by_policy", [False, True])
@@ -61,10 +61,10 @@ def test_small_classes_are_not_told(by_policy):
     client = client_of() if by_policy else client_of(f"strategy.min_nodes={least}")
     if by_policy:
         client.policy = Policy(min_nodes=least)
-    told = client.send()[0]["prototypes"]
-    np.testing.assert_array_equal(told["count"], np.where(counts < least, 0, counts))
-    assert not told["sum"][told["count"] == 0].any()
-    assert told["sum"][told["count"] > 0].any()
+    reply = client.send()[0]["prototypes"]
+    np.testing.assert_array_equal(reply["count"], np.where(counts < least, 0, counts))
+    assert not reply["sum"][reply["count"] == 0].any()
+    assert reply["sum"][reply["count"] > 0].any()
 
 
 @pytest.mark.parametrize("known", [(True, True, True), (True, False, True)])
@@ -106,7 +106,7 @@ def test_the_mean_of_prototypes_weighs_by_nodes():
 
     def learn(means, counts):
         group = [{"sum": m * n[:, None], "count": n.astype(float)} for m, n in zip(means, counts, strict=True)]
-        server.step({}, server.reduce("train", [Reply(i, {"prototypes": told}) for i, told in enumerate(group)]))
+        server.step({}, server.reduce("train", [Reply(i, {"prototypes": found}) for i, found in enumerate(group)]))
 
     means = np.random.default_rng(0).normal(size=(2, 3, C, D))
     first, second = np.array([[4, 0, 1], [2, 3, 0], [0, 0, 0]]), np.array([[0, 5, 0], [0, 1, 0], [0, 0, 0]])
@@ -146,11 +146,11 @@ def test_prototypes_travel_and_nothing_of_the_model(run, monkeypatch, tmp_path, 
     assert {"global_test_accuracy", "test_accuracy"} <= set(finished.rounds[-1]["metrics"])
     sent = {name for _, _, content in messages for name, record in content.array_records.items() if len(record)}
     assert sent == {"prototypes"}
-    told = [from_record(c["prototypes"]) for way, _, c in messages if way == "up" and "prototypes" in c.array_records]
-    assert len(told) == 8
-    assert (max(group["count"].max() for group in told) == 1) == (method == "fedtgp")
+    found = [from_record(c["prototypes"]) for way, _, c in messages if way == "up" and "prototypes" in c.array_records]
+    assert len(found) == 8
+    assert (max(group["count"].max() for group in found) == 1) == (method == "fedtgp")
     values = "mean" if method == "fedtgp" else "sum"
-    assert all(not group[values][group["count"] == 0].any() for group in told)
+    assert all(not group[values][group["count"] == 0].any() for group in found)
 
 
 def test_what_was_told_goes_down_in_the_next_round(run, monkeypatch, tmp_path):

@@ -63,9 +63,9 @@ def test_masked_predictions_and_the_embedding_by_hand():
     np.testing.assert_allclose(
         client.logits(client.inputs).detach().numpy(), forward(theta, client.graph)[1], rtol=1e-10, atol=1e-12
     )
-    told = client.send()[0]["embedding"]["mean"]
+    reply = client.send()[0]["embedding"]["mean"]
     graph = random_graph(0, client.graph.num_features, 3)
-    np.testing.assert_allclose(told, forward(theta, graph, 1e-3)[0].mean(0), rtol=1e-10)
+    np.testing.assert_allclose(reply, forward(theta, graph, 1e-3)[0].mean(0), rtol=1e-10)
     for name, parameter in client.model.named_parameters():
         np.testing.assert_array_equal(parameter.detach().numpy(), theta[name])
 

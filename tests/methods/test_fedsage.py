@@ -112,8 +112,8 @@ def exchanged(clients, step, monkeypatch):
     )
     for client in clients:
         client.exchange = step
-    told = clients[0].generate({}, {})[0]
-    rows, owner = told["proposed"]["rows"], told["owners"]["rows"]
+    found = clients[0].generate({}, {})[0]
+    rows, owner = found["proposed"]["rows"], found["owners"]["rows"]
     asked = {"proposed": {"0": rows}, "owners": {"0": owner}}
     torch.manual_seed(3)
     answers = [client.judge(asked, {})[0]["apart"]["0"] for client in clients]
@@ -400,9 +400,9 @@ def test_secure_sums_hide_single_peers_and_change_nothing_else(run, monkeypatch)
         secure = run(*words, "privacy.secagg=true", "privacy.reveal=[proposed,owners,metrics]")
     for name, array in plain.arrays.items():
         np.testing.assert_allclose(secure.arrays[name], array, atol=1e-3)
-    told = [c.array_records["apart"] for way, _, c in messages if way == "up" and "apart" in c.array_records]
-    assert told
-    assert all(array.dtype == np.uint64 for record in told for array in from_record(record).values())
+    found = [c.array_records["apart"] for way, _, c in messages if way == "up" and "apart" in c.array_records]
+    assert found
+    assert all(array.dtype == np.uint64 for record in found for array in from_record(record).values())
 
 
 def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):

@@ -587,19 +587,19 @@ def test_messages_carry_what_is_declared(run, monkeypatch, words, extra):
         finished = run("strategy=fedspa", *SGD, "rounds=2", *words)
     shapes = {name: array.shape for name, array in finished.arrays.items()}
     channels = {name: shape for name, shape in shapes.items() if parameter_group(name) in ("hom", "het")}
-    seen, told = set(), set()
+    seen, found = set(), set()
     for direction, _, content in messages:
         groups = {g: {n: tuple(a.shape) for n, a in r.items()} for g, r in content.array_records.items()}
         expected = {MODEL: shapes} | (dict.fromkeys(extra, channels) if direction == "up" else {})
         assert groups in ({}, expected)
         seen |= {(direction, frozenset(groups))}
         for record in content.metric_records.values():
-            told |= set(record)
+            found |= set(record)
             assert all(len(value) == 1 for value in record.values() if isinstance(value, list))
     assert {("down", frozenset({MODEL})), ("up", frozenset({MODEL, *extra}))} <= seen
-    scores = {key for key in told if key.startswith(("val-", "test-"))}
+    scores = {key for key in found if key.startswith(("val-", "test-"))}
     described = {"client", "num_train", "num_features", "num_classes", "num_nodes", "high_frequency_area", "protocol"}
-    assert told - scores == described | {"train-loss"}
+    assert found - scores == described | {"train-loss"}
     f, h, c = 5, 8, 3
     p, m = 3 * (f * h + h * c) + (f + 1) + (h + 1) + h + c, 2 * (f * h + h * c)
     assert (count(shapes), count(channels)) == (p, m)
@@ -802,8 +802,8 @@ def test_a_second_share_of_another_shape_is_refused(run, monkeypatch):
     def odd(self, phase, *args):
         if self.graph.client == 1 and phase == "train":
             raise FedGraphError("out of order")
-        groups, told = original(self, phase, *args)
-        return ({FISHER: {n: a[:1] for n, a in groups[FISHER].items()}} if phase == "share_again" else groups), told
+        groups, found = original(self, phase, *args)
+        return ({FISHER: {n: a[:1] for n, a in groups[FISHER].items()}} if phase == "share_again" else groups), found
 
     monkeypatch.setattr(FedSPAClient, "reply", odd)
     with pytest.raises(FedGraphError, match="of shape"):

@@ -103,9 +103,9 @@ def test_only_the_structure_channel_travels(run, monkeypatch):
         *("structure.weight", "structure.bias"),
         *(f"structure_convs.{layer}.{kind}" for layer in range(2) for kind in ("weight", "bias")),
     }
-    told = [set(c.array_records[MODEL]) for _, _, c in messages if MODEL in c.array_records]
-    assert told
-    assert all(sent == names for sent in told)
+    values = [set(c.array_records[MODEL]) for _, _, c in messages if MODEL in c.array_records]
+    assert values
+    assert all(sent == names for sent in values)
 
 
 def test_a_download_reaches_the_shared_channel_and_nothing_else():
@@ -139,5 +139,5 @@ def test_the_structure_that_is_told_of_is_what_the_network_reads():
         read = []
         client.model.fuse.register_forward_pre_hook(lambda _, args: read.append(args[0]))
         client.model.eval()
-        told = client.model.representations(client.inputs)["structure"]
-    torch.testing.assert_close(told, read[0][:, -told.size(1) :], rtol=0, atol=0)
+        found = client.model.representations(client.inputs)["structure"]
+    torch.testing.assert_close(found, read[0][:, -found.size(1) :], rtol=0, atol=0)

@@ -30,11 +30,11 @@ def test_the_reliability_by_hand():
         a[target, source] = 1
     walk = a / np.maximum(a.sum(0), 1)
     returns = [np.linalg.matrix_power(walk, k).diagonal()[:, None] for k in (1, 2, 3)]
-    told = np.concatenate([graph.x.double().numpy(), *returns], 1)
+    values = np.concatenate([graph.x.double().numpy(), *returns], 1)
     total = np.zeros(C + 1)
     for v in graph.train_mask.nonzero().view(-1).tolist():
         around = [v, *np.flatnonzero(a[v]).tolist()]
-        cosines = [told[v] @ told[u] / np.linalg.norm(told[v]) / np.linalg.norm(told[u]) for u in around]
+        cosines = [values[v] @ values[u] / np.linalg.norm(values[v]) / np.linalg.norm(values[u]) for u in around]
         total[graph.y[v]] += np.mean(cosines)
     assert (total > 0).sum() == 2
     found = reliability(graph, 3)
@@ -76,8 +76,8 @@ def test_one_training_node_of_one_class_does_not_outweigh_many():
 def server_of(*words, clients=2):
     server = FedTAD(compose(["strategy=fedtad", "model.hidden=4", "dtype=float64", *words]), None)
     sums = [[0.8, 2.0, 1.2], [3.2, 0.0, 0.0]]
-    told = [{"num_features": 5, "num_classes": C, "num_train": 4, "reliability": s} for s in sums[:clients]]
-    server.clients = {i: ClientInfo(i, 10 + i, description) for i, description in enumerate(told)}
+    values = [{"num_features": 5, "num_classes": C, "num_train": 4, "reliability": s} for s in sums[:clients]]
+    server.clients = {i: ClientInfo(i, 10 + i, description) for i, description in enumerate(values)}
     server.arrays = server.initial_arrays()
     server.server_round = 1
     return server
@@ -124,8 +124,8 @@ def test_the_losses_by_hand():
     assert diversity(z, x).item() == pytest.approx(spread, rel=1e-10)
     found = server.generator_loss(x, z, y, student, teachers, share)
     assert found.item() == pytest.approx(known - 0.7 * apart + 0.3 * 2 * spread, rel=1e-9)
-    told = [torch.from_numpy(s) for s in say[1:]]
-    assert disagreement(torch.from_numpy(say[0]), told, y, share).item() == pytest.approx(apart, rel=1e-12)
+    values = [torch.from_numpy(s) for s in say[1:]]
+    assert disagreement(torch.from_numpy(say[0]), values, y, share).item() == pytest.approx(apart, rel=1e-12)
 
 
 def test_the_disagreement_pulls_the_generator_by_the_student_only():
@@ -179,8 +179,8 @@ def test_distillation_brings_the_student_nearer_to_its_teachers():
 
     def apart(arrays):
         inputs = server.inputs(x, server.network(arrays))
-        told = [server.network(reply.arrays)(inputs).detach() for reply in replies]
-        return disagreement(server.network(arrays)(inputs), told, y, share).item()
+        values = [server.network(reply.arrays)(inputs).detach() for reply in replies]
+        return disagreement(server.network(arrays)(inputs), values, y, share).item()
 
     far = {name: array + 1 for name, array in server.arrays.items()}
     assert apart(server.distilled(far, replies)) < apart(far)
@@ -248,9 +248,9 @@ def test_classes_of_few_nodes_are_told_as_unknown():
     graph = client_graph(0, N, num_classes=C)
     count = graph.y[graph.train_mask].bincount(minlength=C)
     few = int(count.max())
-    told = reliability(graph, 3, least=few)
+    found = reliability(graph, 3, least=few)
     assert (count < few).sum() > 0
-    assert not told[(count < few).numpy()].any()
+    assert not found[(count < few).numpy()].any()
 
 
 def test_a_teacher_that_is_beyond_numbers_teaches_nothing(caplog):
@@ -259,10 +259,10 @@ def test_a_teacher_that_is_beyond_numbers_teaches_nothing(caplog):
     memory = server.memory
     replies = replies_of(server, 1, 1e200)
     mean = weighted_mean([reply.arrays for reply in replies], server.weights([reply.client for reply in replies]))
-    told = server.step(server.arrays, server.reduce("train", replies))
-    assert all(np.isfinite(array).all() for array in told.values())
+    found = server.step(server.arrays, server.reduce("train", replies))
+    assert all(np.isfinite(array).all() for array in found.values())
     for name, array in mean.items():
-        np.testing.assert_array_equal(told[name], array)
+        np.testing.assert_array_equal(found[name], array)
         assert not np.array_equal(before[name], array)
     assert server.memory is memory
     assert "is left out" in caplog.text

@@ -22,7 +22,7 @@ def server_of(*words):
     return server
 
 
-def trained(state, told, y, delta, orders):
+def trained(state, found, y, delta, orders):
     """P̂ and what it is made of after SGD on batches in these orders; gradients of Eq. (10) written out."""
     state = {name: value.copy() for name, value in state.items()}
     for order in orders:
@@ -33,11 +33,11 @@ def trained(state, told, y, delta, orders):
             made = hidden @ state["outer.weight"].T + state["outer.bias"]
             slope = np.zeros_like(made)
             for r in rows:
-                phi = np.sqrt(((told[r] - made) ** 2).sum(1))
+                phi = np.sqrt(((found[r] - made) ** 2).sum(1))
                 power = np.exp(-phi - delta * (np.arange(C) == y[r]))
                 share = power / power.sum()
                 for c in range(C):
-                    slope[c] += ((c == y[r]) - share[c]) * (made[c] - told[r]) / phi[c] / len(rows)
+                    slope[c] += ((c == y[r]) - share[c]) * (made[c] - found[r]) / phi[c] / len(rows)
             back = (slope @ state["outer.weight"]) * (before > 0)
             gradients = {
                 "outer.weight": slope.T @ hidden,
@@ -59,13 +59,13 @@ def test_prototypes_are_trained_round_by_round():
         server.server_round = server_round
         server.learn(means, held)
         pairs = [(i, c) for i in range(3) for c in range(C) if held[i, c]]
-        told, y = [means[pair] for pair in pairs], [c for _, c in pairs]
-        centres = {c: np.mean([p for p, k in zip(told, y, strict=True) if k == c], 0) for c in set(y)}
+        found, y = [means[pair] for pair in pairs], [c for _, c in pairs]
+        centres = {c: np.mean([p for p, k in zip(found, y, strict=True) if k == c], 0) for c in set(y)}
         delta = max(np.linalg.norm(centres[a] - centres[b]) for a in centres for b in centres)
         assert 0 < delta < 100
         stream = torch.Generator().manual_seed(derive_seed(server.cfg.seed, "generator", server_round))
         orders = [torch.randperm(len(y), generator=stream).tolist() for _ in range(2)]
-        made, state = trained(state, told, y, delta, orders)
+        made, state = trained(state, found, y, delta, orders)
         np.testing.assert_allclose(server.memory["prototypes"]["mean"], made, rtol=1e-9, atol=1e-12)
         assert server.memory["prototypes"]["known"].all()
         for name, value in state.items():
@@ -73,11 +73,11 @@ def test_prototypes_are_trained_round_by_round():
 
 
 def test_the_margin_grows_with_the_clusters_up_to_its_threshold():
-    told = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0], [1.0, 13.0]])
+    values = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0], [1.0, 13.0]])
     y = torch.tensor([0, 0, 1, 2])  # centres (1, 0), (1, 3), (1, 13)
-    assert margin(told, y, 100.0) == pytest.approx(13)
-    assert margin(told, y, 5.0) == 5
-    assert margin(told[:2], y[:2], 5.0) == 0
+    assert margin(values, y, 100.0) == pytest.approx(13)
+    assert margin(values, y, 5.0) == 5
+    assert margin(values[:2], y[:2], 5.0) == 0
 
 
 def test_training_parts_prototypes_that_start_close():

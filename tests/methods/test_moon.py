@@ -77,21 +77,21 @@ def test_rounds_by_hand(run, monkeypatch):
 
 def test_contrast_by_hand():
     z, to, away = (np.random.default_rng(i).normal(size=(7, 5)) for i in range(3))
-    told = contrast(*(torch.from_numpy(a) for a in (z, to, away)), temperature=TAU)
-    assert float(told) == pytest.approx(contrast_by_hand(z, to, away), rel=1e-12)
+    found = contrast(*(torch.from_numpy(a) for a in (z, to, away)), temperature=TAU)
+    assert float(found) == pytest.approx(contrast_by_hand(z, to, away), rel=1e-12)
     same = contrast(*(torch.from_numpy(a) for a in (z, to, to)), temperature=TAU)
     assert float(same) == pytest.approx(np.log(2), rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("model.layers=1", "model.layers must be >= 2, got 1"),
         ("strategy.temperature=0", "strategy.moon.temperature must be > 0 and finite, got 0"),
         ("strategy.mu=-1", "strategy.moon.mu must be >= 0, got -1"),
     ],
 )
-def test_what_cannot_be_contrasted_is_refused(run, word, told):
+def test_what_cannot_be_contrasted_is_refused(run, word, message):
     with pytest.raises(FedGraphError) as refused:
         run("strategy=moon", word)
-    assert told in str(refused.value)
+    assert message in str(refused.value)

@@ -30,8 +30,8 @@ def by_hand(x, cohorts, option, rule, server_lr):
         x = x + server_lr * (mean_of(ends, p[cohort]) - x)
         c = c + sum(p[i] * change for i, change in zip(cohort, changes, strict=True))
         sums.append((c, sum(p[i] * own[i] for i in range(3))))
-    for known, told in sums:
-        np.testing.assert_allclose(known, told, atol=1e-15)
+    for known, found in sums:
+        np.testing.assert_allclose(known, found, atol=1e-15)
     return x
 
 
@@ -119,7 +119,7 @@ def test_option_two_needs_plain_sgd(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["strategy=scaffold", "train.local_steps=1"], True),
         (["strategy=fedprox", "train.local_steps=1"], True),
@@ -130,9 +130,9 @@ def test_option_two_needs_plain_sgd(run):
         (["strategy=scaffold", "train.local_steps=1", "strategy.server_lr=0.5"], False),
     ],
 )
-def test_a_schedule_that_makes_it_fedavg_is_told_once(run, caplog, words, told):
+def test_a_schedule_that_makes_it_fedavg_is_told_once(run, caplog, words, expected):
     run(*WORDS, "rounds=1", *words)
-    assert len([r for r in caplog.records if "is FedAvg" in r.message and r.levelname == "WARNING"]) == told
+    assert len([r for r in caplog.records if "is FedAvg" in r.message and r.levelname == "WARNING"]) == expected
 
 
 def test_each_client_takes_its_number_of_steps(run):

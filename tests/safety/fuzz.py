@@ -221,8 +221,8 @@ def change_bytes(data: bytes, rng: random.Random) -> bytes:
         b = min(len(data), a + rng.choice((1, 2, 8, 64, 1000)))
         before, piece, after = data[:a], data[a:b], data[b:]
         flipped = bytes(c ^ (1 << rng.randrange(8)) for c in piece)
-        told = str(rng.choice(OTHER)).encode("utf8", "replace")
-        middle = rng.choice((flipped, b"", piece * 2, told, rng.randbytes(b - a), None))
+        message = str(rng.choice(OTHER)).encode("utf8", "replace")
+        middle = rng.choice((flipped, b"", piece * 2, message, rng.randbytes(b - a), None))
         data = before if middle is None else before + middle + after
     return data
 
@@ -341,7 +341,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.set_num_threads(1)
     found: Counter[str] = Counter()
-    told: Counter[str] = Counter()
+    received: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         chosen = {n: t for n, t in targets(Path(folder)).items() if args.target in ("", n)}
         end, seed = time.monotonic() + 60 * args.minutes, args.seed
@@ -352,8 +352,8 @@ def main() -> int:
                     outcome = case(target, seed)
                 found[outcome if outcome in ("read", "refused") else "FOUND"] += 1
                 if outcome not in ("read", "refused"):
-                    told[last := outcome.strip().splitlines()[-1]] += 1
-                    if told[last] == 1:
+                    received[last := outcome.strip().splitlines()[-1]] += 1
+                    if received[last] == 1:
                         print(f"--target '{name}' --seed {seed} --cases 1\n{outcome}", flush=True)
             seed += 1
     print(f"{sum(found.values())} cases of {len(chosen)} readers: {dict(found)}")

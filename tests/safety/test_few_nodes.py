@@ -68,9 +68,9 @@ def test_a_constant_model_counts_no_rare_class(node, method):  # noqa: F811
         model = {name: np.zeros_like(a) for name, a in model_of(asked).items()}
         bias = [name for name, a in model.items() if a.shape == (3,)][-1]
         model[bias][label] = 9
-        told = asked.request("evaluate", label + 1, {"model": model})
-        assert not isinstance(told, str), told
-        numbers = told[METRICS]
+        reply = asked.request("evaluate", label + 1, {"model": model})
+        assert not isinstance(reply, str), reply
+        numbers = reply[METRICS]
         correct = numbers["test-accuracy"][0] * numbers["test-count"][0]
         assert correct == 0 or correct >= 5
         assert numbers["test-count"][0] == 11
@@ -81,8 +81,8 @@ def test_a_constant_model_counts_no_rare_class(node, method):  # noqa: F811
 
 def test_a_confusion_matrix_is_of_the_same_nodes(node):  # noqa: F811
     asked = node("evaluation.confusion=true", size=20)
-    told = asked.request("evaluate", 1, {"model": model_of(asked)})[METRICS]
-    assert sum(c for c in told["confusion"] if c > 0) <= sum(told["test-count"])
+    reply = asked.request("evaluate", 1, {"model": model_of(asked)})[METRICS]
+    assert sum(c for c in reply["confusion"] if c > 0) <= sum(reply["test-count"])
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
@@ -93,12 +93,12 @@ def test_a_confusion_matrix_is_of_the_same_nodes(node):  # noqa: F811
 def test_fedgta_reads_no_rare_label(labels, words):
     """With a constant model M held the exact counts of all classes: two nodes of a class, two counts."""
     graph = rare()
-    told = [made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *words, graph=graph).send()]
+    reply = [made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *words, graph=graph).send()]
     few = (graph.y == 2).nonzero().view(-1)
     graph.y[few[0]] = 0
     graph.y[(graph.train_mask & (graph.y == 0)).nonzero().view(-1)[-1]] = 2
-    told.append(made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *words, graph=graph).send())
-    shown = [(groups["smoothed"]["moments"], numbers["confidence"]) for groups, numbers in told]
+    reply.append(made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *words, graph=graph).send())
+    shown = [(groups["smoothed"]["moments"], numbers["confidence"]) for groups, numbers in reply]
     client = made(FedGTAClient, "strategy=fedgta", graph=graph)
     assert 2 not in client.graph.y[client.labelled[0]]
     moved = made(FedGTAClient, f"strategy.labels={labels}", "strategy=fedgta", *words, graph=graph, min_nodes=0).send()
@@ -119,8 +119,8 @@ def test_fedfa_sends_no_mean_over_four_nodes():
         client.receive({"running": {k: a.copy() for k, a in before.items()}, "spread": before})
         client.check_step = lambda nodes: None  # which refuses too
         client.train()
-        told = client.send()[0]["running"]
-        assert all(np.array_equal(told[k], before[k]) != moved for k in before)
+        reply = client.send()[0]["running"]
+        assert all(np.array_equal(reply[k], before[k]) != moved for k in before)
 
 
 def star(num_nodes=20):
@@ -139,15 +139,15 @@ def test_fedlit_sends_no_single_node(steps):
     for graph in (star(), client_graph(0, 40)):
         client = made(FedLITClient, *words, graph=graph)
         client.train()
-        told, z = torch.from_numpy(client.send()[0]["links"]["centroids"]), client.embedded()
-        for row in told:
+        found, z = torch.from_numpy(client.send()[0]["links"]["centroids"]), client.embedded()
+        for row in found:
             for half in row.chunk(2):
                 assert not half.any() or not torch.isclose(half, z, atol=1e-5).all(1).any()
         open_ = made(FedLITClient, *words, graph=graph, min_nodes=0)
         open_.train()
         assert open_.send()[0]["links"]["centroids"].any()
     if steps == 0:
-        assert not told.any()
+        assert not found.any()
 
 
 def looped(client):
@@ -175,15 +175,15 @@ def test_fedgl_mixes_no_node_with_itself_alone():
 def test_fedgl_sends_zeros_for_nodes_that_hear_few():
     client = made(FedGLClient, "strategy=fedgl")
     client.server_round = 1
-    told = client.send()[0]["nodes"]
+    reply = client.send()[0]["nodes"]
     ends = client.graph.edge_index
     heard = torch.bincount(ends[1], minlength=40) + 1
     few = (heard < 5).numpy()
     assert few.any()
     assert not few.all()
-    assert not told["h"][few].any()
-    assert not told["z"][few].any()
-    assert told["h"][~few].any(1).all()
+    assert not reply["h"][few].any()
+    assert not reply["z"][few].any()
+    assert reply["h"][~few].any(1).all()
 
 
 def test_fedsage_judges_no_single_node_in_the_clear():

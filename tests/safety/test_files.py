@@ -59,10 +59,10 @@ WRONG = {
 
 @pytest.mark.parametrize("how", WRONG)
 def test_a_client_file_whose_parts_do_not_fit_is_a_sentence(tmp_path, how):
-    changes, told = WRONG[how]
+    changes, message = WRONG[how]
     path = tmp_path / "client_0000.safetensors"
     replace(client_graph(0), **changes).save(path)
-    with pytest.raises(FedGraphError, match=told) as caught:
+    with pytest.raises(FedGraphError, match=message) as caught:
         partition.load(path)
     assert str(caught.value).startswith(f"{path}: ")
 
@@ -78,7 +78,7 @@ def test_typed_clients_are_checked_too(tmp_path):
     whole.save(path)
     partition.load(path)
     (kind,) = whole.edges
-    for changes, told in (
+    for changes, message in (
         ({"edges": {kind: torch.tensor([[4], [0]])}}, r"edges of 'writes', row 0, must be in 0\.\.3, got 4\.\.4"),
         ({"counts": {"paper": 6, "author": "4"}}, "node type 'author' must have a node count of at least 0, got '4'"),
         ({"x": {"paper": torch.zeros(5, 3)}}, r"x of 'paper' must be torch.float32 \[6, any\]"),
@@ -86,7 +86,7 @@ def test_typed_clients_are_checked_too(tmp_path):
         ({"val_mask": whole.train_mask.clone()}, "must not overlap"),
     ):
         replace(whole, **changes).save(path)
-        with pytest.raises(FedGraphError, match=told):
+        with pytest.raises(FedGraphError, match=message):
             partition.load(path)
 
 

@@ -104,8 +104,8 @@ def test_a_client_that_comes_back_must_be_what_it_was(run, before_round, gone, m
     describe = GraphClient.describe
 
     def grown(self):
-        told = describe(self)
-        return told | ({key: told[key] + 1} if self.server_round else {})
+        description = describe(self)
+        return description | ({key: description[key] + 1} if self.server_round else {})
 
     monkeypatch.setattr(GraphClient, "describe", grown)
     before_round(3, twin(2))
@@ -184,8 +184,8 @@ def test_a_client_that_claims_many_nodes_has_its_share_and_no_more(run, monkeypa
     describe = GraphClient.describe
 
     def boast(self):
-        told = describe(self)
-        return told | ({"num_nodes": 2**31 - 1} if self.graph.client == 1 and "num_nodes" in told else {})
+        description = describe(self)
+        return description | ({"num_nodes": 2**31 - 1} if self.graph.client == 1 and "num_nodes" in description else {})
 
     monkeypatch.setattr(GraphClient, "describe", boast)
     words = ["rounds=1", "strategy.weighting=nodes"]

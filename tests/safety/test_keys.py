@@ -87,9 +87,9 @@ def test_what_a_signature_binds():
             {**signatures, "1": Keyring(1, 7, KEYS[2]).sign("announce", b"x" * 32)[SIGNATURE]},
         ),
     ]
-    for words, told, signed in wrong:
+    for words, found, signed in wrong:
         with pytest.raises(RunFailed, match="not signed for this run by the pinned key"):
-            check(0, told, signed, **words)
+            check(0, found, signed, **words)
 
 
 def test_who_is_not_pinned_does_not_sign_or_is_not_oneself():
@@ -100,9 +100,9 @@ def test_who_is_not_pinned_does_not_sign_or_is_not_oneself():
         check(0, keys, signatures, pins={1: PINS[1]})
     with pytest.raises(RunFailed, match=r"client 2 \(announce\) that is not signed: that party must set key= in its"):
         check(0, keys, {"1": signatures["1"]})
-    for told in (keys, {1: keys[1], 2: keys[2]}):
+    for found in (keys, {1: keys[1], 2: keys[2]}):
         with pytest.raises(RunFailed, match="list of keys in which its own differs from the one it published"):
-            check(0, told, signatures, own=b"y" * 32, pins=None)
+            check(0, found, signatures, own=b"y" * 32, pins=None)
 
 
 def test_a_fingerprint_tells_any_difference():
@@ -145,12 +145,12 @@ def test_the_keys_of_the_how_to_are_read(files):
 def test_wrong_files_are_a_sentence(files, tmp_path):
     public = ed25519.Ed25519PrivateKey.generate().public_key()
     other = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    for content, told in (
+    for content, message in (
         (b"x", "node_1.pub in peers=.* is not an EC P-384 key in"),
         (other, "is not a public EC P-384 key"),
     ):
         (tmp_path / "node_1.pub").write_bytes(content)
-        with pytest.raises(FedGraphError, match=told):
+        with pytest.raises(FedGraphError, match=message):
             read_pins(str(tmp_path))
     (tmp_path / "node_1.pub").write_bytes((files / "node_1.pub").read_bytes())
     (tmp_path / "bank-01.pub").write_bytes((files / "node_2.pub").read_bytes())
@@ -158,11 +158,11 @@ def test_wrong_files_are_a_sentence(files, tmp_path):
         read_pins(str(tmp_path))
     with pytest.raises(FedGraphError, match=r"has no public key: expected files like node_0\.pub"):
         read_pins(str(tmp_path / "nothing"))
-    for path, told in (
+    for path, message in (
         (files / "ca.key", "in OpenSSH's format without"),
         (tmp_path / "no", "cannot be read: No such file"),
     ):
-        with pytest.raises(FedGraphError, match=told):
+        with pytest.raises(FedGraphError, match=message):
             read_key(str(path))
 
 
@@ -198,7 +198,7 @@ def federate(request, run, tmp_path, monkeypatch, files):
         here = tmp_path / f"states{next(count)}"
         here.mkdir()
 
-        def told(self, *args, **kwargs):
+        def received(self, *args, **kwargs):
             start(self, *args, **kwargs)
             for i, context in enumerate(self.contexts.values()):
                 graph = Path(from_run_config(context.run_config).graph) / f"client_{i:04d}.safetensors"
@@ -218,7 +218,7 @@ def federate(request, run, tmp_path, monkeypatch, files):
 
         with monkeypatch.context() as patch:
             if not plain:
-                patch.setattr(InlineGrid, "__init__", told)
+                patch.setattr(InlineGrid, "__init__", received)
                 patch.setattr(InlineGrid, "_call", call)
             found = None
             with contextlib.suppress(RunFailed):
@@ -258,17 +258,17 @@ def test_signed_and_pinned_keys_change_nothing_else(federate, caplog):
 
 def test_a_server_that_swaps_keys_is_refused_where_they_are_pinned(federate, caplog):
     federate(swap=Sealer(1).public)
-    told = (
+    found = (
         r"client 0 received a public key of client 1 \(\w+( \d+)*\) that is not signed for this run by the pinned key"
     )
-    assert re.search(told, caplog.text)
+    assert re.search(found, caplog.text)
     assert "envelope" not in caplog.text
 
 
 def test_who_does_not_sign_is_refused_where_keys_are_pinned(federate, caplog):
     federate(keys=(0, 2, 3))
-    told = r"received a public key of client 1 \(\w+( \d+)*\) that is not signed: that party must set key= in its"
-    assert len(re.findall("client [023] " + told, caplog.text)) >= 3
+    message = r"received a public key of client 1 \(\w+( \d+)*\) that is not signed: that party must set key= in its"
+    assert len(re.findall("client [023] " + message, caplog.text)) >= 3
 
 
 def test_a_server_that_swaps_keys_shows_in_fingerprints_where_nothing_is_pinned(federate):

@@ -31,9 +31,9 @@ class Node:
     def request(self, phase, server_round=0, groups=None, **config):
         """The answer, or the sentence of a refusal. The exchange is counted, as an honest server does."""
         counted = next(self.exchanges.setdefault((phase, server_round), itertools.count()))
-        told = {"phase": phase, "round": server_round, "exchange": counted, "protocol": PROTOCOL, **config}
+        values = {"phase": phase, "round": server_round, "exchange": counted, "protocol": PROTOCOL, **config}
         content = pack(groups or {})
-        content["config"] = ConfigRecord({k: v for k, v in told.items() if v is not None})
+        content["config"] = ConfigRecord({k: v for k, v in values.items() if v is not None})
         kind = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}.get(phase, MessageType.QUERY)
         with run_identity(self.grid.run_id):
             session.forget(self.grid.run_id)  # another process
@@ -52,11 +52,11 @@ def node(client_files, tmp_path):
     def make(*words, policy=None, size=12, state=False, **config):
         folder = Path(client_files((size, 16, 20)).partition("=")[2])
         cfg = compose(["num_clients=3", "rounds=5", "model.hidden=8", *words])
-        told = {"graph": str(folder / "client_0000.safetensors"), **config}
+        values = {"graph": str(folder / "client_0000.safetensors"), **config}
         if policy is not None:
             (tmp_path / "policy.yaml").write_text(policy if isinstance(policy, str) else json.dumps(policy))
-            told["policy"] = str(tmp_path / "policy.yaml")
-        return Node(cfg, **told, **({"state": str(tmp_path / "state")} if state else {}))
+            values["policy"] = str(tmp_path / "policy.yaml")
+        return Node(cfg, **values, **({"state": str(tmp_path / "state")} if state else {}))
 
     return make
 
@@ -71,7 +71,7 @@ def model_of(node, scale=1.0):
 
 
 @pytest.mark.parametrize(
-    ("policy", "words", "told"),
+    ("policy", "words", "message"),
     [
         ({"strategies": ["fedprox"]}, [], "refuses strategy=fedavg (client fedgraph_flwr.clients.base:GraphClient)"),
         (
@@ -103,10 +103,10 @@ def model_of(node, scale=1.0):
         ({"messages": {"train": 0}}, [], "the server requests phase 'train' of round 1 1 times, expected at most 0"),
     ],
 )
-def test_what_a_policy_refuses(node, caplog, policy, words, told):
+def test_what_a_policy_refuses(node, caplog, policy, words, message):
     asked = node(*words, policy=policy)
-    assert told in asked.request("train", 1, {"model": model_of(node(*words))})
-    assert told in caplog.text, "the node's own log has it"
+    assert message in asked.request("train", 1, {"model": model_of(node(*words))})
+    assert message in caplog.text, "the node's own log has it"
 
 
 def test_a_node_predicts_links_only_if_its_policy_says_so(node):
@@ -167,7 +167,7 @@ def test_what_a_policy_accepts(node):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("strategis: [fedavg]", "policy key 'strategis' unknown (<policy>); did you mean 'strategies'?"),
         ("rounds: many", "policy.rounds (policy=<policy>) must be a whole number, got 'many'"),
@@ -178,8 +178,8 @@ def test_what_a_policy_accepts(node):
         ("messages: {train: -1}", "policy.messages.train must be >= 0, got -1"),
     ],
 )
-def test_a_wrong_policy_is_one_sentence(node, text, told):
-    assert node(policy=text).request("describe").startswith(told)
+def test_a_wrong_policy_is_one_sentence(node, text, expected):
+    assert node(policy=text).request("describe").startswith(expected)
 
 
 def test_a_policy_that_is_not_there(node, tmp_path):
@@ -299,8 +299,8 @@ def test_moments_of_one_model_a_round(node):
 )
 def test_moments_of_few_nodes_stay(node, words, policy, least):
     asked = node("strategy=fedomd", *words, policy=policy)
-    told = asked.request("moments_sum", 1, {"model": model_of(asked)})
-    assert told.startswith(f"client 0 has 12 nodes for its moments, expected at least {least}")
+    reply = asked.request("moments_sum", 1, {"model": model_of(asked)})
+    assert reply.startswith(f"client 0 has 12 nodes for its moments, expected at least {least}")
 
 
 def test_the_floor_holds_without_a_policy_whatever_the_server_says(node):
@@ -337,8 +337,8 @@ def test_no_second_sum_of_a_round_but_over_those_left(adding):
     asked, peers, first = adding(state=True)
     assert not isinstance(first, str)
     for clients, nodes in (([0, 1, 2], 48), ([0, 1, 2], 96), ([2, 1, 0], 48), ([0, 1, 1], 48), ([1, 2], 48), ([0], 12)):
-        told = asked.request("share_again", 1, {"peers": peers(clients, nodes)})
-        assert isinstance(told, str), clients
+        reply = asked.request("share_again", 1, {"peers": peers(clients, nodes)})
+        assert isinstance(reply, str), clients
     again = asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
     asked.restart()
     assert "after [0, 1]: expected only some of those" in asked.request("share_again", 1, {"peers": peers([0, 2], 32)})
@@ -370,8 +370,8 @@ def test_the_masks_name_all_that_changes_what_is_masked(monkeypatch, adding):
 def test_a_party_says_with_how_many_it_adds_up(adding):
     asked, peers, first = adding("strategy.min_clients=3", policy={"min_clients": 3})
     assert not isinstance(first, str)
-    told = asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
-    assert "with [0, 1]: its node's policy requires at least 3 (min_clients)" in told
+    reply = asked.request("share_again", 1, {"peers": peers([0, 1], 28)})
+    assert "with [0, 1]: its node's policy requires at least 3 (min_clients)" in reply
 
 
 def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node):
@@ -382,8 +382,8 @@ def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node):
         asked = node(*words, policy={"min_clients": 4})
         keys = [asked.request("secagg_keys", 1)["secagg"]["keys"].numpy()]
         keys += [Member(client, 0.6, 24).publish(1)["keys"] for client in range(1, others + 1)]
-        told = asked.request("secagg_shares", 1, {"secagg": {"clients": np.arange(len(keys)), "keys": np.stack(keys)}})
-        assert (refused in told) if refused else not isinstance(told, str)
+        reply = asked.request("secagg_shares", 1, {"secagg": {"clients": np.arange(len(keys)), "keys": np.stack(keys)}})
+        assert (refused in reply) if refused else not isinstance(reply, str)
 
 
 def test_no_checkpoint_brings_a_key_back(node, adding, tmp_path):
@@ -391,8 +391,8 @@ def test_no_checkpoint_brings_a_key_back(node, adding, tmp_path):
     from fedgraph_flwr.data.graph import read_tensors
 
     asked, peers, _ = adding(state=True)
-    told = asked.request("train", 2, {"model": model_of(asked), "peers": peers([0, 1, 2])}, checkpoint=True, run="a")
-    assert not isinstance(told, str)
+    reply = asked.request("train", 2, {"model": model_of(asked), "peers": peers([0, 1, 2])}, checkpoint=True, run="a")
+    assert not isinstance(reply, str)
     kept, _ = read_tensors(next((tmp_path / "state").rglob("round_000002.safetensors")))
     assert not [name for name in kept if "key" in name or "summed" in name]
     assert [name for name in kept if "fisher" in name]
@@ -423,7 +423,7 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("run_config", "told"),
+    ("run_config", "message"),
     [
         ({"config": "/etc/passwd"}, "the server's config= is no JSON: a node reads no file that a server names"),
         ({"config": "conf/config.yaml"}, "the server's config= is no JSON"),
@@ -449,12 +449,12 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
         ({"overrides": "strategy.client=fedgraph_flwr_other.cli:main"}, "refuses strategy.client="),
     ],
 )
-def test_a_servers_configuration_names_nothing_here(node, monkeypatch, run_config, told):
+def test_a_servers_configuration_names_nothing_here(node, monkeypatch, run_config, message):
     monkeypatch.setenv("HOME", "/home/secret")
     asked = node()
     asked.context.run_config = {"num-clients": 3, "overrides": "", "config": "", **run_config}
     reason = asked.request("describe")
-    assert told in reason
+    assert message in reason
     assert "root:" not in reason
     assert "secret" not in reason.replace("../secrets", "")
 
@@ -474,12 +474,12 @@ def test_a_fleet_under_policies_runs(run, monkeypatch, tmp_path):
     (tmp_path / "policy.yaml").write_text("strategies: [fedavg]\nmin_clients: 2\nphases: [train, evaluate]\n")
     start = InlineGrid.__init__
 
-    def told(self, *args, **kwargs):
+    def found(self, *args, **kwargs):
         start(self, *args, **kwargs)
         for context, file in zip(self.contexts.values(), files, strict=True):
             context.node_config = {"graph": str(file), "policy": str(tmp_path / "policy.yaml")}
 
-    monkeypatch.setattr(InlineGrid, "__init__", told)
+    monkeypatch.setattr(InlineGrid, "__init__", found)
     assert_same_arrays(run(*words).arrays, whole.arrays)
     with pytest.raises((FedGraphError, RunFailed), match="policy refuses strategy=fedprox"):
         run(*words, "strategy=fedprox")

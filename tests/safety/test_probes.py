@@ -117,17 +117,19 @@ def _is_value(place: str) -> bool:
     )
 
 
-def dishonest(phase: str, honest: Reply, told: Reply, setup: bool = False) -> str:
+def dishonest(phase: str, honest: Reply, found: Reply, setup: bool = False) -> str:
     """Why no honest client could have sent this; empty where one could. It knows the honest answer, and no schema.
 
     Before the first round (``setup``) an array may have as many rows as a client says it has nodes or types; sealed bytes
     are as many as they are.
     """
-    if phase != "describe" and told.client != honest.client:
+    if phase != "describe" and found.client != honest.client:
         return "another's index"
-    if not told.metrics.keys() <= honest.metrics.keys() or honest.metrics.keys() - told.metrics.keys() - {"train-loss"}:
+    if not found.metrics.keys() <= honest.metrics.keys() or honest.metrics.keys() - found.metrics.keys() - {
+        "train-loss"
+    }:
         return "other numbers"
-    for name, value in told.metrics.items():
+    for name, value in found.metrics.items():
         values, expected = (v if isinstance(v, list) else [v] for v in (value, honest.metrics[name]))
         if isinstance(value, list) != isinstance(honest.metrics[name], list) or len(values) != len(expected):
             return f"another length of {name}"
@@ -146,7 +148,7 @@ def dishonest(phase: str, honest: Reply, told: Reply, setup: bool = False) -> st
             return f"another {name} than told before"
         if kind == "count" and (any(math.floor(v) != v for v in values)):
             return f"half a node in {name}"
-    for group, arrays in told.groups.items():
+    for group, arrays in found.groups.items():
         for name, array in arrays.items():
             before = honest.groups[group].get(name)
             if before is None or array.dtype != before.dtype or array.ndim != before.ndim:

@@ -25,21 +25,21 @@ from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
 @pytest.mark.parametrize("method", sampled(METHODS))
 def test_scores_that_a_party_keeps_are_not_told(method, go, monkeypatch):  # noqa: F811
     """With `required_config: {privacy.scores: none}` a server had the scores of any model, and by them labels."""
-    answer, told = GraphClient.reply, []
+    answer, replies = GraphClient.reply, []
 
     def greedy(self, name, groups, config):
         if name == "train":
             with pytest.raises(FedGraphError, match=r"sends no scores: the run has privacy\.scores=none"):
                 answer(self, "evaluate", {key: dict(group) for key, group in groups.items()}, config)
-            told.append(answer(self, name, groups, {**config, "evaluate": True})[1])
-            return {}, told[-1]
+            replies.append(answer(self, name, groups, {**config, "evaluate": True})[1])
+            return {}, replies[-1]
         return answer(self, name, groups, config)
 
     monkeypatch.setattr(GraphClient, "reply", greedy)
     with contextlib.suppress(FedGraphError):
         go(method, "privacy.scores=none", "rounds=1")
-    assert told
-    assert not [key for scores in told for key in scores if "loss" in key or "accuracy" in key or "count" in key]
+    assert replies
+    assert not [key for scores in replies for key in scores if "loss" in key or "accuracy" in key or "count" in key]
 
 
 # --- sharing ----------------------------------------------------------------------------------------------------------
@@ -124,11 +124,11 @@ def test_a_run_starts_where_its_seed_says(node):  # noqa: F811
 def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
     """A fold of one node told that node's label by the sign of the head's gradient."""
     asked = node("strategy=fedspa", f"strategy.folds={folds}")
-    told = asked.request("train", 1, {"model": model_of(asked)})
+    reply = asked.request("train", 1, {"model": model_of(asked)})
     if folds == 1:
-        assert not isinstance(told, str)
+        assert not isinstance(reply, str)
     else:
-        assert f"client 0 has {6 // folds} training nodes in a step, its node's policy requires at least 5" in told
+        assert f"client 0 has {6 // folds} training nodes in a step, its node's policy requires at least 5" in reply
 
 
 def test_a_party_of_few_training_nodes_does_not_train(node):  # noqa: F811
@@ -160,9 +160,9 @@ def test_a_malformed_request_is_an_error(node, method, phase, groups):  # noqa: 
     asked = node(f"strategy={method}", *words)
     if phase == "train":
         groups = {"model": model_of(asked), **groups}
-    told = asked.request(phase, 1, groups)
-    assert isinstance(told, str)
-    assert "Traceback" not in told
+    reply = asked.request(phase, 1, groups)
+    assert isinstance(reply, str)
+    assert "Traceback" not in reply
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedomd", "fedgl"])
@@ -186,8 +186,8 @@ def test_judged_rows_take_no_memory_by_their_index(node):  # noqa: F811
 @pytest.mark.parametrize("words", [["strategy.widths=[100000000]"], ["strategy.neighbours=100000000"]])
 def test_a_generator_is_counted_too(node, words):  # noqa: F811
     for method, phase in (("fedsage", "generate"), ("fedsage", "mend")):
-        told = node(f"strategy={method}", *words).request(phase, 0, {})
-        assert "at most 100000000 (max_parameters)" in told
+        reply = node(f"strategy={method}", *words).request(phase, 0, {})
+        assert "at most 100000000 (max_parameters)" in reply
 
 
 @pytest.mark.parametrize("text", ["strategies: ['${oc.env:HOME}']", "rounds: ${oc.env:NOTHING}", "min_nodes: ${x}"])

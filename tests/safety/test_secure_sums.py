@@ -26,9 +26,9 @@ def test_two_lists_of_survivors_rebuild_no_secret_twice():
     made = Round(count=4, share=0.5000000001).deal()
     for client in range(4):
         made.mask(client)
-    for client, told in enumerate(([0, 1], [0, 1], [2, 3], [2, 3])):
+    for client, found in enumerate(([0, 1], [0, 1], [2, 3], [2, 3])):
         with pytest.raises(RunFailed, match="expected at least 3"):
-            made.members[client].reveal(np.array(told), made.round)
+            made.members[client].reveal(np.array(found), made.round)
 
 
 @pytest.mark.parametrize("weights", [[1, 0, 0, 0, 0], [0.9, 0.05, 0.05, 0, 0], [0, 0, 0.5, 0, 0]])

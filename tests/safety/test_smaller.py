@@ -21,10 +21,10 @@ def test_a_refused_key_of_fedspa_is_an_error(go, monkeypatch):  # noqa: F811
     publish = FedSPAClient.publish_key
 
     def zero(self, groups, config):
-        told = publish(self, groups, config)
+        reply = publish(self, groups, config)
         if self.graph.client == 1:
-            told[0]["key"]["key"] = np.zeros(32, np.uint8)
-        return told
+            reply[0]["key"]["key"] = np.zeros(32, np.uint8)
+        return reply
 
     zero.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedSPAClient, "publish_key", zero)

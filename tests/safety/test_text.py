@@ -28,11 +28,11 @@ def test_a_clients_text_reaches_the_terminal_as_text(client_files, tmp_path, mon
     monkeypatch.setattr(GraphClient, "train", wrong)
     words = ["run", client_files(), "num_clients=3", "rounds=2", f"out={tmp_path / 'run'}"]
     assert main(words) == 0
-    told = capsys.readouterr().out
-    assert "[/data/x]" in told
-    assert "\x1b" not in told
-    assert "\u202e" not in told
-    assert "\x07" not in told
+    message = capsys.readouterr().out
+    assert "[/data/x]" in message
+    assert "\x1b" not in message
+    assert "\u202e" not in message
+    assert "\x07" not in message
     assert "<script>alert" not in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -42,9 +42,9 @@ def test_an_error_that_ends_a_run_is_printed_as_text(client_files, tmp_path, mon
 
     monkeypatch.setattr(GraphClient, "describe", wrong)
     assert main(["run", client_files(), "num_clients=3", "rounds=1", f"out={tmp_path / 'run'}"]) == 2
-    told = capsys.readouterr().err
-    assert "[/data/x]" in told
-    assert not set("\x1b\x07\u202e") & set(told)
+    message = capsys.readouterr().err
+    assert "[/data/x]" in message
+    assert not set("\x1b\x07\u202e") & set(message)
 
 
 def test_a_page_holds_what_a_summary_says_as_text(run, tmp_path):
@@ -78,10 +78,10 @@ def test_scores_cannot_choose_the_round(run, monkeypatch, accuracy, lengths):
     score = GraphClient.score
 
     def boast(self, logits):
-        told = score(self, logits)
+        scores = score(self, logits)
         if (self.graph.client, self.server_round) == (1, 2):  # of the model after round 1
-            told["val-accuracy"] = [accuracy] * lengths
-        return told
+            scores["val-accuracy"] = [accuracy] * lengths
+        return scores
 
     monkeypatch.setattr(GraphClient, "score", boast)
     finished = run("rounds=4")
@@ -96,10 +96,10 @@ def test_a_client_cannot_change_how_many_nodes_it_is_scored_on(run, monkeypatch)
     score = GraphClient.score
 
     def grow(self, logits):
-        told = score(self, logits)
+        scores = score(self, logits)
         if (self.graph.client, self.server_round) == (1, 3):
-            told["test-count"] = [2.0**30]
-        return told
+            scores["test-count"] = [2.0**30]
+        return scores
 
     monkeypatch.setattr(GraphClient, "score", grow)
     failures = run("rounds=4").summary["failures"]

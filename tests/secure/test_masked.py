@@ -94,12 +94,12 @@ def test_groups_become_a_vector_and_back():
 
 
 def test_a_digest_knows_names_types_shapes_and_values():
-    told = {"clients": np.arange(2), "nodes": np.array([32])}
+    values = {"clients": np.arange(2), "nodes": np.array([32])}
     others = [
-        {**told, "nodes": np.array([33])},
-        {**told, "nodes": np.array([[32]])},
-        {**told, "nodes": np.array([32], np.int32)},
-        {"clients": told["clients"], "node": told["nodes"]},
+        {**values, "nodes": np.array([33])},
+        {**values, "nodes": np.array([[32]])},
+        {**values, "nodes": np.array([32], np.int32)},
+        {"clients": values["clients"], "node": values["nodes"]},
     ]
-    assert digest(told) == digest(dict(reversed(told.items())))
-    assert len({digest(each) for each in (told, *others)}) == 5
+    assert digest(values) == digest(dict(reversed(values.items())))
+    assert len({digest(each) for each in (values, *others)}) == 5

@@ -267,8 +267,8 @@ def test_of_a_round_with_two_sums_no_term_is_seen_but_what_is_told(go, monkeypat
         plain, masked = answered(messages)
         assert plain == seen
         assert masked == {"moments", MODEL}
-        told = startup_notes(finished.cfg)
-        assert [text for text in told if "the server still sees each client's range" in text] == told[: len(seen)]
+        notes = startup_notes(finished.cfg)
+        assert [text for text in notes if "the server still sees each client's range" in text] == notes[: len(seen)]
 
 
 def test_keys_of_a_rounds_two_sums_are_told_apart(go, monkeypatch):  # noqa: F811
@@ -312,10 +312,10 @@ def falling(monkeypatch, *falls):
     answer = GraphClient.reply
 
     def spy(self, name, groups, config):
-        told = answer(self, name, groups, config)
+        found = answer(self, name, groups, config)
         if (self.server_round, name, self.graph.client) in falls:
             raise RunFailed("the power is out")
-        return told
+        return found
 
     monkeypatch.setattr(GraphClient, "reply", spy)
 
@@ -346,8 +346,8 @@ def test_a_client_that_lies_about_a_share_ends_the_run(run, monkeypatch):
     reveal = Member.reveal
 
     def lie(self, *args):
-        told = reveal(self, *args)
-        return {"shares": told["shares"] ^ (self.client == 1)}
+        reply = reveal(self, *args)
+        return {"shares": reply["shares"] ^ (self.client == 1)}
 
     monkeypatch.setattr(Member, "reveal", lie)
     with pytest.raises(

@@ -131,7 +131,7 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["strategy.aggregator=mode"], "strategy.aggregator 'mode' unknown"),
         (["strategy.byzantine=-1"], "strategy.byzantine must be >= 0"),
@@ -149,9 +149,9 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
         (["strategy.aggregator=median", "privacy.dp=client_fixed", "strategy.weighting=uniform"], "not to a median"),
     ],
 )
-def test_what_a_rule_cannot_do_is_said_before_any_client_starts(run, monkeypatch, words, told):
+def test_what_a_rule_cannot_do_is_said_before_any_client_starts(run, monkeypatch, words, message):
     monkeypatch.setattr("fedgraph_flwr.clients.session._find", lambda *_: pytest.fail("a client started"))
-    with pytest.raises(FedGraphError, match=told):
+    with pytest.raises(FedGraphError, match=message):
         run(*words)
 
 

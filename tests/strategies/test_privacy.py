@@ -187,7 +187,7 @@ def test_no_score_and_no_loss_travels_where_none_is_wanted(run, monkeypatch, cap
         done = run(*NOISY, "privacy.scores=none")
     numbers = [dict(c["metrics"]) for d, _, c in messages if d == "up" and "model" in c]
     assert len(numbers) == 9
-    assert all(sorted(told) == ["client"] for told in numbers)
+    assert all(sorted(found) == ["client"] for found in numbers)
     assert {c["config"]["phase"] for d, _, c in messages if d == "down"} == {"describe", "train"}
     assert done.summary["privacy"]["releases"] == 3
     assert np.isnan(done.summary["test_accuracy"])
@@ -281,10 +281,10 @@ def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path
     with pytest.raises(KeyboardInterrupt):
         attempt(4, "checkpoint_every=20", again)  # after round 7, with no checkpoint before the end
     finished = attempt(0, "checkpoint_every=0", again)
-    told = finished.summary["privacy"]["releases"]
+    found = finished.summary["privacy"]["releases"]
     assert released == 4 + 4 + 5
-    assert told >= released
-    assert told == 3 + 3 + 5 + 5  # round 3, what could follow it in the first and second attempt, and the third's
+    assert found >= released
+    assert found == 3 + 3 + 5 + 5  # round 3, what could follow it in the first and second attempt, and the third's
     assert [r["privacy"]["releases"] for r in finished.rounds][2:] == [3, 12, 13, 14, 15, 16]
 
 
@@ -308,7 +308,7 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ["strategy=fedomd"],
@@ -344,13 +344,13 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
         ([UNIFORM, "privacy.clipping_norm=0"], "privacy.clipping_norm must be > 0"),
     ],
 )
-def test_what_cannot_be_covered_is_refused(run, words, told):
-    with pytest.raises(FedGraphError, match=told):
+def test_what_cannot_be_covered_is_refused(run, words, message):
+    with pytest.raises(FedGraphError, match=message):
         run(*words, "privacy.dp=server_fixed", "privacy.noise_multiplier=1")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["privacy.noise_multiplier=1"], "adds no noise with privacy.dp=none"),
         (["privacy.dp=server_fixed"], "protects nobody"),
@@ -358,8 +358,8 @@ def test_what_cannot_be_covered_is_refused(run, words, told):
         (["privacy.dp=client_fixed", "privacy.epsilon_budget=1"], "has no ε to bound"),
     ],
 )
-def test_settings_that_do_nothing_are_refused(run, words, told):
-    with pytest.raises(FedGraphError, match=told):
+def test_settings_that_do_nothing_are_refused(run, words, message):
+    with pytest.raises(FedGraphError, match=message):
         run(UNIFORM, *words)
 
 
