@@ -5,7 +5,7 @@
 
 w^t is the model as received, which FedAvg's server averages: the shared model is FedAvg's bit for bit, whatever λ. v_i begins
 as the first w^t that the client trains on, takes as many steps as w_i with an optimiser of its own, and is what the client is
-scored by; λ = 0 is Local. Leaves the at the client: what FedAvg sends. v_i never does.
+scored by; λ = 0 is Local. Leaves the client: what FedAvg sends. v_i never does.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@
 
 w is the model received, h_i this client's drift. The paper's G_i is ⟨θ, g_i − g⟩/(η K) with the last local updates g_i and
 their mean g; the authors' program has in their place SCAFFOLD's control variates, option II, which agree but for the correction
-c − c_i that those updates held. Ours is the program's, and as in SCAFFOLD option I where steps are no gradients.
+c − c_i that those updates held. Ours is the program's, and as in SCAFFOLD option I where steps are not gradients.
 ``train.local_steps`` steps from w stand for the minimum. The loss told is F_i alone. Leaves the client: beside what FedAvg
 sends, the change of c_i.
 """

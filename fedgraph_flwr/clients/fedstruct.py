@@ -1,12 +1,12 @@
-"""FedStruct-B's client (Aliakbari, Östman & Graell i Amat, 2024): its rows of Ā, found together; gradients of θ and S.
+"""FedStruct-B's client (Aliakbari, Östman & Graell i Amat, 2024): its rows of Ā, computed jointly; gradients of θ and S.
 
     Ā^[i] by Algorithm 3 (`fedgraph_flwr.methods.hops`), sealed between clients (`fedgraph_flwr.secure.sealed`)
     ŷ_v = softmax(Σ_u ā_vu g(s_u) + Σ_{u∈V_i} ā^(i)_vu f(x_u))                                       Eq. (20)
     g_i = ∇_θ Σ_{v∈V~_i} CE(y_v, ŷ_v),   G_S^i = ∇_S of the same                                     Eqs. (21), (22), (24)
 
-Leaves the client, for the server: a public key (signed where the node has a key of its own), the ids of its nodes, the ids of
+Leaves the client, for the server: a public key (signed if the node has a long-lived key), the ids of its nodes, the ids of
 the nodes within L_s hops of them, s_u of its own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of
-`fedgraph_flwr.methods.hops`. Never leaves it: X, Y, embeddings of X; an edge, but inside a sealed B.
+`fedgraph_flwr.methods.hops`. Never leaves it: X, Y, embeddings of X, and edges outside of a sealed B.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,19 +36,19 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
 
 
 class FedStructClient(FedGradClient):
-    """Base version: the server holds S, every client sees the rows of S it needs.
+    """Base version: the server holds S, and each client receives the rows of S that it needs.
 
     Attributes:
-        rows: the J combinations of Ā^[i], one below the other, [J·N, Q]; its columns are the support.
-        found: the J combinations of the blocks of columns that are done, each [N, w].
+        rows: the J stacked combinations of Ā^[i], [J·N, Q]; its columns are the support.
+        found: the J combinations of the finished blocks of columns, each [N, w].
         support: global ids of the Q nodes within L_s hops, ascending.
-        reached: those of them that training nodes reach, bool [Q]; only their gradient is not zero.
+        reached: the support nodes within reach of training nodes, bool [Q]; all others have zero gradients.
     """
 
     Params: ClassVar[type] = FedStructParams
     uplink = staticmethod(fedstruct.uplink)
     needs_others: ClassVar[str] = "its rows of the whole graph's powers come from all clients"
-    repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MAX_BLOCKS}  # one a hop and block, or two a hop
+    repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MAX_BLOCKS}  # one per hop and block, or two per hop
     model: FedStruct
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -64,19 +64,21 @@ class FedStructClient(FedGradClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """The network must have a structure branch, and one that fits the features."""
+        """Require a model with a structure branch that fits the features."""
         super().check(cfg, model)
         if not isinstance(model, FedStruct):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedstruct, got model={cfg.model.name}")
         features = method_params(cls, cfg).features
         if isinstance(model.g, torch.nn.Identity) and features != "hop2vec":
-            raise FedGraphError(f"model.structure_mlp=false needs strategy.features=hop2vec, got {features}")
+            raise FedGraphError(
+                f"model.structure_mlp=false needs strategy.features=hop2vec, got strategy.features={features}"
+            )
 
     # --- setup: Algorithm 3 -------------------------------------------------------------------------------------------
 
     @phase
     def announce(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Publish a key, and which nodes are this client's."""
+        """Publish a key, and the ids of this client's nodes."""
         public = {
             "key": np.frombuffer(self.sealer.public, np.uint8),
             **self.keyring.sign("announce", self.sealer.public),
@@ -85,9 +87,9 @@ class FedStructClient(FedGradClient):
 
     @phase
     def acquire(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """One exchange of Algorithm 3: take in what the others sent, answer with the next envelopes until all hops are there.
+        """Run one exchange of Algorithm 3: take the others' envelopes, and reply with the next ones until all hops are complete.
 
-        The next block of columns begins in the answer that would have ended the one before.
+        The reply that completes one block of columns starts the next block.
         """
         step = self.exchange + 1
         if "keys" in groups:
@@ -122,11 +124,11 @@ class FedStructClient(FedGradClient):
         return {"rows": found, **self.acquired(step)}, {"done": 1}
 
     def acquired(self, step: int) -> dict[str, Arrays]:
-        """What goes with the last answer of Algorithm 3: s_u of the client's own nodes."""
+        """Return the group in the last reply of Algorithm 3: s_u of the client's own nodes."""
         return {STRUCTURE: {"s": self.structure_features()}}
 
     def meet(self, groups: dict[str, Arrays]) -> None:
-        """Learn the others' keys, and who owns which node."""
+        """Store the others' keys, and the owner of each node."""
         self.owner = groups["keys"]["owner"].astype(np.int64)
         keys = {client: key.tobytes() for client, key in enumerate(groups["keys"]["keys"])}
         self.keyring.check("announce", self.sealer.public, keys, groups.get(SIGNATURES, {}))
@@ -134,16 +136,16 @@ class FedStructClient(FedGradClient):
 
     @property
     def pruning(self) -> Pruning:
-        """What is kept of each hop."""
+        """Pruning of each hop."""
         return Pruning(self.params.prune, self.params.prune_mode)
 
     @property
     def blocks(self) -> list[slice]:
-        """The blocks of columns that are exchanged one after another."""
+        """The blocks of columns, in the order of their exchange."""
         return hops.blocks(self.graph.num_global_nodes, self.model.structure_weights.shape[1], self.pruning)
 
     def hop_exchange(self) -> HopExchange:
-        """The exchange at hand, begun on first use."""
+        """Return the current exchange, created on first use."""
         if self.acquisition is None:
             self.acquisition = HopExchange(
                 self.graph,
@@ -157,11 +159,11 @@ class FedStructClient(FedGradClient):
         return self.acquisition
 
     def take_rows(self, exchange: HopExchange, inbox: dict[int, Arrays]) -> None:
-        """The others' part of a hop."""
+        """Take the others' parts of a hop."""
         exchange.receive({k: RowMessage.of(arrays, exchange.current.shape[1]) for k, arrays in inbox.items()})
 
     def finish_rows(self) -> None:
-        """Keep Ā^[i] with its columns restricted to the support."""
+        """Store Ā^[i] with its columns restricted to the support."""
         found, self.found = self.found, []
         self.support, rows = hops.supported([hops.joined(parts) for parts in zip(*found, strict=True)])
         self.set_rows(rows)
@@ -176,13 +178,13 @@ class FedStructClient(FedGradClient):
         self.inputs.rows, self.train_rows = self.operand(rows), self.operand(chosen)
 
     def operand(self, matrix: Matrix) -> SparseMatrix | Tensor:
-        """A matrix as it stands, for products; a dense one shares its memory."""
+        """Convert a matrix for products; a dense one shares its memory."""
         if isinstance(matrix, np.ndarray):
             return torch.from_numpy(matrix).to(self.device, self.dtype)
         return SparseMatrix(matrix, self.dtype).to(self.device)
 
     def structure_features(self) -> np.ndarray:
-        """The first s_u of the client's own nodes, [N, d_s]."""
+        """Return the initial s_u of the client's own nodes, [N, d_s]."""
         width, dtype = self.model.structure_width, np.float64 if self.dtype == torch.float64 else np.float32
         if self.params.features == "degree":
             own, n = self.graph, self.graph.num_nodes
@@ -193,16 +195,16 @@ class FedStructClient(FedGradClient):
         return drawn.astype(dtype)
 
     def sealed(self, contents: dict[int, Arrays], step: str) -> dict[str, Arrays]:
-        """A group of envelopes, by receiver."""
+        """Seal contents, and return the group of envelopes by receiver."""
         return {ENVELOPES: {str(k): self.sealer.seal(k, step, arrays) for k, arrays in contents.items()}}
 
     def opened(
         self, groups: dict[str, Arrays], step: str, fields: Callable[[int], Mapping[str, ArrayField]]
     ) -> dict[int, Arrays]:
-        """The contents of the envelopes, by sender; ``fields`` says what those of a sender must be.
+        """Open envelopes, and return their contents by sender; ``fields`` declares those of a sender.
 
         Raises:
-            FedGraphError: something else is inside, which names the sender, as nobody but this client could see it.
+            FedGraphError: the contents do not match. It names the sender, since only this client can see them.
         """
         contents = {int(k): self.sealer.open(int(k), step, raw) for k, raw in groups.get(ENVELOPES, {}).items()}
         for sender, arrays in contents.items():
@@ -215,13 +217,13 @@ class FedStructClient(FedGradClient):
 
     @property
     def spectrum_fields(self) -> dict[str, ArrayField]:
-        """What a client tells of a hop that is pruned together with those of all."""
+        """Fields of a client's part of a globally pruned hop."""
         entries = (up_to(LARGEST),)
         return {"values": ArrayField(entries, self.cfg.dtype), "counts": ArrayField(entries, "int64", 0, LARGEST)}
 
     @property
     def row_fields(self) -> dict[str, ArrayField]:
-        """What a message of Algorithm 3 holds."""
+        """Fields of a message of Algorithm 3."""
         return RowMessage.fields(self.graph.num_global_nodes, self.hop_exchange().current.shape[1], self.cfg.dtype)
 
     # --- training -----------------------------------------------------------------------------------------------------
@@ -233,24 +235,24 @@ class FedStructClient(FedGradClient):
 
     @phase
     def place(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Take the structure features of the support, once, where they are not learned."""
+        """Take the structure features of the support, once, if they are not learned."""
         self.receive(groups)
         return {}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """S of the support, [Q, d_s]."""
+        """Take S of the support, [Q, d_s]."""
         self.begun = None
         if STRUCTURE in groups:
             s = torch.from_numpy(groups[STRUCTURE]["s"]).to(self.device, self.dtype)
             self.inputs.s = s.requires_grad_(self.trains_structure)
 
     def leaves(self) -> dict[str, Tensor]:
-        """θ, and S where it is learned."""
+        """Return θ, and S if it is learned."""
         s = self.inputs.s
         return super().leaves() | ({"s": s} if s is not None and s.requires_grad else {})
 
     def predict(self) -> Tensor:
-        """Logits [N, C]; the part of g before any dropout, half of a round's work, is kept for the gradient."""
+        """Compute logits [N, C], and cache the part of g before any dropout, half of a round's work, for the gradient."""
         self.begun = self.model.g.begin(self.inputs.s)
         self.model.eval()
         with torch.no_grad():
@@ -258,14 +260,14 @@ class FedStructClient(FedGradClient):
             return self.model.feature_part(self.inputs) + self.model.structure_part(times(self.inputs.rows, embedded))
 
     def loss(self) -> Tensor:
-        """Eq. (7) from the rows of the training nodes alone."""
+        """Compute Eq. (7) from only the rows of the training nodes."""
         begun, self.begun = self.begun, None
         embedded = self.model.g.finish(self.model.g.begin(self.inputs.s) if begun is None else begun)
         features = self.model.feature_part(self.inputs)[self.train_nodes]
         return self.summed_loss(features + self.model.structure_part(times(self.train_rows, embedded)))
 
     def send(self) -> ReplyContent:
-        """The rows of G_S^i that can differ from zero."""
+        """Send the rows of G_S^i that can differ from zero."""
         if "s" not in self.gradients:
             return {}, {}
         rows = self.gradients["s"] if self.reached.all() else self.gradients["s"][torch.from_numpy(self.reached)]
@@ -273,13 +275,13 @@ class FedStructClient(FedGradClient):
         return {STRUCTURE: {"s": rows.cpu().numpy()}}, {}
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
-        """As the base."""
+        """Score the model, and free the inputs that the next message replaces."""
         told = super().evaluate(parameters, config)
         self.release()
         return told
 
     def release(self) -> None:
-        """Let go of what the next message brings anew; clients that share a process would hold it all at once."""
+        """Free what the next message replaces: clients that share a process would hold all of it at once."""
         self.gradients, self.begun = {}, None
         if self.trains_structure:
             self.inputs.s = None
@@ -287,7 +289,7 @@ class FedStructClient(FedGradClient):
     # --- private state between messages -------------------------------------------------------------------------------
 
     def save(self) -> Tree:
-        """Keys, the rows at hand, and S where it comes only once."""
+        """Return keys, the current rows, and S if it comes only once."""
         tree: Tree = {"private": np.frombuffer(self.sealer.private, np.uint8).copy(), "owner": self.owner}
         if self.sealer.peers:
             met = sorted(self.sealer.peers)
@@ -307,10 +309,10 @@ class FedStructClient(FedGradClient):
         return tree
 
     def load(self, tree: Tree) -> None:
-        """Go on from what `save` gave."""
+        """Restore what `save` returned."""
         arrays = as_arrays(tree)
         self.owner = arrays["owner"]
-        if not self.sealer.peers:  # a resumed run has exchanged new keys before the old state comes back
+        if not self.sealer.peers:  # a resumed run has exchanged new keys before it restores the old state
             self.sealer = Sealer(self.graph.client, arrays["private"].tobytes())
             if "met" in arrays:
                 self.sealer.meet({int(k): key.tobytes() for k, key in zip(arrays["met"], arrays["keys"], strict=True)})

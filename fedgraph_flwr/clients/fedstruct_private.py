@@ -31,7 +31,7 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved
 
 
 class PrivateFedStructClient(FedStructClient):
-    """Keeps s_u of its own nodes.
+    """FedStruct-B's client, which keeps s_u of its own nodes private.
 
     Attributes:
         s: structure features of its own nodes, [N, d_s].
@@ -85,12 +85,12 @@ class PrivateFedStructClient(FedStructClient):
 
     @property
     def block_fields(self) -> dict[str, ArrayField]:
-        """Rows of all combinations, of another client's nodes."""
+        """Fields of the rows of all combinations, for another client's nodes."""
         most = self.owner.size * len(self.model.structure_weights)
         return RowMessage.fields(most, self.graph.num_nodes, self.cfg.dtype)
 
     def take_blocks(self, contents: dict[int, Arrays]) -> None:
-        """Keep blocks, whose columns are this client's own nodes."""
+        """Store blocks, whose columns are this client's own nodes."""
         for i, arrays in contents.items():
             self.met[i] = RowMessage.of(arrays, self.graph.num_nodes).rows
 
@@ -98,7 +98,7 @@ class PrivateFedStructClient(FedStructClient):
 
     @phase
     def embed(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Phase 1: s̄^(j) for every client, sealed; the own part is kept."""
+        """Reply in phase 1 with s̄^(j) for every client, sealed; this client's own part stays."""
         self.model.g.load_state_dict({name: torch.from_numpy(a) for name, a in groups.get("g", {}).items()})
         wanted = [kind for kind in ("train", "scored") if config[kind]]
         with torch.no_grad():
@@ -110,63 +110,63 @@ class PrivateFedStructClient(FedStructClient):
         return self.sealed(contents, f"embed {self.embedding}"), {}
 
     def embedded(self, training: bool) -> Tensor:
-        """g(s_u) of the own nodes, [N, C]; the dropout mask of a round is the same in every phase."""
+        """Compute g(s_u) of own nodes, [N, C]; a round's dropout mask is the same in every phase."""
         self.model.train(training)
         torch.manual_seed(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "mask"))
         return self.model.g(self.s)
 
     def spread(self, parts: dict[int, np.ndarray]) -> Tensor:
-        """Σ_j of the parts s̄^(j) of the rows that meet j, on all J·N rows."""
+        """Sum the parts s̄^(j) of the rows that meet j, over all J·N rows."""
         total = np.zeros((self.rows.shape[0], self.model.num_classes), np.result_type(*parts.values()))
         for j in sorted(parts):
             total[self.met_rows[j]] += parts[j]
         return torch.from_numpy(total).to(self.device)
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """Phase 2 begins: the others' parts.
+        """Take the others' parts, at the start of phase 2.
 
         Raises:
-            FedGraphError: one is missing: sums without it would show what it adds.
+            FedGraphError: one is missing; sums without it would reveal its part.
         """
         inbox = self.opened(groups, f"embed {self.embedding}", self.part_fields)
         expected = {j for j, rows in self.met_rows.items() if rows.size} - {self.graph.client}
         if missing := sorted(expected - inbox.keys()):
             raise FedGraphError(
-                f"client {self.graph.client} was sent no sealed part of s̄ by clients {missing}, whose nodes its own rows meet"
+                f"client {self.graph.client} received no sealed part of s̄ from clients {missing}, whose nodes its own rows meet"
             )
         for kind, own in self.parts.items():
             others = {j: arrays[kind] for j, arrays in inbox.items()}
             self.parts[kind] = (own + self.spread(others) if others else own).requires_grad_(kind == "train")
 
     def part_fields(self, sender: int) -> dict[str, ArrayField]:
-        """What a client sends of each of its sums."""
+        """Return the fields of a client's parts."""
         rows = self.met_rows[sender].size if sender in self.met_rows else 0
         return {kind: ArrayField((rows, self.model.num_classes), self.cfg.dtype) for kind in self.parts}
 
     def leaves(self) -> dict[str, Tensor]:
-        """θ_f, and the sums s̄ as they came."""
+        """Return θ_f, and the sums s̄ as received."""
         return super().leaves() | ({"parts": self.parts["train"]} if "train" in self.parts else {})
 
     def loss(self) -> Tensor:
-        """Eq. (7)."""
+        """Compute Eq. (7)."""
         logits = self.model.feature_part(self.inputs) + self.model.structure_part(self.parts["train"])
         return self.summed_loss(logits[self.train_nodes])
 
     def predict(self) -> Tensor:
-        """Logits [N, C]."""
+        """Compute logits [N, C]."""
         self.model.eval()
         with torch.no_grad():
             parts = self.parts["scored" if "scored" in self.parts else "train"]
             return self.model.feature_part(self.inputs) + self.model.structure_part(parts)
 
     def send(self) -> ReplyContent:
-        """U_i of Eq. (52), of the nodes that training nodes reach."""
+        """Send U_i of Eq. (52), for the nodes within reach of training nodes."""
         upstream = self.rows.T @ to_numpy(self.gradients["parts"])
         return {STRUCTURE: {"s": upstream[self.reached]}}, {}
 
     @phase
     def step_own(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Phase 3: back-propagate ∂F/∂g(S) of the own nodes, step s_u, answer with the gradient of θ_s."""
+        """Back-propagate ∂F/∂g(S) of own nodes in phase 3, step s_u, and reply with the gradient of θ_s."""
         s = self.s.detach().requires_grad_()
         self.s = s
         upstream = torch.tensor(groups[STRUCTURE]["s"], dtype=self.dtype, device=self.device)
@@ -178,14 +178,14 @@ class PrivateFedStructClient(FedStructClient):
     # --- private state between messages -------------------------------------------------------------------------------
 
     def save(self) -> Tree:
-        """s_u and its optimiser's moments, the blocks, and the own parts of this round."""
+        """Return s_u and its optimiser's moments, the blocks, and own parts of this round."""
         blocks = {str(i): hops.parts_of(block) for i, block in self.met.items()}
         own = {"own_s": self.s, "embedding": torch.tensor(self.embedding), "stepper": self.stepper.state()}
         met = {str(j): rows for j, rows in self.met_rows.items()}
         return {**super().save(), **own, "parts": self.parts, "met_rows": met, "blocks": blocks}
 
     def load(self, tree: Tree) -> None:
-        """Go on from what `save` gave."""
+        """Restore what `save` returned."""
         super().load(tree)
         self.s, self.embedding = tree["own_s"].to(self.device, self.dtype), int(tree["embedding"])
         self.stepper.load(flatten(tree.get("stepper", {})))

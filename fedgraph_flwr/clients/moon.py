@@ -67,7 +67,7 @@ class Moon(ClientPart):
 
 
 def features(client: Trainee) -> Tensor:
-    """Z of the model as it is, without dropout, [V, H]."""
+    """Compute Z of the current model, without dropout, [V, H]."""
     client.model.eval()
     with torch.no_grad():
         return of_batch(client, client.model.encode(client.batch.inputs))

@@ -6,7 +6,7 @@
 g_i holds the weight decay. Option I takes the gradient of the first step, which is at x and over all training nodes; it is
 right under any optimiser, to which g_i + c − c_i goes (ours: the paper has plain SGD). A parameter without a gradient, such as
 that of an edge type which the client lacks, and its c_i are left as they are.
-Leaves the client: beside what FedAvg sends, c_i⁺ − c_i.
+Leaves the client: FedAvg's uploads, and c_i⁺ − c_i.
 """
 
 import torch

@@ -1,1 +1,1 @@
-"""What keeps secrets: sealed envelopes between clients, and sums whose terms nobody sees."""
+"""Modules that protect data: sealed envelopes between clients, and sums whose terms no one sees."""

@@ -1,6 +1,6 @@
 """Noise that clients add to their terms of a secure sum (``privacy.dp=distributed``).
 
-With m members, of whom at least t answer, C_g the norm of each of G groups, z the multiplier and b the bits after the point,
+With m members, of whom at least t reply, C_g the norm of each of G groups, z the multiplier and b the bits after the point,
 client i adds up integers
 
     k_i = round(2^b p_i Δ̄_i) + Sk((z C_g √G 2^b / m)² / t),   p_i ≤ 1/m,   ‖round(2^b p_i Δ̄_i)‖₂ ≤ C_g 2^b / m

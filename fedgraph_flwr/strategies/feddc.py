@@ -2,11 +2,11 @@
 
     w ← (1/|S|) Σ_{i∈S} θ_i + (1/M) Σ_i h_i
 
-over M clients, of whom S answer: the mean model, and the mean of all clients' drifts, as the authors' program adds them (at full
+over M clients, of whom S reply: the mean model, and the mean of all clients' drifts, as the authors' program adds them (at full
 participation the paper's mean of θ_i + h_i). c, the mean of what stands for the clients' gradients, is kept as SCAFFOLD does.
 ``strategy.weighting`` other than ``uniform`` weighs models, drifts and variates alike (ours; the authors' program scales α).
 Without drift (α = 0) it is SCAFFOLD, without the gradient term FedDyn, without both FedAvg.
-Leaves the client: beside what FedAvg sends, the change of c_i, as large as the model; the server finds drifts from the models.
+Leaves the client: FedAvg's uploads, and the change of c_i, as large as the model; the server finds drifts from the models.
 """
 
 import numpy as np

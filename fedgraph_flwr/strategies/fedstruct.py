@@ -121,7 +121,9 @@ class FedStruct(FedGrad):
     def verify(self, phase: str, reply: Reply) -> None:
         """Refuse invalid public keys, and missing or repeated rows at the end of the acquisition."""
         if phase == "announce" and not is_public_key(reply.groups["identity"]["key"].tobytes()):
-            raise FedGraphError(f"client {reply.client} replied to phase 'announce' with a key that is none of X25519")
+            raise FedGraphError(
+                f"client {reply.client} replied to phase 'announce' with an invalid key: expected X25519"
+            )
         if phase != "acquire" or not reply.metrics["done"]:
             return
         who, rows = f"client {reply.client} replied to phase 'acquire'", reply.groups.get("rows", {})
@@ -129,37 +131,37 @@ class FedStruct(FedGrad):
             raise FedGraphError(f"{who} without rows/{missing[0]}")
         support = rows["support"]
         if support.size != rows["reached"].size or (np.diff(support) <= 0).any():
-            raise FedGraphError(f"{who} with rows/support that are no ascending ids of the {self.num_nodes} nodes")
+            raise FedGraphError(f"{who} with rows/support that are not ascending ids of the {self.num_nodes} nodes")
         if self.wants_features and "s" not in reply.groups.get(STRUCTURE, {}):
             raise FedGraphError(f"{who} without {STRUCTURE}/s")
 
     @property
     def wants_features(self) -> bool:
-        """Whether the server gathers s_u of all nodes."""
+        """Whether the server collects s_u of all nodes."""
         return True
 
     def setup(self) -> None:
-        """Keys and owners, then Algorithm 3, then S."""
+        """Exchange keys and owners, run Algorithm 3, then place S."""
         replies, _ = self.acquire()
         self.s = torch.from_numpy(self.gathered({r.client: r.groups[STRUCTURE]["s"] for r in replies}))
         if self.params.features != "hop2vec":
             self.request_all("place", self.rows_for(sorted(self.clients)))
 
     def acquire(self) -> tuple[Reduced, GroupsFor]:
-        """The phases `announce` and `acquire`: the replies that end them, and the envelopes in them by receiver."""
+        """Run the phases `announce` and `acquire`, and return their last replies, and the envelopes in these by receiver."""
         replies = self.request_all("announce")
         self.nodes = {r.client: r.groups["identity"]["nodes"] for r in replies}
         largest, owner = max(int(ids.max()) for ids in self.nodes.values()), np.full(self.num_nodes, -1, np.int32)
         for client, ids in self.nodes.items():
             owner[ids[ids < owner.size]] = client
         if largest >= owner.size or (owner < 0).any():
-            raise RunFailed(f"the clients' nodes do not make up 0..{largest}, each once: node_id of their graphs")
+            raise RunFailed(f"the clients' nodes are not 0 to {largest}, each once: check node_id of their graphs")
         keys = np.stack([r.groups["identity"]["key"] for r in replies])
         told = {"keys": {"keys": keys, "owner": owner}, **signatures(replies.replies, "identity")}
         inbox: dict[int, Groups] = dict.fromkeys(self.nodes, told)
         ended: set[int] = set()
         exchange = 0
-        while not ended:  # all clients take as many exchanges, two a hop at most
+        while not ended:  # all clients need the same number of exchanges, at most two per hop
             exchange += 1
             replies = self.request_all("acquire", inbox)
             inbox = relayed(replies, ENVELOPES)
@@ -169,7 +171,7 @@ class FedStruct(FedGrad):
                 wrong, what = (ended, "ended") if 2 * len(ended) <= len(self.nodes) else (others, "did not end")
                 raise RunFailed(
                     f"clients {sorted(wrong)} {what} phase 'acquire' in its exchange {exchange}, unlike the other"
-                    f" {len(self.nodes) - len(wrong)} clients: all take as many exchanges, so their answers are wrong"
+                    f" {len(self.nodes) - len(wrong)} clients: all need the same number of exchanges, so their replies are wrong"
                 )
         self.support = {r.client: r.groups["rows"]["support"] for r in replies}
         self.reached = {r.client: r.groups["rows"]["reached"] for r in replies}
@@ -181,7 +183,7 @@ class FedStruct(FedGrad):
         return sum(map(len, self.nodes.values()))
 
     def gathered(self, parts: dict[int, np.ndarray]) -> np.ndarray:
-        """Rows [n, ·] of all nodes from each client's own."""
+        """Combine each client's rows to rows [n, ·] of all nodes."""
         first = next(iter(parts.values()))
         rows = np.empty((self.num_nodes, first.shape[1]), first.dtype)
         for client, part in parts.items():
@@ -189,28 +191,28 @@ class FedStruct(FedGrad):
         return rows
 
     def rows_for(self, clients: list[int]) -> GroupsFor:
-        """S of each client's support, as records at once: a second copy of all would not be small."""
+        """Encode S of each client's support as records, without a second copy."""
         s = self.s.numpy()
         return {client: {STRUCTURE: to_record({"s": s[self.support[client]]})} for client in clients}
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
-        """The rows of S that each client needs, where S is learned."""
+        """Send the rows of S that each client needs, if S is learned."""
         return self.rows_for(self.cohort) if self.params.features == "hop2vec" else {}
 
     def before_evaluate(self, arrays: Arrays) -> GroupsFor:
-        """Likewise, for all clients."""
+        """Send the same to all clients."""
         return self.rows_for(sorted(self.clients)) if self.params.features == "hop2vec" else {}
 
     def held(self) -> dict[str, torch.Tensor]:
-        """S, where it is learned."""
+        """Return S, if it is learned."""
         return {S: self.s} if self.params.features == "hop2vec" else {}
 
     def hold(self, updated: dict[str, torch.Tensor]) -> None:
-        """S after the step."""
+        """Store S after the step."""
         self.s = updated.get(S, self.s)
 
     def gradients(self, arrays: Arrays, reduced: Reduced) -> dict[str, torch.Tensor]:
-        """Σ_i g_i and, where S is learned, Σ_i G_S^i [n, d_s] from the rows that each client sent."""
+        """Compute Σ_i g_i and, if S is learned, Σ_i G_S^i [n, d_s] from the rows that each client sent."""
         gradients = super().gradients(arrays, reduced)
         if self.params.features == "hop2vec":
             gradients[S] = torch.zeros_like(self.s)
@@ -220,10 +222,10 @@ class FedStruct(FedGrad):
         return gradients
 
     def save(self) -> Tree:
-        """S and the optimiser's moments."""
+        """Return S and the optimiser's moments."""
         return {**super().save(), "s": self.s}
 
     def load(self, tree: Tree) -> None:
-        """Go on from both."""
+        """Restore S and the optimiser's moments."""
         super().load(tree)
         self.s = tree["s"]

@@ -49,19 +49,19 @@ class FedStructA(FedGrad):
     uplink = staticmethod(fedstruct.known_uplink)
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
-        """The edges of all clients once; residuals of training nodes, each round."""
+        """Return the fields of all edges, once, or of residuals of training nodes."""
         ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
         if phase == "reveal":
             return {"nodes": ids, "edges": replace(ids, shape=(2, up_to(LARGEST)))}
         if client is None:
             return None
         count, own = self.clients[client].description["num_train"], len(self.nodes[client])
-        most = self.params.local_epochs * (1 + 1e-5)  # one difference of probabilities a local step
+        most = self.params.local_epochs * (1 + 1e-5)  # one difference of probabilities per local step
         residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
         return {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}
 
     def verify(self, phase: str, reply: Reply) -> None:
-        """Residuals are of ascending nodes, each once."""
+        """Refuse residuals of nodes that are not ascending."""
         if phase == TRAIN and (np.diff(reply.groups[STRUCTURE]["places"]) <= 0).any():
             raise FedGraphError(f"client {reply.client} replied to phase 'train' with places that are not ascending")
 
@@ -73,7 +73,7 @@ class FedStructA(FedGrad):
         self.s = torch.zeros(0, 0)
 
     def setup(self) -> None:
-        """The edges of all clients, then S and sGNN."""
+        """Collect the edges of all clients, then create S and sGNN."""
         replies = self.request_all("reveal")
         self.nodes = {r.client: r.groups["graph"]["nodes"] for r in replies}
         edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(np.int64)
@@ -83,7 +83,7 @@ class FedStructA(FedGrad):
             or edges.max(initial=0) >= n
         ):
             raise RunFailed(
-                f"the clients' nodes and edges are not those of one graph of {n} nodes: node_id of their graphs"
+                f"the clients' nodes and edges are not those of one graph of {n} nodes: check node_id of their graphs"
             )
         classes, cfg = self.agreed("num_classes"), self.cfg.model
         if self.decoupled:
@@ -105,7 +105,7 @@ class FedStructA(FedGrad):
             self.inputs = self.network.prepare(graph, dtype=self.dtype)
 
     def structure_features(self, edges: np.ndarray, n: int, width: int) -> np.ndarray:
-        """S from the edges [2, E] of the whole graph: [n, width], graphlets as wide as they are."""
+        """Compute S from the edges [2, E] of the whole graph: [n, width]; graphlets have their own width."""
         p, seed = self.params, self.cfg.seed
         if p.features == "degree":
             outgoing, incoming = (np.bincount(ends, minlength=n) for ends in edges)
@@ -122,27 +122,27 @@ class FedStructA(FedGrad):
         return s
 
     def initial_arrays(self) -> Arrays:
-        """θ_f; θ_s is the server's own."""
+        """Return θ_f; θ_s stays at the server."""
         return {name: array for name, array in super().initial_arrays().items() if not (self.decoupled and own(name))}
 
     def held(self) -> dict[str, Tensor]:
-        """θ_s, and S where it is learned."""
+        """Return θ_s, and S if it is learned."""
         tensors = {f"structure/{name}": p.detach() for name, p in self.parameters().items()}
         return tensors | ({S: self.s.detach()} if self.params.features == "hop2vec" else {})
 
     def hold(self, updated: dict[str, Tensor]) -> None:
-        """Both after a step."""
+        """Store both after a step."""
         with torch.no_grad():
             for name, parameter in self.parameters().items():
                 parameter.copy_(updated[f"structure/{name}"])
         self.s = updated.get(S, self.s)
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """θ_s by name."""
+        """Return θ_s by name."""
         return {name: p for name, p in self.network.named_parameters() if own(name) or not self.decoupled}
 
     def embeddings(self, training: bool) -> Tensor:
-        """S^(L_s), [n, C]; with ``training`` also the graph behind it."""
+        """Compute S^(L_s), [n, C]; with ``training`` also its autograd graph."""
         self.network.train(training)
         torch.manual_seed(derive_seed(self.cfg.seed, "server", self.server_round))
         with torch.set_grad_enabled(training):
@@ -151,7 +151,7 @@ class FedStructA(FedGrad):
             return self.network(replace(self.inputs, x=self.s))
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
-        """s_v^(L_s) of each client's own nodes, as trained (with dropout) and, where a model is scored, without."""
+        """Send s_v^(L_s) of each client's own nodes, with dropout for training and, if a model is scored, without."""
         self.s = self.s.detach().requires_grad_(self.params.features == "hop2vec")
         self.trained = self.embeddings(training=True)
         sent = {"train": self.trained.detach().numpy()}
@@ -160,12 +160,12 @@ class FedStructA(FedGrad):
         return {client: {STRUCTURE: {k: z[self.nodes[client]] for k, z in sent.items()}} for client in self.cohort}
 
     def before_evaluate(self, arrays: Arrays) -> GroupsFor:
-        """s_v^(L_s) of each client's own nodes."""
+        """Send s_v^(L_s) of each client's own nodes."""
         z = self.embeddings(training=False).numpy()
         return {client: {STRUCTURE: {"scored": z[ids]}} for client, ids in self.nodes.items()}
 
     def gradients(self, arrays: Arrays, reduced: Reduced) -> dict[str, Tensor]:
-        """Σ_i of the clients' gradients of θ_f, and the residuals propagated back to θ_s and S."""
+        """Sum the clients' gradients of θ_f, and back-propagate the residuals to θ_s and S."""
         residuals = torch.zeros_like(self.trained)
         for reply in reduced:
             group = reply.groups[STRUCTURE]
@@ -177,17 +177,17 @@ class FedStructA(FedGrad):
         return super().gradients(arrays, reduced) | dict(zip(leaves, found, strict=True))
 
     def save(self) -> Tree:
-        """θ_s, S and the optimiser's moments."""
+        """Return θ_s, S and the optimiser's moments."""
         return {**super().save(), "held": self.held()}
 
     def load(self, tree: Tree) -> None:
-        """Go on from all three."""
+        """Restore all three."""
         super().load(tree)
         self.hold(flatten(tree["held"]))
 
 
 class Powers:
-    """The J combinations of the powers of a matrix [n, n], one below the other, applied without forming them."""
+    """The J stacked combinations of the powers of a matrix [n, n], applied without forming them."""
 
     def __init__(self, matrix: SparseMatrix, weights: np.ndarray):
         self.matrix, self.weights = matrix, weights
@@ -197,5 +197,5 @@ class Powers:
 
 
 def own(name: str) -> bool:
-    """Whether a parameter of the decoupled network belongs to the structure branch, which the server keeps."""
+    """Return whether a parameter of the decoupled model belongs to the structure branch, which the server keeps."""
     return name.startswith(("g.", "structure_beta"))

@@ -1,4 +1,4 @@
-"""FedStruct-B's privacy variant (Aliakbari, Östman & Graell i Amat, 2024, appendix L.1): only its owner ever sees s_u.
+"""FedStruct-B's privacy variant (Aliakbari, Östman & Graell i Amat, 2024, appendix L.1): s_u never leaves its owner.
 
     setup      as FedStruct-B, and the columns of each Ā^[i] to the owners of their nodes, sealed
     embed      θ_s down; s̄^(j) between clients, sealed                                                   phase 1
@@ -6,7 +6,7 @@
     step_own   rows of Σ_i U_i to the owners, who step s_u; gradients of θ_s up                           phase 3
 
 The parameters are those of FedStruct-B; a dropout mask is drawn once a node, by its owner, where B's clients draw their own.
-Every round needs all clients, since each owns terms of the others' sums; only `train` is asked of the round's cohort.
+Every round needs all clients, since each owns terms of the others' sums; only `train` is limited to the round's cohort.
 The server's threat model is FedStruct-B's, less S: it sees ∂F/∂g(S) and θ, no s_u. It holds θ_s; checkpoints have it, the
 model file does not.
 """
@@ -42,23 +42,23 @@ class PrivateFedStruct(FedStruct):
     uplink = staticmethod(fedstruct.private_uplink)
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
-        """Envelopes between clients; U_i of Eq. (52); gradients of θ_s."""
+        """Return the fields of envelopes between clients, of U_i of Eq. (52), or of gradients of θ_s."""
         if phase == "step_own":
             return like({name: tensor.numpy() for name, tensor in self.g.items()})
         return super().fields(phase, group, client)
 
     @property
     def row_width(self) -> int:
-        """U_i has a column per class."""
+        """Columns of U_i: one per class."""
         return int(self.agreed("num_classes"))
 
     @property
     def wants_features(self) -> bool:
-        """s_u stays with its owner."""
+        """False: s_u stays with its owner."""
         return False
 
     def setup(self) -> None:
-        """Algorithm 3, then the columns to their owners."""
+        """Run Algorithm 3, then send the columns to their owners."""
         _, inbox = self.acquire()
         self.request_all("take", inbox)
         self.embeddings = 0
@@ -71,35 +71,35 @@ class PrivateFedStruct(FedStruct):
         }
 
     def embed(self, train: bool, scored: bool) -> GroupsFor:
-        """Phase 1; what it leaves for each client."""
+        """Run phase 1, and return its envelopes for each client."""
         self.embeddings += 1
         config = {"train": train, "scored": scored, "embedding": self.embeddings}
         groups = {"g": {name: tensor.numpy() for name, tensor in self.g.items()}} if self.g else {}
         return relayed(self.request_all("embed", groups, **config), ENVELOPES)
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
-        """Phase 1 of training, and of scores where they are due."""
+        """Run phase 1 of training, and of scores if they are due."""
         return self.embed(train=True, scored=self.scores_due)
 
     def before_evaluate(self, arrays: Arrays) -> GroupsFor:
-        """Phase 1 of scores."""
+        """Run phase 1 of scores."""
         return self.embed(train=False, scored=True)
 
     def held(self) -> dict[str, torch.Tensor]:
-        """θ_s."""
+        """Return θ_s."""
         return {f"g.{name}": tensor for name, tensor in self.g.items()}
 
     def hold(self, updated: dict[str, torch.Tensor]) -> None:
-        """θ_s after a step."""
+        """Store θ_s after a step."""
         self.g = {name: updated[f"g.{name}"] for name in self.g}
 
     def gradients(self, arrays: Arrays, reduced: Reduced) -> dict[str, torch.Tensor]:
-        """Σ_i g_i of θ_f; phase 3 for θ_s."""
+        """Sum g_i of θ_f, and run phase 3 for θ_s."""
         upstream = np.zeros((self.num_nodes, self.agreed("num_classes")), self.cfg.dtype)
         for reply in reduced:
             upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[STRUCTURE]["s"]
         rows: dict[int, Groups] = {client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()}
-        # s_u changes after training, so what a checkpoint holds of it is filed here
+        # s_u changes after training, so clients store its checkpoint here
         owners = self.request_all("step_own", rows, labelled=self.labelled(reduced), **self.filing)
         gradients = FedGrad.gradients(self, arrays, reduced)
         for name in self.g:
@@ -107,10 +107,10 @@ class PrivateFedStruct(FedStruct):
         return gradients
 
     def save(self) -> Tree:
-        """θ_s and the optimiser's moments."""
+        """Return θ_s and the optimiser's moments."""
         return {**FedGrad.save(self), "g": self.g}
 
     def load(self, tree: Tree) -> None:
-        """Go on from both."""
+        """Restore both."""
         FedGrad.load(self, tree)
         self.g = {name: tree["g"][name] for name in self.g}

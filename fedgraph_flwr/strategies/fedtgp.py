@@ -5,9 +5,9 @@
     δ(t) = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ),   Q^c the plain mean of the cohort's P_i^c                  Eq. (9)
 
 P_i^c is client i's prototype of class c, φ the Euclidean distance. Eq. (10) is minimised for S epochs of SGD over the cohort's
-prototypes, in shuffled batches and by the mean of a batch, as the authors' program does; that takes the largest of each class's
-smallest distance for the maximum of Eq. (9). Of a single class, δ is 0 (ours). P̂ covers all classes, those of nobody too.
-Leaves a client: see `fedgraph_flwr.clients.fedtgp`.
+prototypes, in shuffled batches and by the mean of a batch, as in the authors' code. That code takes the largest of each class's
+smallest distance for the maximum of Eq. (9). For a single class, δ is 0 (ours). P̂ covers all classes, also those without a
+client. Leaves a client: see `fedgraph_flwr.clients.fedtgp`.
 """
 
 from typing import ClassVar
@@ -26,11 +26,11 @@ from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import as_arrays
 
 GENERATOR = "generator"
-"""Where `memory` keeps P̊ and θ_F."""
+"""Name of P̊ and θ_F in `memory`."""
 
 
 class Generator(nn.Module):
-    """P̊ and F; its answer is P̂ [C, D]."""
+    """P̊ and F; its output is P̂ [C, D]."""
 
     def __init__(self, num_classes: int, width: int):
         super().__init__()
@@ -38,18 +38,18 @@ class Generator(nn.Module):
         self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
 
     def forward(self) -> Tensor:
-        """P̂ [C, D]."""
+        """Compute P̂ [C, D]."""
         return self.outer(torch.relu(self.inner(self.vectors)))
 
 
 class FedTGP(FedProto):
-    """FedProto whose prototypes are trained apart from each other."""
+    """FedProto with prototypes that are trained to separate classes."""
 
     Params: ClassVar[type] = FedTGPParams
     uplink = staticmethod(prototypes.single_uplink)
 
     def setup(self) -> None:
-        """P̊ ~ N(0, 1) and θ_F, from a stream of the server's own."""
+        """Draw P̊ ~ N(0, 1) and θ_F, from the server's own stream."""
         super().setup()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.cfg.seed, GENERATOR))
@@ -57,18 +57,18 @@ class FedTGP(FedProto):
         self.memory[GENERATOR] = as_arrays(self.generator.state_dict())
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """Train on the cohort's prototypes; the shared parameters, of which there are none, stay."""
-        told = reduced.each(PROTOTYPES)
-        count = np.stack([group["count"] for group in told])
+        """Train on the cohort's prototypes; there are no shared parameters to change."""
+        groups = reduced.each(PROTOTYPES)
+        count = np.stack([group["count"] for group in groups])
         if count.any():
-            self.learn(np.stack([group["mean"] for group in told]), count)
+            self.learn(np.stack([group["mean"] for group in groups]), count)
         return arrays
 
     def learn(self, means: np.ndarray, count: np.ndarray) -> None:
-        """Eqs. (9) and (10): prototypes [M, C, D] and whether they are there [M, C], into `memory`."""
+        """Solve Eqs. (9) and (10) for prototypes [M, C, D] and whether they exist [M, C], and store the result in `memory`."""
         p, (rows, classes) = self.params, np.nonzero(count)
-        told, y = torch.from_numpy(means[rows, classes]), torch.from_numpy(classes)
-        delta = F.one_hot(y, self.shape[0]).to(told.dtype) * margin(told, y, p.threshold)
+        sent, y = torch.from_numpy(means[rows, classes]), torch.from_numpy(classes)
+        delta = F.one_hot(y, self.shape[0]).to(sent.dtype) * margin(sent, y, p.threshold)
         generator = self.generator
         generator.load_state_dict({name: torch.from_numpy(value) for name, value in self.memory[GENERATOR].items()})
         optimizer = SGD(generator.parameters(), p.server_lr)
@@ -76,7 +76,7 @@ class FedTGP(FedProto):
         for _ in range(p.server_epochs):
             for batch in torch.randperm(len(y), generator=stream).split(p.server_batch):
                 optimizer.zero_grad()
-                F.cross_entropy(-distances(told[batch], generator()) - delta[batch], y[batch]).backward()
+                F.cross_entropy(-distances(sent[batch], generator()) - delta[batch], y[batch]).backward()
                 optimizer.step()
         with torch.no_grad():
             found = {"mean": generator().numpy(), "known": np.ones(self.shape[0], bool)}
@@ -84,7 +84,7 @@ class FedTGP(FedProto):
         self.memory = {PROTOTYPES: found, GENERATOR: state}
 
 
-def margin(told: Tensor, y: Tensor, threshold: float) -> float:
-    """δ of prototypes [R, D] of classes [R], Eq. (9)."""
-    centres = torch.stack([told[y == c].mean(0) for c in y.unique()])
+def margin(sent: Tensor, y: Tensor, threshold: float) -> float:
+    """Compute δ of prototypes [R, D] of classes [R], Eq. (9)."""
+    centres = torch.stack([sent[y == c].mean(0) for c in y.unique()])
     return min(float(distances(centres, centres).max()), threshold)

@@ -4,17 +4,17 @@
     C is split if ‖Σ_{i∈C} p_i Δ_i‖ < ε1 and max_{i∈C} ‖Δ_i‖ > ε2
     GCFL    along the minimum cut of the complete graph over C with weights 1 + cos(Δ_i, Δ_j)
     GCFL+   with weights max DTW − DTW(Q_i, Q_j),   Q_i = (‖Δ_i^{t−d+1}‖, .., ‖Δ_i^t‖)
-    θ_C ← θ_C + Σ_{i∈C} p_i Δ_i = Σ_{i∈C} p_i θ_i                          of each cluster as it is then
+    θ_C ← θ_C + Σ_{i∈C} p_i Δ_i = Σ_{i∈C} p_i θ_i                          for each resulting cluster
 
-from memory of the paper, so without its numbers of equations; p_i by ``strategy.weighting``. At first all clients are one
+from memory of the paper, hence without its numbers of equations; p_i by ``strategy.weighting``. At first all clients are one
 cluster; ε1 = 0 keeps it so, and that is FedAvg. No cluster is split in the first ``warmup`` rounds, with fewer than three
 members in the round, or, in GCFL+, before each of its members has d norms; a split empties the series of all clients (all as
-the authors' program does). Where paper and program differ: the program compares an unweighted mean with ε1 (``mean=uniform``),
-sends the norm of the last step's gradient for the series (``series=gradient``), and shares graph convolutions alone, which
-``strategy.private=[head]`` comes near to. Its 1 + cos is in the program too: a cut needs weights that are not negative. DTW is
-the program's library's, see `methods.gcfl`.
-Ours: a client that is absent keeps its cluster and is sent its cluster's model when it is back. Its updates are compared by the
-last round in which both clients of a pair trained (a pair that has not met: cos = 0), so a split takes it to a side too. Leaves
+in the authors' code). Where paper and code differ: the code compares an unweighted mean with ε1 (``mean=uniform``),
+sends the norm of the last step's gradient for the series (``series=gradient``), and shares only graph convolutions, which
+``strategy.private=[head]`` approximates. The code also uses 1 + cos: a cut needs weights that are not negative. DTW is
+that of the code's library, see `methods.gcfl`.
+Ours: an absent client keeps its cluster and receives its cluster's model when it is back. Its updates are compared by the
+last round in which both clients of a pair trained (cos = 0 if there is none), so a split assigns it to a side, too. Leaves
 a client: see `fedgraph_flwr.clients.gcfl`. Cost on the server: n² |θ| products for n clients, and their n models once they are
 split; a cut takes n³ steps (2.4 s for 200 clients), a warped pair d².
 """
@@ -35,15 +35,15 @@ from fedgraph_flwr.wire.messages import Arrays, Reply, weighted_mean
 class GCFL(GraphStrategy):
     """FedAvg within clusters.
 
-    `memory` has each client's cluster, the cosines of all pairs and, in GCFL+, the latest norms of each client and how many
-    there are.
+    `memory` holds each client's cluster, the cosines of all pairs and, in GCFL+, the latest norms of each client and their
+    number.
     """
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(gcfl.uplink)
 
     def setup(self) -> None:
-        """One cluster; nobody has met."""
+        """Start with one cluster, and no compared pairs."""
         n = len(self.clients)
         none = np.zeros(n, np.int64)
         self.memory = {"cluster": none, "cosine": np.zeros((n, n))}
@@ -51,13 +51,13 @@ class GCFL(GraphStrategy):
             self.memory |= {"series": np.zeros((n, self.params.length)), "recorded": none.copy()}
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """The mean of all; every cluster's own goes to `models`, once there are several."""
+        """Return the mean of all models; with several clusters, store each cluster's mean in `models`."""
         replies = reduced.replies
         gram = self.gram(replies)
         self.compare(replies, gram)
         for cluster in self.clusters:
             if self.disagrees(cluster, replies, gram):
-                self.split(cluster)  # in GCFL+ this empties the series that the clusters after it are judged by
+                self.split(cluster)  # in GCFL+ this empties the series of the clusters after it
         if len(self.clusters) > 1:
             for cluster in self.clusters:
                 present = [replies[place] for place in self.present(cluster, replies)]
@@ -69,26 +69,26 @@ class GCFL(GraphStrategy):
         return weighted_mean([reply.arrays for reply in replies], self.weights(reduced.clients))
 
     def at(self, clients: list[int]) -> list[int]:
-        """Their places."""
+        """Return the positions of clients."""
         return [self.places[client] for client in clients]
 
     @property
     def clusters(self) -> list[int]:
-        """Their names, ascending."""
+        """The names of the clusters, ascending."""
         return np.unique(self.memory["cluster"]).tolist()
 
     def members(self, cluster: int) -> list[int]:
-        """The clients of a cluster, ascending."""
+        """Return the clients of a cluster, ascending."""
         return [client for client, place in self.places.items() if self.memory["cluster"][place] == cluster]
 
     def present(self, cluster: int, replies: list[Reply]) -> list[int]:
-        """Which of the replies are of a cluster's members."""
+        """Return the positions of replies from a cluster's members."""
         return [
             place for place, reply in enumerate(replies) if self.memory["cluster"][self.places[reply.client]] == cluster
         ]
 
     def gram(self, replies: list[Reply]) -> np.ndarray:
-        """⟨Δ_i, Δ_j⟩ of the clients that answered, over what gradients train, [n, n]."""
+        """Compute ⟨Δ_i, Δ_j⟩ of the clients that replied, over trained parameters, [n, n]."""
         products = np.zeros((len(replies), len(replies)))
         for name in (name for name in self.arrays if name not in self.buffers):
             updates = [r.arrays[name].astype(np.float64) - self.model_of(r.client)[name] for r in replies]
@@ -97,20 +97,20 @@ class GCFL(GraphStrategy):
         return products
 
     def compare(self, replies: list[Reply], gram: np.ndarray) -> None:
-        """Keep the cosines of the pairs that met, and the norms of this round."""
+        """Store the cosines of this round's pairs, and its norms."""
         clients, norms = self.at([reply.client for reply in replies]), np.sqrt(gram.diagonal())
         lengths = np.outer(norms, norms)
         self.memory["cosine"][np.ix_(clients, clients)] = np.divide(
             gram, lengths, out=np.zeros_like(gram), where=lengths > 0
         )
         if self.params.plus:
-            told = norms if self.params.series == "update" else [reply.metrics[GRADIENT] for reply in replies]
+            latest = norms if self.params.series == "update" else [reply.metrics[GRADIENT] for reply in replies]
             series = self.memory["series"]
-            series[clients] = np.column_stack([series[clients, 1:], told])
+            series[clients] = np.column_stack([series[clients, 1:], latest])
             self.memory["recorded"][clients] += 1
 
     def disagrees(self, cluster: int, replies: list[Reply], gram: np.ndarray) -> bool:
-        """Whether a cluster is to be split, by the updates of its members that answered."""
+        """Return whether to split a cluster, by the updates of its members that replied."""
         present = self.present(cluster, replies)
         if self.server_round <= self.params.warmup or len(present) < 3:
             return False
@@ -123,16 +123,16 @@ class GCFL(GraphStrategy):
         return bool(mean < self.params.eps1 and largest > self.params.eps2)
 
     def split(self, cluster: int) -> None:
-        """Two clusters of one: the side without its first client becomes a new one."""
+        """Split a cluster: the side without its first client becomes a new one."""
         members = self.members(cluster)
-        stay, leave = halves(self.likeness(members), members)
+        stay, leave = halves(self.similarity(members), members)
         self.memory["cluster"][self.at(leave)] = self.memory["cluster"].max() + 1
         if self.params.plus:
             self.memory["recorded"][:] = 0
         log(INFO, "round %d: a cluster is split into clients %s and %s", self.server_round, stay, leave)
 
-    def likeness(self, members: list[int]) -> np.ndarray:
-        """Weights of the graph that is cut, [n, n]."""
+    def similarity(self, members: list[int]) -> np.ndarray:
+        """Compute the weights of the graph to cut, [n, n]."""
         at = self.at(members)
         if not self.params.plus:
             return np.clip(1 + self.memory["cosine"][np.ix_(at, at)], 0, 2)

@@ -5,7 +5,7 @@
 so that c = (1/N) Σ_i c_i over all N clients, whoever takes part. ``strategy.weighting`` other than ``uniform`` weighs models
 and variates alike, c = Σ_i p_i c_i (ours): then the clients' steps cancel where Σ_i p_i ∇F_i does, and not elsewhere.
 With one step of plain SGD by all clients the variates cancel in the mean, and η_g = 1 is FedAvg.
-Leaves the client: beside what FedAvg sends, c_i⁺ − c_i, as large as the model (of one step it is a difference of gradients).
+Leaves the client: FedAvg's uploads, and c_i⁺ − c_i, as large as the model (of one step it is a difference of gradients).
 """
 
 import numpy as np

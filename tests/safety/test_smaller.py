@@ -46,7 +46,7 @@ def test_sums_without_a_part_are_refused(go, monkeypatch, left_out):  # noqa: F8
         receive(self, groups)
 
     monkeypatch.setattr(PrivateFedStructClient, "receive", without)
-    with pytest.raises((FedGraphError, RunFailed), match=rf"was sent no sealed part of s̄ by clients \[{left_out}\]"):
+    with pytest.raises((FedGraphError, RunFailed), match=rf"received no sealed part of s̄ from clients \[{left_out}\]"):
         go("fedstruct_private", "rounds=1", "strategy.on_failure=fail")
 
 
