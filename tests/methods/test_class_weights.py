@@ -1,4 +1,4 @@
-"""Class weights over all clients: the weights of their labels put together, told as shares, and used by every method."""
+"""Class weights over all clients: the weights of their labels combined, sent as shares, and used by every method."""
 
 from pathlib import Path
 
@@ -129,7 +129,7 @@ def test_it_needs_a_weighted_loss():
 
 
 def test_a_partys_policy_holds_for_it(run, tmp_path):
-    """On a fleet's node, classes of fewer training nodes than its policy's ``min_nodes`` are told as 0."""
+    """On a fleet's node, classes of fewer training nodes than its policy's ``min_nodes`` are sent as 0."""
     from tests.safety.test_policy import Node
 
     folder = Path(run("rounds=1").cfg.graph)

@@ -1,4 +1,4 @@
-"""What every method keeps, whoever wrote it; a method joins by its file in conf/strategy."""
+"""Guarantees of every method, whoever wrote it; a method joins by its file in conf/strategy."""
 
 import random
 import sys
@@ -275,7 +275,7 @@ def test_every_method_gives_the_same_on_ray(first, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 @pytest.mark.parametrize("method", METHODS)
 def test_cpu_and_gpu_agree(method, go):
-    """To 1e-6 in float64. Without dropout: each device draws its masks from a generator of its own."""
+    """To 1e-6 in float64. Without dropout: each device draws its masks from its own generator."""
     words = ["dtype=float64", "model.dropout=0", "checkpoint_every=2"]
     on = {device: go(method, f"device={device}", *words) for device in ("cpu", "cuda")}
     cpu, gpu = on["cpu"].arrays, on["cuda"].arrays
@@ -291,7 +291,7 @@ def test_cpu_and_gpu_agree(method, go):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", SHARING)
 def test_an_answer_to_another_phase_is_named_and_no_crash(go, first, method, monkeypatch):
-    """Client 1 answers one request of a phase as though it were asked to describe itself."""
+    """Client 1 replies to one request of a phase as though it were asked to describe itself."""
     original = GraphClient.reply
     for phase in sorted(first(method).summary["bytes_by_phase"].keys() - {"describe", "evaluate"}):
         wrong: list[str] = []

@@ -1,4 +1,4 @@
-"""FedFA: shaken features by loops in NumPy, the variances over clients, and what must stay as it is."""
+"""FedFA: shaken features by loops in NumPy, the variances over clients, and what must not change."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def client_of(nodes, *words):
 
 
 def shaken(h, groups, layer, seed):
-    """What comes back of h [N, H], and the running statistics after it: one node and one channel at a time."""
+    """The result for h [N, H], and the running statistics after it: one node and one channel at a time."""
     torch.manual_seed(seed)
     torch.rand(())
     n = len(h)
@@ -104,7 +104,7 @@ def test_shares_of_channels_sum_to_their_number():
 
 
 def aggregated(found, *words, counts=(6, 3, 8)):
-    """The memory of a server whose clients answered with ``told`` [M, L-1, H] as either statistic."""
+    """The memory of a server whose clients replied with ``values`` [M, L-1, H] as either statistic."""
     server = FedFA(configured(*words), None)
     server.setup()
     server.clients = {i: ClientInfo(i, i, {"num_train": n}) for i, n in enumerate(counts)}
@@ -152,7 +152,7 @@ def test_a_client_that_did_not_train_has_no_say():
 
 
 def test_statistics_travel_with_absent_clients(run, monkeypatch):
-    """Two of three clients a round; what they tell goes down in the next."""
+    """Two of three clients a round; their statistics go down in the next."""
     with recorded_messages(monkeypatch) as messages:
         finished = run("strategy=fedfa", "strategy.p=1", "strategy.fraction=0.67", "rounds=3", "dtype=float64")
     down, up = {}, {}

@@ -1,4 +1,4 @@
-"""FedGCN: what clients send and know against the whole graph, by hand; Central's logits; groups too small to tell."""
+"""FedGCN: what clients send and know against the whole graph, by hand; Central's logits; groups too small to send."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ SGD = ["train.optimizer=sgd", "train.lr=0.5", "train.local_steps=1", "strategy.w
 
 
 def relay(clients: list[FedGCNClient], phase: str, inbox: Any) -> Any:
-    """One exchange by hand: every client's answer, by receiver, under the sender."""
+    """One exchange by hand: every client's reply, by receiver, under the sender."""
     values: Any = {client.graph.client: {} for client in clients}
     for client in clients:
         groups, numbers = getattr(client, phase)(inbox.get(client.graph.client, {}), {})
@@ -32,7 +32,7 @@ def relay(clients: list[FedGCNClient], phase: str, inbox: Any) -> Any:
 
 
 def clients_after(kind: str, *words: str, partition: str = "random") -> list[FedGCNClient]:
-    """Clients of `world` that have answered all of setup."""
+    """Clients of `world` that have completed setup."""
     cfg = compose([*METHOD, *WORDS, *words])
     clients = [FedGCNClient(cfg, graph) for graph in world(kind, partition)]
     inbox: Any = {}
@@ -156,7 +156,7 @@ def test_no_hops_is_fedavg(train):
 
 @pytest.mark.parametrize(("least", "by_policy"), [(2, False), (3, False), (3, True)])
 def test_sums_over_small_groups_are_left_out(least, by_policy):
-    """A second derivation with sets: who stands behind each row that another client is told."""
+    """A second derivation with sets: the sources of each row that another client receives."""
     cfg = compose([*METHOD, *WORDS, f"strategy.min_nodes={1 if by_policy else least}"])
     clients = [FedGCNClient(cfg, graph) for graph in world()]
     if by_policy:

@@ -54,7 +54,7 @@ def client_of(*words):
 def test_the_objective_and_the_propagation_by_hand():
     client = client_of("strategy.label_weight=0.3", "strategy.graph_weight=0.2")
     graph = client.graph
-    graph.node_id = graph.node_id.flip(0)  # what is told goes by ascending id
+    graph.node_id = graph.node_id.flip(0)  # arrays are sent by ascending id
     label = np.arange(N) % 4 - 1
     entries = {"row": np.array([0, 0, 3]), "col": np.array([1, 3, 0]), "weight": np.array([0.75, 0.25, 1.0])}
     client.receive({"pseudo": {"label": label, **entries}})

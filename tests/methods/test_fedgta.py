@@ -55,7 +55,7 @@ def by_hand(client, program):
 
 
 def test_a_hub_tells_the_direction_of_its_moments():
-    """Its labels have powers that no answer may hold."""
+    """Its labels have powers that no reply may hold."""
     hub = torch.stack([torch.arange(1, 4000), torch.zeros(3999, dtype=torch.int64)])
     graph = client_graph(0, 4000, num_classes=C)
     graph.edge_index = torch.cat([hub, hub.flip(0)], 1)
@@ -113,7 +113,7 @@ def replies_of(vectors, weights):
 
 
 def test_the_mixing_by_hand():
-    """Client 1 lies between 0 and 2, which are not alike; client 3 is like nobody."""
+    """Client 1 lies between 0 and 2, which are not alike; client 3 is like no other."""
     replies = replies_of([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 5]], [2, 3, 6, 1])
     server = FedGTA(compose(["strategy=fedgta"]), None)
     expected = [[2 / 5, 3 / 5, 0, 0], [2 / 11, 3 / 11, 6 / 11, 0], [0, 3 / 9, 6 / 9, 0], [0, 0, 0, 1]]

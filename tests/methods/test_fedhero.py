@@ -82,7 +82,7 @@ def scores_oracle(graph: Graph, w: dict[str, np.ndarray], metric: str) -> np.nda
 
 
 def latent_oracle(graph: Graph, w: dict[str, np.ndarray], metric: str, k: int = 4) -> np.ndarray:
-    """Ã, dense, as `value` weights; GAug's as it stands at inference."""
+    """Ã, dense, as `value` weights; GAug's at inference."""
     score = scores_oracle(graph, w, metric)
     np.fill_diagonal(score, -np.inf)
     kept = np.argsort(np.argsort(-score, axis=1), axis=1) < k
@@ -218,7 +218,7 @@ def test_prediction_equals_dense_oracle(dual):
 
 
 def test_dropout_leaves_the_ego_features():
-    """All but dropped, every Z is zero and the classifier sees X alone."""
+    """All but dropped, every Z is zero and the classifier sees only X."""
     graph, model = make_graph(), make_model(dropout=1 - 1e-9)
     inputs = prepared(model, graph)
     alone = graph.x @ model.classifier.weight[:F] + model.classifier.bias

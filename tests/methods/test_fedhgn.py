@@ -82,7 +82,7 @@ def means(graph):
 
 
 def rows_of(graph):
-    """Which row of the weights each edge type reads: its own, or with names for types that of its name."""
+    """Row of the weights that each edge type reads: its own, or with names for types that of its name."""
     names = [name for _, name, _ in graph.edges]
     first = sorted(set(names), key=names.index)
     return [first.index(name) if graph.by_name else r for r, name in enumerate(names)]
@@ -216,7 +216,7 @@ def _same_with_gradients(model, ours, oracle):
 
 @pytest.mark.parametrize(("n", "types"), [(1, 2), (50, 2), (50, 30), (1, 30)])
 def test_relation_wise_and_basis_wise_products_agree(n, types):
-    """Both orders of the sum, whichever is chosen for the sizes at hand: Σ_t x_t Σ_i β_ti v_i."""
+    """Both orders of the sum, whichever is chosen for the current sizes: Σ_t x_t Σ_i β_ti v_i."""
     x, beta = torch.randn(n, types, H, dtype=torch.float64), torch.randn(40, B, dtype=torch.float64)
     v, kinds = torch.randn(B, H, 5, dtype=torch.float64), torch.randperm(40)[:types]
     expected = torch.einsum("nth,tb,bhk->nk", x, beta[kinds], v)
@@ -364,7 +364,7 @@ WORDS = ["strategy=fedhgn", "model.bases=3", "train.optimizer=sgd", "train.lr=0.
 
 @pytest.fixture
 def typed_files(tmp_path):
-    """``typed_files()`` writes three clients' files, of private schemas unless told otherwise."""
+    """``typed_files()`` writes three clients' files, of private schemas by default."""
 
     def write(shared=False, count=3):
         graphs = [typed_client(client) for client in range(count)]
@@ -447,7 +447,7 @@ def test_pools_travel_as_sent_shuffled_for_each_receiver_and_round(run, typed_fi
 
 @pytest.mark.parametrize(("first", "rows"), [("empty", 0), ("zeros", 1), ("initial", 12)])
 def test_first_pool(run, typed_files, monkeypatch, first, rows):
-    """What round 1 aligns with: nothing, a zero vector, or the others' initial coefficients (D2)."""
+    """The pool of round 1: nothing, a zero vector, or the others' initial coefficients (D2)."""
     with recorded_messages(monkeypatch) as seen:
         run(*WORDS, typed_files(), "rounds=1", f"strategy.first_pool={first}")
     pools = [arrays_of(c).get(("pool", "edge_1")) for way, _, c in seen if way == "down" and "model" in c.array_records]

@@ -202,7 +202,7 @@ def test_a_client_without_links_trains_and_moves_no_centre(run, client_files):
 
 
 def test_clients_are_scored_by_the_centres_of_the_last_round(run, monkeypatch):
-    """The mean of the last centroids, each matched with the centres that they began from."""
+    """The mean of the last centroids, each matched with the centres that they started from."""
     with recorded_messages(monkeypatch) as messages:
         run(*WORDS, "rounds=2")
     ups, downs = (

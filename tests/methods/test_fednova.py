@@ -13,7 +13,7 @@ UNEQUAL = f"train.local_steps_by_client={STEPS}"
 
 
 def local(x, i, steps, rho, mu):
-    """Where a client ends, and Σ_k a_k found by pushing a gradient of 1 through the same steps, for which x is 0 and η is 1/η."""
+    """A client's trained parameters, and Σ_k a_k from the same steps with a gradient of 1, where x is 0 and η is 1/η."""
     y, v = x.copy(), np.zeros_like(x)
     unit, w = 0.0, 0.0
     for _ in range(steps):
@@ -46,7 +46,7 @@ def test_rounds_by_hand(run, rule, fraction, rho, mu):
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])
 def test_work_by_hand(steps):
-    """Of a gradient of 1 in every step: how far, in step sizes."""
+    """For a gradient of 1 in every step: how far, in step sizes."""
     for rho, mu in ((0.0, 0.0), (0.5, 0.0), (0.0, 2.0)):
         theta = v = 0.0
         for _ in range(steps):

@@ -245,7 +245,7 @@ def test_without_orthogonality_it_is_gcn_with_the_same_names():
 
 
 def hidden_features(client: FedOMDClient) -> torch.Tensor:
-    """[N, H, D] of the client's model as it stands, without dropout."""
+    """[N, H, D] of the client's current model, without dropout."""
     client.model.eval()
     return torch.stack(client.model.propagate(client.inputs).hidden, dim=1).detach()
 
@@ -298,7 +298,7 @@ def test_moments_are_exchanged_although_their_weight_changes_nothing(run, monkey
 @pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
 @pytest.mark.parametrize(("dropout", "passes"), [(0, 2), (0.5, 3)])  # with dropout the first step's is its own
 def test_the_first_step_goes_on_from_the_pass_of_the_statistics(run, monkeypatch, exchange, dropout, passes):
-    """Same bits as with a pass of its own, whatever is asked in between."""
+    """Same bits as with a separate pass, whatever is requested in between."""
     words = [*FEDOMD, f"model.dropout={dropout}", f"strategy.exchange={exchange}", "rounds=3"]
     taken: list[str] = []
     propagate = OrthoGCN.propagate

@@ -59,7 +59,7 @@ def test_the_steps_of_the_server_with_absent_clients(run, monkeypatch, rule):
 
 
 def _rounds(messages):
-    """The model that each round's cohort was sent, and the mean of what it answered, by training nodes."""
+    """The model that each round's cohort was sent, and the mean of its replies, by training nodes."""
     sent, answers, training = {}, {}, {}
     for way, node, content in messages:
         if way == "down":

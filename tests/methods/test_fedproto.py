@@ -117,7 +117,7 @@ def test_the_mean_of_prototypes_weighs_by_nodes():
     np.testing.assert_allclose(old[0], (4 * means[0, 0, 0] + 2 * means[0, 1, 0]) / 6, rtol=1e-12)
     np.testing.assert_allclose(old[1], means[0, 1, 1], rtol=1e-12)
     np.testing.assert_allclose(old[2], means[0, 0, 2], rtol=1e-12)
-    learn(means[1], second)  # a cohort that has class 1 alone
+    learn(means[1], second)  # a cohort that has only class 1
     new = server.memory["prototypes"]
     np.testing.assert_allclose(new["mean"][1], (5 * means[1, 0, 1] + means[1, 1, 1]) / 6, rtol=1e-12)
     np.testing.assert_array_equal(new["mean"][[0, 2]], old[[0, 2]])
@@ -125,7 +125,7 @@ def test_the_mean_of_prototypes_weighs_by_nodes():
 
 
 def folder_of_clients(folder):
-    """Three clients; nobody but client 2 trains on class 2, and client 1 has no training nodes at all."""
+    """Three clients; only client 2 trains on class 2, and client 1 has no training nodes at all."""
     for index in range(3):
         graph = client_graph(index, 16, num_classes=C)
         if index < 2:
@@ -161,7 +161,7 @@ def test_what_was_told_goes_down_in_the_next_round(run, monkeypatch, tmp_path):
     assert [way for way, _ in groups[:4]] == ["up", "up", "up", "down"]
     total = sum(group["count"] for _, group in groups[:3])
     pooled = sum(group["sum"] for _, group in groups[:3]) / total[:, None]
-    assert total[2] == groups[2][1]["count"][2] > 0  # told by one client alone
+    assert total[2] == groups[2][1]["count"][2] > 0  # sent by only one client
     np.testing.assert_allclose(groups[3][1]["mean"], pooled, rtol=1e-12)
 
 

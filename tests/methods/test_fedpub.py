@@ -72,7 +72,7 @@ def test_masked_predictions_and_the_embedding_by_hand():
 
 @pytest.mark.parametrize("shift", [0.3, -0.3])
 def test_both_regularisers_have_their_gradient(shift):
-    """λ1 sign(μ) and 2 λ2 (θ − θ̄), beside the task's: the authors' program has none."""
+    """λ1 sign(μ) and 2 λ2 (θ − θ̄), in addition to the task's: the authors' program has none."""
     gradients = []
     for words in (["strategy.lam1=0", "strategy.lam2=0"], ["strategy.lam1=0.2", "strategy.lam2=0.7"]):
         client = client_of(*words)

@@ -105,7 +105,7 @@ def test_rows_are_those_of_the_heads():
 
 
 def exchanged(clients, step, monkeypatch):
-    """What the peers say of client 0's rows, and the candidates that they drew."""
+    """The peers' replies about client 0's rows, and the candidates that they drew."""
     drawn = []
     monkeypatch.setattr(
         "fedgraph_flwr.clients.fedsage.drawn_neighbours", lambda *a: drawn.append(drawn_neighbours(*a)) or drawn[-1]
@@ -378,7 +378,7 @@ def test_what_travels(run, monkeypatch):
 
 
 def test_a_client_is_sent_the_sum_of_what_its_peers_sent(run, monkeypatch):
-    """Of its own rows, once an exchange: for the next step, or for the last one before it mends."""
+    """Its own rows, once per exchange: for the next step, or for the last one before it mends."""
     with recorded_messages(monkeypatch) as messages:
         run(*WORDS, "strategy.hidden_share=1", "strategy.generator_rounds=3", "rounds=1")
     ups, downs = (

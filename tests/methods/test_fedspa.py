@@ -265,7 +265,7 @@ def test_a_saturated_harmonizer_takes_one_side(monkeypatch, bias, like):
 def test_high_frequency_area_equals_the_dense_quadratic_form(laplacian):
     graph = client_graph(0)
     graph.edge_index = graph.edge_index[:, (graph.edge_index != 5).all(0)]  # node 5 has no neighbour
-    graph.x[:, 2] = 0  # nobody has feature 2
+    graph.x[:, 2] = 0  # no node has feature 2
     a = dense_adjacency(graph)
     d = a.sum(1)
     assert (d == 0).any()
@@ -346,7 +346,7 @@ def test_folds_part_the_training_nodes():
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_fold_is_predicted_without_its_labels(profile):
-    """Its logits keep when its labels change, those of the others do not; with all labels at hand they change."""
+    """Its logits keep when its labels change, those of the others do not; with all labels they change."""
     client = folded("strategy.folds=2", f"model.profile={profile}")
     nodes = client.folds[0][1][::2]
     other = folded("strategy.folds=2", f"model.profile={profile}")
@@ -709,7 +709,7 @@ def test_a_sum_over_one_client_is_refused(run, words):
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("lost_in", ["train", "deviate"])
 def test_a_client_lost_on_the_way_is_left_out(run, monkeypatch, lost_in, seed):
-    """In training the others mask anew, and I_g is theirs; after it I_g is fixed, and they are weighed without it."""
+    """In training the others mask again, and I_g is theirs; after it I_g is fixed, and they are weighed without it."""
     sizes, kept = (12, 16, 20, 24), [0, 2, 3]
     words = ("rounds=1", "evaluation.every=5", f"seed={seed}")
     with recorded_messages(monkeypatch) as messages:

@@ -200,7 +200,7 @@ SEEN = {
     ],
 )
 def test_the_server_sees_no_adjacency_entry(train, monkeypatch, words):
-    """What clients seal for each other stands in no message, and outside envelopes only declared arrays travel."""
+    """Sealed content of clients is in no message, and outside envelopes only declared arrays travel."""
     secrets: list[np.ndarray] = []
     seal = Sealer.seal
 

@@ -135,7 +135,7 @@ def test_hop2vec_is_a_clients_own_stream():
 
 
 def counted(edges: np.ndarray, num_nodes: int, size: int) -> np.ndarray:
-    """How often each node sits on each orbit, as whole numbers."""
+    """Number of times that each node is on each orbit, as whole numbers."""
     logs = structure_features.graphlet_degrees(edges, num_nodes, size, "log").astype(np.float64)
     return np.expm1(logs).round().astype(int)
 
@@ -158,7 +158,7 @@ def test_graphlet_degrees_by_hand(doubled):
 
 
 def orbits_by_force(adjacency: np.ndarray, size: int) -> list[tuple[int, ...]]:
-    """How often each node is the root of each kind of rooted connected induced subgraph, of up to ``size`` nodes, by looking.
+    """Count each node as root of each kind of connected induced subgraph of up to ``size`` nodes, by enumeration.
 
     A kind is the smallest adjacency matrix over all orders of the nodes but the root: as many kinds as orbits.
     """
@@ -265,7 +265,7 @@ def test_node2vec_puts_a_cliques_nodes_together(tmp_path, monkeypatch):
 
 
 def test_protocol_sizes_each_network_by_table_4():
-    """Rounds, λ, weight decay, L, L_s and the layers of f and g; GraphSAGE has sizes of its own."""
+    """Rounds, λ, weight decay, L, L_s and the layers of f and g; GraphSAGE has its own sizes."""
     table = {
         "cora": (40, 0.002, 5e-4, 2, 10, 64, [256]),
         "citeseer": (60, 0.002, 5e-4, 2, 20, 64, [128, 64]),

@@ -187,7 +187,7 @@ def test_distillation_brings_the_student_nearer_to_its_teachers():
 
 
 def test_both_optimisers_go_on_from_round_to_round(monkeypatch):
-    """They begin with the moments that the last round left, and count on."""
+    """They start with the moments that the last round left, and count on."""
     server = server_of("strategy.epochs=2", "strategy.generator_steps=2", "strategy.student_steps=3")
     begun, optimizer = {}, FedTAD.optimizer
 

@@ -81,7 +81,7 @@ def test_the_margin_grows_with_the_clusters_up_to_its_threshold():
 
 
 def test_training_parts_prototypes_that_start_close():
-    """Clients' prototypes of two classes lie close together; the global ones end farther apart than their means."""
+    """Clients' prototypes of two classes are close together; the global ones end farther apart than their means."""
     rng = np.random.default_rng(1)
     centres = np.array([[0.5, 0, 0, 0], [-0.5, 0, 0, 0], [0, 0.5, 0, 0]])
     server = server_of("strategy.server_epochs=300", "strategy.server_lr=0.05")

@@ -31,7 +31,7 @@ def server_of(*words: str, train: tuple[int, ...] = (1,) * 6) -> GCFL:
 
 
 def step(server: GCFL, updates: dict[int, Any]) -> list[list[int]]:
-    """A round in which these clients answer with their models and these updates; the clusters after it."""
+    """A round in which these clients reply with their models and these updates; the clusters after it."""
     server.server_round += 1
     replies = [Reply(i, {MODEL: {"w": server.model_of(i)["w"] + np.asarray(u, float)}}) for i, u in updates.items()]
     server.arrays = server.step(server.arrays, server.reduce("train", replies))
@@ -57,7 +57,7 @@ def test_planted_groups_are_split_and_go_apart():
     everyone = sum(train[i] * updates[i] for i in range(6)) / sum(train)
     np.testing.assert_allclose(server.arrays["w"], everyone, rtol=1e-12)
     before = {i: server.model_of(i)["w"] for i in range(6)}
-    assert step(server, {0: [1, 0, 0, 0], 2: [0, 1, 0, 0]}) == groups  # of the others nobody answers
+    assert step(server, {0: [1, 0, 0, 0], 2: [0, 1, 0, 0]}) == groups  # none of the others replies
     np.testing.assert_allclose(server.models[5]["w"], before[5] + np.array([1, 3, 0, 0]) / 4, rtol=1e-12)
     np.testing.assert_array_equal(server.models[5]["w"], server.models[0]["w"])
     np.testing.assert_array_equal(server.models[4]["w"], before[4])
@@ -70,7 +70,7 @@ def test_planted_groups_are_split_and_go_apart():
         (["strategy.eps1=0.8", "strategy.eps2=3"], planted()),  # no member is that large
         (["strategy.eps1=0", "strategy.eps2=0"], {i: [0, 0, 0, 0] for i in range(6)}),
         (["strategy.eps1=0.8", "strategy.eps2=0.5", "strategy.warmup=1"], planted()),
-        (["strategy.eps1=0.8", "strategy.eps2=0.5"], {0: [1, 0, 0, 0], 1: [-1, 0, 0, 0]}),  # two members alone
+        (["strategy.eps1=0.8", "strategy.eps2=0.5"], {0: [1, 0, 0, 0], 1: [-1, 0, 0, 0]}),  # only two members
         (["strategy.eps1=0.8", "strategy.eps2=0.5", "strategy.plus=true"], planted()),  # one norm a client
     ],
 )
@@ -165,7 +165,7 @@ def test_plus_splits_by_series_of_norms(standardize):
 
 
 def test_a_split_empties_the_series_of_every_cluster():
-    """Of two clusters one is split again; the other may not be before it has a whole series anew."""
+    """Of two clusters one is split again; the other may not be before it has a whole new series."""
     server = server_of("strategy.plus=true", "strategy.length=4", "strategy.eps1=1e9", "strategy.eps2=0.5")
     rng, rising = np.random.default_rng(3), {0, 2, 5}
 

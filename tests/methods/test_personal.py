@@ -1,4 +1,4 @@
-"""What all personalised methods keep, and the server that mixes one model a client."""
+"""Guarantees of all personalised methods, and the server that mixes one model per client."""
 
 from typing import Any
 
@@ -126,7 +126,7 @@ def test_an_absent_client_keeps_what_is_its_own(method, run, monkeypatch):
 
 @pytest.mark.parametrize("method", PERSONAL)
 def test_state_goes_through_its_flat_form(method):
-    """A client restored from its snapshot goes on to the same parameters and scores."""
+    """A client restored from its snapshot continues to the same parameters and scores."""
     one, two = made(method, "model.norm=batch"), made(method, "model.norm=batch")
     given = elsewhere(one)
     one.set_parameters(given)

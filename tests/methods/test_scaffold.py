@@ -49,7 +49,7 @@ def test_rounds_by_hand(run, option, rule, fraction):
 
 @pytest.mark.parametrize("words", [[], ["strategy.fraction=0.67"], ["train.optimizer=adam"]])
 def test_c_is_the_mean_of_all_clients_own_after_every_round(run, monkeypatch, words):
-    """Also of those that did not take part, and of those whose answers were resumed from a checkpoint."""
+    """Also of those that did not take part, and of those whose replies were resumed from a checkpoint."""
     clients, compared, aggregate, make = {}, [], Scaffold.step, GraphClient.__init__
 
     def made(self, *args, **kwargs):
@@ -87,7 +87,7 @@ def test_it_ends_where_the_mean_gradient_is_zero_and_fedavg_does_not(run):
 
 
 def test_parameters_that_no_gradient_reaches_stay_where_they_are(run, monkeypatch):
-    """From round 2 on client 0 lacks the gradient of the bias: neither its bias nor its c_i moves by what the others tell."""
+    """From round 2 on client 0 has no gradient of the bias: neither its bias nor its c_i moves by the others' replies."""
     seen, send, correct = [], ClientScaffold.send, ClientScaffold.correct
 
     def without(self, client, terms):

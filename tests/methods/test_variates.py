@@ -1,4 +1,4 @@
-"""What clients keep between rounds, and the server's sum of it, stay the same also when an answer is lost on its way."""
+"""State of clients between rounds, and the server's sum of it, stay the same also when a reply is lost on its way."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ VARIATES = [name for name in METHODS if by_default(name).strategy.variates != "n
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("method", VARIATES)
 def test_a_lost_answer_is_as_if_the_client_had_been_away(run, monkeypatch, method, fresh):
-    """Client 1 trains in round 2, but nobody hears of it; in the other run it does not train."""
+    """Client 1 trains in round 2, but its reply is lost; in the other run it does not train."""
     call, ends = call_fresh if fresh else InlineGrid._call, {}
     words = [*WORDS, f"strategy={method}", "train.local_steps=3"]
     for trains in (True, False):

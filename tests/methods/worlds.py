@@ -101,7 +101,7 @@ def world(kind: str = "undirected", partition: str = "random") -> list[ClientGra
 
 
 def trainer(run: Callable[..., Finished], folder: Path) -> Callable[..., Finished]:
-    """``train("strategy=...", kind=, partition=)``: a run on the clients of `world`; FedStruct-B unless told otherwise."""
+    """``train("strategy=...", kind=, partition=)``: a run on the clients of `world`; FedStruct-B by default."""
     count = iter(range(100))
 
     def go(*words: str, kind: str = "undirected", partition: str = "random") -> Finished:

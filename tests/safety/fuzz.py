@@ -1,7 +1,7 @@
 """Feed damaged and forged files to everything that reads files: ``python -m tests.safety.fuzz --minutes 10``.
 
-Each case takes a valid file, changes it (bytes; or, of our own format, tensors, names and values, with a digest that is right
-again), and reads it. A reader may return or raise `FedGraphError`; anything else is a finding, told with the words that repeat
+Each case takes a valid file, changes it (bytes; or, in our format, tensors, names and values, with a digest that is right
+again), and reads it. A reader may return or raise `FedGraphError`; anything else is a finding, with the arguments that repeat
 it: ``--target NAME --seed N --cases 1``.
 """
 
@@ -78,7 +78,7 @@ class Target:
     Attributes:
         path: the file, as `make` left it.
         read: reads it.
-        ours: whether it is of our own format, so that it can be forged.
+        ours: whether it has our format, so that it can be forged.
     """
 
     path: Path
@@ -201,7 +201,7 @@ def _tables(folder: Path) -> None:
 
 
 def _party(folder: Path) -> None:
-    """What a party keeps beside its graph."""
+    """The files of a party next to its graph."""
     (folder / "keys").mkdir(exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -271,7 +271,7 @@ def change_values(value: Any, rng: random.Random) -> Any:
 
 
 def forge(path: Path, rng: random.Random) -> None:
-    """Change what one of our own files holds, and write it as we do."""
+    """Change the contents of one of our files, and write it as we do."""
     tensors, values = read_tensors(path)
     for _ in range(rng.choice((1, 1, 2, 4))):
         kind, name = rng.randrange(6), rng.choice(list(tensors) or [""])

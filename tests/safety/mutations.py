@@ -13,12 +13,12 @@ from fedgraph_flwr.wire.messages import METRICS
 
 @dataclass(frozen=True)
 class Mutation:
-    """One answer that differs from an honest one in one place.
+    """One reply that differs from an honest one in one place.
 
     Attributes:
         place: the array, number or record that was changed, ``model/layer0.weight``.
         kind: what was done to it.
-        content: of the message.
+        content: content of the message.
     """
 
     place: str
@@ -27,7 +27,7 @@ class Mutation:
 
 
 def mutations(content: RecordDict, other: int) -> Iterator[Mutation]:
-    """All of them for one answer; ``other`` is another client's index."""
+    """All of them for one reply; ``other`` is another client's index."""
     yield from _of_records(content)
     for key, record in content.items():
         if isinstance(record, ArrayRecord):

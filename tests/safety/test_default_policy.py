@@ -1,4 +1,4 @@
-"""Every method against nodes of a fleet that have no policy file: what an honest server asks is answered by the same bits."""
+"""Every method against nodes of a fleet that have no policy file: an honest server gets the same bits."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.support import assert_same_arrays
 
 @pytest.fixture
 def fleet(monkeypatch):
-    """``fleet(min_nodes=0)``: clients answer as nodes of a fleet do, by the default policy but for these keys."""
+    """``fleet(min_nodes=0)``: clients reply like nodes of a fleet, by the default policy but for these keys."""
 
     def make(**keys):
         monkeypatch.setattr(session, "_policy", lambda context: Policy(**keys))

@@ -206,7 +206,7 @@ def cut():
 
 
 def test_fedsage_true_hands_out_neighbours_alone():
-    """Any of its own nodes: 30 of 30."""
+    """Any of its nodes: 30 of 30."""
     client = made(FedSageTrueClient, "strategy=fedsage_true", graph=cut(), min_nodes=1)
     found = client.features({"wanted": {"1": np.array([0, 5, 7], np.int32), "2": np.array([9], np.int32)}}, {})[0]
     assert np.array_equal(found["features"]["1"], client.graph.x[[0, 5, 7]].numpy())

@@ -1,4 +1,4 @@
-"""Files that are not as they must be: one sentence each, whatever is wrong with them."""
+"""Files that are not as they must be: one error message each, whatever is wrong with them."""
 
 import contextlib
 from dataclasses import replace
@@ -126,7 +126,7 @@ def test_folders_of_killed_partition_calls_go(tmp_path, monkeypatch):
     for folder in [*gone, *kept]:
         folder.mkdir()
         (folder / "client_0000.safetensors").write_text("half")
-    (cached / "partition.json").unlink()  # so that it is made anew
+    (cached / "partition.json").unlink()  # so that it is made again
     assert cli.main(words) == 0
     assert not any(folder.exists() for folder in gone)
     assert all(folder.exists() for folder in kept)

@@ -1,4 +1,4 @@
-"""Who speaks is who it says: a client's index belongs to the node that first answered with it."""
+"""A client's index belongs to the node that first registered with it."""
 
 import logging
 
@@ -49,7 +49,7 @@ def twin(node, new=77):
 
 @pytest.fixture
 def gone(monkeypatch):
-    """``gone(node, r)``: from round r on, the SuperLink answers for that node."""
+    """``gone(node, r)``: from round r on, the SuperLink replies for that node."""
     call = InlineGrid._call
 
     def off(node, server_round):
@@ -85,7 +85,7 @@ def test_a_late_node_is_refused_once_the_client_has_answered_again(run, before_r
 
 
 def test_a_client_whose_answer_was_refused_is_not_replaced(run, before_round, monkeypatch):
-    """It is there; that it answers wrongly gives no other node a right to its index."""
+    """It is present; its wrong replies gives no other node a right to its index."""
     train = GraphClient.train
 
     def wrong(self):
@@ -214,7 +214,7 @@ def test_a_cap_that_would_cap_nothing_is_refused(run):
 
 
 def test_a_resumed_run_without_a_round_left_is_scored(run):
-    """Its nodes were asked up to the last round, and answer for no earlier one."""
+    """Its nodes were asked up to the last round, and refuse requests of earlier ones."""
     whole = run("rounds=2", "checkpoint_every=1")
     again = run("rounds=2", f"resume={whole.out}", f"out={whole.out}")
     assert [r["metrics"] for r in again.rounds] == [r["metrics"] for r in whole.rounds]

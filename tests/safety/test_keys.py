@@ -32,7 +32,7 @@ FINGERPRINT = re.compile(r"\d{5}( \d{5}){7}")
 
 
 def exchange(run=7, at="announce"):
-    """What three clients publish: keys and signatures, by client."""
+    """Publications of three clients: keys and signatures, by client."""
     keys = {i: bytes([i]) * 32 for i in range(3)}
     return keys, {str(i): Keyring(i, run, KEYS[i]).sign(at, keys[i])[SIGNATURE] for i in keys}
 
@@ -230,7 +230,7 @@ def federate(request, run, tmp_path, monkeypatch, files):
 
 
 def swapped(content, client, key):
-    """A message down in which ``key`` stands for a client's."""
+    """A message down in which ``key`` replaces a client's."""
     changed = RecordDict(content)
     for group in {"keys", "peers", "secagg"} & set(content.array_records):
         arrays = from_record(content.array_records[group])
@@ -247,7 +247,7 @@ def test_signed_and_pinned_keys_change_nothing_else(federate, caplog):
     signed, kept = federate()
     assert_same_arrays(signed.arrays, plain.arrays)
     assert kept.keys() == {0, 1, 2, 3}
-    assert len(set(kept.values())) == 1, "all were told the same keys"
+    assert len(set(kept.values())) == 1, "all received the same keys"
     (line,) = kept[0].splitlines()
     digits = FINGERPRINT.match(line)[0]
     assert line.endswith(", clients 0 1 2 3")
@@ -278,7 +278,7 @@ def test_a_server_that_swaps_keys_shows_in_fingerprints_where_nothing_is_pinned(
 
 
 def test_a_server_that_swaps_keys_reads_what_is_sealed_where_nothing_is_pinned(run, tmp_path, monkeypatch):
-    """That the attack is one: with a key of its own in the place of client 1's the server opens what client 0 seals for it."""
+    """The attack works: with its own key instead of client 1's the server opens what client 0 seals for it."""
     server, seen = Sealer(1), []
     answer = InlineGrid._call
 

@@ -1,4 +1,4 @@
-"""What a party lets a server ask: its policy, what was asked before, and that nothing a server names is a path here."""
+"""Requests that a party accepts: its policy, what was asked before, and that nothing a server names is a path here."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ class Node:
         self.exchanges: dict[tuple[str, int], itertools.count] = {}
 
     def request(self, phase, server_round=0, groups=None, **config):
-        """The answer, or the sentence of a refusal. The exchange is counted, as an honest server does."""
+        """The reply, or the error message of a refusal. The exchange is counted, as an honest server does."""
         counted = next(self.exchanges.setdefault((phase, server_round), itertools.count()))
         values = {"phase": phase, "round": server_round, "exchange": counted, "protocol": PROTOCOL, **config}
         content = pack(groups or {})
@@ -273,7 +273,7 @@ def test_an_unknown_phase_is_not_taken_down(node):
 
 
 def test_moments_of_one_model_a_round(node):
-    """Ten models of a server's choice told the features of a node to three decimals."""
+    """Ten models of a server's choice revealed the features of a node to three decimals."""
     asked = node("strategy=fedomd", "strategy.exchange=two_phase", policy={"check_start": False})
     model = model_of(asked)
     about = {name: np.zeros_like(a) for name, a in {"mean": np.zeros((1, 8), np.float32)}.items()}
@@ -312,7 +312,7 @@ def test_the_floor_holds_without_a_policy_whatever_the_server_says(node):
 
 @pytest.fixture
 def adding(node):
-    """A node of FedSPA that was asked to train in round 1, its peers' keys and what it answered."""
+    """A node of FedSPA that was asked to train in round 1, its peers' keys and its replies."""
     from fedgraph_flwr.secure.sealed import Sealer
 
     def make(*words, **kwargs):
@@ -333,7 +333,7 @@ def adding(node):
 
 
 def test_no_second_sum_of_a_round_but_over_those_left(adding):
-    """With other Σ N and the same peers the masks were the same, and the difference of two shares told the diagonal."""
+    """With other Σ N and the same peers the masks were the same, and the difference of two shares revealed the diagonal."""
     asked, peers, first = adding(state=True)
     assert not isinstance(first, str)
     for clients, nodes in (([0, 1, 2], 48), ([0, 1, 2], 96), ([2, 1, 0], 48), ([0, 1, 1], 48), ([1, 2], 48), ([0], 12)):

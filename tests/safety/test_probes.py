@@ -33,7 +33,7 @@ PROTECTED = [
 ]
 VARIANTS += [(compose([]).strategy.name, *words) for words in PROTECTED]
 LIAR, OTHER = 1, 2
-"""Who answers wrongly, and another client; in a pooled graph there is client 0 alone."""
+"""The client with wrong replies, and another client; in a pooled graph there is only client 0."""
 
 forms = pytest.mark.parametrize("form", sampled(VARIANTS))
 
@@ -46,7 +46,7 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Go]:
 
 @dataclass(frozen=True)
 class Probe:
-    """What came of one wrong answer to ``strategy.read``; ``accepted`` is the reply as read."""
+    """Result of one wrong reply to ``strategy.read``; ``accepted`` is the reply as read."""
 
     phase: str
     place: str
@@ -58,7 +58,7 @@ class Probe:
 
 
 def probed(go: Go, method: str, *words: str) -> list[Probe]:
-    """One run in which each answer of one client is first given in all its wrong forms."""
+    """One run in which each reply of one client is first given in all its wrong forms."""
     found: list[Probe] = []
     read = GraphStrategy.read
 
@@ -118,7 +118,7 @@ def _is_value(place: str) -> bool:
 
 
 def dishonest(phase: str, honest: Reply, found: Reply, setup: bool = False) -> str:
-    """Why no honest client could have sent this; empty where one could. It knows the honest answer, and no schema.
+    """Why no honest client could have sent this; empty where one could. It knows the honest reply, and no schema.
 
     Before the first round (``setup``) an array may have as many rows as a client says it has nodes or types; sealed bytes
     are as many as they are.
@@ -145,7 +145,7 @@ def dishonest(phase: str, honest: Reply, found: Reply, setup: bool = False) -> s
         if kind in ("count", "loss") and name != "train-loss" and any(v < 0 for v in values):
             return f"{name} below 0"
         if (name.startswith("num_") and not setup) and values != expected:
-            return f"another {name} than told before"
+            return f"another {name} than sent before"
         if kind == "count" and (any(math.floor(v) != v for v in values)):
             return f"half a node in {name}"
     for group, arrays in found.groups.items():
@@ -182,7 +182,7 @@ def test_the_judge_knows_a_dishonest_answer():
 
 @forms
 def test_whole_rounds_with_a_wrong_answer_end_well_or_with_a_sentence(probes, go, form, monkeypatch):
-    """A few answers, refused and not, are really given in a run."""
+    """A few replies, refused and not, are really given in a run."""
     rng = np.random.default_rng(len(form[0]))
     found = probes(form)
     chosen = [found[i] for i in rng.choice(len(found), 1)]

@@ -1,4 +1,4 @@
-"""Whatever bytes come, an answer is read as declared or refused with a sentence; what is sent comes back as it was."""
+"""Any bytes are read as a declared reply or refused with an error message; what is sent comes back as it was."""
 
 import contextlib
 import math
@@ -94,7 +94,7 @@ def assert_as_declared(schema, groups, numbers):
 
 
 def honest(schema):
-    """An answer that is as declared."""
+    """A reply as declared."""
 
     def size(axis):
         return axis[len(axis) // 2] if isinstance(axis, range) else axis
@@ -165,7 +165,7 @@ def test_a_reply_far_larger_than_declared_is_refused_unread(monkeypatch):
     st.integers(1, 3),
 )
 def test_no_question_is_answered_twice(questions, most):
-    """Against a set of all that was answered; a ledger goes to disk after each."""
+    """Against a set of all replies; a ledger goes to disk after each."""
     answered: list[tuple[str, int, int]] = []
     ledger = Ledger()
     for phase, server_round, exchange in questions:

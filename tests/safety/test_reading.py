@@ -1,4 +1,4 @@
-"""How many training nodes one update of a model of the server's choice shows; SECURITY.md has these figures."""
+"""Number of training nodes that one update of a model of the server's choice shows; SECURITY.md has these scores."""
 
 import numpy as np
 import pytest

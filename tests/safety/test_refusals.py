@@ -1,4 +1,4 @@
-"""What a node must refuse: each test is a server's attack that was answered before."""
+"""Requests that a node must refuse: each test is a server's attack that succeeded before."""
 
 import contextlib
 import json
@@ -122,7 +122,7 @@ def test_a_run_starts_where_its_seed_says(node):  # noqa: F811
 
 @pytest.mark.parametrize("folds", [1, 3, 6])
 def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
-    """A fold of one node told that node's label by the sign of the head's gradient."""
+    """A fold of one node revealed that node's label by the sign of the head's gradient."""
     asked = node("strategy=fedspa", f"strategy.folds={folds}")
     reply = asked.request("train", 1, {"model": model_of(asked)})
     if folds == 1:

@@ -66,7 +66,7 @@ def noise(made, answers):
 
 
 def test_a_list_of_weights_for_each_client_makes_no_sum():
-    """Each list looks harmless to its client; client 0 alone is sent one in which it weighs itself."""
+    """Each list looks harmless to its client; only client 0 receives one in which it weighs itself."""
     made = Round().deal()
     lists = [[0.2] * 5, *([0.2 * (i not in (0, c)) for i in range(5)] for c in range(1, 5))]
     answers = {}
@@ -107,7 +107,7 @@ def test_survivors_among_whom_one_weighs_too_much_are_refused():
 
 @pytest.fixture
 def fleet(monkeypatch):
-    """Clients answer as nodes of a fleet do, by the default policy."""
+    """Clients reply like nodes of a fleet, by the default policy."""
     monkeypatch.setattr(session, "_policy", lambda context: Policy())
 
 

@@ -1,4 +1,4 @@
-"""Smaller findings: a key that is none, parts that are missing, names that are markup, costs that are not told."""
+"""Smaller findings: a key that is none, parts that are missing, names that are markup, costs that are not shown."""
 
 import json
 
@@ -17,7 +17,7 @@ NASTY = "<img src=x onerror=alert(1)> [a](http://x) | `c` **b**\n# head"
 
 
 def test_a_refused_key_of_fedspa_is_an_error(go, monkeypatch):  # noqa: F811
-    """The server answered with a KeyError."""
+    """The server replied with a KeyError."""
     publish = FedSPAClient.publish_key
 
     def zero(self, groups, config):
@@ -34,7 +34,7 @@ def test_a_refused_key_of_fedspa_is_an_error(go, monkeypatch):  # noqa: F811
 
 @pytest.mark.parametrize("left_out", [1, 2])
 def test_sums_without_a_part_are_refused(go, monkeypatch, left_out):  # noqa: F811
-    """A server that relayed no envelope had a gradient with respect to one client's part alone."""
+    """A server that relayed no envelope had a gradient with respect to only one client's part."""
     receive = PrivateFedStructClient.receive
 
     def without(self, groups):

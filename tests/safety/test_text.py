@@ -1,4 +1,4 @@
-"""What a client or a server wrote goes to a terminal and into a page as text."""
+"""Text of a client or a server goes to a terminal and into a page as text."""
 
 import json
 
