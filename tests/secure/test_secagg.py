@@ -152,7 +152,7 @@ def test_a_client_answers_each_step_once_and_never_both_ways():
         made.mask(0)
     with pytest.raises(RunFailed, match="of round 4"):
         first.reveal(np.arange(5), made.round + 1)
-    with pytest.raises(RunFailed, match=r"over clients \[0, 1\].*expected 3 at least"):
+    with pytest.raises(RunFailed, match=r"over clients \[0, 1\].*expected at least 3 clients"):
         first.reveal(np.arange(2), made.round)
     with pytest.raises(RunFailed, match="including itself"):
         first.reveal(np.arange(1, 5), made.round)
@@ -177,7 +177,7 @@ def test_a_floor_holds_in_every_step():
         made.mask(0, among=range(4))
     for client in range(5):
         made.mask(client)
-    with pytest.raises(RunFailed, match="expected 5 at least"):
+    with pytest.raises(RunFailed, match="expected at least 5 clients"):
         made.members[0].reveal(np.arange(4), made.round)
 
 
@@ -202,7 +202,7 @@ def accepted(method):
 def test_every_method_ends_as_without_or_is_refused(method, go):  # noqa: F811
     if not accepted(method):
         with pytest.raises(
-            FedGraphError, match=rf"privacy\.secagg=true shows .*strategy={method} (needs|shares|has) [^.]+; use"
+            FedGraphError, match=rf"privacy\.secagg=true shows .*strategy={method} (needs|shares|has) [^.]+; set"
         ):
             check_method(compose([f"strategy={method}", SECURE]))
         return
@@ -337,7 +337,8 @@ def test_clients_may_fall_at_every_step(run, monkeypatch):
 def test_below_the_threshold_the_run_ends_with_a_sentence(phase, run, monkeypatch):
     falling(monkeypatch, (2, phase, 0), (2, phase, 1))
     with pytest.raises(
-        RunFailed, match=rf"round 2, {phase}: 2 of 4 .* 3 needed .*privacy.secagg_threshold=0.66.*power is out"
+        RunFailed,
+        match=rf"round 2, {phase}: 2 of 4 .* expected at least 3 .*privacy.secagg_threshold=0.66.*power is out",
     ):
         run(SECURE, sizes=FOUR)
 
