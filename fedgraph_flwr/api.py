@@ -1,4 +1,4 @@
-"""What the package offers from Python: everything here is an attribute of ``fedgraph_flwr`` itself.
+"""Python API: every public name here is also an attribute of ``fedgraph_flwr``.
 
     import fedgraph_flwr as fg
 
@@ -6,7 +6,7 @@
     run.table()
     fg.compare([run, fg.run(dataset="cora", num_clients=10)])
 
-The command line is a cover of these functions. What takes long to import is imported where it is needed.
+The command line calls these functions. Slow imports are deferred.
 """
 
 import dataclasses
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from fedgraph_flwr.runs.prediction import PairPredictions, Predictions, Predictor
 
 CLIENTS = "clients"
-"""The folder, in a run's, of the client files that were made from graphs in memory."""
+"""Subfolder of a run with the client files of graphs in memory."""
 
 NAME = r"[a-z0-9][a-z0-9_-]*"
-"""What a dataset may be called."""
+"""Pattern of dataset names."""
 
 
 class Run:
-    """A run by its folder; what it holds is read when it is asked for.
+    """Run in a folder, whose files are read on demand.
 
     Attributes:
-        path: the folder.
+        path: the run folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -51,37 +51,37 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The resolved configuration."""
+        """Resolved configuration."""
         return dataclasses.replace(self._read.cfg, out=str(self.path))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The figures of the run (`Recorder.finish` lists them); empty while it has not ended."""
+        """Summary of the run (see `Recorder.finish`); empty until it is finished."""
         return self._read.summary
 
     @property
     def resumable(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether there is a checkpoint to resume from."""
         from fedgraph_flwr.runs.folder import CHECKPOINT
 
         return (self.path / CHECKPOINT).is_file()
 
     @property
     def rounds(self) -> "pd.DataFrame":
-        """One row a round: ``seconds``, training ``loss``, clients asked, bytes, and every mean over clients."""
+        """One row per round: ``seconds``, training ``loss``, number of clients, bytes, and every mean over clients."""
         import pandas as pd
 
         rows = {}
         for record in self._read.every_round:
             phases = record["phases"].values()
-            told = {"seconds": record["seconds"], "clients": len(record["cohort"]), "failed": len(record["failed"])}
-            told |= {key: sum(phase[key] for phase in phases) for key in ("bytes_up", "bytes_down")}
-            rows[record["round"]] = told | record.get("train", {}) | record.get("metrics", {})
+            row = {"seconds": record["seconds"], "clients": len(record["cohort"]), "failed": len(record["failed"])}
+            row |= {key: sum(phase[key] for phase in phases) for key in ("bytes_up", "bytes_down")}
+            rows[record["round"]] = row | record.get("train", {}) | record.get("metrics", {})
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("round")
 
     @property
     def clients(self) -> "pd.DataFrame":
-        """One row a client: its scores at the best validation round, or at the last one where the headline is of that."""
+        """One row per client: its scores at the best validation round, or at the last one if that is the headline's."""
         import pandas as pd
 
         if not self._read.rounds:
@@ -90,7 +90,7 @@ class Run:
         return pd.DataFrame(scores).rename_axis("client")
 
     def table(self) -> "pd.DataFrame":
-        """Test scores, each headline next to its chance level: one row per score, one column per choice of rounds."""
+        """Return test scores, with chance levels: one row per score, one column per selection of rounds."""
         import pandas as pd
 
         from fedgraph_flwr.report.runs import score_table
@@ -98,7 +98,7 @@ class Run:
         return pd.DataFrame.from_dict(score_table(self._ended(), self.config), orient="index")
 
     def plot(self, metric: str = "accuracy") -> "Figure":
-        """Validation (thin) and test (bold) means of a metric by round, such as ``accuracy``, ``loss`` or ``macro_f1``.
+        """Plot validation (thin) and test (bold) means of a metric by round, such as ``accuracy``, ``loss`` or ``macro_f1``.
 
         Raises:
             FedGraphError: no round has such a score.
@@ -106,7 +106,7 @@ class Run:
         return plot([self], metric)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write one HTML page with everything in it, and the plots beside it; returns its path, usually in the folder."""
+        """Write one self-contained HTML page, by default in the run folder, and return its path."""
         from fedgraph_flwr.report.writing import write_report
 
         return write_report([self.path], Path(path) if path else self.path / "report.html")
@@ -122,72 +122,72 @@ class Run:
         return self._predictor(client).predict_pairs(self._graph_or_own(graph, client), pairs)
 
     def predict(self, graph: Any = None, client: int | None = None) -> "Predictions":
-        """What the trained network says of every node of a graph.
+        """Predict every node of a graph with the trained model.
 
         Args:
-            graph: PyG ``Data`` or ``HeteroData``, with features as those of training; labels may lack. None: the client's own.
-            client: whose model; None: the shared one.
+            graph: PyG ``Data`` or ``HeteroData`` with features as in training; labels are optional. None for the client's graph.
+            client: client whose model to use; None for the shared model.
 
         Returns:
             Predictions: ``labels``, ``probabilities`` [N, C], ``to_frame()``, ``write(path)``.
 
         Raises:
-            FedGraphError: the run has not ended, another number of features, or a model that only clients have.
+            FedGraphError: the run is not finished, the number of features differs, or only clients have a model.
         """
         return self._predictor(client).predict(self._graph_or_own(graph, client))
 
     def _graph_or_own(self, graph: Any, client: int | None) -> Any:
-        """The graph, or the client's own where there is none."""
+        """Return the graph, or the client's graph if there is none."""
         if graph is None and client is None:
-            raise FedGraphError("say what to predict: a graph, or client=I for a client's own")
+            raise FedGraphError("nothing to predict: pass a graph, or client=I for a client's graph")
         return self._client_graph(client) if graph is None and client is not None else graph
 
     def export(self, folder: str | os.PathLike[str], client: int | None = None) -> Path:
-        """Write the trained network as a folder that plain PyG loads, with scores and a model card; returns the folder.
+        """Write the trained model to a folder that plain PyG loads, with scores and a model card, and return the folder.
 
         Raises:
-            FedGraphError: a network or method that cannot be exported, or a folder with something else in it.
+            FedGraphError: the model or method cannot be exported, or the folder has other files.
         """
         from fedgraph_flwr.export.writing import export
 
         return export(self._predictor(client), Path(folder), self.path)
 
     def model(self, client: int | None = None) -> "torch.nn.Module":
-        """The trained network: ``model(model.prepare(graph))`` gives logits [N, C] of a graph of ours.
+        """Return the trained model: ``model(model.prepare(graph))`` gives logits [N, C] of a `Graph`.
 
         Args:
-            client: whose; None: the shared one.
+            client: client whose model to use; None for the shared model.
 
         Raises:
-            FedGraphError: the run has not ended, its client files are not at hand, or the model is one that only clients have.
+            FedGraphError: the run is not finished, its client files are missing, or only clients have a model.
         """
         return self._predictor(client).network(self._client_graph(client or 0))
 
     def resume(self, rounds: int | None = None, progress: Shown = "auto") -> "Run":
-        """Go on from the last checkpoint: to the end, or to another number of rounds.
+        """Resume from the last checkpoint, to the end or to another number of rounds.
 
         Raises:
-            FedGraphError: there is no checkpoint, or it lies beyond ``rounds``.
+            FedGraphError: the run has no checkpoint, or it is after ``rounds``.
         """
         return run(resume=self.path, rounds=rounds, progress=progress)
 
     def __repr__(self) -> str:
-        return f"<Run {self._told()}>"
+        return f"<Run {self._label()}>"
 
     def _repr_html_(self) -> str:
         import html
 
-        told = html.escape(self._told())
-        return f"<p>{told}</p>{self.table().to_html(float_format='%.4f', border=0) if self._finished() else ''}"
+        label = html.escape(self._label())
+        return f"<p>{label}</p>{self.table().to_html(float_format='%.4f', border=0) if self._finished() else ''}"
 
-    def _told(self) -> str:
+    def _label(self) -> str:
         from fedgraph_flwr.runs.folder import headline_score
 
         try:
             label, summary = self._read.label, self.summary
         except FedGraphError as error:
             return str(error)
-        result = f"{summary['headline']} = {headline_score(summary):.4f}" if summary else "not ended"
+        result = f"{summary['headline']} = {headline_score(summary):.4f}" if summary else "not finished"
         return f"{label}: {result}, {self.path}"
 
     def _finished(self) -> bool:
@@ -198,7 +198,7 @@ class Run:
 
     def _ended(self) -> dict[str, Any]:
         if not self.summary:
-            raise FedGraphError(f"{self.path} has not ended: go on with it by resume={self.path}")
+            raise FedGraphError(f"{self.path} is not finished; resume it with resume={self.path}")
         return self.summary
 
     def _client_graph(self, client: int) -> Any:
@@ -207,8 +207,8 @@ class Run:
         cfg = self.config
         if cfg.on_fleet and not cfg.graph:
             raise FedGraphError(
-                f"{self.path} is a run of the fleet '{cfg.engine}', whose parties keep their graphs: client {client}'s is not on"
-                " this machine; pass graph=, or run `fedgraph-flwr predict` at the party"
+                f"{self.path} is a run of the fleet '{cfg.engine}', so the graph of client {client} is not on this machine: pass"
+                " graph=, or run `fedgraph-flwr predict` at the party"
             )
         return partition.load_client(cfg, client)
 
@@ -239,35 +239,35 @@ def run(
 
     Args:
         words: ``key=value``, as on the command line.
-        graphs: PyG ``Data`` or ``HeteroData`` in memory, one a client, in the place of a dataset and its partition: ``x``,
-            ``edge_index``, integer ``y`` (-1: unknown). A split that they bring as ``train_mask`` and ``test_mask`` is kept
-            to; by ``node_id`` they know a node that several of them hold. ``dataset`` is then what they are called. They are
-            kept in the run's folder, as ``clients/``.
+        graphs: PyG ``Data`` or ``HeteroData`` in memory, one per client, instead of a dataset and its partition: ``x``,
+            ``edge_index``, integer ``y`` (-1: unknown). ``train_mask`` and ``test_mask`` are used as the split if present.
+            ``node_id`` identifies nodes held by several clients. ``dataset`` is then only a name. The graphs are stored in
+            the run's folder, in ``clients/``.
         classes: with ``graphs``, the names of the labels 0..C-1.
-        target: with ``HeteroData``, the node type whose labels are learnt; not needed where only one type has ``y``.
-        progress: True, False, or "auto": a bar where somebody watches, in a notebook or a terminal.
-        keys: every key of the command line, over the words: nested (``train={"lr": 0.1}``), dotted (``**{"train.lr": 0.1}``),
+        target: with ``HeteroData``, the node type to classify; optional if only one type has ``y``.
+        progress: True, False, or "auto": a bar in a notebook or a terminal.
+        keys: any key, with precedence over words: nested (``train={"lr": 0.1}``), dotted (``**{"train.lr": 0.1}``),
             ``config="mine.yaml"``, ``resume="runs/..."``.
 
     Raises:
-        FedGraphError: wrong input, in one sentence.
-        RunFailed: the run could not go on.
-        KeyboardInterrupt: with a note on how to go on.
+        FedGraphError: wrong input.
+        RunFailed: the run could not continue.
+        KeyboardInterrupt: Ctrl-C; its note says how to resume.
     """
     if graphs is not None:
         return train(_with_graphs(words, keys, graphs, classes, target), progress)
     if classes or target:
-        raise FedGraphError(f"{'classes' if classes else 'target'} goes with graphs=[...]")
+        raise FedGraphError(f"{'classes' if classes else 'target'} requires graphs=[...]")
     return train(configuration(words, keys), progress)
 
 
 def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
-    """Train by a configuration, and return the finished run.
+    """Train with a configuration, and return the finished run.
 
     Raises:
         FedGraphError: wrong input.
-        RunFailed: the run could not go on.
-        KeyboardInterrupt: Ctrl-C; the first one lets the round at hand end and files a checkpoint.
+        RunFailed: the run could not continue.
+        KeyboardInterrupt: Ctrl-C; the first one finishes the current round and saves a checkpoint.
     """
     from fedgraph_flwr.runs.prepare import with_folder
     from fedgraph_flwr.runs.runner import run as start
@@ -279,16 +279,16 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
             start(cfg, on_round, on_wait)
     except KeyboardInterrupt as error:
         error.add_note(
-            f"go on with fedgraph_flwr.load_run({cfg.out!r}).resume()"
+            f"to resume: fedgraph_flwr.load_run({cfg.out!r}).resume()"
             if done.resumable
-            else "no checkpoint was due yet"
+            else "there is no checkpoint yet"
         )
         raise
     return done
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """The run of a folder, whether it has ended or not.
+    """Load the run of a folder, finished or not.
 
     Raises:
         FedGraphError: the folder holds no run.
@@ -300,10 +300,10 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 @contextmanager
 def ray_session(address: str = "") -> Iterator[None]:
-    """One Ray for all runs with ``engine="ray"`` within the block, which else starts anew for each.
+    """Share one Ray instance between all runs with ``engine="ray"`` in the block, instead of one per run.
 
     Args:
-        address: auto or ``HOST:PORT`` of a cluster's head; empty: a Ray of this block's own.
+        address: auto or ``HOST:PORT`` of a cluster's head; empty for a local instance.
     """
     from fedgraph_flwr.engine.ray import ray_session
 
@@ -312,25 +312,24 @@ def ray_session(address: str = "") -> Iterator[None]:
 
 
 def compare(runs: Iterable[Run | str | os.PathLike[str]]) -> "pd.DataFrame":
-    """Runs beside each other; those that differ in nothing but their seeds are one row, with mean and deviation.
+    """Compare runs; those that differ only in their seeds are one row, with mean and standard deviation.
 
     Returns:
-        Columns: ``strategy``, ``dataset``, every other key in which rows differ that these do not decide, ``seeds`` (how many),
-        ``headline`` (which figure), its ``mean`` and ``deviation``, its ``chance`` level, ``seconds`` a round,
-        ``megabytes`` of a whole run.
+        Columns: ``strategy``, ``dataset``, other differing keys, ``seeds`` (their number), ``headline`` (name of the score),
+        its ``mean`` and ``deviation``, its ``chance`` level, ``seconds`` per round, ``megabytes`` per run.
 
     Raises:
-        FedGraphError: a folder holds no run, or one that has not ended.
+        FedGraphError: a folder holds no run, or an unfinished one.
     """
     import pandas as pd
 
-    from fedgraph_flwr.report.runs import folded
+    from fedgraph_flwr.report.runs import comparison
 
-    return pd.DataFrame(folded([_run(one)._read for one in runs]))
+    return pd.DataFrame(comparison([_run(one)._read for one in runs]))
 
 
 def plot(runs: Iterable[Run | str | os.PathLike[str]], metric: str = "accuracy") -> "Figure":
-    """Validation (thin) and test (bold) means of a metric by round, of runs beside each other.
+    """Plot validation (thin) and test (bold) means of a metric by round for several runs.
 
     Raises:
         FedGraphError: no round of a run has such a score.
@@ -348,13 +347,13 @@ def plot(runs: Iterable[Run | str | os.PathLike[str]], metric: str = "accuracy")
 
 
 def choices(group: str = "strategy") -> "pd.DataFrame":
-    """What may be chosen of a group (strategy, dataset, partition, model, protocol), a row a name.
+    """List the names of a group (strategy, dataset, partition, model, protocol), one per row.
 
     Returns:
-        Columns: ``about``, such as a method's paper, and ``keys``, what its YAML file says.
+        Columns: ``about``, such as a method's paper, and ``keys``, the values of its YAML file.
 
     Raises:
-        FedGraphError: no such group.
+        FedGraphError: the group is unknown.
     """
     import pandas as pd
 
@@ -362,19 +361,19 @@ def choices(group: str = "strategy") -> "pd.DataFrame":
 
 
 def keys(group: str = "") -> "pd.DataFrame":
-    """The keys of a group, such as ``train`` or ``evaluation``; of a name, ``strategy=fedspa``; or all.
+    """List the keys of a group, such as ``train``, of a name, such as ``strategy=fedspa``, or all.
 
     Returns:
-        Columns: ``kind`` of value, what is ``accepted``, the ``default``, and its ``meaning``.
+        Columns: ``kind`` of value, ``accepted`` values, ``default`` and ``meaning``.
 
     Raises:
-        FedGraphError: no such group, or no such name in it.
+        FedGraphError: the group, or the name in it, is unknown.
     """
     import pandas as pd
 
-    from fedgraph_flwr.config.key_docs import asked_for, keys_of, own_keys_of
+    from fedgraph_flwr.config.key_docs import keys_of, own_keys_of, select
 
-    groups, path = asked_for(group)
+    groups, path = select(group)
     found = own_keys_of(groups[0], path) if path else [key for each in groups for key in keys_of(each)]
     return pd.DataFrame(map(dataclasses.asdict, found)).set_index("name")
 
@@ -386,7 +385,7 @@ def _run(one: Run | str | os.PathLike[str]) -> Run:
 def _with_graphs(
     words: Sequence[str], keys: Mapping[str, Any], graphs: Sequence[Any], classes: Sequence[str], target: str
 ) -> RunConfig:
-    """The configuration of a run on graphs in memory, which are written to its folder."""
+    """Return the configuration of a run on graphs in memory, and write them to its folder."""
     from fedgraph_flwr.partition import objects, store
     from fedgraph_flwr.runs.checks import check_method
     from fedgraph_flwr.runs.folder import LAUNCHER, owned
@@ -395,20 +394,18 @@ def _with_graphs(
     keys = dict(keys)
     name = keys.pop("dataset", "graphs")
     if not (isinstance(name, str) and re.fullmatch(NAME, name)):
-        raise FedGraphError(
-            f"dataset={name} is what graphs=[...] are called: expected lower-case letters, digits, - and _"
-        )
+        raise FedGraphError(f"dataset={name} names graphs=[...]: expected lower-case letters, digits, - and _")
     for key in (*keys, *words):
         if key.startswith(("dataset", "partition", "graph", "resume")):
             raise FedGraphError(
-                f"{key} and graphs=[...] do not go together: the graphs are the clients of a run of their own"
+                f"{key} cannot be combined with graphs=[...], which define the clients: remove one of them"
             )
     split = objects.any_split(graphs, target)
     given = [f"num_clients={len(graphs)}", *(["split.kind=public"] if split else [])]
     cfg = configuration(words, keys, given)
     if not here(cfg):
         raise FedGraphError(
-            f"graphs=[...] are clients of a simulation, engine={cfg.engine} is none: its nodes have their own"
+            f"graphs=[...] requires a simulation, but engine={cfg.engine} is a fleet, whose nodes have their own graphs"
         )
     if cfg.num_clients != len(graphs):
         raise FedGraphError(f"num_clients={cfg.num_clients}, but graphs has {len(graphs)}: leave it out")

@@ -9,10 +9,10 @@ app = ClientApp()
 def _respond(message: Message, context: Context) -> Message:
     # torch and the method are imported with the first message, not before
     from fedgraph_flwr.clients.session import respond
-    from fedgraph_flwr.fleet.packing import PACKED, answer_packed
+    from fedgraph_flwr.fleet.packing import PACKED, reply_packed
 
     if PACKED in message.content:
-        return answer_packed(respond, message, context)
+        return reply_packed(respond, message, context)
     return respond(message, context)
 
 

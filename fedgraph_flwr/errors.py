@@ -1,4 +1,4 @@
-"""The one exception a user is meant to see: a sentence, and the exit code that goes with it."""
+"""Exceptions for users: an error message and its exit code."""
 
 import difflib
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 KEY_ALIASES = {
     **dict.fromkeys(("learning_rate", "lr", "eta"), "train.lr"),
     **dict.fromkeys(
-        ("epochs", "local_epochs", "epoch", "steps", "iterations"), "train.local_steps, full-batch steps a round"
+        ("epochs", "local_epochs", "epoch", "steps", "iterations"), "train.local_steps, full-batch steps per round"
     ),
     **dict.fromkeys(("optim", "optimiser", "optimizer", "opt"), "train.optimizer"),
     **dict.fromkeys(("wd", "weight_decay", "l2"), "train.weight_decay"),
@@ -35,7 +35,7 @@ KEY_ALIASES = {
     **dict.fromkeys(("output", "output_dir", "save_dir", "log_dir"), "out"),
     **dict.fromkeys(("gpu", "cuda"), "device=cuda"),
 }
-"""What others call a key, and what it is here."""
+"""Name of a key elsewhere → name here."""
 
 VALUE_ALIASES = {
     **dict.fromkeys(("roc_auc", "auroc", "rocauc", "roc-auc"), "auc"),
@@ -51,29 +51,29 @@ VALUE_ALIASES = {
     **dict.fromkeys(("label_skew", "lda", "noniid"), "dirichlet"),
     **dict.fromkeys(("iid",), "random"),
 }
-"""What others call a value; said where it is accepted."""
+"""Name of a value elsewhere → name here."""
 
 
 class FedGraphError(Exception):
-    """Wrong input or a run that cannot go on.
+    """Error: wrong input, or a failed run.
 
-    The message is one sentence with the value, where it came from and what is accepted.
+    The message has the problem, the value, its origin, and what is accepted.
 
     Attributes:
-        exit_code: what the command line ends with (2: wrong input; 1: the run itself failed).
+        exit_code: exit code of the command line (2: wrong input, 1: the run failed).
     """
 
     exit_code = 2
 
 
 class RunFailed(FedGraphError):
-    """The input was right but the run could not go on (too few clients answered, say)."""
+    """Error: the input was valid, but the run failed, for example because too few clients replied."""
 
     exit_code = 1
 
 
 def _elsewhere(kind: str, value: str, names: Iterable[str]) -> str:
-    """What a usual name is called here; empty where it is none."""
+    """Return the name used here for a common alias; empty if it is not one."""
     if (word := VALUE_ALIASES.get(value.lower(), "")) in names:
         return word
     if kind.endswith("key"):
@@ -82,13 +82,13 @@ def _elsewhere(kind: str, value: str, names: Iterable[str]) -> str:
 
 
 def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") -> FedGraphError:
-    """Error for a name that is not known, with the nearest match.
+    """Return an error for an unknown name, with the nearest match.
 
     Args:
-        kind: what the name stands for, such as ``"dataset"``.
-        value: the name given.
-        accepted: the names that are known.
-        where: the file or key the name came from.
+        kind: kind of name, such as ``"dataset"``.
+        value: the given name.
+        accepted: the known names.
+        where: file or key of the name.
     """
     names = sorted(accepted)
     near = difflib.get_close_matches(str(value), names, n=1)
@@ -102,19 +102,19 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "") 
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of somebody else's says, as one line."""
+    """Return the first line of a foreign error."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 LIBRARIES = {"flwr", "greenlet", "networkx", "numpy", "pandas", "ray", "scipy", "sklearn", "torch", "torch_geometric"}
-"""Packages in whose code an exception is raised for what their caller did."""
+"""Packages whose exceptions are usually caused by their caller."""
 
 
 def located(error: BaseException, public: bool = False) -> str:
-    """An exception as one line with its type, its message, and the file and line of the code that it is about.
+    """Format an exception as one line with its type, message, file and line.
 
-    That is the innermost frame of the user's own code, else of this package, else of all.
+    The location is the innermost frame of the user's code, else of this package, else of all.
 
     Args:
         error: the exception, as caught.
@@ -136,18 +136,18 @@ def located(error: BaseException, public: bool = False) -> str:
 
 
 def sanitize(text: object, most: int = 300) -> str:
-    """Foreign text as one line of printable characters, so that it can neither steer a terminal nor fill it."""
+    """Convert foreign text to one bounded line of printable characters, safe for a terminal."""
     line = "".join(c if c.isprintable() else "?" for c in str(text).replace("\n", " "))
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def no_yaml(path: object, error: Exception) -> str:
-    """The error message for an invalid YAML file, with its line, where it is known."""
+    """Return the error message for an invalid YAML file, with its line if known."""
     reason = ": ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
     return f"{path}{line_of(error)}: invalid YAML ({reason or first_line(error)})"
 
 
 def line_of(error: Exception) -> str:
-    """The place of a YAML error within its file, ``, line 3, column 5``; empty where it is unknown."""
+    """Return the position of a YAML error, ``, line 3, column 5``; empty if unknown."""
     mark = getattr(error, "problem_mark", None)
     return f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -1,4 +1,4 @@
-"""What the author of a method imports; docs/extend.md shows how to use it.
+"""Imports for authors of methods; see docs/extend.md.
 
 from fedgraph_flwr.plugin import ARRAYS, MODEL, TRAIN, ArrayField, GraphClient, GraphStrategy, Mean, Sum
 """

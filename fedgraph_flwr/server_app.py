@@ -1,4 +1,4 @@
-"""Flower's entry point on the server; thin."""
+"""Flower's entry point on the server."""
 
 from logging import INFO, WARNING
 from math import nan
@@ -16,7 +16,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Compose the configuration and run it on whatever engine owns the grid."""
+    """Compose the configuration and run it on the grid."""
     from fedgraph_flwr.config import from_run_config
     from fedgraph_flwr.fleet import flower_patches
     from fedgraph_flwr.fleet.packing import PackingGrid
@@ -33,30 +33,30 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _log_end(summary: dict[str, Any], cfg: RunConfig) -> None:
-    """The closing lines: every test score, what it cost, who failed, where the rest lies."""
+    """Log test scores, cost, failures and the run folder."""
     from fedgraph_flwr.report.runs import score_table
     from fedgraph_flwr.report.units import duration, size
     from fedgraph_flwr.runs.folder import headline_score
-    from fedgraph_flwr.secure.accounting import told
+    from fedgraph_flwr.secure.accounting import spent_text
 
     if "last" in summary["metrics"]:
         for key, values in score_table(summary, cfg).items():
-            told_at = ", ".join(f"{value:.4f} ({when})" for when, value in values.items())
-            log(INFO, "%s: %s", key.replace("_", " "), told_at)
-        figures = summary["headline"], headline_score(summary), summary.get("chance", nan)
-        log(INFO, "headline: %s = %.4f (chance level %.4f)", *figures)
+            scores = ", ".join(f"{value:.4f} ({when})" for when, value in values.items())
+            log(INFO, "%s: %s", key.replace("_", " "), scores)
+        headline = summary["headline"], headline_score(summary), summary.get("chance", nan)
+        log(INFO, "headline: %s = %.4f (chance level %.4f)", *headline)
     cost = f"{size(summary['bytes_up'])} from clients, {size(summary['bytes_down'])} to them"
     log(INFO, "%d rounds in %s, %s", summary["rounds"], duration(summary["total_seconds"]), cost)
     if "privacy" in summary:
-        log(INFO, "%s", told(summary["privacy"], cfg.privacy.scores))
+        log(INFO, "%s", spent_text(summary["privacy"], cfg.privacy.scores))
     for who, reason in summary["failures"].items():
         log(WARNING, "failed: client %s: %s", sanitize(who), sanitize(reason, 1000))
-    log(INFO, "results: %s; a page of them: fedgraph-flwr report %s", cfg.out, cfg.out)
+    log(INFO, "results: %s; for a report, run: fedgraph-flwr report %s", cfg.out, cfg.out)
 
 
 def _log_round(record: dict[str, Any]) -> None:
-    told = record.get("metrics", {})
-    scores = [f"{key} {told[key]:.4f}" for key in ("val_accuracy", "test_accuracy") if key in told]
+    metrics = record.get("metrics", {})
+    scores = [f"{key} {metrics[key]:.4f}" for key in ("val_accuracy", "test_accuracy") if key in metrics]
     log(
         INFO,
         "round %d: %d clients, %.2f s, %s",

@@ -34,7 +34,7 @@ def shared_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
     def copy(folder: str) -> Path:
         if not (SHARED_DATA / folder).exists():
-            pytest.skip(f"raw files of {folder} are not at hand ({SHARED_DATA})")
+            pytest.skip(f"raw files of {folder} are missing ({SHARED_DATA})")
         shutil.copytree(SHARED_DATA / folder, root / folder, dirs_exist_ok=True)
         return root
 

@@ -73,7 +73,7 @@ def test_a_group_and_a_key_below_it_go_into_overrides_and_the_page_has_the_sente
 
 
 def test_a_node_resolves_nothing_in_a_servers_plain_keys():
-    with pytest.raises(FedGraphError, match="a node resolves nothing"):
+    with pytest.raises(FedGraphError, match="a node resolves no variables"):
         from_run_config({"overrides": "", "config": "", "graph": "${oc.env:HOME}"}, foreign=True)
 
 

@@ -1,4 +1,4 @@
-"""The command ``completion``: scripts by which shells complete commands, options, keys and names, and what they ask."""
+"""Command ``completion``: shell scripts that complete commands, options, keys and names, and the query that they call."""
 
 import argparse
 import contextlib
@@ -42,13 +42,15 @@ complete -c fedgraph-flwr -a '(fedgraph-flwr completion words -- (commandline -c
 
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
-_TAKE_KEYS = ("run", "partition")
+_WITH_KEYS = ("run", "partition")
 
 
 def register(commands: Any) -> None:
     """Add ``completion`` to the subparsers."""
-    parser = commands.add_parser("completion", help="a script for your shell: bash, zsh or fish")
-    parser.add_argument("shell", choices=[*SCRIPTS, "words"], help="words: what completes a line, as the scripts ask")
+    parser = commands.add_parser("completion", help="print a completion script for bash, zsh or fish")
+    parser.add_argument(
+        "shell", choices=[*SCRIPTS, "words"], help="shell, or words: completions of a line (called by the scripts)"
+    )
     parser.add_argument("line", nargs="?", default="", help=argparse.SUPPRESS)
     parser.set_defaults(func=main)
 
@@ -60,9 +62,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def words(line: str) -> list[str]:
-    """What the last word of a command line may become."""
-    *before, last = line.split(" ")
-    given, folders = _own_folders([word for word in before if word][1:])
+    """Return completions of the last word of a command line."""
+    *earlier, last = line.split(" ")
+    given, folders = _own_folders([word for word in earlier if word][1:])
     known = _known()
     if not given:
         return _from([*known["commands"], "--help", "--version", "--conf"], last)
@@ -74,7 +76,7 @@ def words(line: str) -> list[str]:
         return _from([*known["sections"], *choices], last)
     if command == "completion":
         return _from(SCRIPTS, last)
-    if command not in _TAKE_KEYS:
+    if command not in _WITH_KEYS:
         return []
     key, sign, _ = last.partition("=")
     if not sign:
@@ -84,7 +86,7 @@ def words(line: str) -> list[str]:
 
 
 def _own_folders(words: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """The words without ``--conf DIR``, and the config folders of the user's own."""
+    """Return the arguments without ``--conf DIR``, and the user's config folders."""
     rest, folders, each = [], [], iter(words)
     for word in each:
         if word == "--conf":
@@ -98,7 +100,7 @@ def _own_folders(words: Sequence[str]) -> tuple[list[str], list[Path]]:
 
 
 def _names(group: str, known: dict[str, Any], folders: Iterable[Path]) -> list[str]:
-    """The names that a group accepts, as `config.group_names`, and of a dataset the user's own."""
+    """Return the names that a group accepts, as `config.group_names` does, plus imported datasets."""
     places = [*folders, *map(Path, known["folders"])]
     found = sorted({path.stem for place in places for path in (place / group).glob("*.yaml")})
     return [*found, *(imported_names() if group == "dataset" else ())]
@@ -108,11 +110,11 @@ def _from(accepted: Iterable[str], last: str) -> list[str]:
     return [word for word in accepted if word.startswith(last)]
 
 
-# --- what only an installation changes: it takes two seconds to import, and is kept ----------------------------------
+# --- cache: these values change only with the installation and take two seconds to import ------------------------------
 
 
 def _known() -> dict[str, Any]:
-    """Commands, options, keys and their values, from a file of the user's cache or, at the first time, from the modules."""
+    """Return commands, options, keys and their values, from the user's cache or, at first use, from the modules."""
     path = user_cache() / f"completion-{_fingerprint()}.json"
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads(path.read_bytes())
@@ -129,11 +131,11 @@ def _known() -> dict[str, Any]:
 
 
 def _fingerprint() -> str:
-    """Of this version's files, and of the folders in which packages are installed."""
+    """Return a hash of this version's files and of the folders with installed packages."""
     package = Path(__file__).parents[1]
     sources = [path for folder in ("cli", "config") for path in sorted((package / folder).glob("*.py"))]
-    told = [__version__, sys.version, str(package), *map(str, _times([*sources, *map(Path, sys.path)]))]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    parts = [__version__, sys.version, str(package), *map(str, _times([*sources, *map(Path, sys.path)]))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _times(paths: Iterable[Path]) -> Iterator[int]:
@@ -143,8 +145,8 @@ def _times(paths: Iterable[Path]) -> Iterator[int]:
 
 
 def _gathered() -> dict[str, Any]:
-    """What `_known` keeps, from the modules."""
-    from fedgraph_flwr.cli.app import COMMANDS, options  # which imports this module, when it is asked for
+    """Collect the content of `_known` from the modules."""
+    from fedgraph_flwr.cli.app import COMMANDS, options  # it imports this module on demand
     from fedgraph_flwr.config.composition import GROUPS, conf_dir
     from fedgraph_flwr.config.engines import SIMULATIONS
     from fedgraph_flwr.config.key_docs import keys_of, sections

@@ -1,4 +1,4 @@
-"""The command ``datasets``: what is known, what is at hand, where files go."""
+"""Command ``datasets``: list datasets, their availability and their files."""
 
 import argparse
 from typing import Any
@@ -8,13 +8,13 @@ from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.data.root import data_root, imported_names, imported_path
 from fedgraph_flwr.errors import FedGraphError, unknown
 
-_HEADER = ("name", "nodes", "edges", "features", "classes", "at hand", "files go to")
+_HEADER = ("name", "nodes", "edges", "features", "classes", "available", "folder")
 
 
 def register(commands: Any) -> None:
     """Add ``datasets`` to the subparsers."""
-    parser = commands.add_parser("datasets", help="what is known, what is at hand, where files go")
-    parser.add_argument("name", nargs="?", help="tell more about this one")
+    parser = commands.add_parser("datasets", help="list datasets, their availability and their files")
+    parser.add_argument("name", nargs="?", help="dataset to describe in detail")
     parser.set_defaults(func=main)
 
 
@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def listing() -> str:
-    """A table of the known datasets and the user's own; edges as stored, both directions where both are."""
+    """Return a table of built-in and imported datasets; edges are counted as stored."""
     rows = [_HEADER, *(_row(name, source) for name, source in SOURCES.items()), *_imported()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = []
@@ -35,8 +35,10 @@ def listing() -> str:
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    lines.append(f"\nroot: {data_root()} (FEDGRAPH_DATA names another); those not at hand are downloaded on first use,")
-    lines.append("except those marked 'no': put their files there by hand. `datasets NAME` names the files.")
+    lines.append(
+        f"\nroot: {data_root()} (set FEDGRAPH_DATA to change it). Datasets marked 'download' are downloaded on first use."
+    )
+    lines.append("For those marked 'no', place the files there by hand: `datasets NAME` lists them.")
     return "\n".join(lines)
 
 
@@ -47,7 +49,7 @@ def _row(name: str, source: Source) -> tuple[str, ...]:
 
 
 def _imported() -> list[tuple[str, ...]]:
-    """The user's own graphs, by the headers of their files."""
+    """Return rows of imported graphs, from the headers of their files."""
     rows = []
     for name in imported_names():
         try:
@@ -62,16 +64,16 @@ def _imported() -> list[tuple[str, ...]]:
 
 
 def detail(name: str) -> str:
-    """One dataset's files and source."""
+    """Describe one dataset: source, sizes and files."""
     if name not in SOURCES:
         own = [row for row in _imported() if row[0] == name]
         if not own:
             raise unknown("dataset", name, [*SOURCES, *(row[0] for row in _imported())])
         sizes = [f"{what}: {size}" for what, size in zip(_HEADER[1:6], own[0][1:6], strict=True)]
-        return "\n".join([f"{name}: your own, {imported_path(name)}", *sizes])
+        return "\n".join([f"{name}: imported, {imported_path(name)}", *sizes])
     source = SOURCES[name]
     lines = [f"{name}: {source.kind}, {source.origin}"]
     lines += [f"{what}: {size or 'varies'}" for what, size in zip(_HEADER[1:5], source.sizes, strict=True)]
     folder = data_root() / source.folder
-    lines += [f"{'there  ' if (folder / file).is_file() else 'missing'}  {folder / file}" for file in source.files]
+    lines += [f"{'present' if (folder / file).is_file() else 'missing'}  {folder / file}" for file in source.files]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The command ``fleet``: keys and certificates, who is admitted, who is there, and what is wrong."""
+"""Command ``fleet``: create keys and certificates, admit nodes, show status, diagnose."""
 
 import argparse
 import re
@@ -18,41 +18,59 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
 
 def register(commands: Any) -> None:
     """Add ``fleet`` to the subparsers."""
-    parser = commands.add_parser("fleet", help="keys and certificates, who is admitted, who is there, what is wrong")
+    parser = commands.add_parser("fleet", help="create keys and certificates, admit nodes, show status, diagnose")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    init = actions.add_parser("init", help="on the server: keys, certificates, configurations; what is there stays")
-    init.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help="where (default: keys)")
-    init.add_argument("--nodes", type=int, default=0, metavar="N", help="make N nodes' key pairs too, for a trial")
-    init.add_argument("--host", action="append", default=[], help="a name or address of the server; may be repeated")
-    init.add_argument(
-        "--listen", default="127.0.0.1:9090", metavar="HOST:PORT", help="where nodes and operators come in"
+    init = actions.add_parser(
+        "init", help="on the server: create keys, certificates and configurations; existing files are kept"
     )
-    init.add_argument("--superlink", metavar="HOST:PORT", help="of loopback: the SuperLink's own, behind nginx")
+    init.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help="output folder (default: keys)")
     init.add_argument(
-        "--operator", default="127.0.0.1:9092", metavar="HOST:PORT", help="an operator's nginx, for `flwr`"
+        "--nodes", type=int, default=0, metavar="N", help="also create key pairs of N nodes, for a trial (default: 0)"
     )
-    init.add_argument("--days", type=int, default=365, metavar="N", help="how long certificates hold (default: 365)")
+    init.add_argument("--host", action="append", default=[], help="name or address of the server; may be repeated")
+    init.add_argument(
+        "--listen",
+        default="127.0.0.1:9090",
+        metavar="HOST:PORT",
+        help="address for nodes and operators (default: 127.0.0.1:9090)",
+    )
+    init.add_argument("--superlink", metavar="HOST:PORT", help="loopback address of the SuperLink behind nginx")
+    init.add_argument(
+        "--operator",
+        default="127.0.0.1:9092",
+        metavar="HOST:PORT",
+        help="address of an operator's nginx for `flwr` (default: 127.0.0.1:9092)",
+    )
+    init.add_argument(
+        "--days", type=int, default=365, metavar="N", help="validity of certificates in days (default: 365)"
+    )
     init.set_defaults(func=_init)
 
-    join = actions.add_parser("join", help="a party: make a key pair. The operator: admit a public key, FILE.pub")
+    join = actions.add_parser(
+        "join", help="as a party: create a key pair; as the operator: admit a public key FILE.pub"
+    )
     join.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    join.add_argument("--name", default="fleet", help="of the connection in Flower's configuration (default: fleet)")
+    join.add_argument(
+        "--name", default="fleet", help="name of the connection in Flower's configuration (default: fleet)"
+    )
     join.set_defaults(func=_join)
 
-    status = actions.add_parser("status", help="the operator: which nodes and runs there are")
-    status.add_argument("--name", default="fleet", help="of the connection in Flower's configuration (default: fleet)")
+    status = actions.add_parser("status", help="as the operator: list nodes and count runs")
+    status.add_argument(
+        "--name", default="fleet", help="name of the connection in Flower's configuration (default: fleet)"
+    )
     status.set_defaults(func=_status)
 
-    diagnosis = actions.add_parser("check", help="a party: could this node take part, and if not, why")
+    diagnosis = actions.add_parser("check", help="as a party: test whether this node can join")
     diagnosis.add_argument("--server", required=True, metavar="HOST:PORT")
     diagnosis.add_argument("--key", required=True, type=Path, metavar="FILE", help="this party's private key")
     diagnosis.add_argument(
-        "--ca", type=Path, metavar="FILE", help="the server's authority (default: ca.crt beside the key)"
+        "--ca", type=Path, metavar="FILE", help="certificate authority of the server (default: ca.crt next to the key)"
     )
     diagnosis.add_argument("--graph", type=Path, metavar="FILE", help="this party's client file")
     diagnosis.add_argument(
-        "--schema", type=Path, metavar="FILE", help="what the parties agreed on (fedgraph-flwr schema)"
+        "--schema", type=Path, metavar="FILE", help="schema shared by the parties (fedgraph-flwr schema)"
     )
     diagnosis.set_defaults(func=_check)
 
@@ -63,24 +81,25 @@ def _init(args: argparse.Namespace) -> int:
     print(
         f"wrote {args.folder}: keys, certificates, fleet.json" + (", server.conf for nginx" if places.guarded else "")
     )
-    print(f"the server says: fedgraph-flwr server {args.folder}")
+    print(f"start the server with: fedgraph-flwr server {args.folder}")
     print(
-        f"parties get {args.folder}/ca.crt and {args.folder}/fleet.json, and send a key's .pub (fedgraph-flwr fleet join KEY)"
+        f"send each party {args.folder}/ca.crt and {args.folder}/fleet.json; each sends its KEY.pub (fedgraph-flwr"
+        " fleet join KEY)"
     )
     return 0
 
 
 def _places(args: argparse.Namespace) -> Places:
-    """Where what listens: on loopback the SuperLink itself, else nginx, and the SuperLink on loopback behind it."""
+    """Return the addresses: the SuperLink on loopback, behind nginx if --listen is another address."""
     host, port = check_address(args.listen, "--listen")
     check_address(args.operator, "--operator")
     behind = args.superlink or (args.listen if _LOOPBACK.fullmatch(host) else "127.0.0.1:9091")
     if not _LOOPBACK.fullmatch(check_address(behind, "--superlink")[0]):
         raise FedGraphError(
-            f"--superlink {behind}: a SuperLink listens on loopback alone, and nginx before it (docs/fleet.md)"
+            f"--superlink {behind}: expected a loopback address; nginx accepts external connections (docs/fleet.md)"
         )
     if args.nodes < 0 or args.days < 1:
-        raise FedGraphError(f"--nodes {args.nodes} --days {args.days}: expected no negative number, and at least a day")
+        raise FedGraphError(f"--nodes {args.nodes} --days {args.days}: expected at least 0 nodes and 1 day")
     address = args.host[-1] if args.host else host
     return Places(f"{address}:{port}", args.listen, behind, args.operator)
 
@@ -89,7 +108,7 @@ def _join(args: argparse.Namespace) -> int:
     for path in args.files:
         if path.suffix == ".pub":
             if not path.is_file():
-                raise FedGraphError(f"{path}: there is no such file")
+                raise FedGraphError(f"{path}: no such file")
             check_connection(args.name)
             print(admit(path, args.name))
             continue
@@ -97,7 +116,9 @@ def _join(args: argparse.Namespace) -> int:
         there = path.exists()
         make_node(path)
         check_key(path)
-        print(f"{path} {'was there' if there else 'is a new key'}: keep it; send {path}.pub to the operator, who says")
+        print(
+            f"{path} {'exists' if there else 'created'}: keep it private and send {path}.pub to the operator, who runs"
+        )
         print(f"  fedgraph-flwr fleet join {path.name}.pub")
     return 0
 
@@ -106,13 +127,18 @@ def _status(args: argparse.Namespace) -> int:
     check_connection(args.name)
     found, started = nodes(args.name), runs(args.name)
     online = sum(node["status"] == "online" for node in found)
-    print(f"{len(found)} nodes are admitted, {online} of them online")
+    print(f"{len(found)} admitted nodes, {online} online")
     for node in found:
         when = node["online-at"] if node["status"] == "online" else node["offline-at"]
         since = f" since {when}" if when not in ("", "N/A") else ""
-        print(f"  node {node['node-id']}: {node['status'] if node['status'] != 'registered' else 'never came'}{since}")
-    told = Counter(run["status"] for run in started)
-    print(f"{len(started)} runs" + (f": {', '.join(f'{n} {status}' for status, n in told.items())}" if started else ""))
+        print(
+            f"  node {node['node-id']}: {node['status'] if node['status'] != 'registered' else 'never connected'}{since}"
+        )
+    status_counts = Counter(run["status"] for run in started)
+    print(
+        f"{len(started)} runs"
+        + (f": {', '.join(f'{n} {status}' for status, n in status_counts.items())}" if started else "")
+    )
     return 0
 
 

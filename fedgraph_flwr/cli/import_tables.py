@@ -1,4 +1,4 @@
-"""The commands that bring a user's own graph: ``import``, and what it says on the terminal."""
+"""Command ``import``: import a user's graph and print a summary of it."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from fedgraph_flwr.data.tables import TableLayout, read_table
 from fedgraph_flwr.errors import FedGraphError
 
 _EPILOG = """\
-tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header; ids and labels of any type, an empty label is unknown.
+tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header. Ids and labels may have any type; an empty label is unknown.
 examples:
   fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
   fedgraph-flwr import --data graph.pt --name mine
@@ -52,7 +52,7 @@ def register(commands: Any) -> None:
     """Add ``import`` to the subparsers."""
     parser = commands.add_parser(
         "import",
-        help="bring your own graph: tables or a saved PyG object",
+        help="import your graph from tables or a saved PyG object",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,28 +61,31 @@ def register(commands: Any) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``import``."""
+    """Add the options of ``import``."""
     given = parser.add_argument_group("input")
     given.add_argument("--nodes", type=Path, help="node table")
     given.add_argument("--edges", type=Path, help="edge table")
-    given.add_argument("--data", type=Path, help="a PyG Data or HeteroData that torch.save wrote, instead of tables")
+    given.add_argument("--data", type=Path, help="PyG Data or HeteroData saved by torch.save, instead of tables")
     given.add_argument(
         "--node-table",
         action="append",
         default=[],
         metavar="TYPE=FILE",
-        help="typed nodes: one table a type, or TYPE= for a type of which there is nothing here",
+        help="heterogeneous graph: one table per node type, or TYPE= for a type without data",
     )
     given.add_argument(
         "--edge-table",
         action="append",
         default=[],
         metavar="A:RELATION:B=FILE",
-        help="typed edges, from nodes of type A to those of type B; reverse types are added later",
+        help="heterogeneous graph: edges from type A to type B; reverse types are added later",
     )
-    given.add_argument("--target", default="", metavar="TYPE", help="typed nodes: the type that has labels")
+    given.add_argument("--target", default="", metavar="TYPE", help="heterogeneous graph: the labelled node type")
     given.add_argument(
-        "--feature-columns", default="", metavar="NAMES", help="names or patterns (x_*), by commas; default: all others"
+        "--feature-columns",
+        default="",
+        metavar="NAMES",
+        help="comma-separated names or patterns (x_*) (default: all other columns)",
     )
     given.add_argument(
         "--edge-columns",
@@ -90,30 +93,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="columns of the edge table that become features of edges: names or patterns ('*'), by commas; default: the schema's",
     )
-    given.add_argument("--client-column", metavar="NAME", help="column that says whose the node is (partition=planted)")
+    given.add_argument("--client-column", metavar="NAME", help="column with each node's client (partition=planted)")
     given.add_argument(
-        "--classes", default="", metavar="A,B,C", help="the labels in the order of their numbers; default: sorted"
+        "--undirected", action="store_true", help="each row of the edge table represents both directions"
     )
-    given.add_argument(
-        "--undirected", action="store_true", help="each row of the edge table stands for both directions"
-    )
-    add_table_arguments(parser.add_argument_group("columns and formats of the tables; stored in the schema"))
-    treated = parser.add_argument_group("columns: what is not said is found in the table, or stands in the schema")
+    add_table_arguments(parser.add_argument_group("columns and formats of the tables (stored in the schema)"))
+    treated = parser.add_argument_group("features (default: from the schema, else detected)")
     treated.add_argument(
         "--schema",
         type=Path,
         metavar="FILE",
-        help="YAML that the parties share: obeyed where it is, written where it is not",
+        help="schema file shared by all parties; created if missing",
     )
     treated.add_argument(
         "--kind",
         action="append",
         default=[],
         metavar="COLUMN=KIND",
-        help=f"of columns of nodes and edges, one of {', '.join(KINDS)}; TYPE.COLUMN of typed nodes",
+        help=f"kind of a node or edge column: {', '.join(KINDS)} (TYPE.COLUMN in a heterogeneous graph)",
     )
     treated.add_argument(
-        "--scale", action="append", default=[], metavar="COLUMN=SCALE", help=f"of a number or date: {', '.join(SCALES)}"
+        "--scale",
+        action="append",
+        default=[],
+        metavar="COLUMN=SCALE",
+        help=f"scale of a number or date: {', '.join(SCALES)}",
     )
     for option, values in (("kind", KINDS), ("scale", SCALES)):
         treated.add_argument(
@@ -124,46 +128,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"of a column of the edge table where nodes have one of this name: {', '.join(values)}",
         )
     treated.add_argument(
-        "--unit", action="append", default=[], metavar="COLUMN=UNIT", help="what it counts, for people"
+        "--unit", action="append", default=[], metavar="COLUMN=UNIT", help="unit of a number, for display"
     )
     treated.add_argument(
         "--scaling",
         default="",
         choices=("", *SCALINGS),
         metavar="|".join(SCALINGS),
-        help="by this table's own statistics, or by the parties' in the schema; default: the schema's, else local for tables"
-        " and none for --data",
+        help="scale by this table's statistics (local) or the schema's (federated) (default: the schema's, else local for tables,"
+        " none for --data)",
     )
     treated.add_argument(
         "--min-count",
         type=int,
         default=FLOOR,
         metavar="N",
-        help=f"rows below which a category is 'other'; default: {FLOOR}",
+        help=f"minimum rows of a category; rarer values become 'other' (default: {FLOOR})",
     )
     made = parser.add_argument_group("output")
     made.add_argument(
         "--statistics",
         type=Path,
         metavar="FILE",
-        help="write this party's sums, for `schema merge`; needs no other output",
+        help="write this party's sums for `schema merge`; no other output is required",
     )
-    made.add_argument("--name", help="keep it as a dataset of this name, for dataset=NAME")
-    made.add_argument("--overwrite", action="store_true", help="replace the dataset of this name")
+    made.add_argument("--name", help="store as a dataset, for dataset=NAME")
+    made.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     made.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="write a file: a dataset, for dataset=file dataset.path=FILE, or a client's",
+        help="output file: a dataset for dataset=file dataset.path=FILE, or with --client a client file",
     )
     made.add_argument(
-        "--client", type=int, metavar="I", help="write client I's file (0..M-1), for one SuperNode; needs --classes"
+        "--client",
+        type=int,
+        metavar="I",
+        help="write the file of client I (0..M-1) for one SuperNode; requires --classes or --schema",
     )
     made.add_argument("--num-clients", type=int, metavar="M")
     made.add_argument(
-        "--ratio", default="0.6,0.2,0.2", metavar="T,V,T", help="a client's split where there is no split column"
+        "--ratio",
+        default="0.6,0.2,0.2",
+        metavar="T,V,T",
+        help="train, validation and test shares of a client without split column (default: 0.6,0.2,0.2)",
     )
-    made.add_argument("--seed", type=int, default=0, help="for that split")
+    made.add_argument("--seed", type=int, default=0, help="seed of that split (default: 0)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -171,14 +181,15 @@ def main(args: argparse.Namespace) -> int:
     as_client = args.client is not None
     classes = [word.strip() for word in args.classes.split(",") if word.strip()]
     if twice := [name for name in classes if classes.count(name) > 1]:
-        raise FedGraphError(f"--classes names '{twice[0]}' twice; each class has one number")
+        raise FedGraphError(f"--classes names '{twice[0]}' twice: leave one out")
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
-        raise FedGraphError("say where it goes: either --name NAME or --out FILE (or --statistics FILE alone)")
+        raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
     known = args.schema is not None and args.schema.is_file()
     if as_client and (args.num_clients is None or args.out is None or not (classes or known)):
         raise FedGraphError(
-            "--client needs --num-clients M, --out FILE, and --classes A,B,C or --schema FILE so that all clients number the"
-            " classes alike"
+            "--client requires --num-clients M, --out FILE, and --classes A,B,C or --schema FILE, so that all clients"
+            " use the same"
+            " class order"
         )
     treatment = _treatment(args, Schema.load(args.schema) if known else None)
     graph = _read(args, classes, treatment)
@@ -187,28 +198,28 @@ def main(args: argparse.Namespace) -> int:
         _write_sums(args, agreed, graph.schema)
     if args.schema and not known and agreed and not args.statistics:
         agreed.save(args.schema)
-        print(f"wrote the schema {args.schema}: other parties import with --schema {args.schema.name}")
+        print(f"wrote the schema {args.schema}: other parties must import with --schema {args.schema.name}")
     if args.name or args.out:
         _save(graph, args)
     return 0
 
 
 def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
-    """Write the dataset or the client's file, and tell what is in it."""
+    """Write the dataset or the client file, and print a summary."""
     if args.name:
         path = save_dataset(graph, args.name, args.overwrite)
         use = f"dataset={args.name}"
     elif args.client is not None:
         graph = _client(graph, args)
-        path, use = args.out, "a SuperNode with this file, or graph=FOLDER of client_0000.safetensors and so on"
+        path, use = args.out, "pass it to a SuperNode, or graph=FOLDER with client_0000.safetensors ..."
     else:
         path, use = args.out, f"dataset=file dataset.path={args.out}"
     if args.out:
         graph.save(path)
     found = describe(graph)
-    told = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
+    sizes_text = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
     homophily = found["edge_homophily"]
-    print(f"{told}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}")
+    print(f"{sizes_text}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}")
     if isinstance(graph, Graph) and graph.has_edge_data:
         held = {"times": graph.edge_time, "labels": graph.edge_y}
         others = "".join(f", {what}" for what, values in held.items() if values.numel())
@@ -218,21 +229,24 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
     print(f"labels: {', '.join(f'{name} {count}' for name, count in list(zip(names, labels, strict=True))[:20])}")
     if len(names) == 2 and labels[1] > labels[0]:
         print(
-            f"scores of two classes (auc, average precision) are those of the second, '{names[1]}':"
-            f" --classes {names[1]},{names[0]} makes it '{names[0]}'"
+            f"auc and average precision are computed for the second class, '{names[1]}':"
+            f" pass --classes {names[1]},{names[0]} to use '{names[0]}'"
         )
     masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
     if any(bool(mask.any()) for mask in masks.values()):
         sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
-        runs = "; runs keep to it, split.kind=ratio draws another" if args.client is None else ""
-        print(f"split: {sizes}{runs if has_split(path) else '; without training and test nodes, runs draw their own'}")
+        runs = "; runs use it unless split.kind=ratio is set" if args.client is None else ""
+        print(
+            "split:"
+            f" {sizes}{runs if has_split(path) else '; runs draw their own split, because training or test nodes are missing'}"
+        )
     for line in one_class(graph.y, masks, names):
         print(line)
     print(f"wrote {path}; use: {use}")
 
 
 def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """What a party must know of nodes whose labels are all of one class, on which AUC and average precision are undefined.
+    """Return warnings about node sets with a single class, for which AUC and average precision are undefined.
 
     Shapes: labels y [N], -1 where unknown; masks by name [N].
     """
@@ -245,7 +259,7 @@ def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str]) -> list[st
     return [
         f"warning: all {what} are of class '{name}'"
         + (
-            ": auc and average precision are undefined, and means over the parties leave this one out"
+            ": auc and average precision are undefined, so means over parties exclude this one"
             if what in ("labels", "test labels")
             else ""
         )
@@ -289,15 +303,13 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
 
 
 def _write_sums(args: argparse.Namespace, agreed: Schema, values: Mapping[str, Any]) -> None:
-    """Write what this party tells of its tables, read by its own layout and formats."""
+    """Write this party's sums over its tables, read by its own layout and formats."""
     import pandas as pd
 
     from fedgraph_flwr.data.federated_statistics import party_sums, write_sums
 
     if args.data:
-        raise FedGraphError(
-            "--statistics is for tables; the columns of --data have no names that parties could agree upon"
-        )
+        raise FedGraphError("--statistics requires tables: columns of --data have no names")
     own = fitted_schema(values, "the import") or agreed
     files = {NODE: args.nodes} if args.nodes else named_files(args.node_table, "--node-table")
     tables: dict[str, tuple[pd.DataFrame, str]] = {
@@ -328,11 +340,11 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
     given = [bool(args.data), bool(args.nodes or args.edges), typed]
     if sum(given) != 1 or (given[1] and not (args.nodes and args.edges)) or (typed and not args.node_table):
         raise FedGraphError(
-            "say what to read: both --nodes FILE and --edges FILE, or --data FILE, or --node-table and --edge-table for each type"
+            "incomplete input: pass both --nodes FILE and --edges FILE, or --data FILE, or --node-table and --edge-table per type"
         )
     if args.undirected and (typed or args.target):
         raise FedGraphError(
-            "--undirected is for nodes of one type; every typed edge gets a reverse of its own type later"
+            "--undirected does not apply to a heterogeneous graph: leave it out, reverse edge types are added later"
         )
     layout = _layout(args, treatment)
     if args.data and not args.target:
@@ -352,7 +364,7 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
 
 
 def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
-    """The layout of the options over the schema's; what differs is printed."""
+    """Return the layout of the options, completed by the schema's; print differences."""
     given = layout_of(args)
     if treatment.schema is None:
         return given
@@ -360,7 +372,7 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
     for key, value in given.to_dict().items():
         if key in stored and stored[key] != value:
             option = key if key in ("separator", "encoding") else f"{key.replace('_', '-')}-column"
-            print(f"--{option} {value!r} goes before {stored[key]!r} of {treatment.where}")
+            print(f"--{option} {value!r} overrides {stored[key]!r} of {treatment.where}")
     return given.over(treatment.schema.tables)
 
 

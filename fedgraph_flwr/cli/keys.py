@@ -1,18 +1,20 @@
-"""The command ``keys``: every key of a configuration with its type, range, default and meaning."""
+"""Command ``keys``: list configuration keys with type, range, default and meaning."""
 
 import argparse
 from typing import Any
 
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.config.composition import GROUPS
-from fedgraph_flwr.config.key_docs import Key, asked_for, keys_of, own_keys_of, part_keys
+from fedgraph_flwr.config.key_docs import Key, keys_of, own_keys_of, part_keys, select
 
 
 def register(commands: Any) -> None:
     """Add ``keys`` to the subparsers."""
-    parser = commands.add_parser("keys", help="every key with its type, range, default and meaning")
+    parser = commands.add_parser("keys", help="list configuration keys with type, range, default and meaning")
     parser.add_argument(
-        "group", nargs="?", help="train, evaluation and so on; or GROUP=NAME, such as strategy=fedspa, for a name's own"
+        "group",
+        nargs="?",
+        help="section such as train, or GROUP=NAME such as strategy=fedspa for its additional keys (default: all)",
     )
     parser.set_defaults(func=main)
 
@@ -23,13 +25,13 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def text(asked: str) -> str:
-    """What is printed for a group, a GROUP=NAME, or all.
+def text(requested: str) -> str:
+    """Return the listing of a group, of GROUP=NAME, or of all groups.
 
     Raises:
-        FedGraphError: no such group, or no such name in it.
+        FedGraphError: the group, or the name in it, is unknown.
     """
-    groups, path = asked_for(asked)
+    groups, path = select(requested)
     if path:
         head = [
             line.lstrip("# ").rstrip()
@@ -38,28 +40,28 @@ def text(asked: str) -> str:
         ]
         own = own_keys_of(groups[0], path)
         return "\n".join([*head, *map(line, own), *_parts(groups[0], {key.name for key in own})])
-    told = []
+    lines = []
     for each in groups:
-        told += [f"[{each}]", *map(line, keys_of(each)), *_names(each)]
-    return "\n".join(told)
+        lines += [f"[{each}]", *map(line, keys_of(each)), *_names(each)]
+    return "\n".join(lines)
 
 
 def _parts(group: str, own: set[str]) -> list[str]:
-    """Keys of parts that a method does not choose by itself."""
+    """List keys of optional parts that a method does not use by default."""
     if group != "strategy":
         return []
-    return ["[parts that can be added]", *(line(key) for key in part_keys() if key.name not in own)]
+    return ["[optional parts]", *(line(key) for key in part_keys() if key.name not in own)]
 
 
 def _names(group: str) -> list[str]:
     if group not in GROUPS:
         return []
     names = ", ".join(group_names(group))
-    return [f"  {group}=NAME brings values, and keys of its own (`fedgraph-flwr keys {group}=NAME`): {names}"]
+    return [f"  {group}=NAME sets values and may add keys (see `fedgraph-flwr keys {group}=NAME`): {names}"]
 
 
 def line(key: Key) -> str:
-    """A key on one line."""
+    """Format a key."""
     about = f"{key.kind}, {key.accepted}" if key.accepted and " | " not in key.accepted else key.accepted or key.kind
     default = {"": "empty", "[]": "empty", "None": "null", "True": "true", "False": "false"}.get(
         str(key.default), key.default

@@ -1,4 +1,4 @@
-"""The command ``new``: a package of one's own with a method that runs, its YAML and its test, to be changed from there."""
+"""Command ``new``: create a package with a working method, its YAML and its test, as a starting point."""
 
 import argparse
 import keyword
@@ -22,16 +22,16 @@ _FILES = {
     "strategy.yaml": "{name}/conf/strategy/{name}.yaml",
     "test.py": "tests/test_{name}.py",
 }
-"""Template → the path it becomes."""
+"""Template → path in the package."""
 
 
 def register(commands: Any) -> None:
     """Add ``new`` to the subparsers."""
-    parser = commands.add_parser("new", help="a package for a method of your own, with its test")
-    parser.add_argument("what", choices=["method"], help="what it is to hold")
-    parser.add_argument("name", help="of the method and of the package: a lower-case Python name")
+    parser = commands.add_parser("new", help="create a package for your method, with a test")
+    parser.add_argument("what", choices=["method"], help="kind of package")
+    parser.add_argument("name", help="name of the method and the package: a lower-case Python identifier")
     parser.add_argument(
-        "--dir", type=Path, default=Path(), metavar="DIR", help="where the folder NAME goes (default: here)"
+        "--dir", type=Path, default=Path(), metavar="DIR", help="parent folder of the package (default: current folder)"
     )
     parser.set_defaults(func=main)
 
@@ -46,25 +46,25 @@ def main(args: argparse.Namespace) -> int:
 
 
 def write(name: str, where: Path) -> Path:
-    """Write the package ``name`` in a folder of that name.
+    """Write the package ``name`` to a folder of that name.
 
     Raises:
-        FedGraphError: the name is no Python name in lower case, is a method's or a module's already, or the folder is there.
+        FedGraphError: the name is not a lower-case Python identifier or is taken, or the folder exists.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise FedGraphError(f"'{name}' is no lower-case Python name such as my_method")
+        raise FedGraphError(f"'{name}' is not a lower-case Python identifier such as my_method")
     if name in group_names("strategy"):
-        raise FedGraphError(f"strategy={name} is there already: choose another name")
+        raise FedGraphError(f"strategy={name} already exists: choose another name")
     if find_spec(name):
-        raise FedGraphError(f"there is a Python module '{name}' already: choose another name")
+        raise FedGraphError(f"a Python module '{name}' already exists: choose another name")
     folder = where / name
     if folder.exists():
-        raise FedGraphError(f"{folder} is there already: choose another name, or --dir DIR")
-    words = {"{{name}}": name, "{{Class}}": "".join(part.capitalize() for part in name.split("_"))}
+        raise FedGraphError(f"{folder} already exists: choose another name, or pass --dir DIR")
+    placeholders = {"{{name}}": name, "{{Class}}": "".join(part.capitalize() for part in name.split("_"))}
     for template, path in _FILES.items():
         text = (_TEMPLATE / f"{template}.txt").read_text()
-        for word, value in words.items():
+        for word, value in placeholders.items():
             text = text.replace(word, value)
         write_bytes(folder / path.format(name=name), text.encode())
-    write_bytes(folder / name / "__init__.py", f'"""The method {name}, for fedgraph-flwr."""\n'.encode())
+    write_bytes(folder / name / "__init__.py", f'"""The method {name} for fedgraph-flwr."""\n'.encode())
     return folder

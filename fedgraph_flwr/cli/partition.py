@@ -1,4 +1,4 @@
-"""The command ``partition``: cut a dataset into one file a client, or describe the cut."""
+"""Command ``partition``: partition a dataset into client files, or describe the partition."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,24 +22,26 @@ examples:
 """
 
 _LEGEND = """\
-top class: share of the client's largest class; label TV: total variation between its label distribution and that of
-all clients together; homophily: share of its edges that join one class; cut: its leaving and arriving edges"""
+top class: share of the client's largest class. label TV: total-variation distance between its label distribution and the
+pooled one. homophily: share of its edges within one class. cut: number of its outgoing and incoming cut edges"""
 
 
 def register(commands: Any) -> None:
     """Add ``partition`` to the subparsers."""
     parser = commands.add_parser(
         "partition",
-        help="cut a dataset into one file a client, or describe the cut",
+        help="partition a dataset into client files, or describe the partition",
         epilog=f"{_EPILOG}partitions: {', '.join(group_names('partition'))}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `fedgraph-flwr run`")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write client_0000.safetensors ... and partition.json")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="output folder for client_0000.safetensors ... and partition.json"
+    )
     parser.add_argument(
         "--describe",
         action="store_true",
-        help="print sizes, homophily, label skew and cut edges (without --out: the default)",
+        help="print sizes, homophily, label skew and cut edges (default without --out)",
     )
     parser.set_defaults(func=main)
 
@@ -59,23 +61,23 @@ def main(args: argparse.Namespace) -> int:
 
 
 def export(folder: Path, out: Path) -> None:
-    """Copy a folder of client files to ``out``, whole or not at all; an earlier partition there is replaced.
+    """Copy a folder of client files to ``out`` atomically, replacing an earlier partition.
 
     Raises:
-        FedGraphError: ``out`` holds something else, or cannot be written.
+        FedGraphError: ``out`` holds other files, or is not writable.
     """
     if out.resolve() == folder.resolve():
         return
     strangers = [path.name for path in out.iterdir() if not store.belongs(path)] if out.is_dir() else []
     if strangers or (out.exists() and not out.is_dir()):
         what = f"holds {strangers[0]}" if strangers else "is a file"
-        raise FedGraphError(f"--out {out} {what}: give a new or an empty folder, or one of an earlier partition")
+        raise FedGraphError(f"--out {out} {what}: pass a new or empty folder, or one with an earlier partition")
     with store.replacing(out) as temporary:
         store.copy(folder, temporary)
 
 
 def print_description(cfg: RunConfig, folder: Path) -> None:
-    """A table of the clients, and a line about the whole."""
+    """Print a table of the clients and a line of totals."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -100,7 +102,7 @@ def print_description(cfg: RunConfig, folder: Path) -> None:
 
 
 def rows(clients: Sequence[ClientGraph | HeteroClientGraph]) -> list[dict[str, str]]:
-    """For each client the columns of the table and what stands in them; typed graphs have types in the place of edges cut."""
+    """Return one table row per client, by column; for heterogeneous graphs, type counts replace homophily and cut edges."""
     labels = [torch.bincount(client.y[client.y >= 0], minlength=client.num_classes) for client in clients]
     largest, distance = label_skew(torch.stack(labels))
     return [
@@ -128,7 +130,7 @@ def _edges(client: ClientGraph) -> dict[str, str]:
 
 
 def _types(client: HeteroClientGraph) -> dict[str, str]:
-    """Types of which the client holds something."""
+    """Count the client's non-empty types."""
     return {
         "edges": str(client.num_edges),
         "node types": str(sum(count > 0 for count in client.counts.values())),

@@ -1,4 +1,4 @@
-"""The command ``report``: one HTML page with everything inside it, of one run, of several, or of sweeps."""
+"""Command ``report``: write one self-contained HTML page about runs or sweeps."""
 
 import argparse
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 
 def register(commands: Any) -> None:
     """Add ``report`` to the subparsers."""
-    parser = commands.add_parser("report", help="an HTML page of one run or several, or of sweeps")
+    parser = commands.add_parser("report", help="write an HTML report of runs or sweeps")
+    parser.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="folders of runs to compare, or of sweeps")
+    parser.add_argument("--out", type=Path, help="output file (default: report.html in the first folder)")
     parser.add_argument(
-        "folders", nargs="+", metavar="DIR", type=Path, help="folders of runs, side by side, or of sweeps"
+        "--map", action="store_true", help="add a t-SNE map of the nodes' hidden features (takes seconds)"
     )
-    parser.add_argument("--out", type=Path, help="the page; default: DIR/report.html of the first folder")
-    parser.add_argument("--map", action="store_true", help="draw nodes by their hidden features too (t-SNE: seconds)")
     parser.add_argument(
         "--no-baselines",
         action="store_true",

@@ -1,4 +1,4 @@
-"""The command ``run``: compose, train, show a closing table, write a report."""
+"""Command ``run``: compose the configuration, train, print a summary table, write a report."""
 
 import argparse
 import sys
@@ -26,15 +26,15 @@ def register(commands: Any) -> None:
     """Add ``run`` to the subparsers."""
     parser = commands.add_parser(
         "run",
-        help="train: in this process, on Ray, or on a fleet",
+        help="train a model in this process, on Ray, or on a fleet",
         epilog=_EPILOG
         + f"strategies: {', '.join(group_names('strategy'))}\nprotocols: {', '.join(group_names('protocol'))}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="what differs from conf/config.yaml")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar, only the closing table")
-    parser.add_argument("--no-report", action="store_true", help="write no report.html")
-    parser.add_argument("--dry-run", action="store_true", help="print the composed configuration and stop")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of conf/config.yaml")
+    parser.add_argument("--quiet", action="store_true", help="print only the summary table")
+    parser.add_argument("--no-report", action="store_true", help="do not write report.html")
+    parser.add_argument("--dry-run", action="store_true", help="print the composed configuration and exit")
     parser.set_defaults(func=main)
 
 
@@ -51,14 +51,14 @@ def main(args: argparse.Namespace) -> int:
 
     cfg = with_folder(cfg)
     if cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
-        print(f"split: the one that dataset={cfg.dataset.name} was imported with (split.kind=ratio draws another)")
+        print(f"split: imported with dataset={cfg.dataset.name} (pass split.kind=ratio to draw another)")
     run = Run(Path(cfg.out))
     try:
         train(cfg, progress=False if args.quiet else "auto")
     except KeyboardInterrupt:
-        nothing = f"no round was finished that a run can go on from (checkpoint_every={cfg.checkpoint_every})"
-        remedy = f"go on with: fedgraph-flwr run resume={cfg.out}" if run.resumable else nothing
-        print(f"interrupted; {remedy}", file=sys.stderr)
+        nothing = f"there is no checkpoint to resume from (checkpoint_every={cfg.checkpoint_every})"
+        hint = f"to resume: fedgraph-flwr run resume={cfg.out}" if run.resumable else nothing
+        print(f"interrupted; {hint}", file=sys.stderr)
         return 130
     print_summary(run.summary, cfg)
     if not args.no_report:
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
-    """The closing table."""
+    """Print the summary table."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -92,11 +92,11 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig) -> None:
     )
     if left_out := summary.get("left_out"):
         reasons = ", ".join(f"client {client}: {why}" for client, why in left_out.items())
-        console.print(f"not in the headline's mean: {reasons}", highlight=False, markup=False, style="yellow")
+        console.print(f"excluded from the headline score: {reasons}", highlight=False, markup=False, style="yellow")
     if "privacy" in summary:
-        from fedgraph_flwr.secure.accounting import told
+        from fedgraph_flwr.secure.accounting import spent_text
 
-        console.print(told(summary["privacy"], cfg.privacy.scores), highlight=False)
+        console.print(spent_text(summary["privacy"], cfg.privacy.scores), highlight=False)
     for who, reason in summary["failures"].items():
         line = f"failed: client {sanitize(who)}: {sanitize(reason, 1000)}"
         console.print(line, highlight=False, markup=False, style="yellow")

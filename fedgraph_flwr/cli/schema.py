@@ -1,4 +1,4 @@
-"""The command ``schema``: show what a file says of its columns, and merge the parties' statistics into one schema."""
+"""Command ``schema``: show the columns of a file, or merge the parties' statistics into one schema."""
 
 import argparse
 from pathlib import Path
@@ -20,18 +20,20 @@ def register(commands: Any) -> None:
     """Add ``schema`` to the subparsers."""
     parser = commands.add_parser(
         "schema",
-        help="what the columns of your tables mean: show it, or merge several parties' statistics",
+        help="show the schema of your tables, or merge statistics of parties",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="the columns of a schema, a client file or an imported dataset's file")
+    show = actions.add_parser("show", help="show the columns of a schema, a client file or an imported dataset")
     show.add_argument("file", type=Path)
     show.set_defaults(func=_show)
-    merged = actions.add_parser("merge", help="one schema, with statistics over all parties' tables")
-    merged.add_argument("parties", type=Path, nargs="+", metavar="FILE", help="what `import --statistics FILE` wrote")
-    merged.add_argument("--schema", type=Path, required=True, metavar="FILE", help="the YAML to write")
-    merged.add_argument("--overwrite", action="store_true", help="replace another schema of this name")
+    merged = actions.add_parser("merge", help="write one schema with statistics over all parties' tables")
+    merged.add_argument(
+        "parties", type=Path, nargs="+", metavar="FILE", help="files written by `import --statistics FILE`"
+    )
+    merged.add_argument("--schema", type=Path, required=True, metavar="FILE", help="output YAML file")
+    merged.add_argument("--overwrite", action="store_true", help="replace an existing schema")
     merged.set_defaults(func=_merge)
 
 
@@ -45,22 +47,22 @@ def _show(args: argparse.Namespace) -> int:
     for kind, columns in schema.nodes.items():
         used = {name: column for name, column in columns.items() if column.kind != "ignored"}
         for place, (name, column) in enumerate(used.items(), 1):
-            told = [f"{key}: {to_text(value)}" for key, value in column.to_dict().items() if key != "kind"]
-            print(f"{kind}  {place:>3}  {name}: {'; '.join([column.kind, *told])}")
+            details = [f"{key}: {to_text(value)}" for key, value in column.to_dict().items() if key != "kind"]
+            print(f"{kind}  {place:>3}  {name}: {'; '.join([column.kind, *details])}")
     return 0
 
 
 def read(path: Path) -> Schema:
-    """The schema of a YAML, or the one that a graph's file keeps.
+    """Read the schema of a YAML file or of a graph file.
 
     Raises:
-        FedGraphError: there is none.
+        FedGraphError: the file has no schema.
     """
     if path.suffix != ".safetensors":
         return Schema.load(path)
     schema = agreed_schema(read_header(path)[1].get("schema", {}), str(path))
     if schema is None:
-        raise FedGraphError(f"{path} has no schema: it was not imported from your own tables")
+        raise FedGraphError(f"{path} has no schema: only graphs written by `fedgraph-flwr import` have one")
     return schema
 
 
@@ -68,14 +70,16 @@ def _merge(args: argparse.Namespace) -> int:
     from fedgraph_flwr.data.columns import log_warning
     from fedgraph_flwr.data.federated_statistics import merge, read_sums
 
-    told = [(str(path), read_sums(path)) for path in args.parties]
-    merged = merge(told, print, log_warning)
-    if args.schema.exists() and not args.overwrite and Schema.load(args.schema) not in [t["schema"] for _, t in told]:
-        raise FedGraphError(
-            f"{args.schema} is another schema than the parties': choose another name, or add --overwrite"
-        )
+    reports = [(str(path), read_sums(path)) for path in args.parties]
+    merged = merge(reports, print, log_warning)
+    if (
+        args.schema.exists()
+        and not args.overwrite
+        and Schema.load(args.schema) not in [t["schema"] for _, t in reports]
+    ):
+        raise FedGraphError(f"{args.schema} holds a schema of other parties: choose another name, or pass --overwrite")
     merged.save(args.schema)
     columns = sum(column.kind != "ignored" for of in merged.nodes.values() for column in of.values())
-    print(f"{len(told)} parties, {columns} columns, classes {', '.join(merged.classes)}")
+    print(f"{len(reports)} parties, {columns} columns, classes {', '.join(merged.classes)}")
     print(f"wrote {args.schema}; import with --schema {args.schema}")
     return 0

@@ -1,4 +1,4 @@
-"""The command ``server``: a fleet's SuperLink and, where others than this machine may reach it, the nginx before it."""
+"""Command ``server``: run a fleet's SuperLink, behind nginx if other machines may connect."""
 
 import argparse
 import contextlib
@@ -17,24 +17,30 @@ from fedgraph_flwr.fleet.operating import admit, connect
 from fedgraph_flwr.fleet.processes import Process, say, tool, wait_for_one
 
 ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""Else Flower would install torch anew for every run."""
+"""Keeps Flower from installing torch for every run."""
 
 PATIENCE = 120.0
-"""Seconds that a SuperLink has to answer."""
+"""Seconds to wait for the SuperLink to respond."""
 
 
 def register(commands: Any) -> None:
     """Add ``server`` to the subparsers."""
     parser = commands.add_parser(
-        "server", help="a fleet's server, with the keys of `fleet init`", description=(__doc__ or "").split("\n", 1)[0]
+        "server",
+        help="run a fleet's server with the keys of `fleet init`",
+        description=(__doc__ or "").split("\n", 1)[0],
     )
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help="of `fleet init` (default: keys)")
     parser.add_argument(
-        "--database", type=Path, metavar="FILE", help="what must outlive it (default: FOLDER/superlink.db)"
+        "folder", type=Path, nargs="?", default=Path("keys"), help="folder of `fleet init` (default: keys)"
     )
-    parser.add_argument("--name", default="fleet", help="what Flower's configuration calls this fleet (default: fleet)")
-    parser.add_argument("--no-join", action="store_true", help="register none of the folder's public keys")
-    parser.add_argument("--plain", action="store_true", help="Flower as it is, its ServerApps too")
+    parser.add_argument(
+        "--database", type=Path, metavar="FILE", help="database kept across restarts (default: FOLDER/superlink.db)"
+    )
+    parser.add_argument(
+        "--name", default="fleet", help="name of the connection in Flower's configuration (default: fleet)"
+    )
+    parser.add_argument("--no-join", action="store_true", help="do not register the folder's public keys")
+    parser.add_argument("--plain", action="store_true", help="use unpatched Flower, including its ServerApps")
     parser.set_defaults(func=main)
 
 
@@ -44,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
     if places.guarded and not shutil.which("nginx"):
         raise FedGraphError(
-            f"nginx stands before a SuperLink that listens on {places.listen}, and is not installed: apt-get install nginx"
+            f"listening on {places.listen} requires nginx, which is not installed: run apt-get install nginx"
         )
     processes: list[Process] = []
     try:
@@ -52,12 +58,14 @@ def main(args: argparse.Namespace) -> int:
         connect(args.name, places.superlink, args.folder / "ca.crt")
         if not args.no_join:
             _join_all(args.folder, args.name)
-        say(f"ready on {places.listen}; nodes say: fedgraph-flwr node --server {places.server} --key FILE --graph FILE")
+        say(
+            f"ready on {places.listen}; start nodes with: fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
+        )
         ended = wait_for_one(processes)
-        say(f"{Path(ended.words[0]).name} has ended; its last lines say why")
+        say(f"{Path(ended.words[0]).name} ended; see its last lines above")
         return 1
     except KeyboardInterrupt:
-        say("ends the server")
+        say("stopping the server")
         return 0
     finally:
         for process in reversed(processes):
@@ -65,22 +73,22 @@ def main(args: argparse.Namespace) -> int:
 
 
 def start(folder: Path, places: Places, database: Path, plain: bool) -> list[Process]:
-    """The SuperLink, which answers when this returns, and nginx.
+    """Start the SuperLink, wait until it responds, and start nginx.
 
     Raises:
-        RunFailed: it ended, or does not answer.
+        RunFailed: the SuperLink ended, or does not respond.
     """
     host, _, port = places.superlink.rpartition(":")
-    words = [tool("flower-superlink"), "--host", host, "--port", port, "--enable-supernode-auth"]
-    words += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
-    words += ["--ssl-keyfile", str(folder / "server.key"), "--database", str(database)]
-    started = [Process(words, ENVIRONMENT | ({flower_patches.PLAIN: "1"} if plain else {}))]
+    command = [tool("flower-superlink"), "--host", host, "--port", port, "--enable-supernode-auth"]
+    command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
+    command += ["--ssl-keyfile", str(folder / "server.key"), "--database", str(database)]
+    started = [Process(command, ENVIRONMENT | ({flower_patches.PLAIN: "1"} if plain else {}))]
     try:
         _wait_until_it_answers(started[0], places.superlink, folder / "ca.crt")
         if places.guarded:
             configuration = write_configuration(
                 folder, "server", places
-            )  # the folder may have moved, into a container say
+            )  # the folder may have moved, for example into a container
             started.append(Process(["nginx", "-e", "stderr", "-c", str(configuration)]))
     except BaseException:
         started[0].end()
@@ -93,12 +101,12 @@ def _wait_until_it_answers(process: Process, address: str, authority: Path) -> N
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if process.ended():
-            raise RunFailed(f"flower-superlink ended with code {process.popen.returncode}; its last lines say why")
+            raise RunFailed(f"flower-superlink ended with code {process.popen.returncode}; see its last lines above")
         with contextlib.suppress(urllib.error.URLError, OSError):
             urllib.request.urlopen(f"https://{address}/health", timeout=2, context=context).close()
             return
         time.sleep(0.2)
-    raise RunFailed(f"the SuperLink does not answer on {address} after {PATIENCE:g} s")
+    raise RunFailed(f"the SuperLink on {address} did not respond within {PATIENCE:g} s; see its last lines above")
 
 
 def _join_all(folder: Path, name: str) -> None:

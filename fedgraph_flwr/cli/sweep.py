@@ -1,4 +1,4 @@
-"""The command ``sweep``: many runs, side by side, and the table, the intervals and the plot of them."""
+"""Command ``sweep``: run many configurations in parallel; write a table, confidence intervals and a plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not ne
     from fedgraph_flwr.sweeps.summary import SweepSummary
 
 _EPILOG = """\
-a YAML file (docs/sweeps.md), with words that hold for all its runs; or words alone, with several values:
+Pass a YAML file (docs/sweeps.md), optionally with overrides for all its runs, or only overrides with several values:
   fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4
   fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 tune=train.lr seed=0..4
   fedgraph-flwr sweep --search 20 'train.lr=loguniform(1e-4,1e-1)' strategy=fedavg,fedprox seed=0..2
@@ -31,25 +31,27 @@ def register(commands: Any) -> None:
     """Add ``sweep`` to the subparsers."""
     parser = commands.add_parser(
         "sweep",
-        help="many runs side by side, and their table",
+        help="run many configurations in parallel and write a table",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="+", metavar="FILE or key=value,value", help="what is to be run")
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="runs side by side; default: as many as use each core once"
+        "overrides", nargs="+", metavar="FILE or key=value,value", help="sweep files, or overrides with several values"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of CSV, Markdown and PNG; default: the file's")
-    parser.add_argument("--search", type=int, default=0, metavar="N", help="trials of Optuna for each row and column")
+    parser.add_argument("--jobs", type=int, metavar="N", help="number of parallel runs (default: one per core)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of CSV, Markdown and PNG (default: the file's folder)"
+    )
+    parser.add_argument("--search", type=int, default=0, metavar="N", help="number of Optuna trials per row and column")
     parser.add_argument(
         "--baseline", default="", metavar="COLUMN", help="reference column for differences (default: Local)"
     )
-    parser.add_argument("--no-baselines", action="store_true", help="without Majority and Local, unless they are named")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only runs whose ROW/COLUMN/SEED contains this")
-    parser.add_argument("--keep", action="store_true", help="keep the folder of every run, in NAME-runs/")
-    parser.add_argument("--retry", action="store_true", help="run again what failed")
-    parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
-    parser.add_argument("--table-only", action="store_true", help="run nothing; write the table of the rows there are")
+    parser.add_argument("--no-baselines", action="store_true", help="do not add the baselines Majority and Local")
+    parser.add_argument("--only", default="", metavar="TEXT", help="run only cells whose ROW/COLUMN/SEED contains TEXT")
+    parser.add_argument("--keep", action="store_true", help="keep the folder of every run in NAME-runs/")
+    parser.add_argument("--retry", action="store_true", help="repeat failed runs")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and exit")
+    parser.add_argument("--table-only", action="store_true", help="only write the table of the available rows")
     parser.set_defaults(func=main)
 
 
@@ -57,129 +59,128 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``sweep``."""
     if args.jobs is not None and args.jobs < 0:
         raise FedGraphError(f"--jobs must be at least 0, got {args.jobs}")
-    codes = [_one(sweep, args) for sweep in _asked(args)]
+    codes = [_one(sweep, args) for sweep in _sweeps(args)]
     return max(codes)
 
 
-def _asked(args: argparse.Namespace) -> Iterator[Sweep]:
-    """The sweeps that the words mean: one a file, or one of words alone."""
+def _sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
+    """Yield the requested sweeps: one per file, or one made of overrides."""
     from fedgraph_flwr.sweeps.overrides import parse_sweep
     from fedgraph_flwr.sweeps.spec import load
 
     files = [Path(word) for word in args.overrides if "=" not in word]
-    words = [word for word in args.overrides if "=" in word]
+    overrides = [word for word in args.overrides if "=" in word]
     if not files:
-        yield parse_sweep(words, args.out, args.search, args.baseline, not args.no_baselines)
+        yield parse_sweep(overrides, args.out, args.search, args.baseline, not args.no_baselines)
     for option, given in (
         ("--search", args.search),
         ("--baseline", args.baseline),
         ("--no-baselines", args.no_baselines),
     ):
         if files and given:
-            raise FedGraphError(f"{option} goes with words alone: {files[0]} says it itself, as {option.lstrip('-')}:")
+            raise FedGraphError(f"{option} does not apply to a sweep file: set {option.lstrip('-')}: in {files[0]}")
     for file in files:
-        yield load(file, args.out, words)
+        yield load(file, args.out, overrides)
 
 
 def _one(sweep: Sweep, args: argparse.Namespace) -> int:
-    """Run one sweep; 1 where a run gave no figure."""
+    """Run one sweep and return 1 if a run failed."""
     from fedgraph_flwr.sweeps.execution import How, check_free, default_jobs, present
     from fedgraph_flwr.sweeps.results_index import ResultsIndex, composed
     from fedgraph_flwr.sweeps.rows import alone
 
-    book = ResultsIndex(sweep, args.retry)
-    missing = book.missing(args.only)
+    index = ResultsIndex(sweep, args.retry)
+    missing = index.missing(args.only)
     check_free(sweep)
     if args.table_only:
-        _tell(present(book))
+        _print_table(present(index))
         return 0
     configs = composed(sweep, missing)
     jobs = min(default_jobs(configs), max(len(missing), 1)) if args.jobs is None else args.jobs
     if args.dry_run:
-        return _list(book, missing, jobs)
+        return _list(index, missing, jobs)
     with alone(sweep.results):
-        book = ResultsIndex(sweep, args.retry)  # another one may have written until now
+        index = ResultsIndex(sweep, args.retry)  # another process may have written meanwhile
         try:
-            _run(book, How(jobs, args.only, sweep.folder / f"{sweep.name}-runs" if args.keep else None), configs)
+            _run(index, How(jobs, args.only, sweep.folder / f"{sweep.name}-runs" if args.keep else None), configs)
         except KeyboardInterrupt:
-            present(book)
-            print(f"interrupted; what has run is in {sweep.results}, the same command goes on", file=sys.stderr)
+            present(index)
+            print(
+                f"interrupted; finished runs are in {sweep.results}; run the same command again to resume",
+                file=sys.stderr,
+            )
             raise
-        tally = present(book)
-    _tell(tally)
-    return 1 if tally.failures else 0
+        summary = present(index)
+    _print_table(summary)
+    return 1 if summary.failures else 0
 
 
-def _tell(tally: SweepSummary) -> None:
-    """The table, and what failed, as they stand in the file."""
+def _print_table(summary: SweepSummary) -> None:
+    """Print the table and the failures as in the file."""
     from fedgraph_flwr.sweeps.table import failures, main_table
 
-    print("\n".join(["", *main_table(tally), ""]))
-    for line in failures([*tally.failures, *tally.missed]):
+    print("\n".join(["", *main_table(summary), ""]))
+    for line in failures([*summary.failures, *summary.missed]):
         print(line.removeprefix("- "), file=sys.stderr)
-    print(f"table: {tally.sweep.results.with_suffix('.md')}")
+    print(f"table: {summary.sweep.results.with_suffix('.md')}")
 
 
-def _list(book: ResultsIndex, missing: Sequence[Cell], jobs: int) -> int:
-    """Tell every run, and whether it is at hand."""
+def _list(index: ResultsIndex, missing: Sequence[Cell], jobs: int) -> int:
+    """Print every run with its state."""
     wanted = {cell.identity for cell in missing}
-    for cell in book.sweep.cells(book.found):
-        state = "to run " if cell.identity in wanted else "at hand" if cell.identity in book.found else "left out"
+    for cell in index.sweep.cells(index.found):
+        state = "to run " if cell.identity in wanted else "done   " if cell.identity in index.found else "skipped"
         print(f"{state}  {cell.label}: fedgraph-flwr run {shlex.join(cell.words)}")
-    print(_plan(book, missing, jobs, book.seconds(missing)))
+    print(_plan(index, missing, jobs, index.seconds(missing)))
     return 0
 
 
-def _plan(book: ResultsIndex, missing: Sequence[Cell], jobs: int, seconds: float | None) -> str:
-    """How many runs there are, and how long they take."""
-    every = len({cell.identity for cell in book.sweep.cells(book.found)})
-    search = (
-        f", and those that the search asks for next, {book.sweep.search.trials_each} trials in all"
-        if book.sweep.search
-        else ""
-    )
-    text = f"{book.sweep.name}: {every} runs, {len(missing)} to be made{search}"
+def _plan(index: ResultsIndex, missing: Sequence[Cell], jobs: int, seconds: float | None) -> str:
+    """Describe the number of runs and the estimated duration."""
+    every = len({cell.identity for cell in index.sweep.cells(index.found)})
+    search = f" now, {index.sweep.search.trials_each} trials per cell in total" if index.sweep.search else ""
+    text = f"{index.sweep.name}: {every} runs, {len(missing)} to do{search}"
     if not missing:
         return text
-    side = f", {jobs} side by side" if jobs > 1 else ""
-    time = "in a time that nothing at hand tells" if seconds is None else f"in about {_time(seconds / max(jobs, 1))}"
+    side = f", {jobs} in parallel" if jobs > 1 else ""
+    time = "duration unknown" if seconds is None else f"about {_time(seconds / max(jobs, 1))}"
     return f"{text}{side}, {time}"
 
 
-def _run(book: ResultsIndex, how: How, configs: Sequence[RunConfig]) -> None:
-    """Run what is missing, with a line for each run that has ended, and a bar in a terminal."""
+def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig]) -> None:
+    """Run missing cells; print a line per finished run, and a progress bar in a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from fedgraph_flwr.sweeps.execution import execute, probe
     from fedgraph_flwr.sweeps.rows import Row, failure, number
 
-    missing = book.missing(how.only)
-    seconds = book.seconds(missing)
+    missing = index.missing(how.only)
+    seconds = index.seconds(missing)
     if seconds is None and how.jobs and len(missing) > 1:
         seconds = probe(missing, configs)
     console = Console()
-    console.print(_plan(book, missing, how.jobs, seconds), markup=False, highlight=False, soft_wrap=True)
+    console.print(_plan(index, missing, how.jobs, seconds), markup=False, highlight=False, soft_wrap=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(book.sweep.name, total=len(missing), left="")
+        task = bar.add_task(index.sweep.name, total=len(missing), left="")
         done = 0
 
-        def told(cell: Cell, row: Row, left: int, seconds: float | None) -> None:
+        def on_row(cell: Cell, row: Row, left: int, seconds: float | None) -> None:
             nonlocal done
             done += 1
-            figure = sanitize(failure(row)) or f"{100 * number(row, 'value'):.2f} %"
+            score = sanitize(failure(row)) or f"{100 * number(row, 'value'):.2f} %"
             remaining = f"about {_time(seconds)} left" if seconds else ""
             bar.update(task, completed=done, total=done + left, left=remaining)
-            line = f"{done}/{done + left} {cell.setting}, {cell.method}, seed {cell.seed}: {figure}"
+            line = f"{done}/{done + left} {cell.setting}, {cell.method}, seed {cell.seed}: {score}"
             more = f"  ({remaining})" if remaining and not console.is_terminal else ""
             console.print(line + more, markup=False, highlight=False, soft_wrap=True)
 
-        execute(book, how, told)
+        execute(index, how, on_row)
 
 
 def _time(seconds: float) -> str:
-    """A span as a person says it."""
+    """Format a duration."""
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,51 +1,53 @@
-"""The options that say how tables are written, shared by ``import`` and ``predict``; each goes before the schema's value."""
+"""Options for columns and formats of tables, shared by ``import`` and ``predict``; they override the schema."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
 from fedgraph_flwr.errors import FedGraphError
 
-if TYPE_CHECKING:  # what reads tables imports torch, which a parser can do without
+if TYPE_CHECKING:  # imports torch, which the parser does not need
     from fedgraph_flwr.data.tables import TableLayout
 
 _ROLES = {
-    "id": "nodes' ids; default: the schema's, else id",
-    "label": "labels; default: the schema's, else label",
-    "split": "column with train, val or test; default: the schema's, else none",
-    "source": "source of each edge; default: the schema's, else source",
-    "target": "target of each edge; default: the schema's, else target",
-    "time": "time of each edge, seconds or a date; default: the schema's, else none",
-    "edge-label": "labels of edges; default: the schema's, else none",
+    "id": "column of node ids (default: the schema's, else id)",
+    "label": "column of labels (default: the schema's, else label)",
+    "split": "column with train, val or test (default: the schema's, else none)",
+    "source": "column of edge sources (default: the schema's, else source)",
+    "target": "column of edge targets (default: the schema's, else target)",
+    "time": "column of edge times, seconds or dates (default: the schema's, else none)",
+    "edge-label": "column of edge labels (default: the schema's, else none)",
 }
 
 
 def add_table_arguments(group: Any) -> None:
-    """Add the names of columns and the formats of files and values."""
+    """Add options for column names, file formats and value formats."""
     for role, text in _ROLES.items():
         group.add_argument(f"--{role}-column", metavar="NAME", help=text)
     group.add_argument(
-        "--separator", metavar="SIGN", help="between a CSV's fields, or its name, such as tab; default: detected"
+        "--separator", metavar="SIGN", help="field separator of CSV files, or its name, such as tab (default: detected)"
     )
-    group.add_argument("--encoding", metavar="NAME", help="of a CSV, such as cp1252 or utf-16; default: detected")
+    group.add_argument(
+        "--encoding", metavar="NAME", help="encoding of CSV files, such as cp1252 or utf-16 (default: detected)"
+    )
     for option, example in (("decimal", "','"), ("thousands", "'.'")):
         group.add_argument(
             f"--{option}",
             action="append",
             default=[],
             metavar="[COLUMN=]SIGN",
-            help=f"{option} sign of numbers, such as {example}, of one column or all; default: detected by column",
+            help=f"{option} separator of numbers, such as {example}, for one column or all (default: detected per column)",
         )
     group.add_argument(
         "--date-format",
         action="append",
         default=[],
         metavar="COLUMN=FORMAT",
-        help="of dates, such as opened=%%d.%%m.%%Y; several separated by |; default: detected by column",
+        help="date format such as opened=%%d.%%m.%%Y, several separated by | (default: detected per column)",
     )
 
 
 def layout_of(args: argparse.Namespace) -> "TableLayout":
-    """The layout that the options state."""
+    """Return the layout given by the options."""
     from fedgraph_flwr.data.tables import TableLayout
 
     roles = [role.replace("-", "_") for role in (*_ROLES, "client")]
@@ -54,10 +56,10 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
 
 
 def formats_of(args: argparse.Namespace) -> dict[str, dict[str, str]]:
-    """The formats of values that the options state, as fields of a `Treatment`.
+    """Return the value formats given by the options, as fields of a `Treatment`.
 
     Raises:
-        FedGraphError: a sign or an option of another form.
+        FedGraphError: a separator is not accepted, or an option has a wrong form.
     """
     from fedgraph_flwr.data.value_formats import NAMED
 
@@ -69,7 +71,7 @@ def formats_of(args: argparse.Namespace) -> dict[str, dict[str, str]]:
             sign = NAMED.get(sign, sign)
             if sign not in signs:
                 raise FedGraphError(
-                    f"--{option} {word}: expected a sign, or COLUMN=SIGN, of: "
+                    f"--{option} {word}: expected SIGN or COLUMN=SIGN, where SIGN is one of: "
                     + ", ".join(repr(s) for s in signs if s)
                     + (f"; or {', '.join(NAMED)}" if option == "thousands" else "")
                 )

@@ -26,7 +26,7 @@ from fedgraph_flwr.clients.phases import messages_of
 from fedgraph_flwr.clients.private_state import checkpoint, restore, snapshot
 from fedgraph_flwr.clients.saved_models import PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
-from fedgraph_flwr.config import DEVICES, MOST_THREADS, RunConfig, from_run_config, one_of
+from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_config, one_of
 from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
 from fedgraph_flwr.methods.uplink import declared
@@ -413,8 +413,8 @@ def _report_keys(context: Context, client: GraphClient, exchange: str, digits: s
 def _threads(cfg: RunConfig, context: Context) -> int:
     """Return Torch's number of threads: the node's ``threads``, else the run's."""
     threads = context.node_config.get("threads", cfg.threads)
-    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
-        raise FedGraphError(f"threads={threads} of --node-config: expected a whole number from 1 to {MOST_THREADS}")
+    if not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+        raise FedGraphError(f"threads={threads} of --node-config: expected a whole number from 1 to {MAX_THREADS}")
     return threads
 
 

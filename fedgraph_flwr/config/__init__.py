@@ -1,4 +1,4 @@
-"""The configuration of a run: its schema, and its composition from YAML and words of a command line."""
+"""Configuration of a run: its schema, and its composition from YAML files and command-line overrides."""
 
 from fedgraph_flwr.config.composition import (
     CONF,
@@ -18,9 +18,9 @@ from fedgraph_flwr.config.schema import (
     ANY,
     AVERAGES,
     DEVICES,
+    MAX_CLIENTS,
+    MAX_THREADS,
     METRICS,
-    MOST_CLIENTS,
-    MOST_THREADS,
     SELECTIONS,
     SHARES,
     TASKS,
@@ -54,9 +54,9 @@ __all__ = [
     "AVERAGES",
     "CONF",
     "DEVICES",
+    "MAX_CLIENTS",
+    "MAX_THREADS",
     "METRICS",
-    "MOST_CLIENTS",
-    "MOST_THREADS",
     "SELECTIONS",
     "SHARES",
     "TASKS",

@@ -1,12 +1,11 @@
-"""Composition of a configuration from YAML groups and a user's ``key=value`` words.
+"""Composition of a configuration from YAML groups and a user's ``key=value`` overrides.
 
-Later wins: dataclass defaults, ``conf/config.yaml``, the chosen group files (dataset, partition, model, strategy), the
-protocol with its ``datasets:`` (where ``models:`` sizes a model for that dataset) and ``strategies:`` sections, then the user's
-``key=value`` overrides. A group is chosen by the user, else by the protocol, else by the dataset (for the model: the strategy's
-and the dataset's own go before the protocol's), else by ``config.yaml``. After composition OmegaConf is gone: the rest of the
-program sees dataclasses.
+Precedence, lowest first: dataclasses, ``conf/config.yaml``, the selected group files (dataset, partition, model, strategy),
+the protocol with its ``datasets:`` (where ``models:`` sizes a model for that dataset) and ``strategies:`` sections, overrides.
+A group is selected by the user, else by the protocol, else by the dataset, else by ``config.yaml``. For the model, the strategy
+and the dataset take precedence over the protocol. After composition the program uses only dataclasses, not OmegaConf.
 
-A name is looked up in the folders of `conf_dirs`, the user's own first; ``module:name`` is the user's code itself.
+Names are looked up in the folders of `conf_dirs`, the user's first. ``module:name`` names the user's code.
 """
 
 import contextlib
@@ -37,46 +36,46 @@ GROUPS = ("dataset", "partition", "model", "task", "strategy", "protocol")
 
 
 def conf_dir() -> Path:
-    """The folder of the YAML groups: beside the packages in a checkout or bundle, inside them when installed."""
+    """Return the folder of the YAML groups: next to the package in a checkout or bundle, inside it when installed."""
     package = Path(__file__).parents[1]
     beside = package.parent / "conf"
     return beside if (beside / "config.yaml").is_file() else package / "_conf"
 
 
 CONF = "FEDGRAPH_CONF"
-"""The variable that names config folders of one's own, as PATH names folders; the command line's ``--conf`` adds to it."""
+"""Environment variable with the user's config folders, separated as in PATH; the option ``--conf`` adds to it."""
 
 
 def own_conf_dirs() -> list[Path]:
-    """The folders that `CONF` names.
+    """Return the folders of `CONF`.
 
     Raises:
-        FedGraphError: one is not there.
+        FedGraphError: a folder is missing.
     """
     folders = [Path(word).expanduser().absolute() for word in os.environ.get(CONF, "").split(os.pathsep) if word]
     for folder in folders:
         if not folder.is_dir():
             raise FedGraphError(
-                f"there is no config folder {folder} (--conf or {CONF}): expected one with strategy/NAME.yaml"
+                f"config folder {folder} (--conf or {CONF}) does not exist: expected a folder with strategy/NAME.yaml"
             )
     return folders
 
 
 def conf_dirs() -> list[Path]:
-    """The folders of YAML groups, as they are searched: the user's own, ours, those of installed packages.
+    """Return the folders of YAML groups in search order: the user's, the built-in one, those of installed packages.
 
-    So a package adds names and changes none of ours.
+    Hence a package can add names, but not replace built-in ones.
     """
     return [*own_conf_dirs(), conf_dir(), *packages().values()]
 
 
 def group_names(group: str) -> list[str]:
-    """The names a group accepts, such as the strategies."""
+    """Return the names that a group accepts, such as the strategies."""
     return sorted({path.stem for folder in conf_dirs() for path in (folder / group).glob("*.yaml")})
 
 
 def group_path(group: str, name: str) -> Path | None:
-    """The first file of a name in a group; None where there is none."""
+    """Return the first file of a name in a group, or None."""
     paths = [folder / group / f"{name}.yaml" for folder in conf_dirs()] if _is_name(name) else []
     return next((path for path in paths if path.is_file()), None)
 
@@ -91,42 +90,42 @@ def compose(
     """Compose a configuration.
 
     Args:
-        overrides: ``key=value`` words, as on the command line.
-        base: a file of words as a person writes them (`written`), below the overrides; or a resolved configuration to start
-            from instead of the group files: a run's ``config.yaml``, or JSON.
-        defaults: words below both, unless there is a resolved configuration.
-        keys: values by key, over the overrides: nested, dotted, or both.
-        foreign: whether another machine sent all this: then no class that it names is imported for its defaults.
+        overrides: ``key=value`` overrides, as on the command line.
+        base: user file of overrides (`config_file`), with lower precedence; or a resolved configuration that replaces the
+            group files: a run's ``config.yaml``, or JSON.
+        defaults: overrides with the lowest precedence, unused with a resolved configuration.
+        keys: values by key, with the highest precedence: nested, dotted, or both.
+        foreign: whether the input comes from another machine; then no class is imported for its defaults.
 
     Raises:
-        FedGraphError: an unknown key or name, a wrong type or an impossible value.
+        FedGraphError: an unknown key or name, a wrong type, or an invalid value.
     """
     given = _named(choices(_parse(overrides) | _values(keys or {}), {}))
     if base and str(base).startswith("{"):
         chosen = not foreign and _chooses(given)
         return _build(
             _upon(_from_json(str(base)), "config", given), chosen=chosen
-        )  # of a server: its files are not here
-    said = config_file.read(Path(base)) if base else ConfigFile()
-    places = {key: place for key, place in said.places.items() if key not in given}
-    given = _named(laid_over(said.words, given))
-    if said.base:
-        resolved = load(said.base)
-        for key in ("out", "overwrite", "resume"):  # of the run that is repeated
+        )  # sent by a server, whose files are not on this machine
+    file = config_file.read(Path(base)) if base else ConfigFile()
+    places = {key: place for key, place in file.places.items() if key not in given}
+    given = _named(laid_over(file.overrides, given))
+    if file.base:
+        resolved = load(file.base)
+        for key in ("out", "overwrite", "resume"):  # keys of the repeated run
             resolved.pop(key, None)
         chosen = _chooses(given)
-        return _fitting(_build(_upon(resolved, str(said.base), given), places, chosen), given)
-    asked = dict(given)
+        return _fitting(_build(_upon(resolved, str(file.base), given), places, chosen), given)
+    requested = dict(given)
     given = laid_over(_parse(defaults), given)
     layers = [*_layers(given), ("override", OmegaConf.create(_nest(given)))]
-    return _fitting(_build(layers, places, not foreign), asked)
+    return _fitting(_build(layers, places, not foreign), requested)
 
 
 def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
-    """The configuration, when a number of clients that the user gives is that of the client files.
+    """Return the configuration if the user's ``num_clients`` matches the client files.
 
     Raises:
-        FedGraphError: it is another.
+        FedGraphError: it does not.
     """
     found = len(list(Path(cfg.graph).expanduser().glob("client_*.safetensors"))) if cfg.graph else 0
     if found and "num_clients" in given and cfg.num_clients != found:
@@ -138,7 +137,7 @@ def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
 
 
 def _chooses(given: Mapping[str, Any]) -> bool:
-    """Whether words choose another method than a resolved configuration has, which holds all keys of its own."""
+    """Return whether overrides select another method than that of a resolved configuration."""
     return bool({"strategy", "strategy.server", "strategy.client"} & given.keys())
 
 
@@ -163,15 +162,15 @@ def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tupl
 def configuration(
     words: Sequence[str], keys: Mapping[str, Any] | None = None, defaults: Sequence[str] = ()
 ) -> RunConfig:
-    """The configuration that the words of a command line mean, ``config=`` and ``resume=`` included.
+    """Compose the configuration of a command line, including ``config=`` and ``resume=``.
 
     Args:
-        words: ``key=value``.
-        keys: values by key, over the words (see `compose`).
-        defaults: words below all.
+        words: ``key=value`` overrides.
+        keys: values by key, with higher precedence (see `compose`).
+        defaults: overrides with the lowest precedence.
 
     Raises:
-        FedGraphError: as `compose`.
+        FedGraphError: as for `compose`.
     """
     keys = keys or {}
     given = dict(word.partition("=")[::2] for word in words) | {k: keys[k] for k in ("config", "resume") if k in keys}
@@ -179,47 +178,47 @@ def configuration(
     words = [word for word in words if not word.startswith("config=")]
     cfg = compose(words, base, defaults, {key: value for key, value in keys.items() if key != "config"})
     if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():
-        raise FedGraphError(f"resume={cfg.resume} goes on in its own folder: leave out={cfg.out} away")
+        raise FedGraphError(f"resume={cfg.resume} writes to its own folder: remove out={cfg.out}")
     return dataclasses.replace(cfg, out=cfg.resume) if cfg.resume else cfg
 
 
 def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
-    """The configuration of a Flower run: ``config`` (a file or JSON), else the group files, then plain keys, then ``overrides``.
+    """Compose the configuration of a Flower run: ``config`` (file or JSON) or group files, then keys, then ``overrides``.
 
-    ``num-clients`` is the number of clients unless a config or the overrides say otherwise.
+    ``num-clients`` is the number of clients unless a config or the overrides set it.
 
     Args:
-        run_config: of the run.
-        foreign: whether it came from elsewhere, as a server's does to a node: it names no file, and reads no variable, here.
+        run_config: run configuration of Flower.
+        foreign: whether a server sent it to a node; then it must not name files or variables of the node.
     """
-    told, base = str(run_config.get("overrides", "")), str(run_config.get("config", ""))
+    overrides, base = str(run_config.get("overrides", "")), str(run_config.get("config", ""))
     own = ("overrides", "config", "num-clients")
     plain = [f"{key}={value}" for key, value in run_config.items() if key not in own and value != ""]
     if foreign and base and not base.startswith("{"):
-        raise FedGraphError("the server's config= is no JSON: a node reads no file that a server names")
-    if foreign and any("${" in text for text in (base, told, *plain)):
-        raise FedGraphError("the server's configuration holds '${': a node resolves nothing for a server")
+        raise FedGraphError("the server's config= is not JSON: a node reads no file named by a server")
+    if foreign and any("${" in text for text in (base, overrides, *plain)):
+        raise FedGraphError("the server's configuration contains '${': a node resolves no variables for a server")
     try:
-        words = shlex.split(told)
+        words = shlex.split(overrides)
     except ValueError as error:
-        raise FedGraphError(f"overrides cannot be read as words ({error})") from error
+        raise FedGraphError(f"cannot split overrides into key=value ({error})") from error
     clients = [f"num_clients={run_config['num-clients']}"] if "num-clients" in run_config else []
     return compose([*plain, *words], base or None, clients, foreign=foreign)
 
 
 def to_yaml(cfg: RunConfig, without: Collection[str] = ()) -> str:
-    """The resolved configuration as YAML, from which the run is repeated, without some of its sections."""
+    """Return the resolved configuration as YAML, which repeats the run, without the sections ``without``."""
     whole = {key: value for key, value in dataclasses.asdict(cfg).items() if key not in without}
     return OmegaConf.to_yaml(OmegaConf.create(whole))
 
 
 def to_json(cfg: RunConfig) -> str:
-    """The resolved configuration on one line, as it goes to the nodes of a fleet."""
+    """Return the resolved configuration as one line of JSON, as sent to the nodes of a fleet."""
     return json.dumps(dataclasses.asdict(cfg))
 
 
 def _parse(words: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` words to a flat dict; values are YAML scalars or lists."""
+    """Parse ``key=value`` overrides to a flat dict; values are YAML scalars or lists."""
     given: dict[str, Any] = {}
     for word in words:
         key, sign, value = word.partition("=")
@@ -228,12 +227,12 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
         try:
             given[key] = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))["v"]  # type: ignore[index,call-overload]
         except Exception as error:
-            raise FedGraphError(f"'{word}': the value cannot be read ({_first_line(error)})") from error
+            raise FedGraphError(f"cannot parse the value of '{word}' ({_first_line(error)})") from error
     return given
 
 
 def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Python's values by dotted key, as YAML would give them."""
+    """Convert Python values to YAML values, by dotted key."""
     return {key: _plain(value, key) for key, value in flat(keys).items()}
 
 
@@ -242,15 +241,13 @@ def _plain(value: Any, key: str) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, type):  # code of one's own
+    if isinstance(value, type):  # the user's class
         return f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, list | tuple | range):
         return [_plain(item, key) for item in value]
-    if hasattr(value, "tolist"):  # NumPy's and torch's numbers and arrays
+    if hasattr(value, "tolist"):  # numbers and arrays of NumPy and torch
         return _plain(value.tolist(), key)
-    raise FedGraphError(
-        f"{key} must be a number, a word, true or false, or a list of them, got a {type(value).__name__}"
-    )
+    raise FedGraphError(f"{key} must be a number, a string, a boolean, or a list of them, got a {type(value).__name__}")
 
 
 def _nest(dotted: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +258,7 @@ def _nest(dotted: dict[str, Any]) -> dict[str, Any]:
         for parent in parents:
             child = node.setdefault(parent, {})
             if not isinstance(child, dict):
-                raise FedGraphError(f"'{key}' goes below '{parent}', which has the value {child!r}")
+                raise FedGraphError(f"'{key}' conflicts with '{parent}', which has the value {child!r}")
             node = child
         node[last] = value
     return nested
@@ -271,16 +268,16 @@ def _from_json(text: str) -> DictConfig:
     try:
         return OmegaConf.create(json.loads(text))
     except (ValueError, RecursionError, OmegaConfBaseException) as error:
-        raise FedGraphError(f"config= is no valid JSON ({_first_line(error)})") from error
+        raise FedGraphError(f"config= is not valid JSON ({_first_line(error)})") from error
 
 
 def described(group: str) -> dict[str, dict[str, Any]]:
-    """What may be chosen of a group, by name: ``about``, the first line of its file, and ``keys``, what the file says.
+    """Describe the names of a group: ``about``, the first line of each file, and ``keys``, the file's values.
 
-    Of a method, ``keys`` also hold the defaults of its ``Params``; of one of our networks, those of its ``__init__``.
+    ``keys`` includes the defaults of a method's ``Params``, and those of a built-in model's ``__init__``.
 
     Raises:
-        FedGraphError: no such group.
+        FedGraphError: the group is unknown.
     """
     if group not in GROUPS:
         raise unknown("group", group, GROUPS)
@@ -290,19 +287,19 @@ def described(group: str) -> dict[str, dict[str, Any]]:
         first = path.read_text().partition("\n")[0] if path else ""
         body = group_file(group, name)
         body = _network(body) if group == "model" else body
-        said = {key: value for key, value in _container(body).items() if key not in ("name", "declares")}
+        keys = {key: value for key, value in _container(body).items() if key not in ("name", "declares")}
         if group == "strategy":
-            with contextlib.suppress(FedGraphError):  # a user's own, whose package is not on the path
-                said = own_defaults(said["server"], said["client"]) | defaults(said) | flat(said)
-        found[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": said}
+            with contextlib.suppress(FedGraphError):  # a user's method whose package is not on the path
+                keys = own_defaults(keys["server"], keys["client"]) | defaults(keys) | flat(keys)
+        found[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": keys}
     return found
 
 
 def group_file(group: str, name: str) -> DictConfig:
-    """What the file of a name in a group holds.
+    """Read the file of a name in a group.
 
     Raises:
-        FedGraphError: there is none, or it is no YAML.
+        FedGraphError: the file is missing or not YAML.
     """
     path = group_path(group, name)
     if path is None:
@@ -317,11 +314,11 @@ def _container(body: DictConfig) -> dict[str, Any]:
 
 
 _SHORT = {"strategy": "server", "dataset": "source"}
-"""Groups whose name goes into results: of ``module:name`` the name alone, and the whole into this key."""
+"""Groups whose name appears in results: only ``name`` of ``module:name``; the full target is stored in this key."""
 
 
 def _named(given: dict[str, Any]) -> dict[str, Any]:
-    """The words, with a name for a method made by ``strategy.server=`` or ``strategy.client=`` that says none: its class's."""
+    """Return the overrides, with the class name as name of an unnamed method of ``strategy.server=`` or ``client=``."""
     sides = [str(given.get(f"strategy.{side}", "")) for side in ("client", "server")]
     own = [target for target in sides if is_own(target) and not target.startswith("fedgraph_flwr.")]
     if own and ("strategy" not in given or group_path("strategy", str(given["strategy"]))):
@@ -330,7 +327,7 @@ def _named(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(group: str, name: str, given: Mapping[str, Any]) -> tuple[str, DictConfig]:
-    """As `_group`; the words may also name a method that stands in no file, by its classes."""
+    """Return the layer of a selection as `_group` does; a method given by its classes needs no file."""
     by_class = group == "strategy" and not is_own(name) and {"strategy.server", "strategy.client"} & given.keys()
     if by_class and not group_path(group, name):
         return name, OmegaConf.create({group: {"name": name}})
@@ -357,13 +354,13 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
 
 
 def _network(body: DictConfig) -> Any:
-    """A network's file over its defaults; a user's class is not imported here."""
+    """Return a model's file on top of its defaults, without importing a user's class."""
     defaults = locate("fedgraph_flwr.models:own_defaults")(str(body.get("name", "")))
     return OmegaConf.merge(defaults, body)
 
 
 def _own_defaults(path: Path) -> dict[str, Any]:
-    """What suits a user's own graph unless a protocol or the user says otherwise: its masks, and as many clients as it lists."""
+    """Return defaults of an imported graph: its masks as split, and its number of clients."""
     from fedgraph_flwr.data.graph import clients_of, has_split
 
     clients = clients_of(path)
@@ -374,7 +371,7 @@ def _own_defaults(path: Path) -> dict[str, Any]:
 
 
 def _own_wishes(path: Path) -> dict[str, str]:
-    """The partition and the network that a user's own graph can be cut and trained with."""
+    """Return the default partition and model of an imported graph."""
     from fedgraph_flwr.data.graph import clients_of, read_header
 
     if read_header(path)[1].get("kind") == "HeteroGraph":
@@ -382,7 +379,7 @@ def _own_wishes(path: Path) -> dict[str, str]:
     return {"partition": "planted" if clients_of(path) else "louvain"}
 
 
-# A strategy may name the model it brings, a dataset the partition and the model that suit it.
+# A strategy may set a default model, a dataset a default partition and model.
 _WISHES = {"strategy": ("model",), "dataset": ("partition", "model")}
 
 
@@ -397,7 +394,7 @@ def _wishes(group: str, name: str) -> dict[str, str]:
 
 
 def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
-    """The files that apply, in order; takes the group choices out of ``given``."""
+    """Return the layers of files in order, and remove the group selections from ``given``."""
     roots = [root for folder in [conf_dir(), *reversed(own_conf_dirs())] if (root := folder / "config.yaml").is_file()]
     bodies = [load(root) for root in roots]
     defaults = {group: name for body in bodies for group, name in body.pop("defaults", {}).items()}
@@ -445,24 +442,26 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
 
 
 def _is_name(name: str) -> bool:
-    """Whether this names a file of a folder, and leads nowhere else."""
+    """Return whether the name is a plain file name, without a path."""
     return Path(name).name == name and not name.startswith(".")
 
 
 def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
-    """Move a group's keys that its dataclass does not know into its ``params``."""
+    """Move a group's keys that its dataclass does not define to its ``params``."""
     body = node.get(group)
     if isinstance(body, dict):
         if not isinstance(body.get("params") or {}, dict):
-            raise FedGraphError(f"{group}.params must hold keys and values, got {body['params']!r}")
+            raise FedGraphError(f"{group}.params must contain keys with values, got {body['params']!r}")
         known = {f.name for f in dataclasses.fields(cls)}
-        if group == "strategy":  # a method's own key may have the name of a part, whose value is a section
+        if group == "strategy":  # a method's key may have the name of a part, whose value is a section
             values = {**(body.get("params") or {}), **body}
             known -= {part for part in KEYS if not isinstance(values.get(part, {}), dict)}
         own = {key: body.pop(key) for key in list(body) if key not in known}
         if own:
             body["params"] = {**(body.get("params") or {}), **own}
-        for key in known & set(body.get("params") or {}) - {"name"}:  # a stored configuration of before it had a field
+        for key in known & set(body.get("params") or {}) - {
+            "name"
+        }:  # from a configuration stored before the field existed
             if group != "strategy" or key not in KEYS or isinstance(body["params"][key], dict):
                 body[key] = body["params"].pop(key)
 
@@ -476,18 +475,18 @@ _SECTIONS = {
     for name, section in vars(RunConfig()).items()
     if dataclasses.is_dataclass(section)
 }
-"""The keys of each section of a configuration."""
+"""Keys of each section of a configuration."""
 
 
 def _build(
     layers: list[tuple[str, DictConfig]], places: Mapping[str, str] | None = None, chosen: bool = False
 ) -> RunConfig:
-    """The configuration of layers, later ones over earlier ones.
+    """Build the configuration from layers; later ones take precedence.
 
     Args:
-        layers: with where each is from.
-        places: file and line of the user's words.
-        chosen: whether a method is chosen here, so that the defaults of its ``Params`` are filled in.
+        layers: source and content of each layer.
+        places: file and line of the user's keys.
+        chosen: whether a method is selected, so that defaults of its ``Params`` are filled in.
     """
     places, doubtful = places or {}, set()
     merged: dict[str, Any] = {}
@@ -496,14 +495,14 @@ def _build(
     for source, layer in layers:
         node = OmegaConf.to_container(layer, resolve=True)
         if not isinstance(node, dict):
-            raise FedGraphError(f"{source} must hold keys and values")
+            raise FedGraphError(f"{source} must contain keys with values")
         rename_nested(node, dict.fromkeys(OLD_KEYS, source))  # type: ignore[arg-type]
         if isinstance(node.get("attack"), str):
             node["attack"] = {"name": node["attack"]}
         for section, keys in _SECTIONS.items():
             if not isinstance(node.get(section, {}), dict):
-                told = f"got {node[section]!r} ({places.get(section, source)})"
-                raise FedGraphError(f"{section} must hold keys with their values, such as {section}.{keys[0]}, {told}")
+                got = f"got {node[section]!r} ({places.get(section, source)})"
+                raise FedGraphError(f"{section} must contain keys with values, such as {section}.{keys[0]}, {got}")
         for group, cls in _LIFTED.items():
             _lift(node, group, cls)  # type: ignore[arg-type]
             body = node[group] if isinstance(node.get(group), dict) else {}
@@ -522,7 +521,7 @@ def _build(
                     raise unknown(f"{group} key", key, known | accepted_params[group], where)
             accepted_params[group] |= own
             if "name" in body and (source != "override" or (group == "model" and name != before)):
-                merged[group] = {**merged.get(group, {}), "params": {}}  # another choice starts from its own keys
+                merged[group] = {**merged.get(group, {}), "params": {}}  # another selection starts from its own keys
         merged = _over(merged, node)
         nodes.append((source, node))  # type: ignore[arg-type]
     try:
@@ -537,7 +536,7 @@ def _build(
 
 
 def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
-    """Nested keys over others, neither of them changed."""
+    """Merge nested keys into a new dict; ``above`` takes precedence."""
     return below | {
         key: _over(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in above.items()
@@ -546,12 +545,12 @@ def _over(below: dict[Any, Any], above: dict[Any, Any]) -> dict[Any, Any]:
 
 @cache
 def _schema() -> DictConfig:
-    """The schema, of which a copy costs a fifth of making it."""
+    """Return the schema, cached because a copy takes a fifth of the time."""
     return OmegaConf.structured(RunConfig)
 
 
 def _checked(merged: dict[str, Any]) -> RunConfig:
-    """The configuration that nested keys mean by the schema: one look at all, since each costs as much as the whole."""
+    """Convert nested keys to a configuration in one step, since each merge costs as much as the whole."""
     node = copy.deepcopy(_schema())
     node.merge_with(merged)
     cfg: RunConfig = OmegaConf.to_object(node)  # type: ignore[assignment]
@@ -561,7 +560,7 @@ def _checked(merged: dict[str, Any]) -> RunConfig:
 def _explained(
     error: OmegaConfBaseException, nodes: list[tuple[str, dict[str, Any]]], places: Mapping[str, str]
 ) -> FedGraphError:
-    """The sentence for keys that the schema refuses: the first layer that it refuses is the one to name."""
+    """Return the error for invalid keys, naming the first layer that the schema rejects."""
     merged = copy.deepcopy(_schema())
     for source, node in nodes:
         try:
@@ -572,12 +571,12 @@ def _explained(
 
 
 def _is_code(group: str, name: str, merged: Mapping[str, Any]) -> bool:
-    """Whether what is chosen of a group is the user's own code, whose keys only it knows."""
+    """Return whether the selection of a group is user code, whose keys are unknown here."""
     return is_own(name) or (group == "dataset" and is_own(merged.get("dataset", {}).get("source", "")))
 
 
 def _check_places(cfg: RunConfig, doubtful: set[str], places: Mapping[str, str]) -> None:
-    """Check a method's keys that no YAML of it names, where they stand in a file: its line is known only here."""
+    """Check keys in a file that a method's YAML does not define; only here is the line known."""
     written_down = {key for key in doubtful if f"strategy.{key}" in places}
     if written_down:
         for key in sorted(written_down - (accepted := own_keys(cfg))):
@@ -597,7 +596,7 @@ def _explain(error: OmegaConfBaseException, source: str, places: Mapping[str, st
     if hasattr(error, "value") and (wanted := expected(key)):
         return FedGraphError(f"{key}={error.value} ({source}): expected {wanted}")
     if "is not a ListConfig" in str(error):
-        return FedGraphError(f"{key} ({source}) must be a list, such as {key}=[a,b]")
+        return FedGraphError(f"{key} ({source}) must be a list such as {key}=[a,b]")
     return FedGraphError(f"{key} ({source}): {_first_line(error)}")
 
 

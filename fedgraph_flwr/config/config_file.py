@@ -1,10 +1,10 @@
-"""A configuration as a person writes it: keys and values of a YAML file as the words of a command line, each with its line.
+"""User configuration file: the keys of a YAML file as overrides, each with its line.
 
-    extends: base.yaml                     # or a list; what stands below wins
-    strategy: {name: fedspa, folds: 2}     # as strategy=fedspa strategy.folds=2
+    extends: base.yaml                     # or a list; the keys below take precedence
+    strategy: {name: fedspa, folds: 2}     # same as strategy=fedspa strategy.folds=2
     train: {lr: 0.05}
 
-A file that holds a resolved configuration (a run's ``config.yaml``) is no such list of words: it is what composition starts from.
+A resolved configuration (a run's ``config.yaml``) is not a list of overrides: composition starts from it.
 """
 
 from collections.abc import Mapping
@@ -35,26 +35,26 @@ EXTENSIBLE = {group: cls for group, cls in CHOICES.items() if "params" in {f.nam
 
 @dataclass
 class ConfigFile:
-    """What files say.
+    """Content of a configuration file and of those that it extends.
 
     Attributes:
-        words: value by dotted key; a group's key alone is its choice.
+        overrides: value by dotted key; the key of a group is its selected name.
         places: file and line by dotted key.
-        base: the resolved configuration that the words lie upon, if there is one.
+        base: resolved configuration below the overrides, if any.
     """
 
-    words: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     base: Path | None = None
 
     def upon(self, below: "ConfigFile") -> "ConfigFile":
-        """These words over others."""
-        kept = laid_over(below.words, self.words)
+        """Return these overrides on top of others."""
+        kept = laid_over(below.overrides, self.overrides)
         return ConfigFile(kept, below.places | self.places, self.base or below.base)
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Words over others; where another choice of a group is made, what only the former choice knew is gone."""
+    """Merge overrides; if another name of a group is selected, drop the keys that only the previous one defines."""
     kept = dict(below)
     for group, schema in CHOICES.items():
         if above.get(group, below.get(group)) != below.get(group):
@@ -64,17 +64,17 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def choices(words: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """The words with ``group.name`` as the choice that it is, and a group's ``params`` as keys of its own.
+    """Normalise overrides: old names of keys, ``group.name`` as the selection, ``params`` as keys of the group.
 
     Raises:
-        FedGraphError: a group is chosen twice, or its choice is no name.
+        FedGraphError: a group is selected twice, its selection is not a name, or an old name is next to its new one.
     """
-    told: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for key, value in rename_config(words, places).items():
         group, _, rest = key.partition(".")
         if group in CHOICES and rest == "name":
             if words.get(group, value) != value:
-                raise FedGraphError(f"{group}={words[group]} and {key}={value} choose two: leave one out")
+                raise FedGraphError(f"{group}={words[group]} and {key}={value} select different names: leave one out")
             key = group
         elif group in CHOICES and rest.startswith("params."):
             key = f"{group}.{rest.removeprefix('params.')}"
@@ -82,21 +82,21 @@ def choices(words: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
             key = "attack.name"
         if key in (*CHOICES, "protocol") and not isinstance(value, str):
             where = places.get(key) or places.get(f"{key}.name") or "override"
-            raise FedGraphError(f"{key} must be a name or keys with their values, got {value!r} ({where})")
-        told[key] = value
-    return told
+            raise FedGraphError(f"{key} must be a name or keys with values, got {value!r} ({where})")
+        renamed[key] = value
+    return renamed
 
 
 def is_resolved(body: Mapping[str, Any]) -> bool:
-    """Whether a file's content is a whole configuration, as `composition.to_yaml` writes it."""
+    """Return whether the content is a complete configuration, as `composition.to_yaml` writes it."""
     return all(isinstance(body.get(group), Mapping) and "params" in body[group] for group in EXTENSIBLE)
 
 
 def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
-    """What a file says, those that it extends included.
+    """Read a file and those that it extends.
 
     Raises:
-        FedGraphError: it is missing, no YAML, extends itself, or names another file that is none.
+        FedGraphError: a file is missing or not YAML, or extends itself.
     """
     body = load(path)
     if is_resolved(body):
@@ -111,20 +111,20 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
     for other in [others] if isinstance(others, str) else others:
         file = path.parent / Path(str(other)).expanduser()
         if file.resolve() in chain:
-            raise FedGraphError(f"{path}: extends: {other} leads back to itself")
+            raise FedGraphError(f"{path}: extends: {other} is circular: remove it")
         if not file.is_file():
             raise FedGraphError(f"{path}, line {lines['extends']}: extends: {other}, but there is no file {file}")
         below = read(file, chain).upon(below)
-    words = flat(content)
+    content_keys = flat(content)
     places = {key: f"{path}, line {line}" for key, line in lines.items()}
-    return ConfigFile(choices(words, places), places).upon(below)
+    return ConfigFile(choices(content_keys, places), places).upon(below)
 
 
 def load(path: Path) -> DictConfig:
-    """The content of a YAML file.
+    """Read a YAML file with keys and values.
 
     Raises:
-        FedGraphError: there is none, or it holds something else.
+        FedGraphError: the file is missing or has other content.
     """
     try:
         loaded = OmegaConf.load(path)
@@ -134,25 +134,25 @@ def load(path: Path) -> DictConfig:
         raise FedGraphError(no_yaml(path, error)) from error
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FedGraphError(f"{path} is no valid YAML ({reason})") from error
+        raise FedGraphError(f"{path} is not valid YAML ({reason})") from error
     if not isinstance(loaded, DictConfig):
-        raise FedGraphError(f"{path} must hold keys and values")
+        raise FedGraphError(f"{path} must contain keys with values")
     return loaded
 
 
 def flat(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys as dotted ones; a group without a value is not said."""
-    told: dict[str, Any] = {}
+    """Flatten nested keys to dotted ones; skip groups without a value."""
+    dotted: dict[str, Any] = {}
     for key, value in body.items():
         if isinstance(value, Mapping):
-            told |= flat(value, f"{prefix}{key}.")
+            dotted |= flat(value, f"{prefix}{key}.")
         elif value is not None or prefix:
-            told[f"{prefix}{key}"] = value
-    return told
+            dotted[f"{prefix}{key}"] = value
+    return dotted
 
 
 def _lines(path: Path) -> dict[str, int]:
-    """The line of every dotted key."""
+    """Return the line of every dotted key."""
     found: dict[str, int] = {}
 
     def walk(node: Any, prefix: str) -> None:

@@ -8,7 +8,7 @@ SIMULATIONS = {
 """Engines that run all clients, and the function of each: ``run(cfg, on_round, on_wait) -> summary``."""
 
 STACKING = ("inline", "ray")
-"""Engines whose clients share a process and get their messages together, so that `stack` can compute them as one."""
+"""Engines whose clients share a process and get their messages together, as `stack` requires."""
 
 FLEET = "fedgraph_flwr.engine.flower:run_flower"
-"""The function of every other name, that of a SuperLink connection."""
+"""Function of every other name, which is a SuperLink connection."""

@@ -1,4 +1,4 @@
-"""What each key means, read from where it is written: the comments of a dataclass's fields, and of the YAML of a name."""
+"""Documentation of keys, read from the comments of dataclass fields and of YAML files."""
 
 import ast
 import dataclasses
@@ -22,14 +22,14 @@ from fedgraph_flwr.errors import unknown
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key of a configuration.
+    """Key of a configuration.
 
     Attributes:
-        name: with its group, ``train.lr``.
-        kind: of value that it takes, in words.
-        accepted: the values or the range, in words; empty: any of the kind.
-        default: its value where nothing is said.
-        meaning: in words.
+        name: name with its group, such as ``train.lr``.
+        kind: description of the value's type.
+        accepted: description of accepted values or range; empty for any value of the type.
+        default: default value.
+        meaning: description.
     """
 
     name: str
@@ -40,20 +40,20 @@ class Key:
 
 
 def sections() -> dict[str, type]:
-    """The dataclass of each group of keys; ``run`` holds those that stand alone."""
+    """Return the dataclass of each group of keys; ``run`` has the top-level keys."""
     hints = get_type_hints(RunConfig)
     return {"run": RunConfig} | {
         name: cls for name, cls in hints.items() if isinstance(cls, type) and is_dataclass(cls)
     }
 
 
-def asked_for(asked: str) -> tuple[list[str], Path | None]:
-    """The groups of keys that are meant by a group, ``GROUP=NAME``, or nothing (all); and the file of the name, if there is one.
+def select(selection: str) -> tuple[list[str], Path | None]:
+    """Return the groups selected by a group, ``GROUP=NAME`` or "" (all), and the file of the name, if any.
 
     Raises:
-        FedGraphError: no such group, or no such name in it.
+        FedGraphError: the group, or the name in it, is unknown.
     """
-    group, _, name = asked.partition("=")
+    group, _, name = selection.partition("=")
     if group and group not in sections():
         raise unknown("group of keys", group, sections())
     path = group_path(group, name) if name and group in GROUPS else None
@@ -63,7 +63,7 @@ def asked_for(asked: str) -> tuple[list[str], Path | None]:
 
 
 def keys_of(group: str) -> list[Key]:
-    """The keys of a group of `sections`, in their order; ``params``, which hold a name's own keys, aside."""
+    """Return the keys of a group of `sections` in order, without ``params``, the additional keys of a name."""
     aside = {"params", *(sections() if group == "run" else ())}
     return [
         key
@@ -73,14 +73,14 @@ def keys_of(group: str) -> list[Key]:
 
 
 def part_keys() -> list[Key]:
-    """The keys that choose parts of a method, and those of every part."""
+    """Return the keys that select parts of a method, and those of every part."""
     names = tuple(f"strategy.{part}." for part in parts.KEYS)
     choices = {f"strategy.{key}" for key in parts.CHOICES}
     return [key for key in keys_of("strategy") if key.name in choices or key.name.startswith(names)]
 
 
 def _declared(cls: type, prefix: str) -> dict[str, Key]:
-    """The keys that the fields of a dataclass declare, by field."""
+    """Return the keys declared by the fields of a dataclass, by field."""
     hints, comments = get_type_hints(cls), _comments(cls)
     keys: dict[str, Key] = {}
     for f in dataclasses.fields(cls):
@@ -94,9 +94,9 @@ def _declared(cls: type, prefix: str) -> dict[str, Key]:
 
 
 def own_keys_of(group: str, path: Path) -> list[Key]:
-    """The keys that the YAML of a name sets, with its comments, then those that a method declares in its ``Params``.
+    """Return the keys set in the YAML of a name, with its comments, then those declared in a method's ``Params``.
 
-    Types, ranges, defaults and comments of a network's own keys are those of its ``__init__``.
+    Types, ranges, defaults and comments of a model's additional keys come from its ``__init__``.
 
     Raises:
         FedGraphError: the classes of a method cannot be imported.
@@ -107,7 +107,7 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
         for params in params_of(*(body.get(side) or getattr(StrategyConfig, side) for side in ("server", "client"))):
             declared |= {key.name: key for key in _declared(params, f"{group}.").values()}
     if group == "model":
-        networks = importlib.import_module("fedgraph_flwr.models")  # which takes a second
+        networks = importlib.import_module("fedgraph_flwr.models")  # takes a second
         chosen = ModelConfig(str(body["name"]))
         own, comments = _declared(networks.own_schema(chosen), "model."), keyword_comments(networks.network(chosen))
         declared = {f"model.{key}": _declared(ModelConfig, "model.")[key] for key in networks.COMMON}
@@ -130,15 +130,15 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
 
 @lru_cache(maxsize=32)
 def _comments(cls: type) -> dict[str, str]:
-    """By field: the comments above it, behind it and within it; of what a base class declares, those there."""
-    told: dict[str, str] = {}
+    """Return the comments above, behind and within each field, including fields of base classes."""
+    comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        told |= _comments_in(base) if is_dataclass(base) else {}
-    return told
+        comments |= _comments_in(base) if is_dataclass(base) else {}
+    return comments
 
 
 def keyword_comments(cls: type) -> dict[str, str]:
-    """By keyword of a class's ``__init__``: the comments above it and behind it; of a base's keyword, also those there."""
+    """Return the comments above and behind each keyword of a class's ``__init__`` and those of its bases."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= _comments_in(vars(base)["__init__"]) if inspect.isfunction(vars(base).get("__init__")) else {}
@@ -146,10 +146,10 @@ def keyword_comments(cls: type) -> dict[str, str]:
 
 
 def _comments_in(source_of: Any) -> dict[str, str]:
-    """The comments of a dataclass's fields, or of a function's keywords."""
+    """Return the comments of a dataclass's fields, or of a function's keywords."""
     try:
         source = inspect.cleandoc("\n" + inspect.getsource(source_of))
-    except OSError:  # made at run time
+    except OSError:  # created at run time
         return {}
     found: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

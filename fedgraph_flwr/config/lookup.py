@@ -1,4 +1,4 @@
-"""Classes by the names they have in a configuration, and the keys that a class declares as its own."""
+"""Lookup of classes named in a configuration, and of the keys that a class declares."""
 
 import copy
 import dataclasses
@@ -16,26 +16,26 @@ from fedgraph_flwr.moved import successor
 
 @dataclasses.dataclass
 class NoParams:
-    """Keys of a method without its own."""
+    """Params of a method without additional keys."""
 
 
 def full_name(target: str) -> str:
-    """``module:name`` as it is now: see `locate`."""
+    """Return the current ``module:name`` of a target; see `locate`."""
     module, colon, name = target.partition(":")
     try:
         ours = module.startswith(("strategies.", "clients.")) and find_spec(f"fedgraph_flwr.{module}")
-    except ModuleNotFoundError:  # of what it stands below
+    except ModuleNotFoundError:  # a parent package is missing
         ours = False
     return successor(f"fedgraph_flwr.{module}" if ours else module) + colon + name
 
 
 def locate(target: str) -> Any:
-    """The class named ``module:Class``, as in a strategy's YAML.
+    """Import the class named ``module:Class``, as in a strategy's YAML.
 
-    ``strategies.`` and ``clients.`` alone, as configurations stored before version 0.1 have them, mean ours.
+    The bare prefixes ``strategies.`` and ``clients.``, in configurations stored before version 0.1, mean this package's.
 
     Raises:
-        FedGraphError: there is no such module or class.
+        FedGraphError: the module or class cannot be imported.
     """
     module, _, name = full_name(target).partition(":")
     try:
@@ -48,7 +48,7 @@ def locate(target: str) -> Any:
 
 
 def named_code(cfg: RunConfig) -> dict[str, str]:
-    """What of a configuration names code as ``module:name`` and is loaded where a client lives, by key."""
+    """Return the values of a configuration that name code loaded by clients as ``module:name``, by key."""
     found = {"strategy.client": cfg.strategy.client}
     if ":" in cfg.model.name:
         found["model"] = cfg.model.name
@@ -57,19 +57,19 @@ def named_code(cfg: RunConfig) -> dict[str, str]:
 
 
 def function(target: str, key: str) -> Callable[..., Any]:
-    """The function of the user's own that a key names as ``module:function``.
+    """Import the user's function that a key names as ``module:function``.
 
     Raises:
-        FedGraphError: there is none, or it cannot be called.
+        FedGraphError: it cannot be imported or called.
     """
     found = locate(target)
     if not callable(found):
-        raise FedGraphError(f"{key}={target} is no function")
+        raise FedGraphError(f"{key}={target} is not callable: expected module:function")
     return found
 
 
 def method_params(cls: Any, cfg: RunConfig) -> Any:
-    """The ``Params`` dataclass of a strategy or client class, filled from the method's own keys."""
+    """Return the ``Params`` dataclass of a strategy or client class, filled from the method's keys."""
     names = {f.name for f in dataclasses.fields(cls.Params)}
     values = {k: v for k, v in cfg.strategy.params.items() if k in names}
     return copy.deepcopy(_filled(cls.Params, json.dumps(values), f"strategy={cfg.strategy.name}"))
@@ -77,36 +77,36 @@ def method_params(cls: Any, cfg: RunConfig) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _filled(schema: Any, values: str, chosen: str) -> Any:
-    """As `typed`, of values in JSON: to check them takes milliseconds, and every client of a process has the same."""
+    """Call `typed` on JSON values; cached, since checks take milliseconds and clients of a process share values."""
     return typed(schema, json.loads(values), chosen)
 
 
 def params_of(server: str, client: str) -> list[type]:
-    """The ``Params`` dataclasses of a method's two classes, the server's first.
+    """Return the ``Params`` dataclasses of a method's two classes, the server's first.
 
     Raises:
-        FedGraphError: there is no such class.
+        FedGraphError: a class cannot be imported.
     """
     sides = (getattr(locate(side), "Params", NoParams) for side in (server, client))
     return list(dict.fromkeys(sides))
 
 
 def own_keys(cfg: RunConfig) -> set[str]:
-    """The method's own keys, of both sides."""
+    """Return the method's keys, of both sides."""
     return {
         f.name for params in params_of(cfg.strategy.server, cfg.strategy.client) for f in dataclasses.fields(params)
     }
 
 
 def default_of(f: "dataclasses.Field[Any]") -> Any:
-    """A field's value where nothing is said."""
+    """Return a field's default value."""
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 def own_defaults(server: str, client: str) -> dict[str, Any]:
-    """The method's own keys with their defaults, which nothing but its ``Params`` holds.
+    """Return the method's keys with the defaults of its ``Params``.
 
     Raises:
-        FedGraphError: there is no such class.
+        FedGraphError: a class cannot be imported.
     """
     return {f.name: default_of(f) for params in params_of(server, client) for f in dataclasses.fields(params)}

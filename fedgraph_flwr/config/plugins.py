@@ -1,7 +1,7 @@
-"""Installed packages that bring methods, networks, data and more, by an entry point of the group `ENTRY_POINT`.
+"""Installed packages with methods, models or data, found by an entry point of the group `ENTRY_POINT`.
 
 [project.entry-points."fedgraph_flwr.conf"]
-mymethods = "mymethods"     # the package, whose folder conf/ has strategy/NAME.yaml, model/NAME.yaml and so on
+mymethods = "mymethods"     # package whose folder conf/ has strategy/NAME.yaml, model/NAME.yaml ...
 """
 
 import sys
@@ -14,7 +14,7 @@ ENTRY_POINT = "fedgraph_flwr.conf"
 
 
 def packages() -> dict[str, Path]:
-    """The config folder of each package by its name; none of them is imported."""
+    """Return the config folder of each package by name, without importing it."""
     return _packages(tuple(sys.path))
 
 
@@ -22,7 +22,7 @@ def packages() -> dict[str, Path]:
 def _packages(path: tuple[str, ...]) -> dict[str, Path]:
     found = {}
     for name in sorted({point.value for point in entry_points(group=ENTRY_POINT)}):
-        spec = find_spec(name) if name.isidentifier() else None  # of what stands below a package, it would import that
+        spec = find_spec(name) if name.isidentifier() else None  # for a dotted name, find_spec would import the parent
         for place in (spec.submodule_search_locations or ()) if spec else ():
             if (folder := Path(place) / "conf").is_dir():
                 found[name] = folder

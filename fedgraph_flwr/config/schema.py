@@ -1,11 +1,11 @@
-"""The configuration's schema: typed dataclasses whose values are checked where they are made.
+"""Schema of the configuration: typed dataclasses that check their values when created.
 
-Every key has a type, a range and a default here; a method declares its own in ``Params``, a network in the signature of
-its class, and `typed` fills either from what a user wrote. A number that says nothing else is finite and at least 0; `number`
-and `choice` say it otherwise, and `check` asks every field, so that a new key is checked without another line.
+Every key has a type, a range and a default here. A method declares its keys in ``Params``, a model in the signature of its
+class, and `typed` fills both from the user's values. By default a number must be finite and at least 0. `number` and `choice`
+declare other ranges, and `check` checks every field.
 
-Dataclasses and OmegaConf, not pydantic: OmegaConf reads, merges and converts the YAML anyway, and pydantic's errors know no
-file and line, so it would add a dependency and a second conversion and remove only `Range` and `check`.
+The schema uses dataclasses and OmegaConf instead of pydantic: OmegaConf reads, merges and converts the YAML anyway, and
+pydantic's errors have no file and line. It would add a dependency and a second conversion, and replace only `Range` and `check`.
 """
 
 import dataclasses
@@ -25,39 +25,39 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 
 DEVICES = ("auto", "cpu", "cuda")
 
-MOST_CLIENTS = 1_000_000
+MAX_CLIENTS = 1_000_000
 
 AUTO = "auto"
-"""What of ``stack`` is found out for the run at hand."""
+"""Value of ``stack`` that is resolved for each run."""
 
 AT_ONCE = 32
-"""Clients that are computed as one where that is found to pay: with 128, a round takes as long."""
+"""Number of clients computed as one with ``stack=auto``; 128 are not faster."""
 
-MOST_THREADS = 256
-"""Torch's threads in one process; with very many, the process dies without a word."""
+MAX_THREADS = 256
+"""Maximum number of torch threads in one process; with very many, the process dies silently."""
 
 
 def one_of(value: str, accepted: Sequence[str], key: str) -> None:
-    """Raise unless ``value`` is among the accepted ones."""
+    """Raise an error unless ``value`` is accepted."""
     if value not in accepted:
         raise unknown(key, value, accepted)
 
 
 def at_least(value: float, bound: float, key: str) -> None:
-    """Raise unless ``value`` is finite and ``>= bound``."""
+    """Raise an error unless ``value`` is finite and ``>= bound``."""
     if not bound <= value < math.inf:
         raise FedGraphError(f"{key} must be >= {bound}{' and finite' if value == math.inf else ''}, got {value}")
 
 
 def below(value: float, bound: float, key: str) -> None:
-    """Raise unless ``value < bound``."""
+    """Raise an error unless ``value < bound``."""
     if not value < bound:
         raise FedGraphError(f"{key} must be < {bound}, got {value}")
 
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers a key accepts: finite ones between two ends, which belong to it unless said otherwise."""
+    """Range of finite numbers that a key accepts; both ends are included unless excluded."""
 
     low: float = 0
     high: float = math.inf
@@ -65,7 +65,7 @@ class Range:
     without_high: bool = False
 
     def check(self, value: float, key: str) -> None:
-        """Raise unless ``value`` lies in the range."""
+        """Raise an error unless ``value`` is in the range."""
         if isinstance(value, int) and self.high == math.inf and value > LARGEST_INT:
             raise FedGraphError(f"{key} must be <= {LARGEST_INT}, got {value}")
         above = self.low < value if self.without_low else self.low <= value
@@ -73,7 +73,7 @@ class Range:
             return
         if self.high < math.inf:
             ends = f"{'(' if self.without_low else '['}{self.low}, {self.high}{')' if self.without_high else ']'}"
-            raise FedGraphError(f"{key} must lie in {ends}, got {value}")
+            raise FedGraphError(f"{key} must be in {ends}, got {value}")
         if self.without_low or self.low == -math.inf:
             bound = f"> {self.low} and " if self.without_low else ""
             raise FedGraphError(f"{key} must be {bound}finite, got {value}")
@@ -81,7 +81,7 @@ class Range:
 
 
 LARGEST_INT = 2**31 - 1
-"""Of a whole number whose field names no upper end."""
+"""Upper end of integer fields without an explicit one."""
 
 ANY = Range(-math.inf)
 """Every finite number."""
@@ -95,7 +95,7 @@ def number(
     without_low: bool = False,
     without_high: bool = False,
 ) -> Any:
-    """A field that accepts numbers of a `Range`, or a list of them where its default is one."""
+    """Return a field for numbers of a `Range`, or for a list of them if its default is a list."""
     metadata = {"range": Range(low, high, without_low, without_high)}
     if isinstance(default, Sequence):
         return field(default_factory=lambda: list(default), metadata=metadata)
@@ -103,7 +103,7 @@ def number(
 
 
 def choice(default: str | int, accepted: Sequence[str | int], own: bool = False) -> Any:
-    """A field that accepts these words or whole numbers; with ``own`` also code of the user's, ``module:name``."""
+    """Return a field for the given strings or integers; with ``own``, also for user code ``module:name``."""
     return field(default=default, metadata={"choices": tuple(map(str, accepted)), "own": own})
 
 
@@ -111,19 +111,19 @@ _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def is_own(value: object) -> bool:
-    """Whether a value names code, as ``module:name``."""
+    """Return whether a value names code as ``module:name``."""
     return isinstance(value, str) and bool(_OWN.fullmatch(value))
 
 
 def check(section: Any, group: str) -> None:
-    """Check every field of a dataclass against what it says of itself.
+    """Check every field of a dataclass against its declared range or choices.
 
     Args:
-        section: with `number` and `choice` fields; another number must be finite and at least 0.
-        group: the keys' common prefix, such as ``train``.
+        section: dataclass with `number` and `choice` fields; other numbers must be finite and at least 0.
+        group: common prefix of the keys, such as ``train``.
 
     Raises:
-        FedGraphError: a number outside its range, or a word that is not accepted.
+        FedGraphError: a number is outside its range, or a string is not accepted.
     """
     for f in dataclasses.fields(section):
         value, key = getattr(section, f.name), f"{group}.{f.name}" if group else f.name
@@ -139,7 +139,7 @@ def check(section: Any, group: str) -> None:
 
 
 class Section:
-    """Base of the dataclasses below, which are checked where they are made; ``group`` is what stands before their keys."""
+    """Base of the dataclasses below, which check their values when created; ``group`` is the prefix of their keys."""
 
     group: ClassVar[str]
 
@@ -152,45 +152,43 @@ class Section:
 
 @dataclass
 class DatasetConfig(Section, group="dataset"):
-    """Which graph, and what is done to it before it is split and partitioned."""
+    """Dataset, and preprocessing before split and partition."""
 
-    name: str = "csbm"  # which; `fedgraph-flwr datasets` lists them
-    source: str = ""  # module:function that makes the graph, of a dataset of one's own
-    reversed: bool = False  # turn every edge round
+    name: str = "csbm"  # name of the dataset (see `fedgraph-flwr datasets`)
+    source: str = ""  # custom dataset: module:function that creates the graph
+    reversed: bool = False  # reverse every edge
     undirected: bool = False  # add the reverse of every edge
-    drop_featureless: bool = False  # leave out nodes whose features are all 0
-    largest_component: bool = False  # keep its nodes alone
-    remove_self_loops: bool = False  # edges from a node to itself
-    normalize_features: bool = False  # rows of x sum to 1
-    edge_flip: float = number(
-        0.0, high=1
-    )  # probability with which a client's edge is removed and a random one put in its place
-    # typed graphs: what shares weights is a triple (source type, name, target type), or all edges of a name
+    drop_featureless: bool = False  # drop nodes whose features are all 0
+    largest_component: bool = False  # keep only its nodes
+    remove_self_loops: bool = False  # drop edges from a node to itself
+    normalize_features: bool = False  # scale rows of x to sum 1
+    edge_flip: float = number(0.0, high=1)  # probability that a client's edge is replaced by a random one
+    # heterogeneous graphs: weights are shared per triple (source type, name, target type), or per relation name
     edge_types: str = choice("triple", ("triple", "name"))
-    params: dict[str, Any] = field(default_factory=dict)  # what only this dataset knows (CSBM's sizes, say)
+    params: dict[str, Any] = field(default_factory=dict)  # keys of this dataset only, such as CSBM's sizes
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if path := self.params.get("path"):  # clients run in other folders
+        if path := self.params.get("path"):  # absolute, since clients run in other folders
             self.params = {**self.params, "path": str(Path(str(path)).expanduser().absolute())}
 
 
 @dataclass
 class SplitConfig(Section, group="split"):
-    """Which nodes train, validate and test."""
+    """Split into training, validation and test nodes."""
 
-    kind: str = choice("ratio", ("ratio", "kfold", "public"))  # public: the dataset's own masks
+    kind: str = choice("ratio", ("ratio", "kfold", "public"))  # public: the dataset's masks
     # client: within each client's nodes; global: over the whole graph, before the partition
     scope: str = choice("client", ("client", "global"))
-    train: float = number(0.6, high=1)  # share of the labelled nodes that train
-    val: float = number(0.2, high=1)  # likewise, of validation nodes, which choose the round
-    test: float = number(0.2, high=1)  # likewise, of test nodes, which are scored and choose nothing
-    folds: int = 5  # kfold: groups of nodes; fold i tests on group i, validates on group i+1, trains on the rest
+    train: float = number(0.6, high=1)  # share of labelled nodes for training
+    val: float = number(0.2, high=1)  # share for validation, which selects the round
+    test: float = number(0.2, high=1)  # share for testing
+    folds: int = 5  # kfold: number of node groups; fold i tests on group i, validates on group i+1, trains on the rest
     fold: int = number(-1, low=-1)  # -1: seed modulo folds
-    # kfold, fold -1: each seed draws its own partition and groups; else those of seeds 0 to folds - 1 are one, and so on
+    # kfold with fold -1: each seed draws its own partition and groups; otherwise seeds 0 to folds - 1 share them, and so on
     resample: bool = False
-    stratify: bool = False  # ratio: the same ratios within each class
-    min_train: int = 0  # a client left with fewer training nodes is given some from its unused nodes
+    stratify: bool = False  # ratio: apply the ratios within each class
+    min_train: int = 0  # minimum training nodes per client, filled from its unused nodes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,37 +200,35 @@ class SplitConfig(Section, group="split"):
 
 @dataclass
 class PartitionConfig(Section, group="partition"):
-    """How a graph becomes clients. ``name`` says how nodes are grouped, ``merge`` how groups become M clients."""
+    """Partition of a graph into clients: ``name`` groups nodes, ``merge`` turns groups into M clients."""
 
-    name: str = "louvain"  # how nodes are grouped, or module:function
-    # how groups become clients; none: each is one
+    name: str = "louvain"  # grouping of nodes, or module:function
+    # how groups become clients; none: one client per group
     merge: str = choice("smallest_first", ("smallest_first", "ascending", "first_fit", "random_merge", "none"))
-    resolution: float = number(1.0, without_low=True)  # Louvain
+    resolution: float = number(1.0, without_low=True)  # resolution of Louvain
     min_size: int = (
-        50  # random_merge: smaller groups are merged whole into a random larger one; dirichlet: nodes of a client
+        50  # random_merge: smaller groups are merged into a random larger one; dirichlet: minimum nodes per client
     )
-    alpha: float = number(
-        0.5, without_low=True
-    )  # dirichlet: small, each class at few clients; large, as in the whole graph
+    alpha: float = number(0.5, without_low=True)  # dirichlet: concentration; small values put each class at few clients
     delta: int = 20  # first_fit: slack over N / M
-    overlap: float = number(0.0, high=1)  # overlapping: share of a part's nodes drawn for each of its clients
-    clients_per_part: int = number(1, low=1)  # overlapping
-    params: dict[str, Any] = field(default_factory=dict)  # what only this partitioner knows
+    overlap: float = number(0.0, high=1)  # overlapping: share of a part's nodes drawn by each of its clients
+    clients_per_part: int = number(1, low=1)  # overlapping: number of clients per part
+    params: dict[str, Any] = field(default_factory=dict)  # keys of this partitioner only
 
 
 @dataclass
 class ModelConfig(Section, group="model"):
-    """The network. ``params`` holds what only this network knows."""
+    """Model; ``params`` has the keys of this model only."""
 
-    name: str = "gcn"  # one of ours, or module:Class
+    name: str = "gcn"  # built-in model, or module:Class
     hidden: int = number(64, low=1, high=65_536)  # width of hidden features
-    layers: int = number(2, low=1, high=1000)  # how many, the last included
-    dropout: float = number(0.5, high=1, without_high=True)  # share of features that a step leaves out
+    layers: int = number(2, low=1, high=1000)  # number of layers, including the last
+    dropout: float = number(0.5, high=1, without_high=True)  # dropout probability
     params: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layers > 1000:  # each is built before the first client starts
+        if self.layers > 1000:  # all layers are built before the first client starts
             raise FedGraphError(f"model.layers must be <= 1000, got {self.layers}")
 
 
@@ -240,38 +236,40 @@ class ModelConfig(Section, group="model"):
 class TrainConfig(Section, group="train"):
     """Local training."""
 
-    optimizer: str = choice("adam", ("adam", "adamw", "sgd"))  # of local steps
+    optimizer: str = choice("adam", ("adam", "adamw", "sgd"))  # optimiser of local steps
     lr: float = number(0.01, without_low=True)  # step size
-    weight_decay: float = 5e-4  # of the squared norm, in the gradient; adamw: of the parameters, apart from it
-    momentum: float = 0.0  # sgd
-    local_steps: int = 3  # full-batch steps a round
-    # client i takes entry i modulo the length; empty: local_steps for all
+    weight_decay: float = 5e-4  # weight decay: L2 penalty in the gradient; adamw: decoupled
+    momentum: float = 0.0  # sgd: momentum
+    local_steps: int = 3  # full-batch steps per round
+    # steps of client i: entry i modulo the length; empty: local_steps for all
     local_steps_by_client: list[int] = field(default_factory=list)
-    # reset: each round; auto: keep for adam and adamw, reset for sgd
+    # reset: at each round; auto: keep for adam and adamw, reset for sgd
     optimizer_state: str = choice("auto", ("auto", "keep", "reset"))
-    # weighted: classes count alike; focal: what is predicted badly counts more
+    # weighted: balance classes; focal: down-weight well-classified nodes
     loss: str = choice("cross_entropy", ("cross_entropy", "weighted", "focal"))
-    # weighted: classes count alike at each client | over all clients' training nodes, of which they tell shares
+    # weighted: class weights from each client's training nodes | from all clients', which report their shares
     class_weights: str = choice("local", ("local", "federated"))
-    focal_gamma: float = 2.0  # focal: 0 is cross_entropy
+    focal_gamma: float = 2.0  # focal: exponent; 0 is cross_entropy
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.class_weights == "federated" and self.loss != "weighted":
-            raise FedGraphError(f"train.class_weights=federated does nothing with train.loss={self.loss}: set weighted")
+            raise FedGraphError(
+                f"train.class_weights=federated has no effect with train.loss={self.loss}: set train.loss=weighted"
+            )
 
     @property
     def keeps_optimizer(self) -> bool:
-        """Whether the optimiser's state survives a round."""
+        """Whether the optimiser's state is kept between rounds."""
         return self.optimizer_state == "keep" or (self.optimizer_state == "auto" and self.optimizer != "sgd")
 
     @property
     def plain_sgd(self) -> bool:
-        """Whether a step is the gradient times the step size."""
+        """Whether a step is the gradient times the learning rate."""
         return self.optimizer == "sgd" and not self.momentum
 
     def steps_of(self, client: int) -> int:
-        """Local steps a round of a client, by its index."""
+        """Return a client's local steps per round, by its index."""
         steps = self.local_steps_by_client or [self.local_steps]
         return steps[client % len(steps)]
 
@@ -289,66 +287,64 @@ SHARES = frozenset(chain(*TASKS.values()))
 AVERAGES = ("clients", "test_nodes", "nodes")
 AGGREGATORS = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound")
 UNKNOWN_DATA = "unknown"
-"""In place of a dataset's name in the results of a fleet, whose parties bring their own graphs."""
+"""Dataset name in the results of a fleet, whose parties have private graphs."""
 
 SELECTIONS = ("best_val", "own_best_val", "last", "last5")
 
 
 @dataclass
 class EvaluationConfig(Section, group="evaluation"):
-    """What is scored, and which of the figures is the headline (`test_accuracy` in the summary)."""
+    """Evaluation: metrics, and the headline score (`test_accuracy` in the summary)."""
 
-    # the headline, and what chooses the round, on validation nodes
+    # metric of the headline score and, on validation nodes, of the round selection
     metric: str = choice("accuracy", tuple(dict.fromkeys(chain(*TASKS.values()))), own=True)
-    metrics: list[str] = field(default_factory=list)  # of one's own, beside ours: module:function each
+    metrics: list[str] = field(default_factory=list)  # custom metrics in addition, each module:function
     average: str = choice(
         "clients", AVERAGES
-    )  # plain mean over clients | weighted by test nodes | weighted by all nodes
-    # the round of the best validation figure | of each client's own | the last round | mean of the last five rounds
+    )  # mean over clients: unweighted | weighted by test nodes | weighted by all nodes
+    # round with the best validation score | best per client | last round | mean of the last five rounds
     select: str = choice("best_val", SELECTIONS)
-    # what chooses the round on validation nodes, and what patience waits for: the headline, or the cross entropy, which few
-    # validation nodes settle more steadily: it moves with every node's probability and has no ties
+    # validation score for round selection and patience: the headline metric, or the cross entropy, which has no ties and is less
+    # noisy with few validation nodes
     monitor: str = choice("metric", ("metric", "loss"))
     every: int = number(1, low=1)  # rounds between evaluations
-    # who scores a model: all | cohort, those who train next, at no exchange of its own | a number, as many, always the same
+    # clients that score a model: all | cohort: the next round's trainers, without an extra exchange | a fixed number of clients
     clients: str = "all"
     patience: int = (
-        0  # stop after so many rounds without a better validation figure (own_best_val: of any client); 0: never
+        0  # stop after this many rounds without a better validation score (own_best_val: of any client); 0: never
     )
-    min_delta: float = 0.0  # by how much a figure must be better
-    trained: bool = False  # also score each client's model right after local training
-    full: bool = False  # auc, average_precision and the F1 of each class with more than two classes too
-    # clients tell, with their scores, how many test nodes of each class are taken for which; for the report of a fleet
+    min_delta: float = 0.0  # minimum improvement of the score
+    trained: bool = False  # also score each client's model directly after local training
+    full: bool = False  # also compute auc, average_precision and F1 per class with more than two classes
+    # clients also send confusion matrices of their test nodes, for the report of a fleet
     confusion: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clients not in ("all", "cohort") and not (
-            self.clients.isdecimal() and len(self.clients) < 8 and 0 < int(self.clients) <= MOST_CLIENTS
+            self.clients.isdecimal() and len(self.clients) < 8 and 0 < int(self.clients) <= MAX_CLIENTS
         ):
-            raise FedGraphError(f"evaluation.clients must be all, cohort or a number from 1, got '{self.clients}'")
+            raise FedGraphError(f"evaluation.clients must be all, cohort or an integer >= 1, got '{self.clients}'")
         if self.clients == "cohort" and self.select == "own_best_val":
             raise FedGraphError(
-                "evaluation.select=own_best_val follows each client's own figure, and evaluation.clients=cohort lets others"
-                " score each round: set all or a number"
+                "evaluation.select=own_best_val needs scores of the same clients in each round, but evaluation.clients=cohort"
+                " changes them: set evaluation.clients to all or a number"
             )
         for target in self.metrics:
             if not is_own(target):
-                raise FedGraphError(
-                    f"evaluation.metrics must name functions of your own as module:function, got '{target}'"
-                )
+                raise FedGraphError(f"evaluation.metrics must list custom functions as module:function, got '{target}'")
             if (name := target.partition(":")[2]) in METRICS or self.own[name] != target:
-                raise FedGraphError(f"evaluation.metrics: another metric is called {name} too: rename that of {target}")
+                raise FedGraphError(f"evaluation.metrics: there are two metrics named {name}: rename that of {target}")
 
     @property
     def own(self) -> dict[str, str]:
-        """The user's own metrics, ``module:function`` by the function's name."""
+        """Custom metrics, ``module:function`` by function name."""
         targets = [*self.metrics, *([self.metric] if is_own(self.metric) else [])]
         return {target.partition(":")[2]: target for target in targets}
 
     @property
     def headline(self) -> str:
-        """The name of `metric` in results."""
+        """Name of `metric` in results."""
         return self.metric.partition(":")[2] or self.metric
 
     @property
@@ -492,32 +488,32 @@ PERSONAL_PREFIXES = {"head": ["head"], "norm": ["norms."]}
 
 @dataclass
 class StrategyConfig(Section, group="strategy"):
-    """The method: its two classes, what is shared, how it is weighted, who takes part.
+    """Method: its two classes, shared parameters, weighting and participation.
 
-    ``params`` holds the method's own keys; in YAML and overrides they stand beside the others (``strategy.mu=0.1``).
+    ``params`` has the keys of this method only; in YAML and overrides they are next to the others (``strategy.mu=0.1``).
     """
 
-    name: str = "fedavg"  # as results call it
-    server: str = "fedgraph_flwr.strategies.fedavg:FedAvg"  # module:class
-    client: str = "fedgraph_flwr.clients.base:GraphClient"  # likewise
-    shared: list[str] = field(default_factory=lambda: [""])  # prefixes of parameter names that travel; "" is all
-    private: list[str] = field(
-        default_factory=list
-    )  # prefixes of those among them that stay after all; head: the last layer
-    personal: bool = False  # a client is scored by a model of its own, and by the shared one beside it (global_...)
-    pooled: bool = False  # one client holds the whole graph, cut edges included
-    private_schema: bool = False  # typed graphs: a client names the types that it holds, not those of all
+    name: str = "fedavg"  # name in results
+    server: str = "fedgraph_flwr.strategies.fedavg:FedAvg"  # server class as module:class
+    client: str = "fedgraph_flwr.clients.base:GraphClient"  # client class as module:class
+    shared: list[str] = field(default_factory=lambda: [""])  # prefixes of the names of shared parameters; "" shares all
+    private: list[str] = field(default_factory=list)  # prefixes of exceptions that stay private; head: the last layer
+    personal: bool = (
+        False  # score each client with its personal model, and additionally with the shared one (global_...)
+    )
+    pooled: bool = False  # one client holds the whole graph, including cut edges
+    private_schema: bool = False  # heterogeneous graphs: each client reveals only its own types
     weighting: str = choice(
         "train", ("train", "nodes", "uniform")
-    )  # of clients in a mean: training nodes, nodes, or all with training nodes alike (under privacy.dp: all alike)
-    aggregator: str = choice("mean", AGGREGATORS)  # mean, which is weighted, or a robust one
-    byzantine: int = 1  # f, liars a round that the aggregator is to stand
-    norm_bound: float = 0.0  # aggregator=norm_bound: largest L2 norm of a client's update; 0: the median of the round's
-    # largest share of one client in a weighted mean, whatever number of nodes it claims
+    )  # weights of clients in a mean: training nodes, nodes, or uniform over clients with training nodes (privacy.dp: over all)
+    aggregator: str = choice("mean", AGGREGATORS)  # weighted mean, or a robust aggregator
+    byzantine: int = 1  # f, number of malicious clients per round that the aggregator tolerates
+    norm_bound: float = 0.0  # aggregator=norm_bound: maximum L2 norm of a client's update; 0: the median of the round
+    # maximum share of one client in a weighted mean, whatever number of nodes it reports
     max_share: float = number(1.0, high=1, without_low=True)
     fraction: float = number(1.0, high=1, without_low=True)  # share of the clients sampled each round
-    min_clients: int = number(1, low=1)  # fewer valid replies than this fail the round
-    on_failure: str = choice("continue", ("continue", "fail"))  # without a client that failed, or not at all
+    min_clients: int = number(1, low=1)  # minimum number of valid replies; fewer fail the round
+    on_failure: str = choice("continue", ("continue", "fail"))  # continue without failed clients, or fail the run
     timeout: float = number(3600.0, without_low=True)  # seconds to wait for an exchange
     # terms that clients add to the loss, and sam, the gradient that they take of the sum: [prox], [moon], [prox, sam] and so on
     objective: list[str] = field(default_factory=list, metadata={"listed": ("prox", "moon", "sam")})
@@ -551,23 +547,23 @@ class StrategyConfig(Section, group="strategy"):
             self.personal = True
 
     def cohort_size(self, clients: int) -> int:
-        """How many of the ``clients`` a round samples."""
+        """Return the number of ``clients`` sampled per round."""
         return min(max(round(self.fraction * clients), self.min_clients), clients)
 
 
 LEAST_NOISE = 1e-3
-"""Of ``privacy.noise_multiplier``: one release costs an ε of 5e5."""
+"""Minimum ``privacy.noise_multiplier`` > 0: one release costs an ε of 5e5."""
 
 MAX_NOISE_BITS = 20
-"""Of ``privacy.secagg_bits`` under ``privacy.dp=distributed``: with 24, NumPy's Poisson variates are 3 % off."""
+"""Maximum ``privacy.secagg_bits`` under ``privacy.dp=distributed``: with 24, NumPy's Poisson variates are 3 % off."""
 
 
 @dataclass
 class PrivacyConfig(Section, group="privacy"):
-    """Differential privacy of each client in the models that the server releases, and secure aggregation."""
+    """Client-level differential privacy of released models, and secure aggregation."""
 
-    # server_fixed: the server clips updates; client_fixed: each client does; distributed: each client clips and adds its part of
-    # the noise before secure aggregation, so that the server sees no update without noise; ..._adaptive: the same, with norms
+    # server_fixed: the server clips updates; client_fixed: each client clips; distributed: each client clips and adds a part of
+    # the noise before secure aggregation, so the server sees no update without noise; ..._adaptive: the same, with norms
     # that follow clipping_quantile
     dp: str = choice(
         "none",
@@ -582,8 +578,8 @@ class PrivacyConfig(Section, group="privacy"):
         ),
     )
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
-    clipping_norm: float = number(1.0, without_low=True)  # largest L2 norm of a client's update
-    # largest norms of single groups that the method uploads, such as {variates: 0.1}; others: clipping_norm
+    clipping_norm: float = number(1.0, without_low=True)  # maximum L2 norm of a client's update
+    # maximum norms of single groups that the method uploads, such as {variates: 0.1}; others: clipping_norm
     clipping_norms: dict[str, float] = field(default_factory=dict)
     # of adaptive norms: share of clients whose updates should be within the norm; the norms above are those of the first round
     clipping_quantile: float = number(0.5, high=1, without_low=True, without_high=True)
@@ -591,53 +587,53 @@ class PrivacyConfig(Section, group="privacy"):
     # standard deviation of the noise on the number of clients within a norm; 0: the larger of a twentieth of the round's clients
     # and noise_multiplier (times the root of the number of groups)
     clipping_count_noise: float = 0.0
-    # at which ε is told; at most 1 / num_clients
+    # δ at which ε is reported; at most 1 / num_clients
     delta: float = number(1e-5, high=1, without_low=True, without_high=True)
-    epsilon_budget: float = 0.0  # the run ends before a release that would cost more; 0: none
+    epsilon_budget: float = 0.0  # stop before a release that would exceed this ε; 0: no budget
     # exact: clients send scores and training losses, which no noise covers; none: clients keep them; noised: the run releases
     # only the mean of evaluation.metric over clients, with noise like the model's, and counts it as a release too
     scores: str = choice("exact", ("exact", "none", "noised"))
-    secagg: bool = False  # the server learns the weighted sum of what clients trained, and no term of it
-    # groups that the server may see of each client despite secagg; a node refuses those that its policy does not list
+    secagg: bool = False  # the server learns only the weighted sum of client updates
+    # groups that each client sends in the clear despite secagg; a node refuses those not listed in its policy
     reveal: list[str] = field(default_factory=list)
-    # share of the cohort that must answer, and that can unmask
+    # minimum share of the cohort that must reply, and that can unmask
     secagg_threshold: float = number(2 / 3, low=0.5, high=1, without_low=True)
     secagg_bits: int = number(
         40, low=8, high=48
-    )  # of the fixed point after the point; values must stay below 2^(55 - bits)
+    )  # fractional bits of the fixed-point encoding; values must stay below 2^(55 - bits)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise_multiplier and self.dp == "none":
             raise FedGraphError(
-                f"privacy.noise_multiplier={self.noise_multiplier:g} adds no noise with privacy.dp=none: expected"
+                f"privacy.noise_multiplier={self.noise_multiplier:g} has no effect with privacy.dp=none: set"
                 " privacy.dp=server_fixed, client_fixed or distributed"
             )
         if 0 < self.noise_multiplier < LEAST_NOISE:
             raise FedGraphError(
-                f"privacy.noise_multiplier={self.noise_multiplier:g} protects nobody, its ε is beyond any number: expected 0 or"
+                f"privacy.noise_multiplier={self.noise_multiplier:g} gives no protection, its ε is too large: expected 0 or"
                 f" at least {LEAST_NOISE:g}"
             )
         if self.side in ("server", "distributed") and not self.noise_multiplier:
             raise FedGraphError(
-                f"privacy.dp={self.dp} with privacy.noise_multiplier=0 protects nobody: expected a multiplier > 0"
-                " (to bound updates alone: strategy.aggregator=norm_bound)"
+                f"privacy.dp={self.dp} with privacy.noise_multiplier=0 gives no protection: set a multiplier > 0"
+                " (to only bound updates, set strategy.aggregator=norm_bound)"
             )
         for group, norm in self.clipping_norms.items():
             if not 0 < norm < float("inf"):
                 raise FedGraphError(f"privacy.clipping_norms.{group} must be > 0 and finite, got {norm:g}")
         if self.epsilon_budget and not self.noise_multiplier:
             raise FedGraphError(
-                f"privacy.epsilon_budget={self.epsilon_budget:g} without noise has no ε to bound: set"
+                f"privacy.epsilon_budget={self.epsilon_budget:g} has no effect without noise: set"
                 " privacy.noise_multiplier"
             )
         if self.scores == "noised" and not self.noise_multiplier:
             raise FedGraphError(
-                "privacy.scores=noised without privacy.noise_multiplier adds no noise: set both, or neither"
+                "privacy.scores=noised without privacy.noise_multiplier adds no noise: set both or neither"
             )
         if self.secagg and self.side not in ("none", "distributed"):
             raise FedGraphError(
-                f"privacy.secagg=true hides from the server what privacy.dp={self.dp} clips or books: set one of the two, or"
+                f"privacy.secagg=true hides the updates that privacy.dp={self.dp} clips or accounts for: set only one of them, or"
                 " privacy.dp=distributed"
             )
         if self.side == "distributed":
@@ -659,38 +655,38 @@ class PrivacyConfig(Section, group="privacy"):
         return self.dp.endswith("_adaptive")
 
     def _check_distributed(self) -> None:
-        """Refuse noise at clients that nothing hides, or that would not be what the accountant assumes.
+        """Check that distributed noise is hidden by secure sums and matches the accountant's assumptions.
 
         Raises:
-            FedGraphError: secure aggregation is off, scores would be noised by the server, or there are too many bits.
+            FedGraphError: secure aggregation is off, the server would add noise to scores, or there are too many bits.
         """
         if not self.secagg:
             raise FedGraphError(
-                "privacy.dp=distributed adds a part of the noise at each client, which only a secure sum hides: set"
+                "privacy.dp=distributed requires secure aggregation, since each client adds only a share of the noise: set"
                 " privacy.secagg=true"
             )
         if self.scores == "noised":
             raise FedGraphError(
-                "privacy.scores=noised shows the server each client's scores, and privacy.dp=distributed is for a server that"
-                " is not trusted: set privacy.scores=none"
+                "privacy.scores=noised shows the server each client's scores, but privacy.dp=distributed is for an untrusted"
+                " server: set privacy.scores=none"
             )
         if self.secagg_bits > MAX_NOISE_BITS:
             raise FedGraphError(
-                f"privacy.dp=distributed draws accurate noise with privacy.secagg_bits up to {MAX_NOISE_BITS}, got"
+                f"privacy.dp=distributed requires privacy.secagg_bits <= {MAX_NOISE_BITS} for accurate noise, got"
                 f" {self.secagg_bits}: set privacy.secagg_bits={MAX_NOISE_BITS}"
             )
 
     def norm(self, group: str) -> float:
-        """C_g, the largest L2 norm of a client's update of a group."""
+        """Return C_g, the maximum L2 norm of a client's update of a group."""
         return float(self.clipping_norms.get(group, self.clipping_norm))
 
 
 @dataclass
 class AttackConfig:
-    """A study of what a method exposes, run at the end: ``attack=link_inference``."""
+    """Study of what a method exposes, run at the end: ``attack=link_inference``."""
 
     name: str = "none"  # none | link_inference | module:function
-    params: dict[str, Any] = field(default_factory=dict)  # keywords of a function of one's own
+    params: dict[str, Any] = field(default_factory=dict)  # keyword arguments of a custom function
 
     def __post_init__(self) -> None:
         if is_own(self.name):
@@ -710,38 +706,39 @@ ADVERSARIES = {
     "backdoor_central": 1.0,
     "backdoor_distributed": 1.0,
 }
-"""How clients of a simulation may lie, and how much they do where nothing is said."""
+"""Kinds of attacks by simulated clients, with their default strength."""
 
 
 @dataclass
 class AdversaryConfig(Section, group="adversary"):
-    """Clients of a simulation that lie: ``adversary.kind=sign_flip adversary.clients=[1]``."""
+    """Malicious clients of a simulation: ``adversary.kind=sign_flip adversary.clients=[1]``."""
 
-    kind: str = choice("none", tuple(ADVERSARIES), own=True)  # what they do
+    kind: str = choice("none", tuple(ADVERSARIES), own=True)  # kind of attack, or module:Class
     clients: list[int] = field(
         default_factory=list
-    )  # who they are; []: nobody (a backdoor's trigger is measured all the same)
+    )  # malicious clients; []: none (the success of a backdoor's trigger is still measured)
     # factor of the update (sign_flip 5, scaling 10), standard deviation of the noise (gaussian 1, free_rider 0.001),
     # value of the trigger's features (backdoors 1)
     strength: float | None = None
-    target: int = 0  # backdoors: the class that the trigger is to call up
+    target: int = 0  # backdoors: target class of the trigger
     rate: float = number(
         0.5, high=1
-    )  # backdoors: share of a liar's training nodes of other classes that bear the trigger
-    trigger: int = number(4, low=1)  # backdoors: nodes of the whole trigger
+    )  # backdoors: share of a malicious client's training nodes of other classes that get the trigger
+    trigger: int = number(4, low=1)  # backdoors: number of nodes of the whole trigger
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.clients, default=0) < 0 or len(set(self.clients)) < len(self.clients):
-            raise FedGraphError(f"adversary.clients must be different whole numbers from 0, got {self.clients}")
+            raise FedGraphError(f"adversary.clients must be distinct integers >= 0, got {self.clients}")
         if self.kind == "backdoor_distributed" and len(self.clients) > self.trigger:
             raise FedGraphError(
-                f"adversary.trigger={self.trigger} nodes cannot be dealt out to {len(self.clients)} clients: expected as many"
+                f"adversary.trigger={self.trigger} nodes cannot be divided among {len(self.clients)} clients: set at"
+                f" least {len(self.clients)}"
             )
 
     @property
     def force(self) -> float:
-        """``strength``, or what is usual for the kind."""
+        """``strength``, or the default of the kind."""
         return ADVERSARIES.get(self.kind, 1.0) if self.strength is None else self.strength
 
     @property
@@ -752,12 +749,14 @@ class AdversaryConfig(Section, group="adversary"):
 
 @dataclass
 class RayConfig(Section, group="ray"):
-    """Where ``engine=ray`` finds processes for its clients."""
+    """Settings of ``engine=ray``."""
 
-    address: str = ""  # empty: a Ray instance of this run's own | auto | HOST:PORT of a cluster's head
-    actors: int = 0  # processes that hold the clients; 0: as many as client_cpus and client_gpus leave room for
-    live_clients: int = 0  # clients a process holds at once, the others are built from their state when asked; 0: all
-    # each process adds up what its clients trained, and sends one sum: equal to rounding, for very many clients a round
+    address: str = ""  # empty: a new Ray instance for this run | auto | HOST:PORT of a cluster's head
+    actors: int = 0  # number of processes with clients; 0: as many as client_cpus and client_gpus allow
+    live_clients: int = (
+        0  # maximum clients in memory per process, the others are rebuilt from their state on demand; 0: all
+    )
+    # each process sums its clients' updates and sends one sum, for very many clients per round; equal up to rounding
     aggregate: bool = False
 
     def __post_init__(self) -> None:
@@ -768,7 +767,7 @@ class RayConfig(Section, group="ray"):
 
 @dataclass
 class RunConfig(Section):
-    """Everything a run is a function of."""
+    """Complete configuration of a run."""
 
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
@@ -782,29 +781,29 @@ class RunConfig(Section):
     attack: AttackConfig = field(default_factory=AttackConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
-    protocol: str = "none"  # which conf/protocol file was applied
-    num_clients: int = number(10, low=1, high=MOST_CLIENTS)  # M
-    rounds: int = number(100, low=1)  # at most; see evaluation.patience
-    seed: int = number(0, high=2**63 - 1)  # of everything that is drawn
+    protocol: str = "none"  # applied conf/protocol file
+    num_clients: int = number(10, low=1, high=MAX_CLIENTS)  # M
+    rounds: int = number(100, low=1)  # maximum number of rounds (see evaluation.patience)
+    seed: int = number(0, high=2**63 - 1)  # seed of all random draws
     engine: str = "inline"  # inline | ray | flower-simulation | the name of a SuperLink connection
-    device: str = choice("auto", DEVICES)  # auto: a GPU where there is one
-    threads: int = number(1, low=1, high=MOST_THREADS)  # torch threads in a client
-    # clients of one process whose local training is computed as one, at most: equal to rounding, faster for many small graphs;
-    # 0: each by itself; auto: 32 where the network is small enough that this pays, else 0
+    device: str = choice("auto", DEVICES)  # auto: a GPU if available
+    threads: int = number(1, low=1, high=MAX_THREADS)  # torch threads per client
+    # maximum number of clients in one process trained as one, equal up to rounding and faster for many small graphs;
+    # 0: train separately; auto: 32 if the model is small enough for a speed-up, else 0
     stack: str = "0"
-    # CPUs, and share of a GPU, that clients take which train at a time (ray, flower-simulation)
+    # CPUs per client that trains in parallel (ray, flower-simulation)
     client_cpus: int = number(1, low=1)
-    client_gpus: float = 0.0  # may be a part of one
-    dtype: str = choice("float32", ("float32", "float64"))  # float64: for tests of exactness
+    client_gpus: float = 0.0  # GPUs per client, may be a fraction
+    dtype: str = choice("float32", ("float32", "float64"))  # float64: for exactness tests
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
-    overwrite: bool = False  # replace the finished run that is in `out`
-    resume: str = ""  # result folder of a run to go on with
-    checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run goes on; 0: none
-    # who else is told of the run while it lasts: tensorboard, mlflow, wandb
+    overwrite: bool = False  # replace the finished run in `out`
+    resume: str = ""  # result folder of a run to resume
+    checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run can resume; 0: none
+    # trackers that receive the scores during the run: tensorboard, mlflow, wandb
     tracking: list[str] = field(default_factory=list)
-    tracking_clients: bool = False  # trackers are told of single clients too
-    tracking_group: str = ""  # of runs that belong together: trackers show them below it; a sweep names itself
-    graph: str = ""  # folder of client files (`fedgraph-flwr partition`); empty: made from dataset and partition
+    tracking_clients: bool = False  # also send scores of single clients to trackers
+    tracking_group: str = ""  # group of this run in trackers; a sweep sets its own
+    graph: str = ""  # folder of client files (`fedgraph-flwr partition`); empty: created from dataset and partition
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -814,19 +813,21 @@ class RunConfig(Section):
             f"evaluation.patience={self.evaluation.patience}": self.evaluation.patience,
         }
         if self.stack != AUTO and not (
-            self.stack.isdecimal() and len(self.stack) < 8 and int(self.stack) <= MOST_CLIENTS
+            self.stack.isdecimal() and len(self.stack) < 8 and int(self.stack) <= MAX_CLIENTS
         ):
-            raise FedGraphError(f"stack must be {AUTO} or a whole number, 0 to {MOST_CLIENTS}, got '{self.stack}'")
+            raise FedGraphError(f"stack must be {AUTO} or an integer in [0, {MAX_CLIENTS}], got '{self.stack}'")
         scores, metric = TASKS[self.task.name], self.evaluation.metric
         if metric not in scores and not is_own(metric):
             raise FedGraphError(
                 f"evaluation.metric={metric} is no score of task={self.task.name}: expected {', '.join(scores)} or module:name"
             )
-        if self.privacy.scores == "none" and (asked := [key for key, holds in by_scores.items() if holds]):
-            raise FedGraphError(f"{asked[0]} needs scores, which privacy.scores=none keeps at the clients")
+        if self.privacy.scores == "none" and (needing := [key for key, holds in by_scores.items() if holds]):
+            raise FedGraphError(
+                f"{needing[0]} needs scores, which privacy.scores=none keeps at the clients: change one of them"
+            )
         if self.ray.aggregate and self.engine != "ray":
             raise FedGraphError(
-                f"ray.aggregate=true adds up in Ray's actors, and engine={self.engine} has none: set engine=ray"
+                f"ray.aggregate=true requires Ray's actors, but engine={self.engine} has none: set engine=ray"
             )
         per_client = {
             "evaluation.trained=true": self.evaluation.trained,
@@ -839,18 +840,19 @@ class RunConfig(Section):
         }
         if self.privacy.scores == "noised" and is_own(self.evaluation.metric):
             raise FedGraphError(
-                f"privacy.scores=noised needs a metric with values in [0, 1], and nothing bounds the values of"
+                f"privacy.scores=noised needs a metric with values in [0, 1], which is not guaranteed for"
                 f" evaluation.metric={self.evaluation.metric}: set evaluation.metric to one of {', '.join(METRICS)}, or"
                 " privacy.scores=none"
             )
-        if self.privacy.scores == "noised" and (asked := [key for key, holds in per_client.items() if holds]):
+        if self.privacy.scores == "noised" and (needing := [key for key, holds in per_client.items() if holds]):
             raise FedGraphError(
-                f"privacy.scores=noised tells means over clients of one model's scores, and {asked[0]} asks for more"
+                f"privacy.scores=noised releases only means over clients of one model's scores, but {needing[0]} needs more:"
+                " change one of them"
             )
 
     @property
     def on_fleet(self) -> bool:
-        """Whether the clients are nodes of a fleet, each with a graph of its own."""
+        """Whether the clients are nodes of a fleet, each with its own graph."""
         return self.engine not in SIMULATIONS
 
     @property
@@ -860,45 +862,45 @@ class RunConfig(Section):
 
     @property
     def at_once(self) -> int:
-        """How many clients of one process may be computed as one; `checks.at_once` says how many are."""
+        """Maximum number of clients of one process computed as one; see `checks.at_once` for the actual number."""
         return AT_ONCE if self.stack == AUTO else int(self.stack)
 
 
 _KINDS = {
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
-    str: "a word",
-    list[int]: "a list of whole numbers",
+    str: "a string",
+    list[int]: "a list of integers",
     list[float]: "a list of numbers",
-    int | None: "a whole number or null",
+    int | None: "an integer or null",
 }
 
 
 def kind_of(hint: Any) -> str:
-    """The kind of value that a type means, for people."""
-    return _KINDS.get(hint, "a list of words" if hint == list[str] else "a number or null")
+    """Describe a type for display."""
+    return _KINDS.get(hint, "a list of strings" if hint == list[str] else "a number or null")
 
 
 def accepted(f: "Field[Any]", hint: Any) -> str:
-    """The values or the range that a field accepts, for people; empty: any of its kind."""
+    """Describe the accepted values or range of a field for display; empty for any value of its type."""
     if "choices" in f.metadata:
         return " | ".join([*f.metadata["choices"], *(["module:name"] if f.metadata["own"] else [])])
     if "listed" in f.metadata:
         return "a list of " + ", ".join(f.metadata["listed"])
     if hint not in (int, float, int | None, float | None, list[int], list[float]):
         return ""
-    told = f.metadata.get("range", Range())
-    below, above = "<" if told.without_low else "<=", "<" if told.without_high else "<="
-    low = "" if told.low == -math.inf else f"{told.low:g} {below} "
-    high = "" if told.high == math.inf else f" {above} {told.high:g}"
+    span = f.metadata.get("range", Range())
+    below, above = "<" if span.without_low else "<=", "<" if span.without_high else "<="
+    low = "" if span.low == -math.inf else f"{span.low:g} {below} "
+    high = "" if span.high == math.inf else f" {above} {span.high:g}"
     if not high and "int" in str(hint):
         high = f" <= {LARGEST_INT}"
     return f"{low}value{high}" if low or high else ""
 
 
 def expected(name: str) -> str:
-    """The kind of value that a key takes, its range and its default; empty for a key of no group."""
+    """Describe a key's type, range and default; empty for an unknown key."""
     *groups, own = name.split(".")
     cls: Any = RunConfig
     for group in groups:
@@ -912,15 +914,15 @@ def expected(name: str) -> str:
 
 
 def typed(schema: Any, values: dict[str, Any], chosen: str) -> Any:
-    """The dataclass ``schema`` filled with ``values``, which are converted to the types of its fields.
+    """Fill the dataclass ``schema`` with ``values``, converted to the types of its fields.
 
     Args:
-        schema: whose fields have types that OmegaConf knows.
-        values: by field.
-        chosen: the group and what was chosen of it, such as ``strategy=fedprox``, which the keys belong to.
+        schema: dataclass with field types that OmegaConf supports.
+        values: values by field.
+        chosen: group and selection that the keys belong to, such as ``strategy=fedprox``.
 
     Raises:
-        FedGraphError: a value of another type, or outside the range of its field.
+        FedGraphError: a value has another type, or is outside the range of its field.
     """
     group = chosen.partition("=")[0]
     filled = OmegaConf.structured(schema)

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import torch
 
-from fedgraph_flwr.config import MOST_CLIENTS, DatasetConfig, at_least, number, typed
+from fedgraph_flwr.config import MAX_CLIENTS, DatasetConfig, at_least, number, typed
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -27,7 +27,7 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 class Csbm:
     """The keys of ``conf/dataset/csbm.yaml``."""
 
-    clients: int | None = number(None, low=1, high=MOST_CLIENTS)  # planted clients (null: the run's num_clients)
+    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
     nodes: int | None = None  # N over all clients (null: as drawn by nodes_per_client)
     nodes_per_client: list[int] = field(
         default_factory=lambda: [1000, 5000]

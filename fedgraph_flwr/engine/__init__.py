@@ -1,1 +1,1 @@
-"""Where clients run: in this process, in Ray actors, in Flower's simulation, on a fleet."""
+"""Engines: clients run in this process, in Ray actors, in Flower's simulation, or on a fleet."""

@@ -1,4 +1,4 @@
-"""Flower's own engines: a simulation on Ray with a SuperLink of this run's own, or a fleet behind a SuperLink connection."""
+"""Flower's engines: a simulation on Ray with its own SuperLink, or a fleet behind a SuperLink connection."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from fedgraph_flwr.runs.prepare import Prepared, prepare
 from fedgraph_flwr.runs.progress import OnRound, OnWait
 
 APP = "FEDGRAPH_APP"
-"""Environment: the name of a signed app that the fleet's SuperLink fetches, in the place of a bundle made here."""
+"""Environment variable: name of a signed app that the fleet's SuperLink fetches instead of a bundle."""
 
 _STUB = """\
 [project]
@@ -51,10 +51,10 @@ config = ""
 def run_flower(
     run: RunConfig | Prepared, on_round: OnRound | None = None, on_wait: OnWait | None = None
 ) -> dict[str, Any]:
-    """Run a configuration through ``flwr run``; returns the summary.
+    """Run a configuration through ``flwr run`` and return the summary.
 
     Raises:
-        FedGraphError: as the server app raised it.
+        FedGraphError: raised by the server app.
         RunFailed: Flower ended without a summary.
     """
     cfg = prepare(run).cfg
@@ -76,7 +76,7 @@ def run_flower(
         "client-resources-num-gpus": cfg.client_gpus,
     }
     federation = " ".join(f"{key}={value}" for key, value in shares.items())
-    say("a SuperLink starts")
+    say("starting a SuperLink")
     with local_superlink(out / "superlink.log") as own:
         _flwr_run(cfg, "own", own, on_round, say, ["--federation-config", federation])
     return _result(out)
@@ -84,10 +84,10 @@ def run_flower(
 
 @contextlib.contextmanager
 def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
-    """A SuperLink for one simulation, on a free port, with a home of its own; it ends with the block.
+    """Run a SuperLink for one simulation during the block, on a free port with a separate home folder.
 
     Yields:
-        The environment in which ``flwr run APP own`` reaches it.
+        The environment for ``flwr run APP own``.
     """
     with tempfile.TemporaryDirectory(prefix="fedgraph-flwr-") as home:
         port = free_port()
@@ -114,7 +114,7 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
 
 
 def app_folder(out: Path) -> Path:
-    """What ``flwr run`` is given: the checkout, or, where the package is installed, a stub that points to it."""
+    """Return the folder for ``flwr run``: the checkout, or a stub that refers to the installed package."""
     root = Path(__file__).parents[2]
     if (root / "pyproject.toml").is_file() and (root / "conf").is_dir():
         return root
@@ -147,7 +147,7 @@ def _flwr_run(
         [*command, *(options or [])], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     rounds, shown, run_id = Path(cfg.out) / ROUNDS, 0, ""
-    say(f"flwr run hands the app to '{connection}'")
+    say(f"submitting the app to '{connection}'")
     tail: list[str] = []
     with (Path(cfg.out) / "flower.log").open("w") as log:
         try:
@@ -158,17 +158,17 @@ def _flwr_run(
                 if started := re.search(r"started run (\d+)", line):
                     run_id = started[1]
                     whom = "Flower's processes" if cfg.engine in SIMULATIONS else f"{cfg.num_clients} SuperNodes"
-                    say(f"run {run_id} waits for {whom}, then for round 1")
+                    say(f"run {run_id} is waiting for {whom}, then for round 1")
                 if cfg.engine not in SIMULATIONS and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
-                    told = sanitize(warning[1].rstrip(), 1000)
-                    print(f"warning: {told}", file=sys.stderr)  # somebody may have to look at a node
+                    text = sanitize(warning[1].rstrip(), 1000)
+                    print(f"warning: {text}", file=sys.stderr)  # a node may need attention
                 if on_round:
                     for record in read_rounds(rounds, skip=shown):
                         on_round(record)
                         shown += 1
         except BaseException:
             process.terminate()
-            if run_id:  # else the run would go on without us
+            if run_id:  # else the run would continue
                 stop = [tool("flwr"), "stop", run_id, connection]
                 subprocess.run(stop, env=environment, stdout=log, stderr=log, timeout=60, check=False)
             raise
@@ -179,7 +179,7 @@ def _flwr_run(
 
 
 def _why(tail: list[str]) -> str:
-    """The box that Flower's command line draws around an error, else its last lines, as one line."""
+    """Return the error box of Flower's command line, else its last lines, as one line."""
     box = max((i for i, line in enumerate(tail) if line.startswith("╭")), default=-3)
     return " ".join(re.sub("[\u2500-\u257f]+", " ", " ".join(tail[box:])).split())
 

@@ -1,4 +1,4 @@
-"""What our own grids share: nodes that stand for the clients of one run, and how one of them answers a message."""
+"""Common parts of the simulation grids: virtual nodes for the clients of a run, and their replies."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ _CRASHED = 0
 
 
 class BaseGrid(Grid):
-    """A grid over nodes 1..M of this run; node i holds partition i - 1.
+    """Grid over nodes 1..M of a run; node i holds partition i - 1.
 
     Args:
         num_nodes: M.
         stack: see below.
 
     Attributes:
-        descriptions: each client's description by its index, where known without a request; else empty.
-        files_models: whether clients may have something of their own to file when the run is over.
-        stack: how many clients of one process are computed as one, at most.
+        descriptions: each client's description by index if known without a request, else empty.
+        files_models: whether clients may have private state to store at the end of the run.
+        stack: maximum number of clients of one process computed as one.
     """
 
     descriptions: Mapping[int, dict[str, Any]] = MappingProxyType({})
@@ -42,7 +42,7 @@ class BaseGrid(Grid):
         self._message_ids = itertools.count(1)
 
     def set_run(self, run: Run) -> None:
-        """Not needed: the run is this object's own."""
+        """Do nothing: the grid defines its run."""
 
     @property
     def run(self) -> Run:
@@ -52,15 +52,15 @@ class BaseGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message to a node."""
+        """Create a message to a node."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """1..M."""
+        """Return 1..M."""
         return range(1, self.num_nodes + 1)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push, then pull until all have answered."""
+        """Send messages, then wait for all replies."""
         waiting = set(self.push_messages(messages))
         replies: list[Message] = []
         while waiting:
@@ -70,20 +70,20 @@ class BaseGrid(Grid):
         return replies
 
     def _name(self, message: Message) -> str:
-        """Gives the message its identifier, which its reply names."""
+        """Assign an identifier to the message, which its reply will contain."""
         identifier = str(next(self._message_ids))
         message.metadata.__dict__["_message_id"] = identifier
         return identifier
 
 
 def virtual_context(run_id: int, node: int, num_nodes: int, run_config: dict[str, Any]) -> Context:
-    """The context of a node whose client lives in this process for the whole run."""
+    """Return the context of a node whose client stays in this process for the whole run."""
     node_config: dict[str, Any] = {"partition-id": node - 1, "num-partitions": num_nodes, "live": True}
     return Context(run_id=run_id, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config)
 
 
-def answer(app: ClientApp, message: Message, context: Context) -> Message:
-    """The client's reply; as Flower does, its crash is a reply too, not the server's end."""
+def get_reply(app: ClientApp, message: Message, context: Context) -> Message:
+    """Return the client's reply; as in Flower, a crash becomes an error reply."""
     try:
         return app(message, context)
     except (MemoryError, KeyboardInterrupt):
@@ -92,17 +92,17 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
         return Message(Error(_CRASHED, located(error)), reply_to=message)
 
 
-def answer_all(answers: Sequence[Callable[[], Message]], stack: int) -> list[Message]:
-    """What clients answer, in their order; where ``stack`` says so, up to that many are computed as one."""
-    if stack < 2 or len(answers) < 2:
-        return [own() for own in answers]
+def get_replies(calls: Sequence[Callable[[], Message]], stack: int) -> list[Message]:
+    """Return the clients' replies in order; with ``stack``, up to that many are computed as one."""
+    if stack < 2 or len(calls) < 2:
+        return [call() for call in calls]
     from fedgraph_flwr.engine.stacking import run_stacked
 
-    return run_stacked(answers, stack)
+    return run_stacked(calls, stack)
 
 
 def forget(run_id: int) -> None:
-    """Drop all that a run left in this process: its clients, and what was stacked of them."""
+    """Drop all state of a run in this process: its clients and their stacks."""
     from fedgraph_flwr.clients import session
     from fedgraph_flwr.engine import stacking
 
@@ -111,7 +111,7 @@ def forget(run_id: int) -> None:
 
 
 def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
-    """Tell a grid what it would have to ask very many clients, from the description of their partition: none is built for it."""
+    """Set the clients' descriptions of a grid from the partition's description, without building clients."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.clients.base import GraphClient
     from fedgraph_flwr.clients.description import client_description
@@ -132,7 +132,7 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig) -> None:
 
 @contextmanager
 def run_identity(run_id: int) -> Iterator[None]:
-    """Flower refuses to make a `Message` outside a run; this names one, and puts the former back."""
+    """Set a run identity during the block, since Flower creates no `Message` outside a run."""
     before = (TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id)
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, 1, 0
     try:

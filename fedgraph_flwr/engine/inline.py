@@ -1,4 +1,4 @@
-"""The in-process engine: the same ServerApp, Strategy and ClientApp, joined by a `Grid` that calls the client directly."""
+"""In-process engine: the same ServerApp, Strategy and ClientApp, connected by a `Grid` that calls clients directly."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.engine.grid import (
     BaseGrid,
-    answer,
-    answer_all,
     forget,
+    get_replies,
+    get_reply,
     load_descriptions,
     run_identity,
     virtual_context,
@@ -24,13 +24,13 @@ from fedgraph_flwr.runs.serving import serve
 
 
 class InlineGrid(BaseGrid):
-    """A grid whose nodes are calls of a `ClientApp` in this process.
+    """Grid whose nodes are calls of a `ClientApp` in this process.
 
     Args:
         app: the client app.
-        num_nodes: virtual nodes; node i holds partition i - 1.
-        run_config: what Flower would hand to the clients.
-        stack: how many clients are computed as one, at most.
+        num_nodes: number of virtual nodes; node i holds partition i - 1.
+        run_config: run configuration that Flower would pass to clients.
+        stack: maximum number of clients computed as one.
     """
 
     def __init__(self, app: ClientApp, num_nodes: int, run_config: dict[str, Any], stack: int = 0):
@@ -41,29 +41,29 @@ class InlineGrid(BaseGrid):
         self._replies: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Those that have a context."""
+        """Return the nodes with a context."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Hand each message to its client and keep the answer."""
+        """Pass each message to its client and store the reply."""
         sent = list(messages)
         identifiers = [self._name(message) for message in sent]
-        replies = answer_all([partial(self._call, message) for message in sent], self.stack)
+        replies = get_replies([partial(self._call, message) for message in sent], self.stack)
         self._replies |= zip(identifiers, replies, strict=True)
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The answers that are there: all of them."""
+        """Return the replies, which are all available."""
         return [self._replies.pop(identifier) for identifier in list(message_ids) if identifier in self._replies]
 
     def _call(self, message: Message) -> Message:
-        return answer(self.app, message, self.contexts[message.metadata.dst_node_id])
+        return get_reply(self.app, message, self.contexts[message.metadata.dst_node_id])
 
 
 def run_inline(
     run: RunConfig | Prepared, on_round: OnRound | None = None, on_wait: OnWait | None = None
 ) -> dict[str, Any]:
-    """Run a configuration in this process; returns the summary."""
+    """Run a configuration in this process and return the summary."""
     from fedgraph_flwr import partition
     from fedgraph_flwr.client_app import app
     from fedgraph_flwr.config import to_json

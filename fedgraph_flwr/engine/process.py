@@ -1,4 +1,4 @@
-"""What a simulation asks of the processes that it runs in, and that the caller's has back afterwards."""
+"""Process settings of a simulation, restored afterwards in the caller's process."""
 
 import ctypes
 import gc
@@ -12,12 +12,12 @@ import torch
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # names of glibc's malloc.h
 _KEPT = (1 << 30, (1 << 31) - 1)
-_USUAL = (32 << 20, 64 << 20)  # which glibc comes to by itself, given large arrays
+_USUAL = (32 << 20, 64 << 20)  # values that glibc adapts to with large arrays
 
 
 @contextmanager
 def same_process_state() -> Iterator[None]:
-    """Random streams, the thread count and the collector's habits are the caller's again, afterwards."""
+    """Restore random streams, thread count and garbage-collection thresholds after the block."""
     streams, threads = (torch.get_rng_state(), np.random.get_state(), random.getstate()), torch.get_num_threads()
     habits = gc.get_threshold()
     try:
@@ -31,16 +31,16 @@ def same_process_state() -> Iterator[None]:
 
 
 def reduce_gc() -> None:
-    """Let Python look through all objects for cycles a tenth as often, young ones as ever.
+    """Run full garbage collections ten times less often.
 
-    With a thousand clients alive that is a sixth of a round, spent on objects that stay.
+    With a thousand live clients they take a sixth of a round, spent on permanent objects.
     """
     gc.set_threshold(*gc.get_threshold()[:2], 100)
 
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """`keep_freed_memory`; afterwards what is free goes back."""
+    """Apply `keep_freed_memory` during the block, then return free memory to the system."""
     keep_freed_memory()
     try:
         yield
@@ -50,10 +50,10 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let what one tensor leaves be the next one's, up to 2 GiB of it, instead of going back to the system page by page.
+    """Keep up to 2 GiB of freed tensor memory for reuse instead of returning it to the system.
 
-    Where parameters take tens of megabytes, asking for the pages anew is up to a third of a round. Of glibc, unless the
-    environment says how its ``malloc`` is to work; another C library does as it did.
+    With tens of megabytes of parameters, requesting pages again takes up to a third of a round. This applies to glibc only,
+    and not if the environment configures its ``malloc``.
     """
     _set(*_KEPT)
 
@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
 def _set(mmap_threshold: int, trim_threshold: int) -> bool:
     if not (mallopt := _mallopt()):
         return False
-    taken = mallopt(_MMAP_THRESHOLD, mmap_threshold) or mallopt(_MMAP_THRESHOLD, _USUAL[0])  # an older one's highest
+    taken = mallopt(_MMAP_THRESHOLD, mmap_threshold) or mallopt(_MMAP_THRESHOLD, _USUAL[0])  # maximum of older versions
     return bool(taken and mallopt(_TRIM_THRESHOLD, trim_threshold))
 
 
@@ -70,6 +70,6 @@ def _mallopt() -> Callable[[int, int], int] | None:
         return None
     try:
         found: Callable[[int, int], int] = ctypes.CDLL(None).mallopt
-    except (OSError, TypeError, AttributeError):  # no C library to be had, or one without it
+    except (OSError, TypeError, AttributeError):  # no C library, or one without mallopt
         return None
     return found

@@ -1,9 +1,9 @@
-"""The Ray engine: the same ServerApp, Strategy and ClientApp, joined by a `Grid` over actors that keep their clients.
+"""Ray engine: the same ServerApp, Strategy and ClientApp, connected by a `Grid` over actors that keep their clients.
 
-Client i lives in actor i mod A for the whole run: built when it is first asked, then kept with its inputs and its state. An
-exchange is one call an actor with all of its messages; what messages share (the model) goes once to each machine through
-Ray's object store. An actor whose process dies is made anew from the last copy of its clients' private state and the
-exchanges since, which give the same bits again, and the round goes on.
+Client i stays in actor i mod A for the whole run. It is built at its first message, then kept with its inputs and state. An
+exchange is one call per actor with all its messages. Shared records, such as the model, are sent once per machine through
+Ray's object store. An actor whose process dies is restarted from the last copy of its clients' private state. It repeats the
+exchanges since then, which give the same bits, and the round continues.
 """
 
 import itertools
@@ -36,9 +36,9 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.schema import RayConfig
 from fedgraph_flwr.engine.grid import (
     BaseGrid,
-    answer,
-    answer_all,
     forget,
+    get_replies,
+    get_reply,
     load_descriptions,
     run_identity,
     virtual_context,
@@ -53,50 +53,50 @@ from fedgraph_flwr.runs.serving import serve
 from fedgraph_flwr.wire.messages import CONFIG, FAILED, METRICS, REFUSED, TRAIN, Bare, bared, dressed
 
 Letter = tuple[int, str, str, dict[str, Any]]
-"""A message on its way to an actor: node, type, group, and its records, those shared as their place among the shared ones."""
+"""Message to an actor: node, type, group, and records; a shared record is an index into the shared list."""
 
-Answered = tuple[list[Bare | Error], bool, PartialSum]
-"""What a call answers: one content or error a letter, whether the private state came with it, and what was added up."""
+Replies = tuple[list[Bare | Error], bool, PartialSum]
+"""Result of a call: one content or error per letter, whether private state is included, and the partial sum."""
 
 States = dict[int, dict[str, np.ndarray]]
 """Private state by node."""
 
 Files = dict[str, bytes]
-"""Clients' files by their names."""
+"""Client files by name."""
 
 PATIENCE = 300.0
-"""Seconds in which Ray and its processes must start; a busy machine takes minutes."""
+"""Seconds to wait for the start of Ray and its processes; a busy machine takes minutes."""
 
 CONNECT = 60.0
-"""Seconds in which a cluster must accept a connection."""
+"""Seconds to wait for a connection to a cluster."""
 
 STARTS = 3
-"""Attempts to start a Ray instance, which gives up after half a minute on its own."""
+"""Attempts to start a Ray instance; each fails after half a minute."""
 
 STORE = 2 * 2**30
-"""Bytes of the object store of an instance of our own, at most; pages that nothing lies in cost nothing."""
+"""Maximum bytes of the object store of a local instance; unused pages cost nothing."""
 
 KEEP_EVERY = 10
-"""Exchanges between copies of the clients' private state: what an actor that died has to do again, at most."""
+"""Exchanges between copies of the clients' private state, which a restarted actor must repeat at most."""
 
 SMALL = 2**20
-"""Bytes of private state that are copied after every exchange."""
+"""Maximum bytes of private state copied after every exchange."""
 
 LIVES = 3
-"""Times in a row that an actor may die of the same exchange."""
+"""Number of consecutive deaths by the same exchange that fail the run."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What an actor is told of a run.
+    """Description of a run for an actor.
 
     Attributes:
-        run_id: of the server's grid.
+        run_id: id of the server's grid.
         num_nodes: M.
-        run_config: what Flower would hand to the clients.
-        environment: variables of the server's process that say where data lies.
-        live_clients: clients to hold at once; 0: all.
-        stack: how many of them are computed as one, at most.
+        run_config: run configuration that Flower would pass to clients.
+        environment: variables of the server's process with data folders.
+        live_clients: maximum number of clients in memory; 0 for all.
+        stack: maximum number of clients computed as one.
     """
 
     run_id: int
@@ -108,17 +108,17 @@ class _Run:
 
 
 class ClientActor:
-    """One process that holds a share of a run's clients; it serves one run after the other."""
+    """Process with a share of a run's clients; it serves several runs in sequence."""
 
     folder: tempfile.TemporaryDirectory[str] | None = None
 
     def begin(self, run: "_Run", states: States | None, files: Files | None) -> None:
-        """Take part in a run.
+        """Start a run.
 
         Args:
-            run: what it is.
-            states: what another process kept of the clients, to start from.
-            files: of this actor's clients, where they lie on another machine.
+            run: description of the run.
+            states: private state of the clients to start from.
+            files: files of this actor's clients, if they are on another machine.
         """
         from fedgraph_flwr.client_app import app
         from fedgraph_flwr.clients import session
@@ -131,8 +131,8 @@ class ClientActor:
             run = replace(run, run_config=run.run_config | {"config": json.dumps(config)})
         self.app, self.run = app, run
         self.contexts: dict[int, Context] = {}
-        self.live: dict[int, None] = {}  # clients that are built, those asked last at the end
-        self.sizes: dict[int, int] = {}  # of private state, in bytes
+        self.live: dict[int, None] = {}  # built clients, least recently used first
+        self.sizes: dict[int, int] = {}  # bytes of private state
         os.environ.update(run.environment)
         reduce_gc()
         keep_freed_memory()
@@ -142,39 +142,39 @@ class ClientActor:
             session.give_state(self._context(node), tensors)
             self.sizes[node] = _size(tensors)
 
-    def answer(
+    def reply(
         self, shared: list[Any], letters: list[Letter], keep: bool, plan: Plan | None = None
-    ) -> tuple[Answered, States | None]:
-        """Answer all letters of an exchange, in their order.
+    ) -> tuple[Replies, States | None]:
+        """Reply to all letters of an exchange, in order.
 
         Args:
-            shared: records that several letters hold.
-            letters: what this actor's clients are asked.
-            keep: whether a copy of the private state of all clients is due, however large.
-            plan: what of the answers is added up here, and does not go back.
+            shared: records used by several letters.
+            letters: messages to this actor's clients.
+            keep: whether to return a copy of all private state, however large.
+            plan: arrays of the replies to sum here instead of returning them.
         """
         replies: list[Message] = []
         total = PartialSum()
         at_once = min(self.run.live_clients or len(letters), len(letters)) if self.run.stack > 1 else 1
         for start in range(0, len(letters), at_once):
-            asked = [partial(self._answer, shared, letter) for letter in letters[start : start + at_once]]
-            answered = answer_all(asked, self.run.stack)
-            replies += [_added(reply, plan, total) for reply in answered] if plan else answered
+            calls = [partial(self._reply, shared, letter) for letter in letters[start : start + at_once]]
+            some = get_replies(calls, self.run.stack)
+            replies += [_added(reply, plan, total) for reply in some] if plan else some
             self._make_room()
         states = self._states([node for node, *_ in letters], keep)
         contents = [reply.error if reply.has_error() else bared(reply.content) for reply in replies]
         return (contents, states is not None, total), states
 
-    def _answer(self, shared: list[Any], letter: Letter) -> Message:
+    def _reply(self, shared: list[Any], letter: Letter) -> Message:
         node, kind, group, records = letter
         content = RecordDict({key: shared[r] if isinstance(r, int) else r for key, r in records.items()})
         message = Message(content, dst_node_id=node, message_type=kind, group_id=group)
         self.live.pop(node, None)
         self.live[node] = None
-        return answer(self.app, message, self._context(node))
+        return get_reply(self.app, message, self._context(node))
 
     def end(self) -> None:
-        """The run is over: its clients are dropped."""
+        """End the run and drop its clients."""
         forget(self.run.run_id)
         self.contexts, self.live = {}, {}
         if self.folder:
@@ -187,7 +187,7 @@ class ClientActor:
         return self.contexts[node]
 
     def _make_room(self) -> None:
-        """Drop the clients that were asked longest ago, but keep their state."""
+        """Drop the least recently used clients, but keep their state."""
         from fedgraph_flwr.clients import session
 
         while 0 < self.run.live_clients < len(self.live):
@@ -198,11 +198,11 @@ class ClientActor:
             if not state:
                 del self.contexts[node]
 
-    def _states(self, asked: list[int], keep: bool) -> States | None:
-        """A copy of all private state, looking at no more clients than it must; None where it is not due."""
+    def _states(self, requested: list[int], keep: bool) -> States | None:
+        """Return a copy of all private state, inspecting as few clients as possible; None if it is not due."""
         from fedgraph_flwr.clients import session
 
-        for node in asked:
+        for node in requested:
             self.sizes[node] = _size(session.private_state(self.contexts[node])) if node in self.contexts else 0
         if not keep and sum(self.sizes.values()) > SMALL:
             return None
@@ -211,7 +211,7 @@ class ClientActor:
 
 
 def _added(reply: Message, plan: Plan, total: PartialSum) -> Message:
-    """An answer without its arrays, which were added to a sum; or why they were not."""
+    """Add the arrays of a reply to a sum and remove them; return an error reply if they are invalid."""
     if reply.has_error():
         return reply
     content, node = reply.content, reply.metadata.src_node_id
@@ -237,25 +237,23 @@ def _size(state: dict[str, torch.Tensor]) -> int:
 
 @dataclass
 class _Call:
-    """All messages of one exchange for one actor."""
+    """Messages of one exchange for one actor."""
 
     messages: list[Message]
-    shared: Any  # of all actors, in the object store
+    shared: Any  # records shared by all actors, in the object store
     letters: list[Letter]
     keep: bool
     plan: Plan | None = None
-    states: Any = None  # what was kept after it, in the object store
+    states: Any = None  # private state after it, in the object store
 
 
 @dataclass
 class _Share:
-    """The clients of one actor, and what it takes to make it anew."""
+    """Clients of one actor, and the state needed to restart it."""
 
     first: int
     actor: Any
-    files: Any = (
-        None  # of its clients, in the object store, where the actor may be on a machine that does not have them
-    )
+    files: Any = None  # client files in the object store, if the actor's machine may not have them
     kept: Any = None  # the last copy of the private state, in the object store: it outlives the actor
     since: list[_Call] = field(default_factory=list)  # what was answered after it
     flying: dict[Any, _Call] = field(default_factory=dict)  # what is being answered, oldest first
@@ -263,16 +261,16 @@ class _Share:
 
 
 class RayGrid(BaseGrid):
-    """A grid whose nodes live in Ray actors.
+    """Grid whose nodes are in Ray actors.
 
     Args:
-        pool: where actors come from.
-        num_nodes: virtual nodes; node i holds partition i - 1.
+        pool: source of actors.
+        num_nodes: number of virtual nodes; node i holds partition i - 1.
         cfg: the run's configuration.
     """
 
     blocks = True
-    """`pull_messages` itself waits until something has come."""
+    """`pull_messages` waits for replies."""
 
     def __init__(self, pool: "Pool", num_nodes: int, cfg: RunConfig):
         from fedgraph_flwr import partition
@@ -282,9 +280,7 @@ class RayGrid(BaseGrid):
         super().__init__(num_nodes, at_once(cfg))
         self.pool, self.cfg = pool, cfg
         away = replace(cfg, graph=str(Path(cfg.graph).expanduser().absolute())) if cfg.graph else cfg
-        ships = (
-            bool(cfg.ray.address) and not cfg.strategy.pooled
-        )  # to machines that have data folders of their own, or none
+        ships = bool(cfg.ray.address) and not cfg.strategy.pooled  # other machines have other data folders, or none
         places = () if ships else ("FEDGRAPH_DATA", "XDG_CACHE_HOME")
         environment = {key: os.environ[key] for key in places if key in os.environ}
         run_config = {"config": to_json(away), "overrides": ""}
@@ -307,11 +303,11 @@ class RayGrid(BaseGrid):
         self.added = PartialSum()
 
     def add_up(self, plan: Plan | None) -> None:
-        """Let actors add up what a plan says of the answers to come, or no more; the sum is `added`."""
+        """Let actors sum the following replies by a plan, or stop with None; the sum is `added`."""
         self.plan, self.added = plan, PartialSum()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each actor the messages of its clients, in one call."""
+        """Send each actor the messages of its clients in one call."""
         sent = list(messages)
         identifiers = [self._name(message) for message in sent]
         uses = Counter(id(record) for message in sent for record in message.content.values())
@@ -320,24 +316,24 @@ class RayGrid(BaseGrid):
         place = {key: index for index, key in enumerate(common)}
         shared = ray.put([records[key] for key in common])
         for share in self.shares:
-            mine = [m for m in sent if (m.metadata.dst_node_id - 1) % len(self.shares) == share.first]
-            if mine:
-                letters = [_letter(message, place) for message in mine]
-                # What it reads or writes on disk must not be read or written again when an actor is made anew.
-                once = any("run" in m.content.config_records.get(CONFIG, {}) for m in mine)
+            own = [m for m in sent if (m.metadata.dst_node_id - 1) % len(self.shares) == share.first]
+            if own:
+                letters = [_letter(message, place) for message in own]
+                # A restarted actor must not repeat reads or writes of files.
+                once = any("run" in m.content.config_records.get(CONFIG, {}) for m in own)
                 keep = once or len(share.since) + len(share.flying) + 1 >= KEEP_EVERY
-                self._send(share, _Call(mine, shared, letters, keep, self._own_plan(mine)))
+                self._send(share, _Call(own, shared, letters, keep, self._own_plan(own)))
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The answers that are there; waits for some, but no longer than a second."""
+        """Return available replies; wait up to a second for some."""
         wanted = list(message_ids)
         if not any(identifier in self._replies for identifier in wanted):
             self._receive()
         return [self._replies.pop(identifier) for identifier in wanted if identifier in self._replies]
 
     def close(self) -> None:
-        """Give the actors back, but for those that are still at work."""
+        """Return the actors to the pool, except those still busy."""
         for share in self.shares:
             if share.flying:
                 ray.kill(share.actor)
@@ -345,60 +341,60 @@ class RayGrid(BaseGrid):
                 self.pool.put(share.actor, self.cfg)
 
     def _send(self, share: _Share, call: _Call) -> None:
-        answered, states = share.actor.answer.options(num_returns=2).remote(
+        replies, states = share.actor.reply.options(num_returns=2).remote(
             call.shared, call.letters, call.keep, call.plan
         )
         call.states = states
-        share.flying[answered] = call
+        share.flying[replies] = call
 
     def _own_plan(self, messages: list[Message]) -> Plan | None:
-        """The plan as far as it is of the clients that are asked."""
+        """Return the plan for the clients of these messages."""
         nodes = [message.metadata.dst_node_id for message in messages]
         return self.plan and Plan(self.plan.groups, {node: self.plan.shares[node] for node in nodes})
 
     def _receive(self) -> None:
-        waiting = {answered: share for share in self.shares for answered in share.flying}
+        waiting = {replies: share for share in self.shares for replies in share.flying}
         if not waiting:
             return
         ready, _ = ray.wait(list(waiting), num_returns=1, timeout=1.0)
-        for answered in ready:
-            share = waiting[answered]
+        for replies in ready:
+            share = waiting[replies]
             try:
-                contents, kept, total = ray.get(answered)
+                contents, kept, total = ray.get(replies)
             except (RayActorError, ObjectLostError) as error:
                 self._again(share, error)
                 continue
             except RayError as error:
-                raise RunFailed(f"{self._told(share)} failed: {_line(error)}") from error
-            call = share.flying.pop(answered)
+                raise RunFailed(f"{self._label(share)} failed: {_line(error)}") from error
+            call = share.flying.pop(replies)
             share.deaths = 0
             share.since.append(call)
             if (
                 self.plan and call.plan and call.plan.groups is self.plan.groups
-            ):  # else it is of an exchange that was given up
+            ):  # else it belongs to an abandoned exchange
                 self.added.merge(total)
             if kept:
                 share.kept, share.since = call.states, []
             for message, content in zip(call.messages, contents, strict=True):
-                told = content if isinstance(content, Error) else dressed(content)
-                self._replies[message.metadata.message_id] = Message(told, reply_to=message)
+                full = content if isinstance(content, Error) else dressed(content)
+                self._replies[message.metadata.message_id] = Message(full, reply_to=message)
 
     def _again(self, share: _Share, error: Exception) -> None:
-        """Make an actor anew, and let it do again what is not in the last copy of its clients' state."""
+        """Restart an actor, and repeat the calls after the last copy of its clients' state."""
         share.deaths += 1
         if share.deaths >= LIVES:
-            raise RunFailed(f"{self._told(share)} died {LIVES} times of the same exchange: {_line(error)}") from error
-        log(WARNING, "%s died, it is made anew: %s", self._told(share), _line(error))
+            raise RunFailed(f"{self._label(share)} died {LIVES} times in the same exchange: {_line(error)}") from error
+        log(WARNING, "%s died, restarting it: %s", self._label(share), _line(error))
         calls, share.flying = list(share.flying.values()), {}
         ray.kill(share.actor)
         share.actor = self.pool.new(self.cfg)
         self.pool.wait([share.actor.begin.remote(self.description, share.kept, share.files)], self.cfg)
         for call in share.since:
-            share.actor.answer.options(num_returns=2).remote(call.shared, call.letters, False)
+            share.actor.reply.options(num_returns=2).remote(call.shared, call.letters, False)
         for call in calls:
             self._send(share, call)
 
-    def _told(self, share: _Share) -> str:
+    def _label(self, share: _Share) -> str:
         number, clients = len(self.shares), self.num_nodes
         return (
             f"the Ray actor of clients {share.first}, {share.first + number}, ... of {clients}"
@@ -414,19 +410,19 @@ def _letter(message: Message, place: dict[int, int]) -> Letter:
 
 
 def _line(error: BaseException) -> str:
-    """The last line of a traceback that came from another process, else the first line of what is said."""
+    """Return the last line of a traceback from another process, else the first line of the error."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1 if "Traceback" in str(error) else 0].strip()
 
 
 class Pool:
-    """The actors of one Ray instance, which serve one run after the other.
+    """Actors of one Ray instance, which serve several runs in sequence.
 
-    Ray starts, or is connected to, in a thread: meanwhile the caller may prepare the clients' files, and what never answers
-    does not hold the run.
+    Ray is started, or connected to, in a thread. Meanwhile the caller can prepare the client files, and a stalled connection
+    does not block the run.
 
     Args:
-        address: of a cluster; empty: an instance of our own, which ends with `end`.
+        address: address of a cluster; empty for a local instance that ends with `end`.
     """
 
     def __init__(self, address: str):
@@ -438,29 +434,30 @@ class Pool:
         threading.Thread(target=self._start, daemon=True).start()
 
     def take(self, cfg: RunConfig, at_most: int) -> list[Any]:
-        """Actors for a run: as many as there is room for, but no more than clients, or ``ray.actors``.
+        """Return actors for a run: as many as fit, at most the number of clients and ``ray.actors``.
 
         Raises:
-            RunFailed: Ray did not start or answer, or has no room.
+            RunFailed: Ray did not start or respond, or has no free resources.
         """
         self._wait_up()
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         room = sum(_room(resources, cfg) for resources in nodes)
         if not room:
-            told = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
+            found = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
             raise RunFailed(
-                f"no machine has room for client_cpus={cfg.client_cpus} and client_gpus={cfg.client_gpus:g}; Ray sees {told}"
+                f"no machine has enough resources for client_cpus={cfg.client_cpus} and"
+                f" client_gpus={cfg.client_gpus:g}; Ray has {found}"
             )
         number = min(room, at_most, cfg.ray.actors or room)
         idle = self.idle.setdefault((cfg.client_cpus, cfg.client_gpus), [])
         taken = [idle.pop() for _ in range(min(number, len(idle)))]
-        for other in itertools.chain(*self.idle.values()):  # else they would take the others' room
+        for other in itertools.chain(*self.idle.values()):  # they would occupy resources
             ray.kill(other)
         self.idle.clear()
         return taken + [self.new(cfg) for _ in range(number - len(taken))]
 
     def new(self, cfg: RunConfig) -> Any:
-        """An actor in a process of its own."""
+        """Return a new actor in a separate process."""
         return ray.remote(ClientActor).options(num_cpus=cfg.client_cpus, num_gpus=cfg.client_gpus).remote()
 
     def put(self, actor: Any, cfg: RunConfig) -> None:
@@ -469,10 +466,10 @@ class Pool:
         self.idle.setdefault((cfg.client_cpus, cfg.client_gpus), []).append(actor)
 
     def wait(self, begun: list[Any], cfg: RunConfig) -> None:
-        """Wait until actors have begun.
+        """Wait until actors have started.
 
         Raises:
-            RunFailed: one could not, or did not within `PATIENCE` seconds.
+            RunFailed: an actor failed, or did not start within `PATIENCE` seconds.
         """
         try:
             ray.get(begun, timeout=PATIENCE)
@@ -480,15 +477,16 @@ class Pool:
             up = len(ray.wait(begun, num_returns=len(begun), timeout=0)[0])
             raise RunFailed(
                 f"Ray started {up} of {len(begun)} processes for clients within {PATIENCE:g} s (client_cpus={cfg.client_cpus}, "
-                f"client_gpus={cfg.client_gpus:g}, ray.address={self.address or 'none'}): is it busy with other work?"
+                f"client_gpus={cfg.client_gpus:g}, ray.address={self.address or 'none'}): check whether it is busy"
+                " with other work"
             ) from error
         except ObjectLostError as error:
             raise RunFailed(f"clients' private state was lost with the machine that kept it: {_line(error)}") from error
         except RayError as error:
-            raise RunFailed(f"a Ray actor could not begin: {_line(error)}") from error
+            raise RunFailed(f"a Ray actor could not start: {_line(error)}") from error
 
     def end(self) -> None:
-        """End all that was started, and leave a cluster as it was found."""
+        """Stop all started processes, and leave a cluster unchanged."""
         if not self._up.wait(10) or self._error:
             self._over.set()
             self.folder.cleanup()
@@ -504,7 +502,7 @@ class Pool:
         self.folder.cleanup()
 
     def _start(self) -> None:
-        # Ray's message of an accelerator variable; its reports of usage go to its makers.
+        # Hide Ray's message about an accelerator variable, and disable its usage reports.
         warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
@@ -512,7 +510,9 @@ class Pool:
             if self.address:
                 if self.address != "auto":
                     host, _, port = self.address.rpartition(":")
-                    socket.create_connection((host, int(port)), CONNECT).close()  # Ray would try for a long time
+                    socket.create_connection(
+                        (host, int(port)), CONNECT
+                    ).close()  # Ray itself would retry for a long time
                 ray.init(address=self.address, **quiet)
             else:
                 self._start_own(quiet)
@@ -527,32 +527,30 @@ class Pool:
         for attempt in range(1, STARTS + 1):
             try:
                 ray.init(
-                    address="local",  # whatever cluster the environment or a file may name
+                    address="local",  # ignore clusters named by the environment or a file
                     include_dashboard=False,
                     object_store_memory=store,
                     _temp_dir=self.folder.name,
                     **quiet,
                 )
                 return
-            except Exception as error:  # Ray raises no narrower class here
+            except Exception as error:  # Ray raises no more specific class here
                 if attempt == STARTS or "timed out during startup" not in str(error):
                     raise
                 ray.shutdown()
 
     def _wait_up(self) -> None:
-        tried = f"ray.address={self.address}" if self.address else "a Ray instance of this run's own"
+        tried = f"ray.address={self.address}" if self.address else "the local Ray instance"
         if not self._up.wait(PATIENCE):
-            raise RunFailed(f"{tried} did not answer within {PATIENCE:g} s")
+            raise RunFailed(f"{tried} did not respond within {PATIENCE:g} s")
         if threading.current_thread() is threading.main_thread():
-            signal.signal(
-                signal.SIGTERM, signal.getsignal(signal.SIGTERM)
-            )  # Ray's library has put its own before Python's
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Ray's library replaced Python's handler
         if self._error:
-            raise RunFailed(f"{tried} could not be had: {_line(self._error)}") from self._error
+            raise RunFailed(f"{tried} could not be reached: {_line(self._error)}") from self._error
 
 
 def _room(resources: dict[str, float], cfg: RunConfig) -> int:
-    """Actors that a machine has room for."""
+    """Return the number of actors that fit on a machine."""
     room = resources.get("CPU", 0) / cfg.client_cpus
     return int(min(room, resources.get("GPU", 0) / cfg.client_gpus) if cfg.client_gpus else room)
 
@@ -574,7 +572,7 @@ _pool: Pool | None = None
 
 @contextmanager
 def ray_session(cfg: RayConfig | None = None) -> Iterator[Pool]:
-    """A Ray instance for all runs of the block, and the actors that they share; inside another such block, its."""
+    """Share a Ray instance and its actors between all runs of the block; nested blocks use the outer one."""
     global _pool
     if _pool is not None:
         yield _pool
@@ -590,21 +588,21 @@ def ray_session(cfg: RayConfig | None = None) -> Iterator[Pool]:
 def run_ray(
     run: RunConfig | Prepared, on_round: OnRound | None = None, on_wait: OnWait | None = None
 ) -> dict[str, Any]:
-    """Run a configuration with its clients in Ray actors; returns the summary."""
+    """Run a configuration with its clients in Ray actors and return the summary."""
     from fedgraph_flwr import partition
 
     prepared = prepare(run)
     cfg = prepared.cfg
     make_folder(cfg)
     if on_wait:
-        on_wait("Ray starts")
+        on_wait("starting Ray")
     with ray_session(cfg.ray) as pool:
         num_nodes = partition.num_clients(cfg)  # while Ray starts
         grid = RayGrid(pool, num_nodes, cfg)
         load_descriptions(grid, cfg)
         try:
             with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
-                torch.set_num_threads(cfg.threads)  # as the clients', which in one process set the server's too
+                torch.set_num_threads(cfg.threads)  # as for clients, which set the server's count, too, in one process
                 return serve(grid, prepared, on_round)
         finally:
             grid.close()

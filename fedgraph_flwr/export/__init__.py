@@ -1,1 +1,1 @@
-"""A trained network as a folder that plain PyG loads: `writing` makes it, `plain` is what the folder's module is a copy of."""
+"""Export of a trained model to a folder that plain PyG loads: `writing` creates it, `plain` has the source of its module."""

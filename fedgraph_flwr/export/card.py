@@ -1,4 +1,4 @@
-"""The model card of an exported network: data in numbers, method, privacy spent, scores by client, limits."""
+"""Model card of an exported model: data statistics, method, privacy spent, scores by client, limits."""
 
 import contextlib
 import html
@@ -27,39 +27,39 @@ _SHOWN = (
 
 
 def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
-    """Scores of the round that the network is of: means over the clients, each client's own, and what privacy was spent.
+    """Return scores of the model's round: means over clients, scores of each client, and privacy spent.
 
     Args:
-        run: the run's result folder; None: it is elsewhere, and nothing is known.
-        predictor: the network.
+        run: the run folder; None if it is not available.
+        predictor: the model.
     """
     if run is None or not (run / SUMMARY).is_file():
         return {}
     summary = json.loads((run / SUMMARY).read_bytes())
     record: dict[str, Any] = next((r for r in read_rounds(run / ROUNDS) if r["round"] == predictor.round), {})
-    told = {"round": predictor.round, "rounds": summary["rounds"], "headline": summary["headline"]}
-    told |= {"score": headline_score(summary), "chance": summary.get("chance")}
-    told |= {key: summary[key] for key in ("privacy", "versions", "nodes") if key in summary}
+    content = {"round": predictor.round, "rounds": summary["rounds"], "headline": summary["headline"]}
+    content |= {"score": headline_score(summary), "chance": summary.get("chance")}
+    content |= {key: summary[key] for key in ("privacy", "versions", "nodes") if key in summary}
     if predictor.unscored:
-        return _finite({key: value for key, value in told.items() if key not in ("headline", "score", "chance")})
-    return _finite({**told, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
+        return _finite({key: value for key, value in content.items() if key not in ("headline", "score", "chance")})
+    return _finite({**content, "metrics": record.get("metrics", {}), "clients": record.get("clients", {})})
 
 
 def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tables: bool) -> str:
-    """The text of ``MODEL_CARD.md``.
+    """Return the text of ``MODEL_CARD.md``.
 
     Args:
-        predictor: the network.
+        predictor: the model.
         network: its exported form.
-        found: what `scores` gives.
+        found: output of `scores`.
         tables: whether the folder holds ``preprocess.py``.
     """
     cfg = predictor.cfg
-    whose = "the shared network" if predictor.client is None else f"client {predictor.client}'s network"
+    whose = "the shared model" if predictor.client is None else f"the model of client {predictor.client}"
     secagg = "; updates by secure aggregation" if cfg.privacy.secagg else ""
     private = "No differential privacy"
     if "privacy" in found:
-        private = accounting.told(found["privacy"], cfg.privacy.scores)
+        private = accounting.spent_text(found["privacy"], cfg.privacy.scores)
     lines = [
         f"# {cfg.strategy.name} on {escaped(cfg.data_name)}: {whose}",
         "",
@@ -112,12 +112,12 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
 
 
 def escaped(text: object) -> str:
-    """Text of a party's as one line that Markdown and HTML show as it is."""
+    """Escape a party's text to one line that Markdown and HTML show verbatim."""
     return re.sub(r"([\\`*_{}\[\]()#+!|~$])", r"\\\1", html.escape(sanitize(text, 200), quote=False))
 
 
 def _data(predictor: Predictor) -> list[str]:
-    """A table of the clients' graphs; a sentence where they are elsewhere."""
+    """Return a table of the clients' graphs, or a note if they are not available."""
     cfg, found = predictor.cfg, []
     with contextlib.suppress(FedGraphError):
         if predictor.file:
@@ -131,21 +131,21 @@ def _data(predictor: Predictor) -> list[str]:
         f"| client | nodes | edges | features | training nodes | {' | '.join(names)} |",
         "|" + "---|" * (5 + len(names)),
     ]
-    for index, told in enumerate(found):
+    for index, graph in enumerate(found):
         numbers = [
-            told.get("client", index),
-            told["nodes"],
-            told["edges"],
-            told["features"],
-            told["train"],
-            *told["labels"],
+            graph.get("client", index),
+            graph["nodes"],
+            graph["edges"],
+            graph["features"],
+            graph["train"],
+            *graph["labels"],
         ]
         lines.append(f"| {' | '.join(map(str, numbers))} |")
     return lines
 
 
 def _scores(found: dict[str, Any]) -> list[str]:
-    """A table of test scores: a row a client, and their mean."""
+    """Return a table of test scores, one row per client, and their mean."""
     clients = found.get("clients", {})
     shown = [key for key in _SHOWN if key in clients]
     if not shown:
@@ -159,17 +159,17 @@ def _scores(found: dict[str, Any]) -> list[str]:
 
 
 def _limits(predictor: Predictor, found: dict[str, Any]) -> list[str]:
-    """What holds of this network alone."""
-    told = []
+    """Return limits of this particular model."""
+    limits = []
     schema = predictor.meaning.schema
     if predictor.client is not None:
-        told.append(f"- This is the model of client {predictor.client}. Nodes of other clients may differ.")
+        limits.append(f"- This is the model of client {predictor.client}. Nodes of other clients may differ.")
     if schema and schema.scaling == "local":
-        told.append("- Each party scaled its features with its own statistics.")
+        limits.append("- Each party scaled its features with its own statistics.")
     metrics = found.get("metrics", {})
     if (majority := metrics.get("test_majority")) is not None and metrics.get("test_accuracy", 0) <= majority:
-        told.append(f"- The majority baseline is at least as accurate ({majority:.3f}). Compare the other scores.")
-    return told
+        limits.append(f"- The majority baseline is at least as accurate ({majority:.3f}). Compare the other scores.")
+    return limits
 
 
 def _number(value: float | None) -> str:
@@ -177,7 +177,7 @@ def _number(value: float | None) -> str:
 
 
 def _finite(tree: Any) -> Any:
-    """The same with None for what is no number, which JSON has not."""
+    """Replace NaN and infinities, which JSON does not support, by None."""
     if isinstance(tree, dict):
         return {key: _finite(value) for key, value in tree.items()}
     if isinstance(tree, list):

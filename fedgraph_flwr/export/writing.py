@@ -1,12 +1,12 @@
-"""The folder of an exported network, and the way back.
+"""Folder of an exported model, and loading from it.
 
-model.py             the network on torch and PyG alone, and ``load()``
-weights.safetensors  in that module's layout
-schema.yaml          what the tables' columns mean (of imported tables)
+model.py             the model with torch and PyG as only dependencies, and ``load()``
+weights.safetensors  parameters in that module's layout
+schema.yaml          schema of the tables (for imported tables)
 preprocessing.json   columns with their statistics, and preprocess.py, which applies them with pandas and NumPy
 metrics.json         scores of the run, and of each client
-export.json          what this program needs to load it back: module, arguments, classes, schema
-MODEL_CARD.md        data in numbers, method, privacy spent, scores, limits
+export.json          values needed to load it here: module, arguments, classes, schema
+MODEL_CARD.md        data statistics, method, privacy spent, scores, limits
 """
 
 import ast
@@ -37,7 +37,7 @@ from fedgraph_flwr.runs.prediction import Predictions, Predictor, names_of
 
 MODULES = Path(__file__).parent / "plain"
 NAMES = ("stack", "decoupled", "acm", "fedspa")
-"""Of the modules there."""
+"""Names of the modules in `MODULES`."""
 
 PACKAGE = __name__.partition(".")[0]
 INDEX = "export.json"
@@ -53,16 +53,16 @@ ARGUMENTS = {arguments}
 
 
 def load(folder: Path = FOLDER) -> torch.nn.Module:
-    """The trained network, ready to predict: ``load()(x, edge_index)`` gives logits [N, C], in the order of `CLASSES`."""
+    """Return the trained model, ready to predict: ``load()(x, edge_index)`` gives logits [N, C], in the order of `CLASSES`."""
     raw = (folder / "{file}").read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + size])
     kinds = {{"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}}
     weights = {{}}
-    for name, told in header.items():
+    for name, entry in header.items():
         if name != "__metadata__":
-            start, end = (8 + size + place for place in told["data_offsets"])
-            weights[name] = torch.frombuffer(bytearray(raw[start:end]), dtype=kinds[told["dtype"]]).reshape(told["shape"])
+            start, end = (8 + size + place for place in entry["data_offsets"])
+            weights[name] = torch.frombuffer(bytearray(raw[start:end]), dtype=kinds[entry["dtype"]]).reshape(entry["shape"])
     net = {net}(**ARGUMENTS).to(torch.{dtype})
     net.load_state_dict(weights)
     return net.eval()
@@ -70,15 +70,15 @@ def load(folder: Path = FOLDER) -> torch.nn.Module:
 
 
 def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
-    """Write a trained network as a folder that plain PyG loads; returns the folder.
+    """Write a trained model to a folder that plain PyG loads, and return the folder.
 
     Args:
-        predictor: the network.
-        folder: new, or of an earlier export.
-        run: the result folder that holds its scores; None: they lie elsewhere.
+        predictor: the model.
+        folder: new folder, or one of an earlier export.
+        run: run folder with its scores; None if not available.
 
     Raises:
-        FedGraphError: a network or method that cannot be exported, or a folder with something else in it.
+        FedGraphError: the model or method cannot be exported, or the folder has other files.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise FedGraphError(f"--out {folder} contains other files: pass a new folder")
@@ -111,22 +111,24 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         "threshold": predictor.threshold,
     }
     if columns:
-        told = {"undirected": meaning.undirected, "classes": list(meaning.classes)}
-        told |= {"tables": meaning.schema.tables.to_dict() if meaning.schema else {}}
-        told |= {"columns": {name: column.to_dict() for name, column in columns.items()}}
-        write_bytes(folder / "preprocessing.json", json.dumps(told, indent=1).encode())
+        preprocessing = {"undirected": meaning.undirected, "classes": list(meaning.classes)}
+        preprocessing |= {"tables": meaning.schema.tables.to_dict() if meaning.schema else {}}
+        preprocessing |= {"columns": {name: column.to_dict() for name, column in columns.items()}}
+        write_bytes(folder / "preprocessing.json", json.dumps(preprocessing, indent=1).encode())
         write_bytes(folder / "preprocess.py", (MODULES / "preprocess.py").read_bytes())
     if meaning.schema:
         meaning.schema.save(folder / "schema.yaml")
     found = scores(run, predictor)
     write_bytes(folder / "metrics.json", json.dumps(found, indent=1).encode())
     write_bytes(folder / "MODEL_CARD.md", model_card(predictor, plain, found, bool(columns)).encode())
-    write_bytes(folder / INDEX, json.dumps(index, indent=1).encode())  # last: where it is, the rest is whole
+    write_bytes(
+        folder / INDEX, json.dumps(index, indent=1).encode()
+    )  # last: if it exists, the other files are complete
     return folder
 
 
 def _module(source: str, plain: Plain, meaning: InputSpec, dtype: str) -> str:
-    """The text of ``model.py``: a module of `plain`, and what loads these weights into it."""
+    """Return the text of ``model.py``: a module of `plain`, and code that loads these weights."""
     text, _, rest = source.partition('"""\n\n')
     needed = ["import json", "from pathlib import Path"] + ([] if "\nimport torch\n" in source else ["import torch"])
     told = f"{text}\n\nWritten by `fedgraph-flwr export`; needs only torch and torch_geometric.\n"

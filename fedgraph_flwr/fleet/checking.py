@@ -1,4 +1,4 @@
-"""Whether a node could take part, in words: reachable, registered, same versions, same schema, clock."""
+"""Diagnosis of a node: key, connection, registration, clock, versions and schema."""
 
 import datetime
 import socket
@@ -14,22 +14,22 @@ from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.fleet.keys import FLEET, check_key, read_fleet, versions
 
 PATIENCE = 10.0
-"""Seconds that a server has to answer."""
+"""Seconds to wait for the server."""
 
 AHEAD, BEHIND = 5.0, 15.0
-"""Seconds that a clock may be wrong: Flower refuses what is signed at other times."""
+"""Tolerated clock difference in seconds: Flower rejects signatures from other times."""
 
-_REGISTERED, _NOT_REGISTERED = 2003, 2004  # of Flower's errors, see `admission`
+_REGISTERED, _NOT_REGISTERED = 2003, 2004  # Flower's error codes, see `admission`
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one question.
+    """Result of one check.
 
     Attributes:
-        what: the question's word.
-        right: whether a node could take part, as far as this goes; None where nobody can tell.
-        words: the answer, with what to do where it is wrong.
+        what: name of the check.
+        right: whether the check passed; None if unknown.
+        words: explanation, with a fix if the check failed.
     """
 
     what: str
@@ -40,19 +40,19 @@ class Finding:
 def check(
     server: tuple[str, int], key: Path, authority: Path, graph: Path | None, schema: Path | None
 ) -> Iterator[Finding]:
-    """All findings, in order; the first that makes the next ones senseless is the last.
+    """Yield the results in order; stop if a failure makes the remaining checks pointless.
 
     Args:
         server: host and port.
         key: the node's private key.
-        authority: the server's, `ca.crt`; `fleet.json` may lie beside it.
+        authority: the server's `ca.crt`, optionally with `fleet.json` next to it.
         graph: the node's client file.
-        schema: what the parties agreed on: a YAML, or another party's client file.
+        schema: the parties' schema: a YAML file, or another party's client file.
     """
     host, port = server
     try:
         private = check_key(key)
-        yield Finding("key", True, f"{key} is a key, and yours alone")
+        yield Finding("key", True, f"{key} is a valid private key, readable only by you")
     except FedGraphError as error:
         yield Finding("key", False, str(error))
         return
@@ -66,14 +66,14 @@ def check(
 
 
 def reach(host: str, port: int, authority: Path) -> Finding:
-    """Name, connection, TLS and certificate of a server."""
+    """Check name resolution, connection, TLS and certificate of a server."""
     where = f"{host}:{port}"
     if not authority.is_file():
-        return Finding("reachable", False, f"{authority}: there is no such file; the operator hands out ca.crt")
+        return Finding("reachable", False, f"{authority}: no such file; ask the operator for ca.crt")
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except ssl.SSLError:
-        return Finding("reachable", False, f"{authority} is no certificate; the operator hands out ca.crt")
+        return Finding("reachable", False, f"{authority} is not a certificate; ask the operator for ca.crt")
     bare = host.strip("[]")
     try:
         with socket.create_connection((bare, port), PATIENCE) as plain_socket:
@@ -81,32 +81,34 @@ def reach(host: str, port: int, authority: Path) -> Finding:
                 with context.wrap_socket(plain_socket, server_hostname=bare) as secure:
                     until = ssl.cert_time_to_seconds(str((secure.getpeercert() or {})["notAfter"]))
             except ssl.SSLCertVerificationError as error:
-                why = f"{error.verify_message}: is {authority} this server's, and {bare} among the --host of `fleet init`?"
-                return Finding("reachable", False, f"{where} answers, but its certificate does not hold here: {why}")
+                why = f"{error.verify_message}; check that {authority} is of this server, and {bare} a --host of `fleet init`"
+                return Finding("reachable", False, f"{where} responds, but its certificate is not accepted: {why}")
             except (ssl.SSLError, ConnectionError) as error:
                 return Finding(
-                    "reachable", False, f"{where} answers, but speaks no TLS ({first_line(error)}): is it the port?"
+                    "reachable", False, f"{where} responds, but not with TLS ({first_line(error)}): check the port"
                 )
     except socket.gaierror:
-        return Finding("reachable", False, f"nobody knows the name {bare}")
+        return Finding("reachable", False, f"cannot resolve host {bare}: check the name")
     except ConnectionRefusedError:
         return Finding(
-            "reachable", False, f"nothing listens on {where}: is `fedgraph-flwr server` up, and is it the port?"
+            "reachable",
+            False,
+            f"nothing listens on {where}: check that `fedgraph-flwr server` is running, and the port",
         )
     except (TimeoutError, OSError) as error:
-        why = "no answer" if isinstance(error, TimeoutError) else first_line(error)
-        return Finding("reachable", False, f"{where}: {why}; a firewall may be between")
+        why = "no response" if isinstance(error, TimeoutError) else first_line(error)
+        return Finding("reachable", False, f"{where}: {why}; check for a firewall in between")
     days = int((until - time.time()) / 86400)
     return Finding(
-        "reachable", True, f"{where} answers, with a certificate of {authority} that holds for {days} days more"
+        "reachable", True, f"{where} responds, with a certificate of {authority} that is valid for {days} more days"
     )
 
 
 def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
-    """The clock, and whether the server admits a key.
+    """Check the clock, and whether the server admits a key.
 
-    The key is shown to the SuperLink with a heartbeat that no node may have: of a key that it knows, it refuses the heartbeat, of
-    another one the key. Nothing is changed by it.
+    The request has an invalid heartbeat interval: the SuperLink rejects the interval if it knows the key, else the key. It
+    changes no state.
     """
     import httpx
     from flwr.proto.fleet_pb2 import ActivateNodeRequest
@@ -115,7 +117,7 @@ def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    question = ActivateNodeRequest(public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=1.0)
+    request = ActivateNodeRequest(public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=1.0)
     seen: list[httpx.Response] = []
 
     class Keep:
@@ -129,48 +131,50 @@ def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
         with FleetHttpClient.from_server_address(
             address, False, str(authority), interceptors=[Keep(), signer]
         ) as client:
-            client.ActivateNode(question)
+            client.ActivateNode(request)
     except (httpx.HTTPError, RuntimeError) as error:
         if not seen:
-            yield Finding("registered", False, f"{address} did not answer a signed question ({first_line(error)})")
+            yield Finding("registered", False, f"{address} did not respond to a signed request ({first_line(error)})")
             return
-    answer, now = seen[-1], (began + time.time()) / 2
-    fast = clock(answer.headers.get("date", ""), now)
+    reply, now = seen[-1], (began + time.time()) / 2
+    fast = clock(reply.headers.get("date", ""), now)
     yield fast
-    told = FlowerError.from_json(answer.text)
-    code = told.code if told else 0
+    error_info = FlowerError.from_json(reply.text)
+    code = error_info.code if error_info else 0
     if code == _REGISTERED:
         yield Finding("registered", True, "the server knows this key")
     elif code == _NOT_REGISTERED:
-        yield Finding("registered", False, "the server does not know this key: the operator says `fleet join FILE.pub`")
-    elif answer.status_code == 401:
-        why = "" if fast.right is False else "; it may be another server than a SuperLink with --enable-supernode-auth"
-        yield Finding("registered", None, f"the server refused the signature{why}")
+        yield Finding(
+            "registered", False, "the server does not know this key: ask the operator to run `fleet join FILE.pub`"
+        )
+    elif reply.status_code == 401:
+        why = "" if fast.right is False else "; it may not be a SuperLink with --enable-supernode-auth"
+        yield Finding("registered", None, f"the server rejected the signature{why}")
     else:
         yield Finding(
-            "registered", None, f"the server answered with status {answer.status_code}: {sanitize(answer.text, 100)}"
+            "registered", None, f"the server replied with status {reply.status_code}: {sanitize(reply.text, 100)}"
         )
 
 
 def clock(date: str, now: float) -> Finding:
-    """This machine's clock against a server's, from the date of an answer (whole seconds).
+    """Compare this machine's clock with a server's, from the date header of a reply (whole seconds).
 
     Args:
         date: the header.
-        now: seconds since 1970, here, when it was written.
+        now: local time of the reply, in seconds since 1970.
     """
     try:
         there = parsedate_to_datetime(date).timestamp() + 0.5
     except (TypeError, ValueError):
-        return Finding("clock", None, "the server told no time")
+        return Finding("clock", None, "the server sent no time")
     ahead = now - there
     if abs(ahead) < 2.0:
-        return Finding("clock", True, "the same as the server's, to a second or two")
+        return Finding("clock", True, "equal to the server's within two seconds")
     words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's ({_time(now)} here, {_time(there)} there)"
     if -BEHIND < ahead < AHEAD:
         return Finding("clock", True, words)
     return Finding(
-        "clock", False, f"{words}: set it (timedatectl set-ntp true), or the server refuses what is signed here"
+        "clock", False, f"{words}: set it (run timedatectl set-ntp true), or the server rejects this node's signatures"
     )
 
 
@@ -179,25 +183,27 @@ def _time(seconds: float) -> str:
 
 
 def same_versions(folder: Path) -> Finding:
-    """This machine's versions against those in a fleet's `fleet.json`."""
-    ours = versions()
-    line = ", ".join(f"{name} {number}" for name, number in ours.items())
+    """Compare this machine's versions with those in a fleet's `fleet.json`."""
+    local = versions()
+    line = ", ".join(f"{name} {number}" for name, number in local.items())
     if not (folder / FLEET).is_file():
-        return Finding("versions", None, f"{line}; there is no {folder / FLEET} to compare with: the operator has it")
-    theirs = read_fleet(folder)[1]
-    differ = {name: number for name, number in theirs.items() if ours.get(name) != number}
+        return Finding(
+            "versions", None, f"{line}; not compared, because {folder / FLEET} is missing: ask the operator for it"
+        )
+    remote = read_fleet(folder)[1]
+    differ = {name: number for name, number in remote.items() if local.get(name) != number}
     if not differ:
-        return Finding("versions", True, f"the server's: {line}")
+        return Finding("versions", True, f"equal to the server's: {line}")
     words = ", ".join(
-        f"{name} {ours.get(name, 'not installed')} (there {sanitize(differ[name], 40)})" for name in differ
+        f"{name} {local.get(name, 'not installed')} (server: {sanitize(differ[name], 40)})" for name in differ
     )
     must = bool(differ.keys() & {"flwr", "fedgraph-flwr"})
-    why = "install the server's" if must else "this may do, though equal parameters bit for bit need equal versions"
-    return Finding("versions", not must, f"here {words}: {why}")
+    why = "install the server's version" if must else "accepted, but bit-identical parameters need equal versions"
+    return Finding("versions", not must, f"{words}: {why}")
 
 
 def same_schema(graph: Path, agreed: Path | None) -> Finding:
-    """What a graph's features and classes are, against what was agreed on."""
+    """Compare a graph's features and classes with the agreed schema."""
     from fedgraph_flwr.data.graph import read_header
     from fedgraph_flwr.data.schema import Schema, agreed_schema
 
@@ -213,11 +219,11 @@ def same_schema(graph: Path, agreed: Path | None) -> Finding:
         return Finding("schema", False, str(error))
     words = f"{graph}: client {meta.get('client', '?')}, {meta.get('num_classes', '?')} classes"
     if agreed is None:
-        return Finding("schema", None, f"{words}; say --schema FILE to compare with what the parties agreed on")
+        return Finding("schema", None, f"{words}; pass --schema FILE to compare it with the parties' schema")
     if own is None and other is None:
-        return Finding("schema", None, f"{words}; neither it nor {agreed} was imported by a schema")
+        return Finding("schema", None, f"{words}; neither it nor {agreed} has a schema")
     if own == other:
-        return Finding("schema", True, f"{words}, as {agreed} says")
+        return Finding("schema", True, f"{words}, equal to {agreed}")
     return Finding(
         "schema", False, f"{graph} has other columns or classes than {agreed}: import it again with --schema {agreed}"
     )

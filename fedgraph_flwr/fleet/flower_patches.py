@@ -1,23 +1,23 @@
-"""All that is adjusted of Flower at run time, made for Flower 1.41.0. Any other version runs unmodified, with a warning.
+"""All run-time patches of Flower, written for Flower 1.41.0. Any other version runs unpatched, with a warning.
 
-Three processes of a fleet use it. `FEDGRAPH_PLAIN=1` in their environment (``--plain`` of `fedgraph-flwr node` and `server`)
-turns all of it off.
+Three processes of a fleet use them. `FEDGRAPH_PLAIN=1` in their environment (``--plain`` of `fedgraph-flwr node` and `server`)
+disables all patches.
 
-The **ServerApp's**: objects that are on their way are asked for again after 20 ms, not after 1 s, and no longer than
-``strategy.timeout``: a node may have died while it sent them.
+The **ServerApp**: pending objects are requested again after 20 ms instead of 1 s, for at most ``strategy.timeout``, since a
+node may have died while sending them.
 
-A **SuperNode** with ``--isolation process``. As `flower-supernode`, and:
+A **SuperNode** with ``--isolation process``. It works as `flower-supernode`, with these changes:
 
-- it looks for messages again when one may be there (`Rhythm`), in the place of every 3 s;
-- once a message and its objects are stored, it writes a byte into a pipe that wakes the executor;
-- it sends a reply when the last of its objects is there, looked for every 10 ms in the place of 0.5 s; where a task ended without
-  one, the server is told so within half a second, in the place of never.
+- It polls for messages when one is likely (`PollSchedule`), instead of every 3 s.
+- After storing a message and its objects, it writes a byte to a pipe that wakes the executor.
+- It sends a reply once its last object is complete, polled every 10 ms instead of 0.5 s. If a task ends without a reply, the
+  server learns it within half a second instead of never.
 
 An **executor**, which takes the SuperNode's tasks and forks a process for each. It has imported torch and Flower's client
-runtime, computed nothing, and has one thread, no CUDA context, and none of this project's modules: those that it had would stand
-in the place of the bundle's, which the party may have had signed. For the same reason this file is run as a script, and imports
-none. The child is what `flwr-clientapp` is. It watches the SuperNode, not the executor, whose death it outlives. A lock that it
-holds keeps the next task waiting until it is gone, since a task's context is stored after its reply.
+runtime, but has computed nothing. It has one thread, no CUDA context, and none of this project's modules: they would replace
+those of the bundle, which may be signed. For the same reason this file runs as a script and imports no project module. The
+child process is equivalent to `flwr-clientapp`. It watches the SuperNode, not the executor, which it may outlive. It holds a
+lock that delays the next task until it exits, since a task's context is stored after its reply.
 """
 
 import argparse
@@ -41,19 +41,19 @@ from typing import Any, NoReturn
 
 MADE_FOR = "1.41.0"
 PLAIN = "FEDGRAPH_PLAIN"
-"""Environment: anything but 0 or nothing leaves Flower as it is."""
+"""Environment variable: any value except 0 or empty disables the patches."""
 
 BACKOFF = 0.02
-"""Seconds before an object that is not there is asked for again; Flower doubles them at each look."""
+"""Seconds before a missing object is requested again; Flower doubles them at each attempt."""
 
 REPLY_LOOK = 0.01
-"""Seconds between looks for a reply."""
+"""Seconds between polls for a reply."""
 
 IDLE = 3.0
-"""Seconds between looks for a message where none came for a while, as in Flower."""
+"""Seconds between polls for a message when idle, as in Flower."""
 
 SHORTEST = 0.05
-"""Seconds between looks for a message just after one."""
+"""Minimum seconds between polls for a message."""
 
 PRELOADED = (
     "torch",
@@ -71,27 +71,27 @@ PRELOADED = (
     "flwr.serverapp",
     "flwr.supernode.runtime.run_clientapp",
 )
-"""Imported by the executor: libraries, none of them this project's. One that is missing is left out."""
+"""Libraries imported by the executor, none of this project; missing ones are skipped."""
 
 
 def plain() -> bool:
-    """Whether Flower shall be left as it is."""
+    """Return whether the patches are disabled."""
     return os.environ.get(PLAIN, "0") not in ("", "0")
 
 
 def other_version() -> str:
-    """A warning if the installed Flower is not the version that this file is made for, else nothing."""
+    """Return a warning if the installed Flower has another version than `MADE_FOR`, else ""."""
     found = version("flwr")
     if found == MADE_FOR:
         return ""
     return (
-        f"Flower {found} is installed and runs unmodified: the changes that make rounds of a fleet faster are for {MADE_FOR}. "
-        f"Install flwr=={MADE_FOR}; or set {PLAIN}=1 (--plain) to accept this and hide the warning"
+        f"Flower {found} is installed and runs unpatched: the patches that speed up rounds of a fleet are for {MADE_FOR}. "
+        f"Install flwr=={MADE_FOR}, or set {PLAIN}=1 (--plain) to hide this warning"
     )
 
 
 def unmodified(warn: Callable[[str], object]) -> bool:
-    """Whether Flower runs as it is: by the switch or, after a warning, because it is another version."""
+    """Return whether Flower runs unpatched, by the switch or, after a warning, because of its version."""
     if plain():
         return True
     if text := other_version():
@@ -100,10 +100,10 @@ def unmodified(warn: Callable[[str], object]) -> bool:
 
 
 def quicken_pulls(longest: float | None = None) -> None:
-    """Ask for objects that are on their way again after `BACKOFF` seconds, in this process.
+    """Make this process request pending objects again after `BACKOFF` seconds.
 
     Args:
-        longest: seconds after which they are given up; None: as Flower has it, two hours.
+        longest: seconds before giving up; None for Flower's two hours.
     """
     from flwr.supercore.inflatable import inflatable_utils
 
@@ -115,10 +115,10 @@ def quicken_pulls(longest: float | None = None) -> None:
 
 
 def supernode(wake: int) -> None:
-    """Become a `flower-supernode`, adjusted; ``sys.argv`` has its options.
+    """Become a patched `flower-supernode`; ``sys.argv`` has its options.
 
     Args:
-        wake: the file descriptor of a pipe; a byte is written to it for every message that is stored.
+        wake: file descriptor of a pipe, which gets one byte per stored message.
     """
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
@@ -126,12 +126,12 @@ def supernode(wake: int) -> None:
     loop: Any = start_client_internal
     quicken_pulls()
     os.set_blocking(wake, False)
-    rhythm, parent = Rhythm(), os.getppid()
+    schedule, parent = PollSchedule(), os.getppid()
 
     def sleep(seconds: float) -> None:
         if os.getppid() != parent:  # `fedgraph-flwr node` was killed
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(min(seconds, rhythm.pause(time.monotonic())))
+        time.sleep(min(seconds, schedule.pause(time.monotonic())))
 
     pull, push = loop._pull_and_store_message, loop._push_messages
 
@@ -140,8 +140,8 @@ def supernode(wake: int) -> None:
         if run_id is None:
             _forget(arguments["state"], arguments["object_store"])
         else:
-            rhythm.came(time.monotonic())
-            with contextlib.suppress(BlockingIOError):  # full of bytes that nobody has read: it will wake
+            schedule.came(time.monotonic())
+            with contextlib.suppress(BlockingIOError):  # the pipe is full of unread bytes, so the executor will wake
                 os.write(wake, b"\0")
         return run_id
 
@@ -150,43 +150,43 @@ def supernode(wake: int) -> None:
         while True:
             while not _complete(state, object_store):
                 sleep(REPLY_LOOK)
-                looks += 1  # each fiftieth time: Flower looks through all tasks that there have been
+                looks += 1  # every 50th poll, since Flower searches all past tasks
                 if looks % 50 == 0 and _ended(state) and not _complete(state, object_store):
-                    _answer_for_the_dead(state, object_store)
+                    _reply_for_crashed_task(state, object_store)
             push(state=state, object_store=object_store, **arguments)
-            if not _asked(state):
-                break  # else the reply was to a message of a run that had ended, which Flower takes in and then calls ignored
-        rhythm.begin(time.monotonic())
-        sleep(IDLE)  # Flower would look at once
+            if not _unanswered(state):
+                break  # else the reply was to a message of a finished run, which Flower stores and then ignores
+        schedule.begin(time.monotonic())
+        sleep(IDLE)  # Flower would poll immediately
 
     loop.time = SimpleNamespace(sleep=sleep)
     loop._pull_and_store_message, loop._push_messages = pull_and_wake, wait_and_push
     flower_supernode()
 
 
-class Rhythm:
-    """When to look again for what is awaited: rounds resemble each other, so not before four fifths of what the last wait took.
+class PollSchedule:
+    """Schedule of polls: rounds take similar times, so the first poll comes after 80 % of the previous wait.
 
-    Each look costs the SuperLink some 10 ms of CPU. From then on a look every `SHORTEST` seconds, later after a tenth of the time
-    that was waited, at last every `IDLE` seconds.
+    Each poll costs the SuperLink about 10 ms of CPU. Later polls follow every `SHORTEST` seconds, then after a tenth of the
+    elapsed wait, finally every `IDLE` seconds.
     """
 
     def __init__(self) -> None:
         self.since = -1e9  # idle
         self.took = 0.0
-        self.blind = False  # no look as yet
+        self.blind = False  # no poll yet
 
     def begin(self, now: float) -> None:
-        """The wait begins."""
+        """Start waiting."""
         self.since = now
 
     def came(self, now: float) -> None:
-        """What is awaited has come, or more of it."""
+        """Record the arrival of a message."""
         waited = now - self.since
-        self.took = 0.7 * waited if self.blind else waited  # at the first look: who knows since when it was there
+        self.took = 0.7 * waited if self.blind else waited  # at the first poll, its arrival time is unknown
 
     def pause(self, now: float) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next poll."""
         waited = now - self.since
         early = min(0.8 * self.took, IDLE) - waited
         self.blind = early > SHORTEST
@@ -199,20 +199,20 @@ def _replies(state: Any) -> list[Any]:
     return [message for message in messages if message.metadata.reply_to_message_id]
 
 
-def _asked(state: Any) -> list[Any]:
-    """Entries of messages that no reply has been sent to; with its reply a message leaves the store."""
+def _unanswered(state: Any) -> list[Any]:
+    """Return entries of messages without a sent reply; a message leaves the store with its reply."""
     with state.lock_msg_store:
         return [entry for entry in state.msg_store.values() if not entry.message.metadata.reply_to_message_id]
 
 
 def _forget(state: Any, store: Any) -> None:
-    """Drop a message that Flower took in and then ignored, since its run ended before all of its objects had come.
+    """Drop a message that Flower stored and then ignored, because its run ended before all its objects arrived.
 
-    Its task stays otherwise: a client would ask for those objects for minutes, and no other message be answered.
+    Otherwise its task stays: a client would request those objects for minutes and block all other messages.
     """
     from flwr.common.constant import SubStatus
 
-    for entry in (left := _asked(state)):
+    for entry in (left := _unanswered(state)):
         state.delete_messages(message_ids=[entry.message.metadata.message_id])
         store.delete(entry.message.metadata.message_id)
     for task in _open_tasks(state) if left else ():
@@ -220,7 +220,7 @@ def _forget(state: Any, store: Any) -> None:
 
 
 def _complete(state: Any, store: Any) -> bool:
-    """Whether a reply is there with all its objects."""
+    """Return whether a reply is stored with all its objects."""
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
     replies = _replies(state)
@@ -229,7 +229,7 @@ def _complete(state: Any, store: Any) -> bool:
 
 
 def _ended(state: Any) -> bool:
-    """Whether no task is left that could still reply. A claimed task whose process is gone is among the others for 30 to 60 s."""
+    """Return whether no task can still reply; a claimed task of a dead process counts as open for 30 to 60 s."""
     return not _open_tasks(state)
 
 
@@ -239,27 +239,27 @@ def _open_tasks(state: Any) -> list[Any]:
     return list(state.get_tasks(statuses=[Status.PENDING, Status.STARTING, Status.RUNNING]))
 
 
-def _answer_for_the_dead(state: Any, store: Any) -> None:
-    """Put Flower's error reply in the place of one that will not come, or not wholly."""
+def _reply_for_crashed_task(state: Any, store: Any) -> None:
+    """Replace a missing or incomplete reply by Flower's error reply."""
     from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
 
     for message in _replies(state):
         state.delete_messages(message_ids=[message.metadata.message_id])
         store.delete(message.metadata.message_id)
-    asked = _asked(state)
+    asked = _unanswered(state)
     for entry in asked:
-        entry.is_retrieved = True  # by nobody: else it would be no message that an error can answer
+        entry.is_retrieved = True  # not actually retrieved, but required for an error reply
     state._store_error_replies({entry.message.metadata.run_id for entry in asked}, CLIENT_APP_CRASHED_ERROR)
 
 
 class ForkingExecutor:
-    """Flower's executor of tasks: a fork of this process for each, one at a time.
+    """Executor of Flower's tasks that forks this process for each task, one at a time.
 
     Args:
-        wake: the file descriptor of a pipe; a byte comes for every message.
-        lock: a file that the child of a task holds locked, also when this process has died.
-        supernode_pid: whose death ends a child.
-        parent: the process that started this one; without it this one ends.
+        wake: file descriptor of a pipe, which gets one byte per message.
+        lock: file that a task's child keeps locked, even after this process died.
+        supernode_pid: process whose death ends a child.
+        parent: process that started this one; this one ends with it.
     """
 
     def __init__(self, wake: int, lock: Path, supernode_pid: int, parent: int):
@@ -269,27 +269,27 @@ class ForkingExecutor:
         self.failed: Callable[[], None] = lambda: None
 
     def get_eligible_capacity(self, supported_task_types: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
-        """A ClientApp at a time."""
+        """Return the capacity for one ClientApp."""
         from flwr.supercore.constant import TaskType
 
         return {TaskType.CLIENT_APP} & supported_task_types, set()
 
     def wait_for_capacity(self, *_: Any, **__: Any) -> None:
-        """`reconcile` has waited."""
+        """Return immediately: `reconcile` waits."""
 
     def reconcile(self) -> None:
-        """Reap the child, wait for one of a former executor, then for a message: before every look for a task."""
+        """Before each poll for a task, reap the child, wait for a child of a previous executor, then wait for a message."""
         if self.child:
             _, status = os.waitpid(self.child, 0)
             self.child = 0
             if os.waitstatus_to_exitcode(status):
                 self.failed()
         if self.held < 0:
-            import fcntl  # not on every system, and the ServerApp imports this file on each
+            import fcntl  # missing on some systems, where the ServerApp imports this file, too
 
             self.held = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self.held, fcntl.LOCK_EX)
-        readable, _, _ = select.select([self.wake], [], [], 1.0)  # a second: as long as Flower's own between looks
+        readable, _, _ = select.select([self.wake], [], [], 1.0)  # one second, as between Flower's polls
         if readable:
             os.read(self.wake, 4096)
         if os.getppid() != self.parent:
@@ -300,20 +300,18 @@ class ForkingExecutor:
         from flwr.supercore.superexec.executor import LaunchResult
 
         if threading.active_count() > 1:
-            raise RuntimeError(
-                f"{threading.active_count()} threads run in the executor, where one may: no fork is safe"
-            )
+            raise RuntimeError(f"the executor has {threading.active_count()} threads, expected 1: forking is not safe")
         sys.stdout.flush()
         sys.stderr.flush()
         if not (child := os.fork()):
             self._be_client(spec)
         self.child, self.failed = child, functools.partial(_fail, spec)
-        os.close(self.held)  # the child's, from now on
+        os.close(self.held)  # now held by the child
         self.held = -1
         return LaunchResult.accepted()
 
     def close(self) -> None:
-        """Nothing: the child watches the SuperNode."""
+        """Do nothing: the child watches the SuperNode."""
 
     def _be_client(self, spec: Any) -> NoReturn:
         code = 1
@@ -331,8 +329,8 @@ class ForkingExecutor:
             os.truncate(self.held, 0)
             os.pwrite(self.held, str(os.getpid()).encode(), 0)
             if numpy := sys.modules.get("numpy"):
-                numpy.random.seed()  # from the system: forks would draw the same numbers
-            sys.dont_write_bytecode = False  # of the bundle, which else each child would compile
+                numpy.random.seed()  # from system entropy, since forks would draw equal numbers
+            sys.dont_write_bytecode = False  # of the bundle, else each child would compile it
             sys.pycache_prefix = str(self.lock.with_name("bytecode"))
             client.install_from_fab = functools.partial(_install_once, client.install_from_fab, self.lock.parent)
             client.run_clientapp(
@@ -354,9 +352,9 @@ class ForkingExecutor:
 
 
 def _install_once(install: Callable[..., Path], folder: Path, content: bytes, skip_prompt: bool) -> Path:
-    """Flower's installation of a bundle, left out where a task of this node has had the same one installed.
+    """Install a bundle with Flower, unless a task of this node has installed the same one.
 
-    Flower unpacks and checks a bundle for each message, and throws it away where one of its name is installed.
+    Flower unpacks and checks a bundle for each message, and discards it if one of its name is installed.
     """
     marker = folder / hashlib.sha256(content).hexdigest()
     if marker.is_file() and (installed := Path(marker.read_text())).is_dir():
@@ -367,7 +365,7 @@ def _install_once(install: Callable[..., Path], folder: Path, content: bytes, sk
 
 
 def _fail(spec: Any) -> None:
-    """Tell the SuperNode that a task's process is dead; one that could still speak has told it, and this is refused then."""
+    """Report to the SuperNode that a task's process died; it ignores this if the task reported its end."""
     import httpx
     from flwr.proto.runtime_pb2 import PushTaskOutputRequest
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
@@ -388,7 +386,7 @@ def _fail(spec: Any) -> None:
 
 
 def executor(wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Path) -> None:
-    """Take the tasks of a SuperNode's runtime API until told to end.
+    """Execute the tasks of a SuperNode's runtime API until terminated.
 
     Args:
         wake: see `ForkingExecutor`.
@@ -406,7 +404,7 @@ def executor(wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Pa
     loop: Any = run_superexec
     quicken_pulls()
     gc.collect()
-    gc.freeze()  # else the collector of each child would touch, and so copy, every page
+    gc.freeze()  # else garbage collection in each child would copy every page
     one = ForkingExecutor(wake, lock, supernode_pid, parent)
     loop.get_executor = lambda *_, **__: one
     loop._get_task_poll_interval = lambda: 0.0  # `reconcile` waits
@@ -415,8 +413,12 @@ def executor(wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Pa
 
 def main() -> None:
     """``flower_patches.py supernode --wake FD -- OPTIONS`` or ``flower_patches.py executor --wake FD --lock FILE ...``."""
-    words = sys.argv[1:]
-    own, rest = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    args_list = sys.argv[1:]
+    own, rest = (
+        (args_list[: args_list.index("--")], args_list[args_list.index("--") + 1 :])
+        if "--" in args_list
+        else (args_list, [])
+    )
     parser = argparse.ArgumentParser(description="Parts of `fedgraph-flwr node`, which starts them.")
     parser.add_argument("what", choices=("supernode", "executor"))
     parser.add_argument("--wake", type=int, required=True, help="file descriptor of a pipe")

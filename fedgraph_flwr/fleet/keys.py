@@ -1,15 +1,15 @@
-"""Keys and certificates of a fleet, and the configurations of its nginx: `fedgraph-flwr fleet init` and `join` make them.
+"""Keys and certificates of a fleet, and its nginx configurations, created by `fedgraph-flwr fleet init` and `join`.
 
-    fleet.json                          where the server listens, and the versions that it has; parties get it with ca.crt
-    ca.crt, server.crt, server.key      what the server shows nodes and operators, and the authority by which they know it
+    fleet.json                          addresses and versions of the server; send it to parties with ca.crt
+    ca.crt, server.crt, server.key      the server's certificate, and the authority that verifies it
     node_0, node_0.pub, ...             a SuperNode's key pair
-    operators.crt                       the authority of those who may start runs; the server asks for a certificate of it
-    operator.crt, operator.key          such a certificate
-    server.conf                         nginx before the SuperLink: nodes reach /v1/fleet, operators /v1/control, nobody more
-    operator.conf                       nginx on an operator's machine, which adds the certificate that `flwr` cannot show
+    operators.crt                       authority of the operators, who may start runs; the server requires their certificate
+    operator.crt, operator.key          a certificate of an operator
+    server.conf                         nginx in front of the SuperLink: nodes reach /v1/fleet, operators /v1/control, no one else
+    operator.conf                       nginx on an operator's machine; adds the certificate, which `flwr` cannot send
 
-This is for a trial on your own machines; a company's own authority does as well. What is there stays, but for the two
-configurations and fleet.json; with other hosts the server's certificate is made anew.
+These certificates are for trials; a company's authority works as well. Existing files are kept, except the two configurations
+and fleet.json. If the hosts change, the server's certificate is replaced.
 """
 
 import datetime
@@ -38,13 +38,13 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass
 class Places:
-    """Who listens where.
+    """Addresses of a fleet, each HOST:PORT.
 
     Attributes:
-        server: HOST:PORT by which nodes reach the server.
-        listen: where it listens for them.
-        superlink: where the SuperLink listens, on loopback; the same as ``listen`` where no nginx stands before it.
-        operator: where an operator's nginx listens, for `flwr`.
+        server: address by which nodes reach the server.
+        listen: address on which the server listens.
+        superlink: loopback address of the SuperLink; equal to ``listen`` without nginx.
+        operator: address of an operator's nginx, for `flwr`.
     """
 
     server: str
@@ -54,12 +54,12 @@ class Places:
 
     @property
     def guarded(self) -> bool:
-        """Whether nginx stands before the SuperLink."""
+        """Whether nginx is in front of the SuperLink."""
         return self.listen != self.superlink
 
 
 def versions() -> dict[str, str]:
-    """Of what computes on a machine of a fleet."""
+    """Return the versions of Python and of the packages that determine results."""
     found = {"python": python_version()}
     for name in ("fedgraph-flwr", "flwr", "torch"):
         try:
@@ -70,14 +70,14 @@ def versions() -> dict[str, str]:
 
 
 def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days: int) -> None:
-    """Write all of it.
+    """Create all files of a fleet.
 
     Args:
-        folder: where.
+        folder: output folder.
         places: addresses.
-        hosts: further names and addresses of the server, the one by which nodes reach it last.
-        nodes: how many key pairs of nodes there shall be.
-        days: how long certificates hold.
+        hosts: additional names and addresses of the server; the last is the one that nodes use.
+        nodes: number of node key pairs.
+        days: validity of certificates.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for authority in ("ca", "operators"):
@@ -97,52 +97,54 @@ def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days:
 
 
 def write_configuration(folder: Path, name: str, places: Places) -> Path:
-    """Write the nginx configuration ``server`` or ``operator``, which names this folder; returns its path."""
-    words, path = {"keys": folder.absolute(), **asdict(places)}, (folder / f"{name}.conf").absolute()
+    """Write the nginx configuration ``server`` or ``operator`` for this folder and return its path."""
+    values, path = {"keys": folder.absolute(), **asdict(places)}, (folder / f"{name}.conf").absolute()
     template = (_TEMPLATES / f"{name}.conf").read_text()
-    path.write_text(re.sub(r"@(\w+)@", lambda found: str(words[found[1]]), template))
+    path.write_text(re.sub(r"@(\w+)@", lambda found: str(values[found[1]]), template))
     return path
 
 
 def read_fleet(folder: Path) -> tuple[Places, dict[str, str]]:
-    """What `fleet.json` says: the places, and the server's versions.
+    """Read `fleet.json`: the addresses and the server's versions.
 
     Raises:
-        FedGraphError: there is none, or it says something else.
+        FedGraphError: the file is missing or invalid.
     """
     path = folder / FLEET
     try:
-        told = json.loads(path.read_text())
-        return Places(*(str(told[name]) for name in ("server", "listen", "superlink", "operator"))), dict(
-            told["versions"]
+        content = json.loads(path.read_text())
+        return Places(*(str(content[name]) for name in ("server", "listen", "superlink", "operator"))), dict(
+            content["versions"]
         )
     except FileNotFoundError as error:
-        raise FedGraphError(f"{path}: there is no such file; `fedgraph-flwr fleet init {folder}` makes it") from error
+        raise FedGraphError(f"{path}: no such file; create it with `fedgraph-flwr fleet init {folder}`") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise FedGraphError(f"{path} is not what `fedgraph-flwr fleet init` writes") from error
+        raise FedGraphError(f"{path} is invalid: create it again with `fedgraph-flwr fleet init`") from error
 
 
 def check_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A node's private key.
+    """Read a node's private key.
 
     Raises:
-        FedGraphError: it is not there, no key of the right kind, or one that others may read.
+        FedGraphError: the file is missing, holds another kind of key, or is readable by others.
     """
     if not path.is_file():
-        raise FedGraphError(f"--key {path}: there is no such file; `fedgraph-flwr fleet join {path}` makes one")
+        raise FedGraphError(f"--key {path}: no such file; create a key with `fedgraph-flwr fleet join {path}`")
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp384r1":
-        raise FedGraphError(f"--key {path} holds no EC P-384 key in OpenSSH's format without a passphrase (fleet join)")
+        raise FedGraphError(
+            f"--key {path}: expected an EC P-384 key in OpenSSH format without passphrase; create one with fleet join"
+        )
     if path.stat().st_mode & 0o077:
-        raise FedGraphError(f"--key {path}: others may read this private key; say chmod 600 {path}")
+        raise FedGraphError(f"--key {path} is readable by other users; run chmod 600 {path}")
     return key
 
 
 def make_ca(folder: Path, authority: str, days: int) -> None:
-    """A self-signed authority: its key and certificate."""
+    """Create a self-signed authority: key and certificate."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedgraph trial {authority}")])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates and CRLs
@@ -166,7 +168,7 @@ def make_certificate(
     days: int,
     *extensions: x509.ExtensionType,
 ) -> None:
-    """A key and a certificate of an authority, good for one purpose alone."""
+    """Create a key and a certificate signed by an authority, valid for one purpose only."""
     signer: Any = serialization.load_pem_private_key((folder / f"{authority}.key").read_bytes(), None)
     issuer = x509.load_pem_x509_certificate((folder / f"{authority}.crt").read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
@@ -183,7 +185,7 @@ def make_certificate(
 
 
 def make_node(path: Path) -> None:
-    """A SuperNode's key pair in OpenSSH's format: ``path`` and ``path.pub``. A pair that is there stays."""
+    """Create a SuperNode's key pair in OpenSSH format, ``path`` and ``path.pub``, unless it exists."""
     if path.exists():
         return
     key = ec.generate_private_key(ec.SECP384R1())

@@ -1,4 +1,4 @@
-"""What an operator does by Flower's own commands: name a connection, register keys, look who is there."""
+"""Operator actions through Flower's commands: add a connection, register keys, list nodes and runs."""
 
 import json
 import os
@@ -14,27 +14,31 @@ from fedgraph_flwr.fleet.processes import environment, say, tool
 
 
 def connect(name: str, address: str, authority: Path) -> None:
-    """Give Flower's configuration a connection of this name.
+    """Add a connection to Flower's configuration.
 
     Raises:
-        FedGraphError: it has another fleet's of this name, or cannot be read.
+        FedGraphError: the name is taken by another fleet, or the configuration cannot be read.
     """
     path, lines = _configuration(), {"address": address, "root-certificates": str(authority.absolute())}
-    there = _connections().get(name)
-    if there == lines:
+    existing = _connections().get(name)
+    if existing == lines:
         return
     text = path.read_text().rstrip() + "\n\n" if path.is_file() else ""
-    if there is not None and there.keys() == lines.keys() and there["root-certificates"] == lines["root-certificates"]:
+    if (
+        existing is not None
+        and existing.keys() == lines.keys()
+        and existing["root-certificates"] == lines["root-certificates"]
+    ):
         path.write_text(re.sub(rf'(\[superlink\.{re.escape(name)}\]\naddress = )"[^"\n]*"', rf'\1"{address}"', text))
-        return  # this fleet's, from when its server listened elsewhere
-    if there is not None:
+        return  # same fleet at a previous address
+    if existing is not None:
         raise FedGraphError(
-            f"{path} has another connection '{name}' (to {there.get('address')}): say --name, or remove it"
+            f"{path} has another connection '{name}' (to {existing.get('address')}): pass another --name, or remove it"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     body = "\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items())
     path.write_text(f"{text}[superlink.{name}]\n{body}\n")
-    say(f"wrote the connection '{name}' into {path}")
+    say(f"wrote the connection '{name}' to {path}")
 
 
 def _configuration() -> Path:
@@ -42,16 +46,16 @@ def _configuration() -> Path:
 
 
 def _connections() -> dict[str, dict[str, Any]]:
-    """The connections that Flower's configuration names.
+    """Read the connections of Flower's configuration.
 
     Raises:
-        FedGraphError: it cannot be read.
+        FedGraphError: the file cannot be read.
     """
     path = _configuration()
     try:
         known = tomllib.loads(path.read_text()).get("superlink", {}) if path.is_file() else {}
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise FedGraphError(f"{path} cannot be read ({error})") from error
+        raise FedGraphError(f"cannot read {path} ({error})") from error
     return {key: value for key, value in known.items() if isinstance(value, dict)}
 
 
@@ -59,69 +63,69 @@ def check_connection(name: str, kind: str = "--name", others: Iterable[str] = ()
     """Check that Flower's configuration has a connection of this name.
 
     Args:
-        name: which.
-        kind: what the user calls it.
-        others: further names that are accepted.
+        name: name of the connection.
+        kind: option or key that names it, for errors.
+        others: additional accepted names.
 
     Raises:
-        FedGraphError: it has not.
+        FedGraphError: the connection is missing.
     """
     known = _connections().keys() | set(others)
     if not known:
         raise FedGraphError(
-            f"{kind} {name}: {_configuration()} names no connection; `fedgraph-flwr server` writes one on the server's machine"
+            f"{kind} {name}: {_configuration()} has no connections; `fedgraph-flwr server` writes one on the server's machine"
         )
     if name not in known:
         raise unknown(kind, name, known, f"connections of {_configuration()}; `fedgraph-flwr server` writes one")
 
 
 def admit(public: Path, name: str) -> str:
-    """Let a node's public key in; returns what there is to say.
+    """Register a node's public key and return a message.
 
     Raises:
-        RunFailed: Flower's command failed otherwise than for a key that it has already.
+        RunFailed: Flower's command failed, except for an already registered key.
     """
     done = _flwr("supernode", "register", str(public), name)
     if not done.returncode:
         return f"{public} is registered"
     if "already in use" in done.stdout + done.stderr:
-        return f"{public} was registered before"
+        return f"{public} is already registered"
     raise _failure(done, name)
 
 
 def nodes(name: str) -> list[dict[str, Any]]:
-    """The nodes that the server knows: ``node-id``, ``status``, and when that changed."""
-    return [node for node in _told(name, "supernode", "list", name)["nodes"] if node["status"] != "unregistered"]
+    """Return the server's nodes: ``node-id``, ``status``, and when it changed."""
+    return [node for node in _json(name, "supernode", "list", name)["nodes"] if node["status"] != "unregistered"]
 
 
 def runs(name: str) -> list[dict[str, Any]]:
-    """The runs that the server knows."""
-    found: list[dict[str, Any]] = _told(name, "list", name)["runs"]
+    """Return the server's runs."""
+    found: list[dict[str, Any]] = _json(name, "list", name)["runs"]
     return found
 
 
-def _told(name: str, *words: str) -> dict[str, Any]:
-    done = _flwr(*words, "--format", "json")
+def _json(name: str, *args: str) -> dict[str, Any]:
+    done = _flwr(*args, "--format", "json")
     try:
-        told: dict[str, Any] = json.loads(done.stdout)
-        if told["success"]:
-            return told
+        reply: dict[str, Any] = json.loads(done.stdout)
+        if reply["success"]:
+            return reply
     except (ValueError, KeyError):
         pass
     raise _failure(done, name)
 
 
-def _flwr(*words: str) -> subprocess.CompletedProcess[str]:
+def _flwr(*args: str) -> subprocess.CompletedProcess[str]:
     more = {"FLWR_DISABLE_UPDATE_CHECK": "1", "COLUMNS": "200"}
-    return subprocess.run([tool("flwr"), *words], env=environment() | more, capture_output=True, text=True, check=False)
+    return subprocess.run([tool("flwr"), *args], env=environment() | more, capture_output=True, text=True, check=False)
 
 
 def _failure(done: subprocess.CompletedProcess[str], name: str) -> RunFailed:
     if "SuperLink is unavailable" in done.stdout + done.stderr:
         address = _connections().get(name, {}).get("address", "?")
         return RunFailed(
-            f"no SuperLink answers at {address}, the address of connection '{name}' in {_configuration()}: is"
-            " `fedgraph-flwr server` running there?"
+            f"no SuperLink responds at {address}, the address of connection '{name}' in {_configuration()}: check that"
+            " `fedgraph-flwr server` is running there"
         )
     lines = [line.strip("\u2500\u2502\u256d\u256e\u2570\u256f ") for line in (done.stdout + done.stderr).splitlines()]
     return RunFailed(f"{' '.join(['flwr', *done.args[1:]])} failed: {sanitize(' '.join(filter(None, lines)), 600)}")

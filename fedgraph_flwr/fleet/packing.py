@@ -1,8 +1,8 @@
-"""One object a message: what travels on a fleet, packed; and when the server looks for it.
+"""Packing of messages on a fleet into one object each, and the schedule of polls for them.
 
-Flower moves a message as a tree of objects, two for each array and one for each record, and each costs requests at the SuperLink.
-Small messages go as one record of bytes: Flower's own encoding of all the others. What is read of an answer, how it is checked,
-and what the ledger of bytes counts, is what was packed.
+Flower moves a message as a tree of objects, two per array and one per record, and each costs requests at the SuperLink. Small
+messages are sent as one record of bytes, in Flower's encoding. Reading, checking and counting of bytes apply to the unpacked
+content.
 """
 
 import contextlib
@@ -18,26 +18,26 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.fleet.flower_patches import Rhythm
+from fedgraph_flwr.fleet.flower_patches import PollSchedule
 from fedgraph_flwr.wire.messages import payload_bytes
 
 PACKED = "fedgraph-packed"
-MOST = 4 * 2**20
-"""Bytes of a message that is packed at most; Flower moves larger arrays in pieces, side by side."""
+MAX_BYTES = 4 * 2**20
+"""Maximum size of a packed message; Flower moves larger arrays in parallel chunks."""
 
 
 def packed(content: RecordDict) -> RecordDict:
-    """A content as one record; a large one as it is, with an empty record that says that the sender reads packed ones."""
-    if payload_bytes(content) > MOST:
+    """Pack a content into one record; a large one only gets an empty record that marks the sender as able to unpack."""
+    if payload_bytes(content) > MAX_BYTES:
         return RecordDict({**content, PACKED: ConfigRecord()})
     return RecordDict({PACKED: ConfigRecord({"content": recorddict_to_proto(content).SerializeToString()})})
 
 
 def unpacked(content: RecordDict) -> RecordDict:
-    """What `packed` was given.
+    """Undo `packed`.
 
     Raises:
-        FedGraphError: the bytes are no content.
+        FedGraphError: the bytes are not an encoded content.
     """
     record = content.config_records[PACKED]
     if "content" not in record:
@@ -46,69 +46,69 @@ def unpacked(content: RecordDict) -> RecordDict:
         encoded = Encoded()
         encoded.ParseFromString(record["content"])
         return recorddict_from_proto(encoded)
-    except Exception as error:  # whatever foreign bytes may cause
-        raise FedGraphError(f"a packed message cannot be read ({first_line(error)})") from error
+    except Exception as error:  # foreign bytes can fail in any way
+        raise FedGraphError(f"cannot read a packed message ({first_line(error)})") from error
 
 
 class PackingGrid(Grid):
-    """Flower's grid on a fleet, over which messages travel packed; who looks for answers waits until some may be there.
+    """Flower's grid on a fleet with packed messages and scheduled polls for replies.
 
     Args:
-        grid: Flower's.
+        grid: Flower's grid.
     """
 
     blocks = True
 
     def __init__(self, grid: Grid):
         self.grid = grid
-        self.rhythms = defaultdict[str, Rhythm](Rhythm)
-        self.rhythm = Rhythm()
+        self.schedules = defaultdict[str, PollSchedule](PollSchedule)
+        self.schedule = PollSchedule()
         self.look = 0.0
 
     def set_run(self, run: Run) -> None:
-        """As Flower's."""
+        """See Flower's grid."""
         self.grid.set_run(run)
 
     @property
     def run(self) -> Run:
-        """As Flower's."""
+        """See Flower's grid."""
         return self.grid.run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """As Flower's."""
+        """See Flower's grid."""
         return self.grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """As Flower's."""
+        """See Flower's grid."""
         return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Pack, then send."""
+        """Pack and send messages."""
         outgoing = list(messages)
         for message in outgoing:
             message.content = packed(message.content)
         sent = self.grid.push_messages(outgoing)
         if outgoing:
-            self.rhythm = self.rhythms[outgoing[0].metadata.message_type]
-            self.rhythm.begin(time.monotonic())
+            self.schedule = self.schedules[outgoing[0].metadata.message_type]
+            self.schedule.begin(time.monotonic())
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Wait, receive, then unpack; an answer that cannot be unpacked is an error of its node.
+        """Wait, receive and unpack; a reply that cannot be unpacked is an error of its node.
 
-        With a thousand nodes a look takes Flower a while: four times as long it may work undisturbed.
+        With a thousand nodes a poll takes Flower a while, so the next one waits four times as long.
         """
-        time.sleep(min(max(self.rhythm.pause(time.monotonic()), 4 * self.look), 1.0))
-        asked = time.monotonic()
+        time.sleep(min(max(self.schedule.pause(time.monotonic()), 4 * self.look), 1.0))
+        began = time.monotonic()
         arrived = list(self.grid.pull_messages(message_ids))
         if arrived:
-            self.rhythm.came(time.monotonic())
+            self.schedule.came(time.monotonic())
         else:
-            self.look = time.monotonic() - asked
+            self.look = time.monotonic() - began
         return [_opened(message) for message in arrived]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """As Flower's."""
+        """See Flower's grid."""
         outgoing = list(messages)
         for message in outgoing:
             message.content = packed(message.content)
@@ -117,16 +117,16 @@ class PackingGrid(Grid):
 
 def _opened(message: Message) -> Message:
     if message.has_content() and PACKED in message.content:
-        with contextlib.suppress(FedGraphError):  # as it is, no schema takes it: its sender is named for that
+        with contextlib.suppress(FedGraphError):  # still packed, it fails its schema, which names the sender
             message.content = unpacked(message.content)
     return message
 
 
-def answer_packed(respond: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
-    """A client's answer to a packed message, packed.
+def reply_packed(respond: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
+    """Return a client's packed reply to a packed message.
 
     Raises:
-        FedGraphError: the server's bytes are no content.
+        FedGraphError: the server's bytes are not an encoded content.
     """
     message.content = unpacked(message.content)
     reply = respond(message, context)

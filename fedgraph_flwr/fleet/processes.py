@@ -1,4 +1,4 @@
-"""Processes that a command starts, prints, watches and ends."""
+"""Child processes of a command: start, output, supervision and termination."""
 
 import contextlib
 import os
@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 GRACE = 10.0
-"""Seconds that a process has to end when it is asked to."""
+"""Seconds between a request to terminate and a kill."""
 
 
 class Process:
-    """One process, whose output is passed on as it comes.
+    """Process whose output is forwarded as it arrives.
 
     Args:
-        words: its command.
-        more: environment beside ours.
-        pass_fds: file descriptors that it is given.
-        on_line: told each line that it prints.
+        words: its command line.
+        more: additional environment variables.
+        pass_fds: inherited file descriptors.
+        on_line: called with each printed line.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Process:
         on_line: Callable[[str], None] | None = None,
     ):
         self.words = [str(word) for word in words]
-        say("starts: " + shlex.join([f"{key}={value}" for key, value in (more or {}).items()] + self.words))
+        say("starting: " + shlex.join([f"{key}={value}" for key, value in (more or {}).items()] + self.words))
         self.popen = subprocess.Popen(
             self.words,
             env=environment() | dict(more or {}),
@@ -49,15 +49,15 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """Process id."""
         return self.popen.pid
 
     def ended(self) -> bool:
-        """Whether it is gone."""
+        """Return whether the process has exited."""
         return self.popen.poll() is not None
 
     def end(self) -> None:
-        """Ask it to end, and end it after `GRACE` seconds."""
+        """Terminate the process, and kill it after `GRACE` seconds."""
         with contextlib.suppress(ProcessLookupError):
             self.popen.terminate()
         try:
@@ -77,12 +77,12 @@ class Process:
 
 
 def say(text: str) -> None:
-    """A line of our own among those of Flower's programs."""
+    """Print a line that is recognisable among the output of Flower's programs."""
     print(f"fedgraph-flwr: {text}", flush=True)
 
 
 def wait_for_one(processes: Sequence[Process], look: float = 0.2) -> Process:
-    """Wait until one of them has ended."""
+    """Wait until a process exits, and return it."""
     while True:
         for process in processes:
             if process.ended():
@@ -91,27 +91,27 @@ def wait_for_one(processes: Sequence[Process], look: float = 0.2) -> Process:
 
 
 def environment() -> dict[str, str]:
-    """This process's, with Flower's commands on the PATH: they call each other by name, also where no environment is active."""
+    """Return the environment with Flower's commands on the PATH, since they call each other by name."""
     return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
 
 
 def tool(name: str) -> str:
-    """Flower's command beside this Python, else on the PATH."""
+    """Return Flower's command next to this Python, else its name for the PATH."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.is_file() else name
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on at the moment."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that came of it, politely, then not.
+    """Terminate, then kill, a process and all its descendants.
 
-    Flower starts a simulation, and Ray its workers, in sessions of their own, which a signal to the group does not reach.
+    Flower starts a simulation, and Ray its workers, in new sessions, which a signal to the group does not reach.
     """
     import psutil
 

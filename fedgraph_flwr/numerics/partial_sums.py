@@ -23,11 +23,11 @@ MOST = 2.0**32
 
 @dataclass(frozen=True)
 class Plan:
-    """What of an exchange's answers is added up where they are made.
+    """Arrays of an exchange's replies that are summed where they are computed.
 
     Attributes:
-        groups: of arrays, as each answer must hold them.
-        shares: of the clients in the sum of each group, by node and group; 1 in all.
+        groups: groups of arrays that each reply must hold.
+        shares: share of each client in the sum of each group, by node and group; they sum to 1.
     """
 
     groups: Mapping[str, Mapping[str, ArrayField]]
@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def schema(self) -> ReplySchema:
-        """Of the part of an answer that is added up."""
+        """Schema of the summed part of a reply."""
         return ReplySchema(self.groups)
 
 
@@ -54,7 +54,7 @@ class PartialSum:
     bytes: Counter[str] = field(default_factory=Counter)
 
     def add(self, node: int, groups: Mapping[str, Arrays], shares: Mapping[str, float]) -> None:
-        """One more client, with its share in the sum of each group.
+        """Add one client with its share in the sum of each group.
 
         Raises:
             FedGraphError: a value is too large; nothing was added then.

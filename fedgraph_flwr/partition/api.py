@@ -13,7 +13,7 @@ __all__ = ["load", "names", "partition"]
 
 
 def names() -> list[str]:
-    """What `load` and ``dataset=`` accept: the known datasets, and your own imported ones."""
+    """Return the names that `load` and ``dataset=`` accept: built-in and imported datasets."""
     from fedgraph_flwr.data.datasets import SOURCES
     from fedgraph_flwr.data.root import imported_names
 
@@ -21,16 +21,16 @@ def names() -> list[str]:
 
 
 def load(name: str, *, seed: int = 0, num_clients: int = 10, **keys: Any) -> Any:
-    """A whole graph as a PyG ``Data``, or ``HeteroData`` where nodes and edges are typed; downloaded on first use.
+    """Load a whole graph as a PyG ``Data`` or ``HeteroData``; it is downloaded on first use.
 
     Args:
         name: one of `names`.
-        seed: of a generated graph, which is also made for so many clients.
-        num_clients: see ``seed``.
-        keys: the dataset's, such as ``undirected=True`` or, of ``csbm``, ``nodes=100``.
+        seed: seed of a generated graph.
+        num_clients: number of clients of a generated graph.
+        keys: keys of the dataset, such as ``undirected=True``, or ``nodes=100`` for ``csbm``.
 
     Raises:
-        FedGraphError: an unknown name or key, or files that are not at hand.
+        FedGraphError: a name or key is unknown, or files are missing.
     """
     from fedgraph_flwr.config import configuration
     from fedgraph_flwr.data import datasets
@@ -49,16 +49,16 @@ def partition(
     target: str = "",
     **keys: Any,
 ) -> list[Any]:
-    """Cut a graph into one a client, and split each into training, validation and test nodes.
+    """Partition a graph into one per client, and split each into training, validation and test nodes.
 
     Args:
-        data: PyG ``Data`` or ``HeteroData``. A split that it brings is kept to, unless ``split={"kind": "ratio"}`` or so.
-        partition: a name, as ``partition=`` of a run accepts.
+        data: PyG ``Data`` or ``HeteroData``. Its masks are used as the split unless ``split`` sets another kind.
+        partition: a name, as for ``partition=`` of a run.
         num_clients: M.
-        seed: of the partition and the split.
+        seed: seed of the partition and the split.
         classes: names of the labels 0..C-1.
-        target: of ``HeteroData``, the node type with labels; not needed where only one has some.
-        keys: further ones of a run: ``split={"train": 0.5, ...}``, ``**{"partition.resolution": 2}``.
+        target: with ``HeteroData``, the labelled node type; optional if there is only one.
+        keys: additional keys of a run: ``split={"train": 0.5, ...}``, ``**{"partition.resolution": 2}``.
 
     Returns:
         A list for ``fedgraph_flwr.run(graphs=...)``. ``node_id`` holds each node's number in ``data`` (by node type in

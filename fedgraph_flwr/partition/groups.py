@@ -89,7 +89,7 @@ def overlapping(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int)
     """
     share, per_part = cfg.overlap, cfg.clients_per_part
     if not 0 < share <= 1:
-        raise FedGraphError(f"partition.overlap must lie in (0, 1] for partition=overlapping, got {share}")
+        raise FedGraphError(f"partition.overlap must be in (0, 1] for partition=overlapping, got {share}")
     if per_part < 1 or num_clients % per_part:
         raise FedGraphError(
             f"num_clients={num_clients} is not a multiple of partition.clients_per_part={per_part}: change one of them"

@@ -1,4 +1,4 @@
-"""A plot for notebooks and scripts, as a Matplotlib figure; pages draw their own."""
+"""Plot for notebooks and scripts, as a Matplotlib figure; pages draw their own charts."""
 
 import io
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from fedgraph_flwr.report.runs import FinishedRun
 
 
 class Plot(Figure):
-    """A figure that knows nothing of pyplot, and that a notebook shows all the same."""
+    """Matplotlib figure without pyplot that notebooks can display."""
 
     def png(self) -> bytes:
-        """As an image."""
+        """Return the plot as a PNG image."""
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=130)
         return buffer.getvalue()
@@ -22,7 +22,7 @@ class Plot(Figure):
 
 
 def curve(runs: Sequence[FinishedRun], metric: str) -> Plot:
-    """Validation (thin) and test (bold) means over clients by round."""
+    """Plot validation (thin) and test (bold) means over clients by round."""
     figure = Plot(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel("round")

@@ -1,4 +1,4 @@
-"""What a report says first: the headline figure with what it can be trusted, beside what it is measured against."""
+"""Headline of a report: the score with its uncertainty, next to baselines and the chance level."""
 
 import math
 import statistics
@@ -11,13 +11,13 @@ from fedgraph_flwr.config import SHARES
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import Interval, paired
 from fedgraph_flwr.report.page import Page, grid, note, render, table
-from fedgraph_flwr.report.runs import FinishedRun, Fold, alike, cut_of, method_name
+from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
 
 _NAMES = {"auc": "AUC", "macro_f1": "macro F1", "mrr": "MRR", **{f"hits_{k}": f"hits@{k}" for k in (1, 3, 10)}}
 
 MAX_NAMED = 5
-"""Clients that a sentence names."""
+"""Maximum number of clients named in a sentence."""
 
 _AVERAGED = {
     "clients": "the mean of its clients",
@@ -26,195 +26,201 @@ _AVERAGED = {
 }
 _WHEN = {
     "best_val": "at the best validation round",
-    "own_best_val": "at each client's own best validation round",
+    "own_best_val": "at each client's best validation round",
     "last": "after the last round",
     "last5": "over the last five rounds",
 }
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is of ours, and so told in percent; one of the user's own may be anything."""
+    """Return whether a metric is built in and thus a share; custom metrics may have any range."""
     base = metric.removeprefix(chance.PREFIX)
     return base in SHARES or base.startswith("f1_") or base == chance.MAJORITY
 
 
-def figure(value: float, metric: str) -> str:
-    """A score in words."""
+def score_text(value: float, metric: str) -> str:
+    """Format a score."""
     if math.isnan(value):
         return "–"
     return percent(value) if is_share(metric) else f"{value:.4g}"
 
 
 def spread(value: float, metric: str) -> str:
-    """A deviation, or half an interval, in words."""
+    """Format a standard deviation, or half an interval."""
     return f"{100 * value:.1f}" if is_share(metric) else f"{value:.2g}"
 
 
 def metric_of(run: FinishedRun) -> str:
-    """The headline metric's name."""
+    """Return the name of the headline metric."""
     return run.cfg.evaluation.headline
 
 
-def words_of(metric: str) -> str:
-    """A metric's name in words."""
+def display_name(metric: str) -> str:
+    """Return a metric's name for display."""
     return _NAMES.get(metric, metric.replace("_", " "))
 
 
-def title(folds: Sequence[Fold]) -> str:
-    """Of the page."""
-    data = dict.fromkeys(fold.runs[0].data_text for fold in folds)
-    methods = list(dict.fromkeys(method_name(fold.runs[0].cfg.strategy.name) for fold in folds))
+def title(groups: Sequence[RunGroup]) -> str:
+    """Return the title of the page."""
+    data = dict.fromkeys(group.runs[0].data_text for group in groups)
+    methods = list(dict.fromkeys(method_name(group.runs[0].cfg.strategy.name) for group in groups))
     named = listed(methods) if len(methods) <= 4 else f"{len(methods)} methods"
     return f"{named} on {listed(list(data))}"
 
 
-def listed(words: Sequence[str]) -> str:
-    """``a, b and c``."""
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+def listed(items: Sequence[str]) -> str:
+    """Join items as ``a, b and c``."""
+    return f"{', '.join(items[:-1])} and {items[-1]}" if len(items) > 1 else "".join(items)
 
 
-def best(folds: Sequence[Fold]) -> Fold:
-    """The fold of the highest mean, the first where none has one; clients alone and one graph of all only among themselves."""
-    federated = [fold for fold in folds if not _is_measure(fold)] or list(folds)
-    return max(federated, key=lambda fold: fold.mean.mean if fold.mean else -math.inf)
+def best(groups: Sequence[RunGroup]) -> RunGroup:
+    """Return the group with the highest mean, else the first; baselines (Local, Central) count only if all are baselines."""
+    federated = [group for group in groups if not _is_baseline(group)] or list(groups)
+    return max(federated, key=lambda group: group.mean.mean if group.mean else -math.inf)
 
 
-def answers(folds: Sequence[Fold], measures: Sequence[Fold]) -> Markup:
-    """The answer: one of each data."""
-    firsts = {cut_of(fold.runs[0]): fold for fold in reversed(folds)}
+def summaries(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Markup:
+    """Return one headline sentence per dataset and partition."""
+    firsts = {cut_of(group.runs[0]): group for group in reversed(groups)}
     return Markup("").join(
-        _sentence(alike(folds, first), alike(measures, first)) for first in reversed(firsts.values())
+        _summary(alike(groups, first), alike(baselines, first)) for first in reversed(firsts.values())
     )
 
 
-def _sentence(folds: Sequence[Fold], measures: Sequence[Fold]) -> Markup:
-    top = best(folds)
+def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Markup:
+    top = best(groups)
     run, metric = top.runs[0], metric_of(top.runs[0])
     if top.mean is None:
         kept = f"privacy.scores={run.cfg.privacy.scores}"
         return render("no_scores", name=top.name, data=run.data_text, setting=kept)
-    where = f"test {words_of(metric)} on {run.data_text} over {run.cfg.num_clients} clients"
-    others = f", the best of {len(folds)} settings," if len(folds) > 1 else ""
-    more = f"{_trust(top, metric)}. The figure is {_AVERAGED[run.cfg.evaluation.average]}, {_WHEN[run.cfg.evaluation.select]}."
+    where = f"test {display_name(metric)} on {run.data_text} over {run.cfg.num_clients} clients"
+    others = f", the best of {len(groups)} settings," if len(groups) > 1 else ""
+    more = f"{_trust(top, metric)}. The score is {_AVERAGED[run.cfg.evaluation.average]}, {_WHEN[run.cfg.evaluation.select]}."
     more += _without(run)
     if not run.summary:
-        more = f"The run has not ended: this is its round {run.shown_round} of {run.cfg.rounds}. {more}"
-    score, compared = _with_spread(top, metric), _beside(top, measures, metric)
-    return render("answer", name=top.name, others=others, score=score, where=where, compared=compared, lead=more)
+        more = f"The run is not finished: this is round {run.shown_round} of {run.cfg.rounds}. {more}"
+    score, compared = _with_spread(top, metric), _beside(top, baselines, metric)
+    return render("summary", name=top.name, others=others, score=score, where=where, compared=compared, lead=more)
 
 
 def _without(run: FinishedRun) -> str:
-    """How many clients are in the mean, where some are not."""
+    """Return a sentence about clients excluded from the mean, if any."""
     left_out = run.left_out
     if not left_out:
         return ""
     clients = len(run.per_client["test-count"])
     reasons = "; ".join(f"client {c}: {why}" for c, why in list(left_out.items())[:MAX_NAMED])
     more = f"; and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
-    return f" It is over {clients - len(left_out)} of {clients} clients ({reasons}{more})."
+    return f" It covers {clients - len(left_out)} of {clients} clients ({reasons}{more})."
 
 
-def _with_spread(fold: Fold, metric: str) -> str:
-    """``84.1 ± 0.6 %`` over seeds; of one run its figure alone."""
-    found = fold.mean
+def _with_spread(group: RunGroup, metric: str) -> str:
+    """Format ``84.1 ± 0.6 %`` over seeds, or the score of a single run."""
+    found = group.mean
     if found is None or found.n < 2:
-        return figure(found.mean if found else math.nan, metric)
+        return score_text(found.mean if found else math.nan, metric)
     if is_share(metric):
-        return f"{100 * found.mean:.1f} ± {spread(fold.deviation, metric)} %"
-    return f"{found.mean:.4g} ± {spread(fold.deviation, metric)}"
+        return f"{100 * found.mean:.1f} ± {spread(group.std, metric)} %"
+    return f"{found.mean:.4g} ± {spread(group.std, metric)}"
 
 
-def _trust(fold: Fold, metric: str) -> str:
-    """How far the figure may be trusted: over seeds, or, of one, over clients."""
-    found = fold.mean
+def _trust(group: RunGroup, metric: str) -> str:
+    """Describe the uncertainty of the score: over seeds, or over clients for one seed."""
+    found = group.mean
     if found and found.n > 1:
         low, high = found.mean - found.half, found.mean + found.half
-        interval = f"{figure(low, metric)} to {figure(high, metric)}"
+        interval = f"{score_text(low, metric)} to {score_text(high, metric)}"
         return f"Mean ± standard deviation of {found.n} seeds; 95 % interval of the mean (Student's t): {interval}"
-    values = [v for v in fold.runs[0].per_client.get(f"test-{metric}", []) if not math.isnan(v)]
+    values = [v for v in group.runs[0].per_client.get(f"test-{metric}", []) if not math.isnan(v)]
     if len(values) < 2:
         return "One seed"
-    between = f"One seed; its clients lie between {figure(min(values), metric)} and {figure(max(values), metric)}"
+    between = (
+        f"One seed; its clients are between {score_text(min(values), metric)} and {score_text(max(values), metric)}"
+    )
     return f"{between}, standard deviation {spread(statistics.stdev(values), metric)}"
 
 
-def _beside(top: Fold, measures: Sequence[Fold], metric: str) -> str:
-    """What the figure is measured against."""
+def _beside(top: RunGroup, baselines: Sequence[RunGroup], metric: str) -> str:
+    """Return the differences from the baselines and the chance level."""
     value = top.mean.mean if top.mean else math.nan
-    told = []
-    for fold in measures:
-        if fold is not top and (difference := paired(top.by_seed, fold.by_seed)) and fold.mean:
-            kind = "one model on the whole graph" if fold.runs[0].cfg.strategy.pooled else "each client for itself"
-            told.append(f"{_apart(difference.mean, metric)} {fold.name} ({kind}, {figure(fold.mean.mean, metric)})")
+    comparisons = []
+    for group in baselines:
+        if group is not top and (difference := paired(top.by_seed, group.by_seed)) and group.mean:
+            kind = (
+                "one model on the whole graph" if group.runs[0].cfg.strategy.pooled else "each client on its own graph"
+            )
+            comparisons.append(
+                f"{_apart(difference.mean, metric)} {group.name} ({kind}, {score_text(group.mean.mean, metric)})"
+            )
     if not math.isnan(top.chance):
-        level = figure(top.chance, metric)
-        told.append(f"{_apart(value - top.chance, metric)} {chance.predictor(metric)} ({level})")
-    return listed(told)
+        level = score_text(top.chance, metric)
+        comparisons.append(f"{_apart(value - top.chance, metric)} {chance.predictor(metric)} ({level})")
+    return listed(comparisons)
 
 
 def _apart(difference: float, metric: str) -> str:
-    """``3.1 points above``."""
+    """Format a difference as ``3.1 points above``."""
     size = f"{100 * abs(difference):.1f} points" if is_share(metric) else f"{abs(difference):.3g}"
     return f"{size} {'above' if difference >= 0 else 'below'}"
 
 
-def _is_measure(fold: Fold) -> bool:
-    rules = fold.runs[0].cfg.strategy
+def _is_baseline(group: RunGroup) -> bool:
+    rules = group.runs[0].cfg.strategy
     return rules.pooled or not rules.shared
 
 
-def tiles(fold: Fold) -> Markup:
-    """The figures that one looks for first."""
-    run, summary = fold.runs[0], fold.runs[0].summary
-    up, down = (_mean(fold, key) for key in ("bytes_up", "bytes_down"))
+def tiles(group: RunGroup) -> Markup:
+    """Return the tiles with the main numbers."""
+    run, summary = group.runs[0], group.runs[0].summary
+    up, down = (_mean(group, key) for key in ("bytes_up", "bytes_down"))
     done = run.every_round[-1]["round"] if run.every_round else 0
-    told = [
+    cells = [
         ("rounds", str(done), f"best {run.shown_round}" if run.shown_round else "none scored"),
         (
             "time",
-            duration(_mean(fold, "total_seconds")),
-            f"{duration(_mean(fold, 'seconds_per_round'))} a round (median)",
+            duration(_mean(group, "total_seconds")),
+            f"{duration(_mean(group, 'seconds_per_round'))} per round (median)",
         ),
         ("sent by clients", size(up), "whole run"),
         ("sent to clients", size(down), "whole run"),
-        ("clients", str(run.cfg.num_clients), _failed(fold)),
+        ("clients", str(run.cfg.num_clients), _failed(group)),
     ]
     spent = summary.get("privacy")
     epsilon = spent.get("epsilon") if isinstance(spent, dict) else None
     if isinstance(epsilon, int | float):
-        told.append(("privacy spent", f"ε = {epsilon:.3g}", f"at δ = {run.cfg.privacy.delta:g}"))
+        cells.append(("privacy spent", f"ε = {epsilon:.3g}", f"at δ = {run.cfg.privacy.delta:g}"))
     else:
-        told.append(("privacy spent", "no ε", "no noise was added"))
-    return render("tiles", cells=told)
+        cells.append(("privacy spent", "no ε", "no noise was added"))
+    return render("tiles", cells=cells)
 
 
-def _failed(fold: Fold) -> str:
-    failed = sum(len(record["failed"]) for run in fold.runs for record in run.every_round)
-    return f"{failed} answers failed" if failed else "no answer failed"
+def _failed(group: RunGroup) -> str:
+    failed = sum(len(record["failed"]) for run in group.runs for record in run.every_round)
+    return f"{failed} replies failed" if failed else "no reply failed"
 
 
-def _mean(fold: Fold, key: str) -> float:
-    values = [run.number(key) for run in fold.runs]
+def _mean(group: RunGroup, key: str) -> float:
+    values = [run.number(key) for run in group.runs]
     return statistics.fmean(values) if values else math.nan
 
 
 # --- several settings side by side -----------------------------------------------------------------------------------
 
 
-def compared(page: Page, folds: Sequence[Fold], measures: Sequence[Fold]) -> Markup:
-    """Settings beside each other, with differences paired by seed; nothing where there is one alone."""
-    shown = [*folds, *(fold for fold in measures if fold not in folds)]
+def compared(page: Page, groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Markup:
+    """Compare settings, with differences paired by seed; empty for a single setting."""
+    shown = [*groups, *(group for group in baselines if group not in groups)]
     if len(shown) < 2:
         return Markup("")
-    metric = metric_of(folds[0].runs[0])
+    metric = metric_of(groups[0].runs[0])
     unit = "share" if is_share(metric) else "plain"
-    rows = [_row(fold, place) for place, fold in enumerate(shown)]
-    several = any(len(fold.runs) > 1 for fold in shown)
-    level = statistics.fmean(fold.chance for fold in folds)
+    rows = [_row(group, place) for place, group in enumerate(shown)]
+    several = any(len(group.runs) > 1 for group in shown)
+    level = statistics.fmean(group.chance for group in groups)
     if not math.isnan(level):
         rows.append({"name": "Chance", "mean": level, "lo": math.nan, "hi": math.nan, "colour": 6})
     dots = page.chart(
-        f"Test {words_of(metric)}",
+        f"Test {display_name(metric)}",
         ("Large: mean over seeds, with its 95 % interval (Student's t). Small: single seeds. " if several else "")
         + f"Chance: {chance.predictor(metric)}.",
         "dots",
@@ -223,34 +229,34 @@ def compared(page: Page, folds: Sequence[Fold], measures: Sequence[Fold]) -> Mar
         unit=unit,
         name="",
     )
-    found = [run.folder.name for fold in shown if fold not in folds for run in fold.runs]
-    told = (
-        note(f"Found beside the runs of this page, and of the same data: {', '.join(found)}.") if found else Markup("")
+    found = [run.folder.name for group in shown if group not in groups for run in group.runs]
+    found_note = (
+        note(f"Found next to the runs of this page, with the same data: {', '.join(found)}.") if found else Markup("")
     )
-    return grid(dots, _differences(page, shown, unit, metric)) + _table(shown, metric) + told
+    return grid(dots, _differences(page, shown, unit, metric)) + _table(shown, metric) + found_note
 
 
-def _row(fold: Fold, place: int) -> dict[str, Any]:
-    found = fold.mean or Interval(math.nan, math.nan, 0)
-    each = [[value, f"seed {seed}"] for seed, value in fold.by_seed.items()] if found.n > 1 else []
+def _row(group: RunGroup, place: int) -> dict[str, Any]:
+    found = group.mean or Interval(math.nan, math.nan, 0)
+    each = [[value, f"seed {seed}"] for seed, value in group.by_seed.items()] if found.n > 1 else []
     lo, hi = found.mean - found.half, found.mean + found.half
-    return {"name": fold.name, "mean": found.mean, "lo": lo, "hi": hi, "each": each, "colour": place}
+    return {"name": group.name, "mean": found.mean, "lo": lo, "hi": hi, "each": each, "colour": place}
 
 
-def _differences(page: Page, folds: Sequence[Fold], unit: str, metric: str) -> Markup:
-    """To the first setting, paired by seed."""
-    first, same = folds[0], alike(folds, folds[0])
+def _differences(page: Page, groups: Sequence[RunGroup], unit: str, metric: str) -> Markup:
+    """Plot the differences to the first setting, paired by seed."""
+    first, same = groups[0], alike(groups, groups[0])
     rows = []
-    for place, fold in enumerate(folds):
-        if fold is not first and fold in same and (found := paired(fold.by_seed, first.by_seed)):
+    for place, group in enumerate(groups):
+        if group is not first and group in same and (found := paired(group.by_seed, first.by_seed)):
             lo, hi = found.mean - found.half, found.mean + found.half
-            rows.append({"name": fold.name, "mean": found.mean, "lo": lo, "hi": hi, "colour": place})
+            rows.append({"name": group.name, "mean": found.mean, "lo": lo, "hi": hi, "colour": place})
     if not rows:
         return Markup("")
-    crosses = ", with its 95 % interval: one that crosses 0 tells no difference"
+    crosses = ", with its 95 % interval: one that contains 0 shows no difference"
     return page.chart(
         f"Difference to {first.name}",
-        f"Mean of the differences paired by seed{crosses if any(len(fold.runs) > 1 for fold in folds) else ''}.",
+        f"Mean of the differences paired by seed{crosses if any(len(group.runs) > 1 for group in groups) else ''}.",
         "dots",
         height=90 + 46 * len(rows),
         rows=rows,
@@ -260,44 +266,44 @@ def _differences(page: Page, folds: Sequence[Fold], unit: str, metric: str) -> M
     )
 
 
-def _table(folds: Sequence[Fold], metric: str) -> Markup:
+def _table(groups: Sequence[RunGroup], metric: str) -> Markup:
     def half(found: Interval | None) -> tuple[str, float]:
         return (f"± {spread(found.half, metric)}", found.half) if found and found.n > 1 else ("–", math.nan)
 
-    rows, same = [], alike(folds, folds[0])[1:]
-    for fold in folds:
-        found, difference = fold.mean, paired(fold.by_seed, folds[0].by_seed) if fold in same else None
+    rows, same = [], alike(groups, groups[0])[1:]
+    for group in groups:
+        found, difference = group.mean, paired(group.by_seed, groups[0].by_seed) if group in same else None
         mean = found.mean if found else math.nan
-        told = f"{points(difference.mean) if is_share(metric) else f'{difference.mean:+.3g}'}" if difference else "–"
+        change = f"{points(difference.mean) if is_share(metric) else f'{difference.mean:+.3g}'}" if difference else "–"
         rows.append(
             [
-                fold.name,
-                (str(len(fold.runs)), float(len(fold.runs))),
-                (figure(mean, metric), mean),
-                (spread(fold.deviation, metric) if len(fold.runs) > 1 else "–", fold.deviation),
+                group.name,
+                (str(len(group.runs)), float(len(group.runs))),
+                (score_text(mean, metric), mean),
+                (spread(group.std, metric) if len(group.runs) > 1 else "–", group.std),
                 half(found),
-                (told, difference.mean if difference else math.nan),
+                (change, difference.mean if difference else math.nan),
                 half(difference),
-                (figure(fold.chance, metric), fold.chance),
-                (duration(_mean(fold, "seconds_per_round")), _mean(fold, "seconds_per_round")),
-                (size(_moved(fold)), _moved(fold)),
+                (score_text(group.chance, metric), group.chance),
+                (duration(_mean(group, "seconds_per_round")), _mean(group, "seconds_per_round")),
+                (size(_moved(group)), _moved(group)),
             ]
         )
     head = [
         "setting",
         "seeds",
-        f"test {words_of(metric)}",
-        "deviation",
+        f"test {display_name(metric)}",
+        "standard deviation",
         "95 % interval",
-        f"to {folds[0].name}",
+        f"to {groups[0].name}",
         "95 % interval",
     ]
     return table(
-        [*head, "chance", "a round", "moved"],
+        [*head, "chance", "time per round", "traffic"],
         rows,
-        "Means over seeds; differences are paired by seed. A click on a column sorts.",
+        "Means over seeds; differences are paired by seed. Click on a column to sort.",
     )
 
 
-def _moved(fold: Fold) -> float:
-    return _mean(fold, "bytes_up") + _mean(fold, "bytes_down")
+def _moved(group: RunGroup) -> float:
+    return _mean(group, "bytes_up") + _mean(group, "bytes_down")

@@ -1,7 +1,7 @@
-"""A page with everything inside it: text, tables, charts with their data, style, and the script that draws them.
+"""Self-contained page: text, tables, charts with their data, style, and the script that draws them.
 
-Charts are drawn by Apache ECharts (`assets/README.md` says which build, how large, under which licence). The page asks nothing
-of a network, and its own policy forbids it to.
+Charts are drawn by Apache ECharts (`assets/README.md` has its build, size and licence). The page needs no network, and its
+content security policy forbids access.
 """
 
 import math
@@ -16,10 +16,10 @@ from markupsafe import Markup
 
 
 class Page:
-    """Collects sections and their charts.
+    """Page under construction: sections and their charts.
 
     Attributes:
-        charts: what each chart shows, by the id of its place.
+        charts: data of each chart, by element id.
     """
 
     def __init__(self, title: str):
@@ -29,33 +29,33 @@ class Page:
         self._links: list[tuple[str, str]] = []
 
     def add(self, part: Markup) -> None:
-        """Add markup without a heading of its own."""
+        """Add markup without a heading."""
         self._parts.append(part)
 
     def section(self, name: str, title: str, lead: str, parts: Iterable[Markup]) -> None:
-        """Add a section that the bar at the top links to; without parts there is none."""
+        """Add a section linked from the top bar; skip it without parts."""
         body = Markup("").join(parts)
         if body:
             self._links.append((name, title))
             self._parts.append(render("section", name=name, title=title, lead=lead, body=body))
 
     def chart(self, title: str, how: str, kind: str, height: int = 300, wide: bool = False, **data: Any) -> Markup:
-        """The place of a chart.
+        """Add a chart and return its element.
 
         Args:
-            title: what it shows.
-            how: to read it, in a sentence; read out where there is no picture.
-            kind: which function of the script draws it.
-            height: in pixels.
-            wide: over the page's whole width.
-            data: what is drawn; NaN becomes null.
+            title: title of the chart.
+            how: one sentence on how to read it, also used as text alternative.
+            kind: function of the script that draws it.
+            height: height in pixels.
+            wide: whether it spans the page's width.
+            data: data of the chart; NaN becomes null.
         """
         name = f"chart{len(self.charts)}"
         self.charts[name] = {"kind": kind, **_plain(data)}
         return render("chart", name=name, title=title, how=how, height=height, wide=wide)
 
     def html(self) -> str:
-        """The whole file."""
+        """Return the whole page."""
         assets = resources.files(__package__) / "assets"
         style, library, script = (
             Markup((assets / name).read_text(encoding="utf-8")) for name in ("page.css", "echarts.min.js", "page.js")
@@ -85,33 +85,33 @@ def _templates() -> Environment:
 
 
 def render(part: str, **values: Any) -> Markup:
-    """A part of `templates/parts.html`, by its macro's name; values are escaped unless they are markup."""
+    """Render a macro of `templates/parts.html`; values are escaped unless they are markup."""
     macro = getattr(_templates().get_template("parts.html").module, part)
     return Markup(macro(**values))
 
 
 def grid(*parts: Markup) -> Markup:
-    """Cards side by side, where there is room."""
+    """Arrange cards in a responsive grid."""
     return render("grid", cards=Markup("").join(parts)) if any(parts) else Markup("")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
-    """A table whose columns can be sorted; a cell is text, or what is shown together with what it is sorted by."""
+    """Return a sortable table; a cell is text, or a pair of text and sort key."""
     return render("table", head=head, rows=rows, caption=caption)
 
 
 def pairs(terms: Iterable[tuple[str, str]]) -> Markup:
-    """Terms with what is said of them."""
+    """Return a list of terms with descriptions."""
     return render("pairs", terms=terms)
 
 
 def note(content: str) -> Markup:
-    """An aside."""
+    """Return a note."""
     return render("note", content=content)
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: numbers of at most six digits, null for NaN."""
+    """Convert to JSON values: numbers with at most six digits, null for NaN."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):

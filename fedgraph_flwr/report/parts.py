@@ -1,4 +1,4 @@
-"""How a graph was cut: labels and degrees of each client, and small clients' graphs drawn side by side."""
+"""Partition section of a report: labels and degrees of each client, and drawings of small clients' graphs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,20 +12,24 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.page import Page, grid, note, render
 from fedgraph_flwr.report.runs import FinishedRun
 
-MOST_ROWS = 40
-"""Clients of a matrix; of more, the largest."""
+MAX_ROWS = 40
+"""Maximum number of clients in a matrix: the largest ones are shown."""
 
-_MOST_NODES, _MOST_DRAWN, _STEPS = 500, 12, 60
+_MAX_NODES, _MAX_DRAWN, _STEPS = 500, 12, 60
 _COLOURS = 10
 
 
 def drawn(page: Page, run: FinishedRun, classes: Sequence[str]) -> list[Markup]:
-    """The parts of the section."""
+    """Return the parts of the section."""
     clients = run.clients
     if not clients:
-        return [note("Unknown: the clients' files are not on this machine, and clients report no degrees and labels.")]
-    shown = sorted(sorted(range(len(clients)), key=lambda i: -clients[i]["nodes"])[:MOST_ROWS])
-    some = f" The {MOST_ROWS} largest of {len(clients)} clients." if len(shown) < len(clients) else ""
+        return [
+            note(
+                "Not available: the client files are not on this machine, and clients report neither degrees nor labels."
+            )
+        ]
+    shown = sorted(sorted(range(len(clients)), key=lambda i: -clients[i]["nodes"])[:MAX_ROWS])
+    some = f" The {MAX_ROWS} largest of {len(clients)} clients." if len(shown) < len(clients) else ""
     rows, height = [str(i) for i in shown], 90 + 22 * len(shown)
     counts = np.array([clients[i]["labels"] for i in shown], dtype=float)
     labels = page.chart(
@@ -37,7 +41,7 @@ def drawn(page: Page, run: FinishedRun, classes: Sequence[str]) -> list[Markup]:
         columns=list(classes),
         names=["client", "class"],
         values=counts / np.maximum(counts.sum(1, keepdims=True), 1),
-        told=counts,
+        counts=counts,
     )
     degrees = Markup("")
     if all("degrees" in clients[i] for i in shown):
@@ -59,12 +63,12 @@ def drawn(page: Page, run: FinishedRun, classes: Sequence[str]) -> list[Markup]:
 
 
 def _graphs(run: FinishedRun, classes: Sequence[str]) -> Markup:
-    """Small clients' graphs, as SVG."""
-    small = [i for i, told in enumerate(run.clients) if told["nodes"] <= _MOST_NODES and "degrees" in told][
-        :_MOST_DRAWN
+    """Draw small clients' graphs as SVG."""
+    small = [i for i, client in enumerate(run.clients) if client["nodes"] <= _MAX_NODES and "degrees" in client][
+        :_MAX_DRAWN
     ]
     if not small:
-        return note(f"Graphs are drawn of clients of up to {_MOST_NODES} nodes, of which there are none.")
+        return note(f"No graph is drawn, because all clients have more than {_MAX_NODES} nodes.")
     from fedgraph_flwr import partition
 
     pictures = []
@@ -76,7 +80,7 @@ def _graphs(run: FinishedRun, classes: Sequence[str]) -> Markup:
         about = f"client {client}: {graph.num_nodes} nodes, {graph.edge_index.size(1) // 2} edges"
         pictures.append({"about": about, "small": graph.num_nodes > 150, **_paths(graph)})
     more = len(run.clients) - len(pictures)
-    left = f" {more} larger or further clients are not drawn." if more else ""
+    left = f" {more} larger or additional clients are not drawn." if more else ""
     return render("graphs", pictures=pictures, note=left, swatches=_swatch_names(classes))
 
 
@@ -87,7 +91,7 @@ def _swatch_names(classes: Sequence[str]) -> list[str]:
 
 
 def _paths(graph: Graph) -> dict[str, Any]:
-    """SVG paths of a graph with its nodes where `layout` has them: the edges, and the nodes of each colour."""
+    """Return SVG paths of a graph, placed by `layout`: the edges, and the nodes of each colour."""
     edges = graph.edge_index.numpy()
     places = np.round(100 * layout(edges, graph.num_nodes), 1)  # [N, 2] in [0, 100]
     once = edges[:, edges[0] < edges[1]]
@@ -95,15 +99,15 @@ def _paths(graph: Graph) -> dict[str, Any]:
         f"M{a:g} {b:g}L{c:g} {d:g}" for (a, b), (c, d) in zip(places[once[0]], places[once[1]], strict=True)
     )
     colour = np.clip(graph.y.numpy(), 0, _COLOURS - 1)
-    # a line of no length with round ends is a dot
+    # a zero-length line with round ends is a dot
     dots = {int(k): "".join(f"M{x:g} {y:g}h0" for x, y in places[colour == k]) for k in np.unique(colour)}
     return {"lines": lines, "dots": dots}
 
 
 def layout(edges: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Places of a small graph's nodes, [N, 2] in [0, 1], by forces (Fruchterman & Reingold, 1991), the same each time.
+    """Place a small graph's nodes, [N, 2] in [0, 1], by forces (Fruchterman & Reingold, 1991), deterministically.
 
-    All pairs repel each other, so it is for a few hundred nodes.
+    All pairs repel each other, so it suits a few hundred nodes.
 
     Shapes: edges [2, E].
     """
@@ -119,7 +123,7 @@ def layout(edges: np.ndarray, num_nodes: int) -> np.ndarray:
         pull = along * (np.linalg.norm(along, axis=1, keepdims=True) / ideal)
         for axis in (0, 1):
             push[:, axis] -= np.bincount(source, pull[:, axis], num_nodes)
-        push -= (places - 0.5) * ideal * 12  # so that parts without an edge between them do not drift away
+        push -= (places - 0.5) * ideal * 12  # keeps unconnected components from drifting away
         length = np.linalg.norm(push, axis=1, keepdims=True) + 1e-9
         places += push / length * np.minimum(length, heat)
     low, span = places.min(0), np.maximum(np.ptp(places, axis=0).max(), 1e-6)
@@ -128,10 +132,10 @@ def layout(edges: np.ndarray, num_nodes: int) -> np.ndarray:
 
 
 def class_names(run: FinishedRun, number: int) -> list[str]:
-    """Of labels 0..C-1, as the run's graphs name them."""
-    told: Any = run.summary.get("classes")
+    """Return the names of labels 0..C-1 in the run's graphs."""
+    names: Any = run.summary.get("classes")
     return (
-        [str(name) for name in told]
-        if isinstance(told, list) and len(told) == number
+        [str(name) for name in names]
+        if isinstance(names, list) and len(names) == number
         else list(map(str, range(number)))
     )

@@ -1,8 +1,7 @@
-"""What the trained models say of the clients' test nodes: confusions, curves of two classes, calibration, a map of nodes.
+"""Predictions on the clients' test nodes: confusion matrices, curves for two classes, calibration, a map of nodes.
 
-The models predict once more, from the run's folder and the clients' files, so this is of simulations, whose clients' graphs
-belong to whoever reads the report. A run that keeps scores at its clients (``privacy.scores``) has it kept here too. Of a fleet
-there are the confusions that its clients told (``evaluation.confusion``).
+The models predict again from the run folder and the client files, so this covers simulations only. It respects
+``privacy.scores``. For a fleet, it shows the confusion matrices that clients reported (``evaluation.confusion``).
 """
 
 from collections.abc import Sequence
@@ -16,23 +15,23 @@ from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation.metrics import confusion
 from fedgraph_flwr.report.page import Page, grid, note
 from fedgraph_flwr.report.parts import class_names
-from fedgraph_flwr.report.runs import FinishedRun, Fold
+from fedgraph_flwr.report.runs import FinishedRun, RunGroup
 from fedgraph_flwr.report.units import count, percent
 from fedgraph_flwr.tasks import kind_of
 
-MOST_CLIENTS, MOST_SETTINGS, MOST_DOTS = 24, 6, 1500
+MAX_CLIENTS, MAX_SETTINGS, MAX_DOTS = 24, 6, 1500
 BINS = 10
 
 
 @dataclass
 class Predicted:
-    """Test nodes of a run's clients.
+    """Predictions on the test nodes of a run's clients.
 
     Attributes:
-        chances: of each class, [N, C].
+        chances: probability of each class, [N, C].
         y: labels [N].
-        clients: whose nodes these are.
-        of: clients there are.
+        clients: number of clients included.
+        of: number of all clients.
     """
 
     chances: np.ndarray
@@ -42,78 +41,77 @@ class Predicted:
 
 
 def predict(run: FinishedRun) -> Predicted:
-    """What the run's models say, of at most `MOST_CLIENTS` clients.
+    """Predict with the run's models for at most `MAX_CLIENTS` clients.
 
     Raises:
-        FedGraphError: why there is nothing to say.
+        FedGraphError: predictions are not available; the message has the reason.
     """
     if run.cfg.privacy.scores != "exact":
-        raise FedGraphError(
-            f"privacy.scores={run.cfg.privacy.scores} keeps what is known of single nodes at the clients"
-        )
+        raise FedGraphError(f"privacy.scores={run.cfg.privacy.scores} keeps predictions of single nodes at the clients")
     if not kind_of(run.cfg).classes:
         raise FedGraphError(f"task={run.cfg.task.name} has no classes")
     if not run.summary:
-        raise FedGraphError("the run has not ended")
+        raise FedGraphError("the run is not finished")
     if not run.clients:
-        raise FedGraphError("the clients' files are not on this machine")
+        raise FedGraphError("the client files are not on this machine")
     from fedgraph_flwr.runs.prediction import load_predictor
 
     of = 1 if run.cfg.strategy.pooled else len(run.clients)
     chances, labels = [], []
-    for client in range(min(of, MOST_CLIENTS)):
+    for client in range(min(of, MAX_CLIENTS)):
         predictor = load_predictor(run.folder, client)
         graph = predictor.own
         if graph is None:
-            raise FedGraphError("the clients' files are not on this machine")
+            raise FedGraphError("the client files are not on this machine")
         test = graph.test_mask & (graph.y >= 0)
         chances.append(predictor.logits(graph)[test].double().softmax(1).numpy())
         labels.append(graph.y[test].numpy())
-    found = Predicted(np.concatenate(chances), np.concatenate(labels), min(of, MOST_CLIENTS), of)
+    found = Predicted(np.concatenate(chances), np.concatenate(labels), min(of, MAX_CLIENTS), of)
     if not found.y.size:
         raise FedGraphError("no client has a labelled test node")
     return found
 
 
-def shown(page: Page, folds: Sequence[Fold]) -> list[Markup]:
-    """The parts of the section: of each setting, its first run."""
-    known, told, missing = {}, {}, {}
-    for fold in folds[:MOST_SETTINGS]:
+def shown(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
+    """Return the parts of the section, for the first run of each setting."""
+    known, reported, missing = {}, {}, {}
+    for group in groups[:MAX_SETTINGS]:
         try:
-            known[fold.name] = fold.runs[0], predict(fold.runs[0])
+            known[group.name] = group.runs[0], predict(group.runs[0])
         except (FedGraphError, ValueError, KeyError, IndexError, RuntimeError) as error:
-            if fold.runs[0].confusion:
-                told[fold.name] = fold.runs[0]
+            if group.runs[0].confusion:
+                reported[group.name] = group.runs[0]
             else:
-                missing[fold.name] = first_line(error)
+                missing[group.name] = first_line(error)
     matrices = {
         name: _matrix(run, confusion(p.chances.argmax(1), p.y, p.chances.shape[1])) for name, (run, p) in known.items()
     }
     matrices |= {
-        name: _matrix(run, np.array(run.confusion), np.array(run.confusion_below)) for name, run in told.items()
+        name: _matrix(run, np.array(run.confusion), np.array(run.confusion_below)) for name, run in reported.items()
     }
     parts = []
     if matrices:
         parts.append(grid(_confusions(page, matrices), *(_curves(page, known) if known else ())))
         few = [f"{name}: {p.clients} of {p.of} clients" for name, (_, p) in known.items() if p.clients < p.of]
-        parts += [note(f"Predicted of some clients alone: {'; '.join(few)}.")] if few else []
+        parts += [note(f"Only some clients are included: {'; '.join(few)}.")] if few else []
     parts += [
         note(
-            f"As the clients of {name} reported (evaluation.confusion). < n: a client has fewer than n such nodes, its policy's"
-            " min_nodes, and reports no count; ≥: others report so many. Rows with such cells have no shares."
+            f"As reported by the clients of {name} (evaluation.confusion). < n: a client has fewer than n such nodes,"
+            " its policy's"
+            " min_nodes, and reports no count; ≥: sum of the other clients. Rows with such cells have no shares."
         )
-        for name in told
+        for name in reported
     ]
-    parts += [note(f"Not shown of {name}: {reason}.") for name, reason in missing.items()]
-    left = [fold.name for fold in folds[MOST_SETTINGS:]]
-    return parts + ([note(f"Not predicted, of {len(folds)} settings: {', '.join(left)}.")] if left else [])
+    parts += [note(f"Not shown for {name}: {reason}.") for name, reason in missing.items()]
+    left = [group.name for group in groups[MAX_SETTINGS:]]
+    return parts + ([note(f"Not shown, of {len(groups)} settings: {', '.join(left)}.")] if left else [])
 
 
 def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> Markup:
     rows = max(len(view["rows"]) for view in matrices.values())
     return page.chart(
         "Confusion matrix",
-        "Of the test nodes of a class (row), which share was taken for which class (column), in %. Colour: the same share.",
+        "Share of a class's test nodes (row) by predicted class (column), in %. The colour shows the same share.",
         "heat",
         height=max(320, 110 + 26 * rows),
         views=matrices,
@@ -121,16 +119,16 @@ def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> Markup:
 
 
 def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list[Markup]:
-    """What needs the chances of single nodes."""
+    """Return the charts that need probabilities of single nodes."""
     parts = [
         page.chart(
             "Calibration",
-            "How often predictions of a confidence are right. On the dashed line a chance means what it says; below it, the"
-            f" model is too sure. Area: how many nodes. {_errors(known)}",
+            "Accuracy of predictions by confidence. The dashed line is perfect calibration; below it, the model is"
+            f" overconfident. Area: number of nodes. {_errors(known)}",
             "plane",
             height=320,
             x={"name": "confidence", "unit": "share", "min": 0, "max": 1},
-            y={"name": "share that is right", "unit": "share", "min": 0, "max": 1},
+            y={"name": "accuracy", "unit": "share", "min": 0, "max": 1},
             diagonal=True,
             series=[
                 {"name": name, "points": _calibration(found), "colour": i}
@@ -144,13 +142,13 @@ def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list
 
 
 def _matrix(run: FinishedRun, counts: np.ndarray, below: np.ndarray | None = None) -> dict[str, Any]:
-    """A heat map; ``below`` [C, C]: the minimum that kept a client from reporting its count of a cell, 0 where none did."""
+    """Return a heat map; ``below`` [C, C] is the minimum below which a client did not report a cell, 0 if all did."""
     names = class_names(run, len(counts))
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    view = {"rows": names, "columns": names, "names": ["is", "taken for"], "values": shares, "told": counts}
+    view = {"rows": names, "columns": names, "names": ["class", "predicted"], "values": shares, "counts": counts}
     if below is None or not below.any():
         return view
-    partly: np.ndarray = below.max(axis=1) > 0  # the row's sum is unknown, and so every share of it
+    partly: np.ndarray = below.max(axis=1) > 0  # the row's sum and thus its shares are unknown
     labels = [
         [_count(n, least) if hidden else "" for n, least in zip(row, minima, strict=True)]
         for row, minima, hidden in zip(counts, below, partly, strict=True)
@@ -159,14 +157,14 @@ def _matrix(run: FinishedRun, counts: np.ndarray, below: np.ndarray | None = Non
 
 
 def _count(known: int, below: int) -> str:
-    """A count of which clients below their minimum reported nothing."""
+    """Format a count without that of clients below their minimum."""
     if not below:
         return count(known)
     return f"≥ {count(known)}" if known else f"< {below}"
 
 
 def bins(found: Predicted) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of `BINS` equal widths of the predicted class's chance, those with nodes: mean chance, share that is right, nodes."""
+    """Bin nodes by confidence into `BINS` equal widths; return mean confidence, accuracy and nodes of non-empty bins."""
     sure, right = found.chances.max(1), found.chances.argmax(1) == found.y
     place = np.minimum((sure * BINS).astype(int), BINS - 1)
     nodes = np.bincount(place, minlength=BINS)
@@ -176,7 +174,7 @@ def bins(found: Predicted) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def calibration_error(found: Predicted) -> float:
-    """Σ_b (n_b / n) |share right − mean chance| over the bins (Guo et al., ICML 2017)."""
+    """Return Σ_b (n_b / n) |accuracy − mean confidence| over the bins (Guo et al., ICML 2017)."""
     sure, right, nodes = bins(found)
     return float((nodes * np.abs(sure - right)).sum() / nodes.sum())
 
@@ -188,14 +186,14 @@ def _calibration(found: Predicted) -> list[list[Any]]:
 
 
 def _errors(known: dict[str, tuple[FinishedRun, Predicted]]) -> str:
-    told = ", ".join(f"{name} {percent(calibration_error(found))}" for name, (_, found) in known.items())
-    return f"Expected calibration error: {told}."
+    errors = ", ".join(f"{name} {percent(calibration_error(found))}" for name, (_, found) in known.items())
+    return f"Expected calibration error: {errors}."
 
 
 def roc(chance: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """At each distinct threshold, from the highest down: false positive rate, recall and precision, [K] each.
+    """Return false positive rate, recall and precision at each distinct threshold, from the highest, [K] each.
 
-    Shapes: chances of the second class [N], which nodes are of it, bool [N].
+    Shapes: probabilities of the second class [N], mask of its nodes, bool [N].
     """
     order = np.argsort(-chance, kind="stable")
     last = np.flatnonzero(np.append(np.diff(chance[order]) != 0, True))
@@ -205,7 +203,7 @@ def roc(chance: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
-    """ROC and precision-recall of the second class, over all test nodes together."""
+    """Plot ROC and precision-recall curves of the second class over all test nodes."""
     curves: dict[str, list[dict[str, Any]]] = {"roc": [], "pr": []}
     for place, (name, found) in enumerate(known.items()):
         false, recall, precision = roc(found.chances[:, 1], found.y == 1)
@@ -219,7 +217,7 @@ def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
     return [
         page.chart(
             "ROC",
-            "Found among the nodes of the second class, against false alarms among the others. Dashed: guessing.",
+            "True positive rate of the second class against the false positive rate. Dashed: random guessing.",
             "plane",
             height=320,
             x={"name": "false positive rate", **share},
@@ -229,7 +227,7 @@ def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
         ),
         page.chart(
             "Precision and recall",
-            f"How many alarms are right, against how many of the second class are found. Guessing is right {chance} of the time.",
+            f"Precision against recall of the second class. Random guessing has a precision of {chance}.",
             "plane",
             height=320,
             x={"name": "recall", **share},
@@ -240,10 +238,10 @@ def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
 
 
 def hidden_map(page: Page, run: FinishedRun) -> Markup:
-    """Nodes where t-SNE (van der Maaten & Hinton, 2008) puts their hidden features, of all clients together.
+    """Map the nodes of all clients by t-SNE of their hidden features (van der Maaten & Hinton, 2008).
 
     Raises:
-        FedGraphError: the network has no hidden features, or the clients' files are not here.
+        FedGraphError: the model has no hidden features, or the client files are missing.
     """
     import torch
     from sklearn.manifold import TSNE
@@ -251,20 +249,22 @@ def hidden_map(page: Page, run: FinishedRun) -> Markup:
     from fedgraph_flwr.runs.prediction import load_predictor
 
     if run.cfg.privacy.scores != "exact" or not run.clients or not run.summary:
-        raise FedGraphError("a map needs a finished run whose clients' files are here and whose scores are told")
+        raise FedGraphError(
+            "a map requires a finished run with privacy.scores=exact and its client files on this machine"
+        )
     of = 1 if run.cfg.strategy.pooled else len(run.clients)
     features, labels, owners = [], [], []
     rng = np.random.default_rng(0)
-    asked = range(min(of, MOST_CLIENTS))
-    for client in asked:
+    shown_clients = range(min(of, MAX_CLIENTS))
+    for client in shown_clients:
         predictor = load_predictor(run.folder, client)
         graph = predictor.own
         if graph is None or not hasattr(graph, "edge_index"):
-            raise FedGraphError("a map is of graphs with one type of nodes, whose files are here")
+            raise FedGraphError("a map requires homogeneous graphs with their files on this machine")
         model = predictor.network(graph)
         with torch.no_grad():
             h = model.encode(model.prepare(graph)).double().numpy()
-        some = np.sort(rng.permutation(len(h))[: MOST_DOTS // len(asked)])
+        some = np.sort(rng.permutation(len(h))[: MAX_DOTS // len(shown_clients)])
         features.append(h[some])
         labels.append(graph.y.numpy()[some])
         owners.append(np.full(len(some), client) if not graph.part.numel() else graph.part.numpy()[some])
@@ -273,9 +273,10 @@ def hidden_map(page: Page, run: FinishedRun) -> Markup:
     names = class_names(run, run.clients[0]["classes"])
 
     def view(by: np.ndarray, called: dict[int, str]) -> dict[str, Any]:
-        told = [f"class {names[c] if c >= 0 else 'unknown'}, client {o}" for c, o in zip(y, owner, strict=True)]
+        labels_text = [f"class {names[c] if c >= 0 else 'unknown'}, client {o}" for c, o in zip(y, owner, strict=True)]
         groups = {
-            name: [[*places[i].tolist(), told[i]] for i in np.flatnonzero(by == key)] for key, name in called.items()
+            name: [[*places[i].tolist(), labels_text[i]] for i in np.flatnonzero(by == key)]
+            for key, name in called.items()
         }
         return {"series": [{"name": name, "points": of, "colour": i} for i, (name, of) in enumerate(groups.items())]}
 
@@ -283,7 +284,7 @@ def hidden_map(page: Page, run: FinishedRun) -> Markup:
     clients = {int(o): f"client {o}" for o in np.unique(owner)}
     return page.chart(
         "Map of hidden features",
-        f"{len(h)} nodes by t-SNE of what the network makes of them before its last layer: near means alike, far means little.",
+        f"t-SNE of {len(h)} nodes' features before the last layer: nearby nodes are similar, large distances have no meaning.",
         "plane",
         height=520,
         wide=True,

@@ -1,4 +1,4 @@
-"""Runs as reports need them: what a folder holds, a table of scores, several runs folded over their seeds."""
+"""Runs for reports: content of a run folder, table of scores, runs grouped over their seeds."""
 
 import contextlib
 import json
@@ -16,21 +16,22 @@ from fedgraph_flwr.config import DatasetConfig, RunConfig, compose
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.evaluation.intervals import Interval, deviation, ended, interval
+from fedgraph_flwr.evaluation.intervals import Interval, ended, interval
+from fedgraph_flwr.evaluation.intervals import deviation as standard_deviation
 from fedgraph_flwr.runs.folder import CONFIG, FREE, ROUNDS, SUMMARY, fingerprint, headline_score, read_rounds
 from fedgraph_flwr.secure.policy import Policy
 
 
 @dataclass
 class FinishedRun:
-    """What a result folder holds.
+    """Content of a run folder.
 
     Attributes:
-        folder: the result folder.
+        folder: the run folder.
         cfg: its configuration.
-        summary: see `Recorder.finish`; empty while the run has not ended.
-        rounds: the records of the rounds that have scores.
-        every_round: all records.
+        summary: see `Recorder.finish`; empty until the run is finished.
+        rounds: records of the rounds with scores.
+        every_round: records of all rounds.
     """
 
     folder: Path
@@ -41,26 +42,26 @@ class FinishedRun:
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
-        """Statistics of each client's graph (`describe`); empty where the client files are not at hand."""
+        """Statistics of each client's graph (`describe`); empty if the client files are not available."""
         from fedgraph_flwr import partition
 
         if self.cfg.on_fleet and not self.cfg.graph:
             return []
         try:
             return [_described(partition.load_client(self.cfg, i)) for i in range(partition.num_clients(self.cfg))]
-        except FedGraphError:  # the client files of a fleet are elsewhere
+        except FedGraphError:  # a fleet's client files are on other machines
             return []
 
     @property
     def reported(self) -> list[dict[str, Any]]:
-        """Of a fleet, the sizes that each client reported, by index; empty where none are known."""
-        told = self.summary.get("clients")
-        sizes = list(told.values()) if isinstance(told, dict) else []
+        """Sizes reported by each client of a fleet, by index; empty if unknown."""
+        clients = self.summary.get("clients")
+        sizes = list(clients.values()) if isinstance(clients, dict) else []
         return sizes if all(isinstance(one, dict) for one in sizes) else []
 
     @property
     def data_text(self) -> str:
-        """The data, for people."""
+        """Name of the data for display."""
         return "the graphs of a fleet" if self.cfg.on_fleet else self.cfg.dataset.name
 
     @property
@@ -70,7 +71,7 @@ class FinishedRun:
 
     @property
     def value(self) -> float:
-        """The headline figure; of a run that has not ended, its last one; NaN where none was told."""
+        """Headline score, or the last score of an unfinished run; NaN if there is none."""
         if self.summary:
             return headline_score(self.summary)
         key = metrics.headline(self.cfg.evaluation, "test")
@@ -78,37 +79,37 @@ class FinishedRun:
 
     @property
     def chance(self) -> float:
-        """Chance level of the headline, at the same rounds and by the same means; NaN where it is unknown."""
+        """Chance level of the headline score, for the same rounds and means; NaN if unknown."""
         at = self.summary.get("metrics", {}).get(self.cfg.evaluation.select, {})
         return as_number(at.get(metrics.chance_key(self.cfg.evaluation, "test")))
 
     @property
     def left_out(self) -> dict[int, str]:
-        """Clients that the headline's mean leaves out, and why."""
+        """Clients excluded from the headline score, with the reason."""
         return metrics.left_out(self.cfg.evaluation, self.per_client)
 
     @property
     def shown_round(self) -> int:
-        """The round whose scores of single clients stand for the run, and whose model does; 0 where none was scored."""
+        """Round whose client scores and model represent the run; 0 if no round was scored."""
         last = self.rounds[-1]["round"] if self.rounds else 0
         best = self.summary.get("best_round")
         return best if self.cfg.evaluation.select in BY_VALIDATION and isinstance(best, int) and best else last
 
     @property
     def per_client(self) -> dict[str, list[float]]:
-        """Each client's scores at `shown_round`, such as ``test-accuracy``; empty where none, or not all, are told."""
+        """Each client's scores at `shown_round`, such as ``test-accuracy``; empty unless all are known."""
         return {} if "scored_by" in self._shown else dict(self._shown.get("clients", {}))
 
     @property
     def confusion(self) -> list[list[int]]:
-        """How many test nodes of each class (row) were taken for which at `shown_round`; empty where clients did not tell."""
+        """Confusion matrix of test nodes (rows: classes) at `shown_round`; empty if clients did not report it."""
         return list(self._shown.get("confusion", []))
 
     @property
     def confusion_below(self) -> list[list[int]]:
-        """Per cell of `confusion`, the number n where a client had fewer than n nodes and did not report them; else 0."""
+        """Minimum n per cell of `confusion` below which a client did not report its count; 0 if all did."""
         known = self._shown.get("confusion_below")
-        if known is None and self.cfg.on_fleet:  # recorded before clients said so: a 0 was any count below the minimum
+        if known is None and self.cfg.on_fleet:  # older records: 0 was any count below the minimum
             return [[0 if count else Policy().min_nodes for count in row] for row in self.confusion]
         return list(known or [])
 
@@ -117,17 +118,17 @@ class FinishedRun:
         return next((record for record in self.rounds if record["round"] == self.shown_round), {})
 
     def number(self, key: str) -> float:
-        """A figure of the summary; NaN where it has none."""
+        """Return a number of the summary; NaN if missing."""
         return as_number(self.summary.get(key))
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Round numbers and values of one mean, such as ``test_accuracy``."""
+        """Return round numbers and values of one mean, such as ``test_accuracy``."""
         points = [(r["round"], r["metrics"][key]) for r in self.rounds if key in r["metrics"]]
         return [x for x, _ in points], [y for _, y in points]
 
 
 def _described(graph: Any) -> dict[str, Any]:
-    """`describe` of a client's graph, and of one with one type of nodes the share of them by degree."""
+    """Describe a client's graph; for a homogeneous one, also the share of nodes by degree."""
     from fedgraph_flwr.data.statistics import degree_shares, describe
 
     if not hasattr(graph, "edge_index"):
@@ -137,10 +138,10 @@ def _described(graph: Any) -> dict[str, Any]:
 
 
 def load_run(folder: Path) -> FinishedRun:
-    """Read a result folder.
+    """Read a run folder.
 
     Raises:
-        FedGraphError: it holds no run.
+        FedGraphError: the folder holds no run.
     """
     if not (folder / CONFIG).is_file() or not (folder / ROUNDS).is_file():
         raise FedGraphError(
@@ -150,133 +151,133 @@ def load_run(folder: Path) -> FinishedRun:
     try:
         summary = json.loads((folder / SUMMARY).read_bytes()) if (folder / SUMMARY).is_file() else {}
     except ValueError as error:
-        raise FedGraphError(f"{folder / SUMMARY} is no summary of a run ({error})") from error
+        raise FedGraphError(f"{folder / SUMMARY} is not a valid summary of a run ({error})") from error
     scored = [record for record in records if "metrics" in record]
     cfg = compose([], folder / CONFIG)
-    if cfg.on_fleet:  # whose parties bring their own graphs, whatever the configuration says
+    if cfg.on_fleet:  # parties have their own graphs, whatever the configuration says
         cfg = replace(cfg, dataset=DatasetConfig(name=cfg.data_name))
     return FinishedRun(folder, cfg, summary, scored, records)
 
 
 def as_number(value: Any) -> float:
-    """A figure of a file, which somebody else may have written; NaN where it is none."""
+    """Convert a value of an untrusted file to a number; NaN if it is not one."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 WHEN = {"best_val": "best validation round", "last": "last round", "last5": "mean of last five"}
-"""When the scores are from that a table shows, beside each other."""
+"""Columns of a table of scores, by selection of the round."""
 
 
 def score_table(summary: dict[str, Any], cfg: RunConfig) -> dict[str, dict[str, float]]:
-    """Test scores of a finished run by name, such as ``test_accuracy``, and by the words of `WHEN`."""
+    """Return test scores of a finished run by name, such as ``test_accuracy``, and by column of `WHEN`."""
     at = summary["metrics"]
     names = metrics.shown(at.get("last", {}), cfg.evaluation)
-    return {key: {words: at[when].get(key, float("nan")) for when, words in WHEN.items()} for key in names}
+    return {key: {column: at[when].get(key, float("nan")) for when, column in WHEN.items()} for key in names}
 
 
 @dataclass
-class Fold:
-    """Runs that differ in nothing but their seeds.
+class RunGroup:
+    """Runs that differ only in their seeds.
 
     Attributes:
-        name: short, for legends: the method, and by what else it differs from the others.
-        told: the keys that tell the fold apart from the others, and its values of them: strategy, dataset, and what else differs.
-        runs: one a seed, in the order they were given.
+        name: short name for legends: the method and other differences from the other groups.
+        differing: values of the keys that distinguish groups: strategy, dataset, and other differences.
+        runs: one run per seed, in the given order.
     """
 
     name: str
-    told: dict[str, Any]
+    differing: dict[str, Any]
     runs: list[FinishedRun]
 
     @property
     def by_seed(self) -> dict[int, float]:
-        """The headline figure of each run that has one."""
+        """Headline score of each run, by seed."""
         return {run.cfg.seed: run.value for run in self.runs}
 
     @property
     def mean(self) -> Interval | None:
-        """Over the seeds, with its interval; None where no run told a figure."""
+        """Mean over the seeds with its interval; None without scores."""
         known = ended(self.by_seed)
         return interval(list(known.values())) if known else None
 
     @property
-    def deviation(self) -> float:
-        """Over the seeds, of a sample; NaN of one run."""
-        return deviation(list(ended(self.by_seed).values()))
+    def std(self) -> float:
+        """Sample standard deviation over the seeds; NaN for one run."""
+        return standard_deviation(list(ended(self.by_seed).values()))
 
     @property
     def chance(self) -> float:
-        """Chance level of the headline, over the seeds."""
+        """Mean chance level of the headline score over the seeds."""
         return statistics.fmean(run.chance for run in self.runs)
 
 
-def folds(runs: Sequence[FinishedRun]) -> list[Fold]:
-    """Runs by what decides their results but the seed, in the order of the first of each; a seed counts once."""
-    groups: dict[str, dict[int, FinishedRun]] = {}
+def group_runs(runs: Sequence[FinishedRun]) -> list[RunGroup]:
+    """Group runs by settings except the seed, in order of first occurrence; a repeated seed counts once."""
+    by_settings: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(_settings(run), sort_keys=True), {}).setdefault(run.cfg.seed, run)
-    found = [list(of.values()) for of in groups.values()]
+        by_settings.setdefault(json.dumps(_settings(run), sort_keys=True), {}).setdefault(run.cfg.seed, run)
+    found = [list(of.values()) for of in by_settings.values()]
     settings = [_settings(of[0]) for of in found]
-    keys = _told_apart(settings)
-    told = [{key: setting.get(key) for key in keys} for setting in settings]
-    return [Fold(*each) for each in zip(_names(told), told, found, strict=True)]
+    keys = _varying(settings)
+    differing = [{key: setting.get(key) for key in keys} for setting in settings]
+    return [RunGroup(*each) for each in zip(_names(differing), differing, found, strict=True)]
 
 
-def _names(told: Sequence[dict[str, Any]]) -> list[str]:
-    """A short name for each of several settings, by the keys that tell it from others of its method and data."""
-    several = len({setting["dataset.name"] for setting in told}) > 1
+def _names(differing: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a short name per setting from the keys that distinguish it from others with its method and data."""
+    several = len({setting["dataset.name"] for setting in differing}) > 1
     names: list[str] = []
-    for setting in told:
+    for setting in differing:
         method, data = setting["strategy.name"], setting["dataset.name"]
-        rivals = [other for other in told if (other["strategy.name"], other["dataset.name"]) == (method, data)]
+        rivals = [other for other in differing if (other["strategy.name"], other["dataset.name"]) == (method, data)]
         keys = [key for key in setting if any(other[key] != setting[key] for other in rivals)]
-        words = [f"{key.rpartition('.')[2]}={setting[key]}" for key in keys]
-        name = " · ".join([method_name(method), *([data] if several else []), *words[:3]])
+        parts = [f"{key.rpartition('.')[2]}={setting[key]}" for key in keys]
+        name = " · ".join([method_name(method), *([data] if several else []), *parts[:3]])
         names.append(f"{name} ({names.count(name) + 1})" if name in names else name)
     return names
 
 
-def folded(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
-    """Folds as one row each.
+def comparison(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
+    """Return one row per group of runs.
 
-    A row holds ``strategy``, ``dataset``, every other key by which rows differ that neither of the two decides, ``seeds`` (how
-    many), ``headline`` (which figure), its ``mean`` and ``deviation`` (of a sample; NaN of one run) over the seeds, its
-    ``chance`` level (`evaluation.chance`), ``seconds`` a round and ``megabytes`` of the whole run, both ways, as means.
+    A row has ``strategy``, ``dataset``, other distinguishing keys, and ``seeds`` (their number). ``headline`` names the score,
+    with ``mean``, ``deviation`` (sample standard deviation, NaN for one run) and ``chance`` level (`evaluation.chance`).
+    ``seconds`` per round and ``megabytes`` per run, in both directions, are means.
 
     Raises:
-        FedGraphError: a run has not ended.
+        FedGraphError: a run is not finished.
     """
     for run in runs:
         if not run.summary:
             raise FedGraphError(
-                f"{run.folder} has not ended, so it cannot be compared: go on with it by resume={run.folder}"
+                f"{run.folder} is not finished, so it cannot be compared: resume it with resume={run.folder}"
             )
     return [
         {
-            **{key.removesuffix(".name"): value for key, value in fold.told.items()},
-            "seeds": len(fold.runs),
-            "headline": fold.runs[0].summary["headline"],
-            "mean": fold.mean.mean if fold.mean else math.nan,
-            "deviation": fold.deviation,
-            "chance": fold.chance,
-            "seconds": statistics.fmean(run.summary["seconds_per_round"] for run in fold.runs),
+            **{key.removesuffix(".name"): value for key, value in group.differing.items()},
+            "seeds": len(group.runs),
+            "headline": group.runs[0].summary["headline"],
+            "mean": group.mean.mean if group.mean else math.nan,
+            "deviation": group.std,
+            "chance": group.chance,
+            "seconds": statistics.fmean(run.summary["seconds_per_round"] for run in group.runs),
             "megabytes": statistics.fmean(
-                (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6 for run in fold.runs
+                (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6 for run in group.runs
             ),
         }
-        for fold in folds(runs)
+        for group in group_runs(runs)
     ]
 
 
 def beside(runs: Sequence[FinishedRun], most: int = 500) -> list[FinishedRun]:
-    """Finished runs in folders beside these that answer what a federation is measured against: clients alone, and one graph.
+    """Find finished baseline runs in neighbouring folders: local training and training on the whole graph.
 
-    Those of the same data, cut, seeds and scoring, whose method shares nothing or pools the graphs. Only the ``most`` newest
-    folders are looked at.
+    They have the same data, partition, seeds and evaluation, and a method that shares nothing or pools the graphs. Only the
+    ``most`` newest folders are searched.
     """
     places = {run.folder.absolute().parent for run in runs}
-    theirs = {run.folder.absolute() for run in runs}
-    found = [path for place in places for path in place.glob(f"*/{SUMMARY}") if path.parent not in theirs]
+    given = {run.folder.absolute() for run in runs}
+    found = [path for place in places for path in place.glob(f"*/{SUMMARY}") if path.parent not in given]
     seeds, data, cuts = (
         {run.cfg.seed for run in runs},
         {run.cfg.dataset.name for run in runs},
@@ -285,8 +286,8 @@ def beside(runs: Sequence[FinishedRun], most: int = 500) -> list[FinishedRun]:
     kept = []
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:most]:
         with contextlib.suppress(FedGraphError, OSError, ValueError):
-            told = json.loads(path.read_bytes())
-            if told["seed"] in seeds and told["dataset"] in data and _is_measure(told["strategy"]):
+            summary = json.loads(path.read_bytes())
+            if summary["seed"] in seeds and summary["dataset"] in data and _is_baseline(summary["strategy"]):
                 run = load_run(path.parent)
                 if run.summary and cut_of(run) in cuts:
                     kept.append(run)
@@ -294,19 +295,19 @@ def beside(runs: Sequence[FinishedRun], most: int = 500) -> list[FinishedRun]:
 
 
 @cache
-def _is_measure(strategy: str) -> bool:
-    """Whether a method stands for clients alone, or for one graph of all."""
+def _is_baseline(strategy: str) -> bool:
+    """Return whether a method is a baseline: local training, or training on the whole graph."""
     body = group_file("strategy", strategy)
     return bool(body.get("pooled")) or body.get("shared") == []
 
 
-def alike(folds: Sequence[Fold], like: Fold) -> list[Fold]:
-    """Those whose figures can stand beside one's: of the same data, cut, split and scoring."""
-    return [fold for fold in folds if cut_of(fold.runs[0]) == cut_of(like.runs[0])]
+def alike(groups: Sequence[RunGroup], like: RunGroup) -> list[RunGroup]:
+    """Return the groups comparable to ``like``: same data, partition, split and evaluation."""
+    return [group for group in groups if cut_of(group.runs[0]) == cut_of(like.runs[0])]
 
 
 def cut_of(run: FinishedRun) -> str:
-    """What two runs must agree in for their figures to stand beside each other: data, cut, split and scoring."""
+    """Return the settings that comparable runs share: data, partition, split and evaluation."""
     same = ("dataset.", "split.", "partition.", "evaluation.", "num_clients")
     free = {f"evaluation.{key}" for key in ("every", "patience", "full", "trained", "confusion")}
     settings = {key: value for key, value in _settings(run).items() if key.startswith(same) and key not in free}
@@ -315,7 +316,7 @@ def cut_of(run: FinishedRun) -> str:
 
 @cache
 def method_name(strategy: str) -> str:
-    """As its paper writes it, where our file of it begins with that, else as the configuration does."""
+    """Return the method's name as in its paper, if its file starts with it, else as in the configuration."""
     with contextlib.suppress(FedGraphError):
         path = group_path("strategy", strategy)
         first = path.read_text().partition("\n")[0].lstrip("# ").split() if path else []
@@ -326,15 +327,15 @@ def method_name(strategy: str) -> str:
 
 
 def _settings(run: FinishedRun) -> dict[str, Any]:
-    """What decides a run's results, without its seed."""
+    """Return the settings that determine a run's results, without the seed."""
     keys = fingerprint(run.cfg, None) | {"rounds": run.cfg.rounds, "dataset.name": run.cfg.dataset.name}
     if run.reported:
         keys["parties"] = ", ".join(f"{one.get('num_train')}" for one in run.reported) + " training nodes"
     return {key: value for key, value in keys.items() if key not in FREE - {"rounds"} and key != "seed"}
 
 
-def _told_apart(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys of columns: strategy and dataset, and by what else rows differ that these two do not decide."""
+def _varying(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the keys of columns: strategy, dataset, and other differing keys that these two do not determine."""
     choices = ("strategy.name", "dataset.name")
 
     def varied(key: str, among: Sequence[dict[str, Any]]) -> bool:

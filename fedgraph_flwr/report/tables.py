@@ -1,4 +1,4 @@
-"""A page of the tables and plots of sweeps, with everything inside it."""
+"""Self-contained page with the tables and plots of sweeps."""
 
 import base64
 import re
@@ -15,7 +15,7 @@ from fedgraph_flwr.sweeps.rows import ours
 
 
 def tables_of(folder: Path) -> list[Path]:
-    """The tables of the sweeps whose results lie in a folder; none where it is a run's."""
+    """Return the tables of the sweeps in a folder; none for a run folder."""
     if (folder / CONFIG).is_file():
         return []
     return [
@@ -26,7 +26,7 @@ def tables_of(folder: Path) -> list[Path]:
 
 
 def write_tables(tables: Sequence[Path], out: Path) -> Path:
-    """Write a page of tables; returns its path."""
+    """Write a page of tables and return its path."""
     page = Page("Sweeps")
     page.add(render("headline", title=page.title) + body(tables))
     write_bytes(out, page.html().encode())
@@ -34,7 +34,7 @@ def write_tables(tables: Sequence[Path], out: Path) -> Path:
 
 
 def body(tables: Sequence[Path]) -> Markup:
-    """The HTML of tables, each with its plot behind it."""
+    """Return the HTML of tables, each followed by its plot."""
     parts: list[Markup] = []
     for path in tables:
         parts += _html(path.read_text().splitlines())
@@ -45,7 +45,7 @@ def body(tables: Sequence[Path]) -> Markup:
 
 
 def _html(lines: Iterable[str]) -> Iterator[Markup]:
-    """The Markdown that `fedgraph_flwr.sweeps.table` writes: headings, tables, lists and paragraphs."""
+    """Convert the Markdown of `fedgraph_flwr.sweeps.table`: headings, tables, lists and paragraphs."""
     for kind, group in groupby(lines, key=lambda line: line[:2].strip()[:1] if line[:1] in "|-#" else bool(line)):
         block = list(group)
         if kind == "#":
@@ -61,5 +61,5 @@ def _html(lines: Iterable[str]) -> Iterator[Markup]:
 
 
 def _text(text: str) -> Markup:
-    """A line's text with its code and bold words."""
+    """Convert code and bold text of a line."""
     return Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", re.sub(r"\*\*(.*?)\*\*", r"<b>\1</b>", str(escape(text)))))

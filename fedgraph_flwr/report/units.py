@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Formatting of numbers with units."""
 
 import math
 
@@ -6,7 +6,7 @@ _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
 def size(count: float) -> str:
-    """Bytes: ``147.6 MB``."""
+    """Format bytes: ``147.6 MB``."""
     if math.isnan(count):
         return "–"
     power = min(int(math.log10(count) / 3), len(_BYTES) - 1) if count >= 1 else 0
@@ -14,7 +14,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds: ``3 ms``, ``4.2 s``, ``12 min 5 s``, ``3 h 10 min``."""
+    """Format seconds: ``3 ms``, ``4.2 s``, ``12 min 5 s``, ``3 h 10 min``."""
     if math.isnan(seconds):
         return "–"
     if seconds < 1:
@@ -28,20 +28,20 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Of a share: ``84.1 %``."""
+    """Format a share: ``84.1 %``."""
     return "–" if math.isnan(share) else f"{100 * share:.{digits}f} %"
 
 
 def points(difference: float) -> str:
-    """Of shares, with a sign: ``+2.1``."""
+    """Format a difference of shares with its sign: ``+2.1``."""
     return "–" if math.isnan(difference) else f"{100 * difference:+.1f}".replace("-", "−")
 
 
 def count(number: float) -> str:
-    """Whole numbers with thin spaces: ``10 556``."""
+    """Format an integer with thin spaces: ``10 556``."""
     return "–" if math.isnan(number) else f"{number:,.0f}".replace(",", "\u202f")
 
 
 def _digits(value: float) -> str:
-    """Three digits, and no more than one behind the point."""
+    """Format three digits with at most one decimal."""
     return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"

@@ -1,4 +1,4 @@
-"""The report of runs: one HTML page with everything inside it."""
+"""Report of runs: one self-contained HTML page."""
 
 import time
 from collections.abc import Sequence
@@ -11,28 +11,30 @@ from fedgraph_flwr.version import __version__
 
 
 def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, baselines: bool = True) -> Path:
-    """Write the page; returns its path.
+    """Write the page and return its path.
 
     Args:
-        folders: of runs; those that differ in nothing but their seeds are folded, others stand side by side.
-        out: the page.
-        with_map: whether nodes are drawn by their hidden features.
+        folders: run folders; runs that differ only in their seeds are grouped, others are compared.
+        out: output file.
+        with_map: whether to add a map of hidden features.
         baselines: whether to compare with baseline runs (Local, Central) found in neighbouring folders.
 
     Raises:
-        FedGraphError: a folder holds no run, or none of its rounds has ended.
+        FedGraphError: a folder holds no run, or no finished round.
     """
     from fedgraph_flwr.report import headline, parts, predicted, sections
     from fedgraph_flwr.report.page import Page, note, render
-    from fedgraph_flwr.report.runs import beside, folds, load_run
+    from fedgraph_flwr.report.runs import beside, group_runs, load_run
 
     runs = [load_run(folder) for folder in folders]
     for run in runs:
         if not run.every_round:
-            raise FedGraphError(f"{run.folder} has no round yet, so there is nothing to report")
-    shown = folds(runs)
-    measures = [*shown, *folds(beside(runs) if baselines else [])]
-    measures = [fold for fold in measures if fold.runs[0].cfg.strategy.pooled or not fold.runs[0].cfg.strategy.shared]
+            raise FedGraphError(f"{run.folder} has no finished round yet, so there is nothing to report")
+    shown = group_runs(runs)
+    compared = [*shown, *group_runs(beside(runs) if baselines else [])]
+    compared = [
+        group for group in compared if group.runs[0].cfg.strategy.pooled or not group.runs[0].cfg.strategy.shared
+    ]
     top = headline.best(shown)
     page = Page(headline.title(shown))
     when = time.strftime("%d %B %Y").lstrip("0")
@@ -42,17 +44,17 @@ def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, bas
             when=when,
             version=__version__,
             title=page.title,
-            answers=headline.answers(shown, measures),
+            summaries=headline.summaries(shown, compared),
             tiles=headline.tiles(top),
         )
     )
     page.section(
         "compared",
-        "Side by side",
-        "Runs that differ in nothing but their seeds are one setting.",
-        [headline.compared(page, shown, measures)],
+        "Comparison",
+        "Runs that differ only in their seeds are one setting.",
+        [headline.compared(page, shown, compared)],
     )
-    page.section("clients", "Clients", _of(shown, "What differs between the parties."), sections.clients(page, shown))
+    page.section("clients", "Clients", _of(shown, "Differences between the parties."), sections.clients(page, shown))
     page.section("training", "Training", "", sections.training(page, shown))
     maps = []
     if with_map:
@@ -60,20 +62,20 @@ def write_report(folders: Sequence[Path], out: Path, with_map: bool = False, bas
             maps = [predicted.hidden_map(page, top.runs[0])]
         except (FedGraphError, NotImplementedError) as error:
             maps = [note(f"No map: {error}.")]
-    lead = "Test nodes of all clients together, each predicted by the model that its client is scored by."
+    lead = "Test nodes of all clients, each predicted by the model with which its client is scored."
     page.section("predictions", "Predictions", _of(shown, lead), [*predicted.shown(page, shown), *maps])
     first = top.runs[0]
     number = first.clients[0]["classes"] if first.clients else 0
-    lead = f"The graphs of {first.label}: labels, degrees, and how the cut looks."
+    lead = f"The graphs of {first.label}: labels, degrees and small graphs."
     page.section("partition", "Partition", lead, parts.drawn(page, first, parts.class_names(first, number)))
-    page.section("costs", "Bytes and time", "", sections.costs(page, shown))
+    page.section("costs", "Traffic and time", "", sections.costs(page, shown))
     page.section("trust", "Protections and failures", "", sections.trust(shown))
     page.section("repeat", "Repeat it", "", sections.repeat(shown))
     write_bytes(out, page.html().encode())
     return out
 
 
-def _of(folds: Sequence[Any], lead: str) -> str:
-    """The lead of a section that shows single runs."""
-    several = any(len(fold.runs) > 1 for fold in folds)
-    return f"{lead} Of several seeds, the first is shown." if several else lead
+def _of(groups: Sequence[Any], lead: str) -> str:
+    """Return the lead of a section that shows single runs."""
+    several = any(len(group.runs) > 1 for group in groups)
+    return f"{lead} For several seeds, the first is shown." if several else lead

@@ -1,1 +1,1 @@
-"""A run: prepare it, serve it, record it, predict with it."""
+"""Runs: preparation, server, records and prediction."""

@@ -1,4 +1,4 @@
-"""What is asked of a method, its network and their keys before any client starts."""
+"""Checks of a method, its model and their keys before any client starts."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -25,15 +25,15 @@ from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.tasks import Task, kind_of, task_class
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
-MOST_PARAMETERS = 2**16
-"""From so many parameters of a client's network on, to compute clients as one does not pay."""
+MAX_PARAMETERS = 2**16
+"""Number of a model's parameters from which computing clients as one is not faster."""
 
 
 def check_method(cfg: RunConfig) -> None:
-    """Check the method's own keys against its server and client ``Params``, then the network's, and that the two go together.
+    """Check the method's keys against its server and client ``Params``, then the model's keys, then their combination.
 
     Raises:
-        FedGraphError: a key that nobody knows, a wrong type or value, or a network that the method cannot train.
+        FedGraphError: an unknown key, a wrong type or value, or a model that the method cannot train.
     """
     sides = _sides(cfg)
     accepted = own_keys(cfg)
@@ -58,42 +58,42 @@ def check_method(cfg: RunConfig) -> None:
     _check_task(cfg, sides[1])
     for side in (*sides, Parts(cfg.strategy)):
         side.check(cfg, model)
-    if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # one may be of a part that is off
+    if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # a prefix may belong to a disabled part
         models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
     models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
 
 
 def _uplink(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphClient]) -> Uplink:
-    """What the method declares, on both sides.
+    """Return the method's uplink, which both sides must declare equally.
 
     Raises:
-        FedGraphError: the two differ.
+        FedGraphError: the declarations differ.
     """
-    told, other = declared(server, cfg), declared(client, cfg)
-    ours, theirs = signature(told), signature(other)
+    server_uplink, other = declared(server, cfg), declared(client, cfg)
+    ours, theirs = signature(server_uplink), signature(other)
     if differing := sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)):
         phase, group = differing[0]
         raise FedGraphError(
             f"strategy={cfg.strategy.name}: {server.__name__} and {client.__name__} declare '{group}' of phase '{phase}'"
             " differently in uplink: give both classes the same function"
         )
-    return told
+    return server_uplink
 
 
 def _sides(cfg: RunConfig) -> list[Any]:
-    """The classes of a method: its server's and its client's.
+    """Return the server and client classes of a method.
 
     Raises:
-        FedGraphError: one is missing, or of another kind.
+        FedGraphError: a class is missing or of another kind.
     """
     return [_side(cfg, "server", GraphStrategy), client_class(cfg)]
 
 
 def client_class(cfg: RunConfig) -> type[GraphClient]:
-    """The class of a method's clients.
+    """Return the client class of a method.
 
     Raises:
-        FedGraphError: it is missing, or of another kind.
+        FedGraphError: the class is missing or of another kind.
     """
     side: type[GraphClient] = _side(cfg, "client", GraphClient)
     return side
@@ -102,29 +102,29 @@ def client_class(cfg: RunConfig) -> type[GraphClient]:
 def _side(cfg: RunConfig, key: str, base: type) -> Any:
     side = locate(target := getattr(cfg.strategy, key))
     if not (isinstance(side, type) and issubclass(side, base)):
-        raise FedGraphError(f"strategy.{key}={target} is no {key}: expected a subclass of {base.__name__}")
+        raise FedGraphError(f"strategy.{key}={target} is not a {key}: expected a subclass of {base.__name__}")
     return side
 
 
 def _check_secagg(cfg: RunConfig) -> None:
-    """Refuse secure aggregation of too few clients."""
+    """Check that a round has enough clients for secure aggregation."""
     rules = cfg.strategy
     size = min(max(round(rules.fraction * cfg.num_clients), rules.min_clients), cfg.num_clients)
     if size < MIN_CLIENTS:
         raise FedGraphError(
-            f"privacy.secagg=true adds up at least {MIN_CLIENTS} clients, a round of this run has {size} "
+            f"privacy.secagg=true requires at least {MIN_CLIENTS} clients per round, but this run has {size} "
             f"(num_clients={cfg.num_clients}, strategy.fraction={rules.fraction:g})"
         )
 
 
 def startup_notes(cfg: RunConfig) -> list[str]:
-    """What the user is told at the start: sentences of the method's two sides on what this configuration makes of it."""
+    """Return notes for the user at the start, from both sides of the method and from this module."""
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
-    told = [note for side in sides if (note := side.startup_note(cfg))]
-    told += [note for part in Parts(cfg.strategy).all if (note := part.note(cfg))]
+    notes = [note for side in sides if (note := side.startup_note(cfg))]
+    notes += [note for part in Parts(cfg.strategy).all if (note := part.note(cfg))]
     if cfg.privacy.reveal:
-        told.append(
-            f"privacy.secagg=true masks what is averaged; by privacy.reveal the server still sees each client's"
+        notes.append(
+            f"privacy.secagg=true masks the averaged values; by privacy.reveal the server still sees each client's"
             f" {', '.join(cfg.privacy.reveal)}"
         )
     equal = [
@@ -133,16 +133,16 @@ def startup_notes(cfg: RunConfig) -> list[str]:
         if isinstance(reducer, Mean) and reducer.weight in ("train", "nodes")
     ]
     if cfg.privacy.dp != "none" and equal:
-        told.append(
+        notes.append(
             f"privacy.dp={cfg.privacy.dp}: clients count the same in {', '.join(equal)}, whose weights are private"
         )
     if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
-        told.append(f"stack={cfg.stack} does nothing with {reason}: each client trains by itself")
-    return told
+        notes.append(f"stack={cfg.stack} has no effect with {reason}: clients train separately")
+    return notes
 
 
 def not_stacked(cfg: RunConfig) -> str:
-    """Why ``stack`` does nothing, in words; empty: clients are computed as one."""
+    """Return why ``stack`` has no effect; empty if clients are computed as one."""
     if cfg.engine not in STACKING:
         return f"engine={cfg.engine}"
     return refusal(cfg, client_class(cfg), models.probe(cfg.model))
@@ -188,10 +188,10 @@ def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
 
 
 def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:
-    """Refuse noise on running statistics: a noised variance may be negative, and its square root NaN.
+    """Reject noise on running statistics: a noisy variance may be negative, and its square root NaN.
 
     Raises:
-        FedGraphError: the model shares some under differential privacy.
+        FedGraphError: the model shares running statistics under differential privacy.
     """
     if cfg.privacy.dp == "none":
         return
@@ -205,11 +205,10 @@ def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:
 
 
 def at_once(cfg: RunConfig) -> int:
-    """How many clients of one process are computed as one, at most; 0: each is by itself.
+    """Return the maximum number of clients of one process computed as one; 0 to compute them separately.
 
-    Computing clients as one saves about half a millisecond of each, and lets their parameters and moments leave the core's cache
-    where one client's alone do not: it gains 40 % at 5,000 parameters, 12 at 65,000, and loses at 92,000
-    (`benchmarks/stacked.py`).
+    Computing clients as one saves about 0.5 ms per client, but their parameters and moments may exceed the core's cache. It is
+    40 % faster at 5,000 parameters, 12 % at 65,000, and slower at 92,000 (`benchmarks/stacked.py`).
     """
     if not cfg.at_once or not_stacked(cfg):
         return 0
@@ -218,35 +217,35 @@ def at_once(cfg: RunConfig) -> int:
 
         graph = partition.load_client(cfg, 0)
         model = models.build(cfg.model, graph.num_features, graph.num_classes)
-        if sum(parameter.numel() for parameter in model.parameters()) >= MOST_PARAMETERS:
+        if sum(parameter.numel() for parameter in model.parameters()) >= MAX_PARAMETERS:
             return 0
     return cfg.at_once
 
 
 def check_memory(cfg: RunConfig, graphs: Callable[[], Iterable[Any]]) -> None:
-    """Refuse a simulation that this machine has no memory for.
+    """Check that this machine has enough memory for a simulation.
 
     Args:
         cfg: the run's configuration.
-        graphs: reads those of all clients.
+        graphs: reads the graphs of all clients.
 
     Raises:
-        FedGraphError: with both figures, and what to set.
+        FedGraphError: it does not; the message has both sizes and what to set.
     """
     needed, remedy = _side(cfg, "server", GraphStrategy).needs(cfg, graphs)
     free = psutil.virtual_memory().available
     if needed > free:
         raise FedGraphError(
-            f"strategy={cfg.strategy.name} would hold about {needed / 2**30:.1f} GB for its clients on this machine, which has"
+            f"strategy={cfg.strategy.name} needs about {needed / 2**30:.1f} GB for its clients, but this machine has"
             f" {free / 2**30:.1f} GB free: {remedy}"
         )
 
 
 def check_clients(cfg: RunConfig) -> None:
-    """Check what depends on how many clients there are, once that is resolved.
+    """Run the checks that depend on the resolved number of clients.
 
     Raises:
-        FedGraphError: too few of them, one that is not there, or a δ or budget that does not suit them.
+        FedGraphError: too few clients, a missing client, or an unsuitable δ or budget.
     """
     aggregators.check_cohort(cfg)
     privacy.check_clients(cfg, declared(locate(cfg.strategy.server), cfg))

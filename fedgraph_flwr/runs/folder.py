@@ -1,14 +1,14 @@
-"""The folder of a run: who owns it, what of an older run goes, and what must hold of a checkpoint that a run goes on from.
+"""Folder of a run: locks, removal of an older run, and checkpoints.
 
-config.yaml        the resolved configuration, from which the run is repeated (`run config=DIR/config.yaml`)
-rounds.jsonl       one JSON object a round (see `Recorder.end_round`)
-summary.json       see `Recorder.finish`; written last, so where it is, the rest is whole
-failure.json       the sentence with which the run ended, for a launcher in another process
+config.yaml        the resolved configuration, to repeat the run (`run config=DIR/config.yaml`)
+rounds.jsonl       one JSON object per round (see `Recorder.end_round`)
+summary.json       see `Recorder.finish`; written last, so if it exists, the other files are complete
+failure.json       the error message of a failed run, for a launcher in another process
 model_final.safetensors, model_best.safetensors     shared parameters after the last and the best validation round
-models_final.safetensors, models_best.safetensors   clients' own shared parameters, of methods that give them some
-input_spec.json    names of the classes, and the schema by which tables become features
-checkpoint.safetensors, state/                      what `resume=DIR` goes on from
-.run.lock, .launch.lock (and .owner)                held by the process that serves the run, and by the one that started it
+models_final.safetensors, models_best.safetensors   personal shared parameters of clients, for methods that have them
+input_spec.json    class names, and the schema that converts tables to features
+checkpoint.safetensors, state/                      state for `resume=DIR`
+.run.lock, .launch.lock (and .owner)                locks of the server process and of the launcher
 """
 
 import contextlib
@@ -48,7 +48,7 @@ MODELS = (
 )
 
 DATA = ("dataset", "split", "partition")
-"""Sections that make the clients' graphs, where these are not given."""
+"""Sections that determine the clients' graphs, unless these are given."""
 
 SERVER = ".run.lock"
 LAUNCHER = ".launch.lock"
@@ -60,49 +60,49 @@ FREE = {
     "out",
     "overwrite",
     "attack.name",  # studied at the end
-    "engine",  # all give the same parameters
+    "engine",  # all engines give the same parameters
     "client_cpus",
     "client_gpus",
     "ray.address",
     "ray.actors",
     "ray.live_clients",
-    "strategy.timeout",  # who is given up, not what is computed
+    "strategy.timeout",  # affects who is dropped, not what is computed
     "strategy.min_clients",
     "strategy.on_failure",
-    "graph",  # what lies there is compared, not where
+    "graph",  # the content is compared, not the path
     "dataset.params.path",
-    "tracking",  # who is told
+    "tracking",  # recipients of scores
     "tracking_clients",
     "tracking_group",
-    "device",  # a run may have to go on elsewhere; the last digits of a sum differ
+    "device",  # a run may resume on other hardware; the last digits of a sum differ
     "threads",
 }
-"""Keys that may change when a run is resumed. Every other one decides what it computes."""
+"""Keys that may change when a run is resumed; all others determine its results."""
 
 
 class InUse(FedGraphError):
-    """The folder belongs to another process, or to a finished run."""
+    """Error: the folder belongs to another process, or to a finished run."""
 
 
 def make_folder(cfg: RunConfig) -> None:
-    """Make the result folder, before anything is started that takes time.
+    """Create the result folder early, before any expensive step.
 
     Raises:
-        FedGraphError: it cannot be made.
+        FedGraphError: it cannot be created.
     """
     try:
         Path(cfg.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FedGraphError(f"cannot make the folder out={cfg.out}: {error.strerror or error}") from error
+        raise FedGraphError(f"cannot create the folder out={cfg.out}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
 def owned(folder: Path, lock: str = SERVER) -> Iterator[None]:
-    """Own a run's folder, which is made where it is not there; the system takes the lock from a process that dies.
+    """Lock a run's folder and create it if missing; the system releases the lock of a dead process.
 
     Raises:
-        InUse: another process owns it.
-        FedGraphError: it cannot be written.
+        InUse: another process holds the lock.
+        FedGraphError: the folder is not writable.
     """
     held = FileLock(folder / lock)
     owner = folder / f"{lock}.owner"
@@ -111,7 +111,7 @@ def owned(folder: Path, lock: str = SERVER) -> Iterator[None]:
         held.acquire(timeout=0)
     except Timeout as error:
         raise InUse(
-            f"{folder} is in use by {_words(owner) or 'another process'}: wait for it, stop it, or give another out="
+            f"{folder} is in use by {_owner_text(owner) or 'another process'}: wait for it, stop it, or pass another out="
         ) from error
     except (OSError, NotImplementedError) as error:
         raise FedGraphError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from error
@@ -125,7 +125,7 @@ def owned(folder: Path, lock: str = SERVER) -> Iterator[None]:
         held.release()
 
 
-def _words(path: Path) -> str:
+def _owner_text(path: Path) -> str:
     try:
         return re.sub(r"[^\w .:-]", "?", path.read_text(errors="replace"))[:200]
     except OSError:
@@ -133,17 +133,17 @@ def _words(path: Path) -> str:
 
 
 def headline_score(summary: Mapping[str, Any]) -> float:
-    """The headline's value; NaN where the run has none. Summaries of older versions call it ``test_accuracy``."""
+    """Return the headline score, or NaN; summaries of older versions call it ``test_accuracy``."""
     key = str(summary.get("headline", "")).partition(" at ")[0]
     value = summary.get(key, summary.get("test_accuracy"))
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def clear(folder: Path) -> None:
-    """Remove what an older run left, so that nobody takes it for this one's; what is not a run's stays.
+    """Remove the files of an older run and keep all others.
 
     Raises:
-        FedGraphError: something cannot be removed.
+        FedGraphError: a file cannot be removed.
     """
     try:
         for name in (CHECKPOINT, SUMMARY, INPUT_SPEC, *FILES.values(), FAILURE, ROUNDS, *MODELS, "report.html"):
@@ -153,16 +153,16 @@ def clear(folder: Path) -> None:
         for path in leftovers(folder):
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise FedGraphError(f"cannot clear {folder} of an older run: {error.strerror or error}") from error
+        raise FedGraphError(f"cannot remove an older run from {folder}: {error.strerror or error}") from error
 
 
 def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:
-    """The records of the rounds, without the first ``skip``; none where there is no file.
+    """Read the records of the rounds after the first ``skip``; empty without a file.
 
-    A last line without its end is of a process that died, or is being written, and is left out.
+    An incomplete last line, of a dead process or in progress, is skipped.
 
     Raises:
-        FedGraphError: another line is no record.
+        FedGraphError: another line is invalid.
     """
     if not path.is_file():
         return []
@@ -175,7 +175,7 @@ def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) or type(record.get("round")) is not int:
-            raise FedGraphError(f"{path}: line {number} is no record of a round")
+            raise FedGraphError(f"{path}: line {number} is not a record of a round")
         records.append(record)
     return records
 
@@ -185,18 +185,18 @@ def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:
 
 @dataclass
 class Checkpoint:
-    """What a run goes on from.
+    """State from which a run resumes.
 
     Attributes:
-        round: the last one it knows.
-        run: the server's name of the run, under which clients file their state.
-        best_round: of the best validation figure so far, which is ``best_score``.
-        pending: the record of ``round``, which lacks its scores.
-        fingerprint: of the configuration and, where the files were at hand, of the data.
-        told: what the clients told, by index.
-        nodes: the node that each client was, by index.
-        tree: ``arrays`` (shared parameters), ``best``, and what the strategy keeps.
-        rounds: the records of the rounds before.
+        round: last finished round.
+        run: the server's name of the run, under which clients store their state.
+        best_round: round of the best validation score so far, ``best_score``.
+        pending: record of ``round`` without its scores.
+        fingerprint: fingerprint of the configuration and, if the files were available, of the data.
+        told: descriptions of the clients, by index.
+        nodes: node id of each client, by index.
+        tree: ``arrays`` (shared parameters), ``best``, and the strategy's state.
+        rounds: records of the previous rounds.
     """
 
     round: int
@@ -211,11 +211,11 @@ class Checkpoint:
     rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def values(self) -> dict[str, Any]:
-        """What the file's header says."""
+        """Return the values of the file's header."""
         return {key: getattr(self, key) for key in _TYPES}
 
     def of_clients(self) -> dict[int, int]:
-        """The node that each client was."""
+        """Return the node id of each client."""
         return {int(client): node for client, node in self.nodes.items()}
 
 
@@ -232,18 +232,18 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint of a run's folder, with the records that it stands on.
+    """Read the checkpoint of a run's folder and the records before it.
 
     Raises:
-        FedGraphError: there is none, it is damaged or another program's, or records are missing.
+        FedGraphError: the checkpoint is missing, damaged or foreign, or records are missing.
     """
     path = folder / CHECKPOINT
     if not path.is_file():
-        raise FedGraphError(f"resume={folder} holds no {CHECKPOINT}; set checkpoint_every to write one every n rounds")
+        raise FedGraphError(f"resume={folder} has no {CHECKPOINT}; set checkpoint_every=N to write one every N rounds")
     tensors, values = read_tensors(path)
     for key, types in _TYPES.items():
         if not isinstance(values.get(key), types) or isinstance(values[key], bool):
-            raise FedGraphError(f"{path} is no checkpoint that this version wrote: it has {key} {values.get(key)!r}")
+            raise FedGraphError(f"{path} is not a checkpoint of this version: it has {key} {values.get(key)!r}")
     found = Checkpoint(**{key: values[key] for key in _TYPES}, tree=unflatten(tensors))
     if (
         not re.fullmatch(r"[0-9a-f]{16}", found.run)  # it becomes part of a path
@@ -252,63 +252,63 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         or not all(isinstance(branch, dict) for branch in found.tree.values())
         or not all(client.isdecimal() and type(node) is int for client, node in found.nodes.items())
     ):
-        raise FedGraphError(f"{path} is no checkpoint that this version wrote: its parts do not fit together")
+        raise FedGraphError(f"{path} is not a checkpoint of this version: its parts do not fit together")
     found.rounds = [record for record in read_rounds(folder / ROUNDS) if record["round"] < found.round]
     if [record["round"] for record in found.rounds] != list(range(1, found.round)):
-        raise FedGraphError(f"{folder / ROUNDS} lacks records of rounds before {found.round}, that of {path.name}")
+        raise FedGraphError(
+            f"{folder / ROUNDS} has no records of some rounds before {found.round}, the round of {path.name}"
+        )
     return found
 
 
 def fingerprint(cfg: RunConfig, data: list[str] | None) -> dict[str, Any]:
-    """What a run's results are a function of: keys with their values, and under ``data`` hashes of files that are at hand."""
+    """Return all keys that determine a run's results, and under ``data`` hashes of the available files."""
     whole = dataclasses.asdict(cfg)
-    if cfg.graph or cfg.on_fleet:  # then these made nothing
+    if cfg.graph or cfg.on_fleet:  # these are unused then
         whole = {key: value for key, value in whole.items() if key not in DATA}
     keys = {key: value for key, value in _flat(whole).items() if key not in FREE}
     return keys | ({} if data is None else {"data": data})
 
 
 def flat_keys(cfg: RunConfig) -> dict[str, Any]:
-    """Every key of a configuration, dotted, with its value."""
+    """Return every key of a configuration, dotted, with its value."""
     return _flat(dataclasses.asdict(cfg))
 
 
 def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -> None:
-    """Check that a configuration gives the same results as that of the run which it is to go on with.
+    """Check that a configuration gives the same results as that of the resumed run.
 
     Raises:
-        FedGraphError: it does not; the sentence has the keys and both values.
+        FedGraphError: it does not; the message has the keys and both values.
     """
     now, before = fingerprint(cfg, data), modernise_keys(rename_config(found.fingerprint, warn=False))
-    usual = _flat(dataclasses.asdict(RunConfig()))  # of keys that were not there yet
+    usual = _flat(dataclasses.asdict(RunConfig()))  # for keys that did not exist then
     keys = (now.keys() | before.keys()) - FREE - {"data"}
     if cfg.on_fleet:
         keys = {key for key in keys if key.partition(".")[0] not in DATA}
     differ = [key for key in sorted(keys) if now.get(key) != before.get(key, usual.get(key))]
     if differ:
-        differ.sort(key=lambda key: not key.endswith(".name"))  # what others follow from
-        told = ", ".join(f"{key}={now.get(key)} (it has {before.get(key, usual.get(key))})" for key in differ[:3])
-        raise FedGraphError(
-            f"resume={cfg.resume} goes on with the run as it began, not with {told}: for other results begin another run"
-        )
+        differ.sort(key=lambda key: not key.endswith(".name"))  # other keys follow from it
+        changes = ", ".join(f"{key}={now.get(key)} (it has {before.get(key, usual.get(key))})" for key in differ[:3])
+        raise FedGraphError(f"resume={cfg.resume} cannot change {changes}: remove these overrides, or start a new run")
     if "data" in now and "data" in before and now["data"] != before["data"]:
         raise FedGraphError(
-            f"resume={cfg.resume}: the data of that run had other content: {cfg.graph or cfg.dataset.name}"
+            f"resume={cfg.resume}: the data has changed since that run: {cfg.graph or cfg.dataset.name}"
         )
     if found.round > cfg.rounds:
         raise FedGraphError(
-            f"rounds={cfg.rounds} lies before round {found.round}, which resume={cfg.resume} has reached"
+            f"rounds={cfg.rounds} is less than round {found.round}, which resume={cfg.resume} has reached: set a higher number"
         )
 
 
-def check_told(told: Mapping[str, Any], found: Checkpoint, folder: str) -> None:
-    """Check that clients tell of themselves what they told the run that is to go on.
+def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folder: str) -> None:
+    """Check that the clients' descriptions are those of the resumed run.
 
     Raises:
-        FedGraphError: another graph is behind a client, or another number of clients.
+        FedGraphError: a client has another graph, or the number of clients changed.
     """
-    for client in sorted(told.keys() | found.told.keys(), key=str):
-        now, before = told.get(client, {}), found.told.get(client)
+    for client in sorted(descriptions.keys() | found.told.keys(), key=str):
+        now, before = descriptions.get(client, {}), found.told.get(client)
         before = before if isinstance(before, dict) else {}
         for key in sorted(now.keys() | before.keys()):
             if key == "num_train" and key not in now:  # older versions reported it under differential privacy, too
@@ -316,12 +316,12 @@ def check_told(told: Mapping[str, Any], found: Checkpoint, folder: str) -> None:
             if now.get(key) != before.get(key):
                 raise FedGraphError(
                     f"resume={folder}: client {client} has {key} {now.get(key)}, in that run it had {before.get(key)}:"
-                    " is it another graph?"
+                    " check that it has the same graph"
                 )
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Values of a nested dict by their paths, as JSON gives them back."""
+    """Flatten a nested dict to dotted keys with JSON values."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):

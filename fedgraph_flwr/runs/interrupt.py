@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a run of this process."""
+"""Handling of Ctrl-C during a run."""
 
 import contextlib
 import signal
@@ -10,19 +10,19 @@ from typing import Any
 
 @contextlib.contextmanager
 def after_the_round() -> Iterator[None]:
-    """The first Ctrl-C lets a run in this process finish its round and write a checkpoint; the second one ends it at once."""
+    """On the first Ctrl-C, finish the round and write a checkpoint; on the second, stop immediately."""
     from fedgraph_flwr.strategies.loop import STOP
 
-    def asked(signum: int, frame: Any) -> None:
+    def on_signal(signum: int, frame: Any) -> None:
         if STOP.requested or not STOP.enabled:
             raise KeyboardInterrupt
         STOP.requested = True
-        print("\nfinishing this round, to go on from it later; Ctrl-C again ends at once", file=sys.stderr)
+        print("\nFinishing this round and saving a checkpoint; press Ctrl-C again to stop now", file=sys.stderr)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, asked)
+    before = signal.signal(signal.SIGINT, on_signal)
     try:
         yield
     finally:

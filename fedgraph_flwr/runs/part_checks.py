@@ -70,7 +70,7 @@ def _check_unused(rules: StrategyConfig) -> None:
         for key, default in vars(KEYS[part]()).items():
             if (value := getattr(getattr(rules, part), key)) != default:
                 raise FedGraphError(
-                    f"strategy.{part}.{key}={value} does nothing: strategy={rules.name} does not use '{part}'; it uses"
+                    f"strategy.{part}.{key}={value} has no effect: strategy={rules.name} does not use '{part}'; it uses"
                     f" {', '.join(chosen(vars(rules))) or 'no part with keys'}"
                 )
 

@@ -1,11 +1,11 @@
-"""Predictions of a trained network, on the graphs that it was trained on and on new ones.
+"""Predictions of a trained model, on its training graphs and on new ones.
 
-    predictor = load_predictor(Path("runs/mine"), client=0)       # of a run's folder
-    predictor = load_node(Path("state"))                          # of what a party's node has kept, without the server
+    predictor = load_predictor(Path("runs/mine"), client=0)       # from a run folder
+    predictor = load_node(Path("state"))                          # from a node's state folder, without the server
     predictor.predict(graph).write(Path("predictions.csv"))
 
-A client of the run's method predicts, as in the run, so that the logits are those that were scored. What it needs, its class
-declares: `GraphClient.needs_others`, `predicts_with`, `tunes`.
+A client of the run's method predicts as in the run, so the logits are those that were scored. Its class declares its
+requirements: `GraphClient.needs_others`, `predicts_with`, `tunes`.
 """
 
 import contextlib
@@ -47,14 +47,13 @@ from fedgraph_flwr.wire.trees import Tree, unflatten
 
 @dataclass
 class Predictions:
-    """What a network says of some nodes.
+    """Predictions for nodes.
 
     Attributes:
-        ids: of the nodes [N].
+        ids: ids of the nodes [N].
         logits: [N, C].
         classes: C names.
-        threshold: of two classes, the chance from which on a node is of the second; None: from 1/2 on, as of more classes the
-            most probable one.
+        threshold: minimum probability of the second of two classes; None for the most probable class.
     """
 
     ids: np.ndarray
@@ -63,30 +62,28 @@ class Predictions:
     threshold: float | None = None
 
     def at(self, rows: np.ndarray) -> "Predictions":
-        """Those of the nodes at these places [K], in their order."""
+        """Return the predictions at these positions [K]."""
         return replace(self, ids=self.ids[rows], logits=self.logits[torch.as_tensor(rows)])
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """Of each class, float64 [N, C]."""
+        """Probability of each class, float64 [N, C]."""
         return self.logits.detach().cpu().double().softmax(1).numpy()
 
     @property
     def codes(self) -> np.ndarray:
-        """The class of each node by its number [N]."""
+        """Class number of each node [N]."""
         if self.threshold is not None and len(self.classes) == 2:
-            return (self.probabilities[:, 1] >= self.threshold - 1e-12).astype(
-                np.int64
-            )  # of a node itself, but for rounding
+            return (self.probabilities[:, 1] >= self.threshold - 1e-12).astype(np.int64)  # tolerance for rounding
         return self.logits.detach().cpu().numpy().argmax(axis=1)
 
     @property
     def labels(self) -> np.ndarray:
-        """The class of each node by name [N]."""
+        """Class name of each node [N]."""
         return np.array(self.classes, dtype=object)[self.codes]
 
     def to_frame(self) -> Any:
-        """A pandas table: ``id``, ``p_<class>`` for each class, ``class``."""
+        """Return a pandas table: ``id``, ``p_<class>`` for each class, ``class``."""
         import pandas as pd
 
         chances = {f"p_{name}": self.probabilities[:, c] for c, name in enumerate(self.classes)}
@@ -96,7 +93,7 @@ class Predictions:
         """Write a ``.csv`` or ``.parquet``.
 
         Raises:
-            FedGraphError: another ending, or a folder that cannot be written.
+            FedGraphError: the suffix is unknown, or the folder is not writable.
         """
         write_frame(self.to_frame(), path)
 
@@ -128,26 +125,26 @@ def write_frame(frame: Any, path: Path) -> None:
     """Write a pandas table as ``.csv`` or ``.parquet``.
 
     Raises:
-        FedGraphError: another ending, or a folder that cannot be written.
+        FedGraphError: the suffix is unknown, or the folder is not writable.
     """
     writers = {".csv": lambda frame: frame.to_csv(index=False).encode(), ".parquet": lambda f: f.to_parquet()}
     if path.suffix not in writers:
-        raise FedGraphError(f"{path} has no known ending; predictions are written as .csv or .parquet")
+        raise FedGraphError(f"{path} has an unknown suffix: expected .csv or .parquet")
     write_bytes(path, writers[path.suffix](frame))
 
 
 @dataclass
 class Predictor:
-    """A trained network with what its predictions mean.
+    """Trained model with the specification of its input.
 
     Attributes:
-        cfg: the configuration of its run.
-        client: whose model it is; None: the shared one.
-        tensors: of the network, by name; those that the client keeps to itself too where there is a client.
-        memory: what the method keeps that its prediction reads.
-        round: whose parameters they are.
-        meaning: what features and classes mean.
-        file: the client's own graph, where it lies here.
+        cfg: configuration of its run.
+        client: client whose model it is; None for the shared model.
+        tensors: parameters by name; for a client, including private ones.
+        memory: state of the method that its prediction reads.
+        round: round of the parameters.
+        meaning: features and classes that the model expects.
+        file: the client's graph file, if it is on this machine.
     """
 
     cfg: RunConfig
@@ -160,29 +157,28 @@ class Predictor:
 
     @property
     def name(self) -> str:
-        """The method's."""
+        """Name of the method."""
         return self.cfg.strategy.name
 
     @property
     def unscored(self) -> str:
-        """Why this is not what the run scored; empty: it is."""
+        """Why these predictions differ from the scored ones; empty if they do not."""
         kept = (*client_class(self.cfg).predicts_with, *Parts(self.cfg.strategy).predicts_with)
         if self.client is not None or not kept:
             return ""
-        beside = ", ".join(kept)
-        return f"this is the shared network alone; what was scored predicts with what each client keeps beside it ({beside})"
+        return f"this is only the shared model; scored predictions also use state of each client ({', '.join(kept)})"
 
     @property
     def source(self) -> str:
-        """What it was loaded from, for errors."""
+        """Origin of the model, for errors."""
         return self.meaning.where
 
     def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions:
-        """Predict every node of a graph (of a typed one, those of the type with labels).
+        """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph.
 
         Args:
-            graph: ours (`data.new` makes one of tables), or a PyG ``Data`` or ``HeteroData``.
-            ids: of its nodes [N]; default: those of its tables, its ``node_id``, or 0..N-1.
+            graph: a `Graph` or `HeteroGraph` (`data.prediction_input` reads tables), or a PyG ``Data`` or ``HeteroData``.
+            ids: ids of its nodes [N]; default: those of its tables, its ``node_id``, or 0..N-1.
 
         Raises:
             FedGraphError: another number of features or kind of graph, or a method that cannot predict here.
@@ -195,10 +191,10 @@ class Predictor:
         return Predictions(names_of(graph, ids), self.logits(graph), self.meaning.classes, self.threshold)
 
     def logits(self, graph: Any) -> Tensor:
-        """Logits [N, C] of a graph, as `predict` has them."""
+        """Return logits [N, C] of a graph, as used by `predict`."""
         logits, classes = self._predicted(self.as_graph(graph)), len(self.meaning.classes)
         if logits.shape[1] != classes:
-            raise FedGraphError(f"{self.source} names {classes} classes, and its network tells {logits.shape[1]} apart")
+            raise FedGraphError(f"{self.source} names {classes} classes, but its model predicts {logits.shape[1]}")
         return logits
 
     @property
@@ -233,7 +229,7 @@ class Predictor:
         return PairPredictions(named.T, self.task.read(self._predicted(graph), rows).numpy())
 
     def network(self, graph: Any) -> models.Model:
-        """The trained network, made for graphs of the features of this one."""
+        """Return the trained model for graphs with the features of this one."""
         with same_process_state():
             client = self._with_parameters(client_class(self.cfg), self.as_graph(graph))
             if self.client is not None:
@@ -241,16 +237,16 @@ class Predictor:
         return client.model.cpu().eval()
 
     def as_graph(self, graph: Any) -> Graph | HeteroGraph:
-        """A graph of ours, from PyG where it is not.
+        """Convert a PyG graph; other graphs are returned unchanged.
 
         Raises:
-            FedGraphError: it is neither, or lacks features or edges.
+            FedGraphError: the object is not a graph, or has no features or edges.
         """
         return graph if isinstance(graph, Graph | HeteroGraph) else from_pyg(graph, self.meaning)
 
     @cached_property
     def own(self) -> Any:
-        """The client's own graph; None where there is no client, or its file is not at hand."""
+        """The client's graph; None without a client or its file."""
         from fedgraph_flwr import partition
 
         if self.client is None or (not self.file and self.cfg.on_fleet and not self.cfg.graph):
@@ -261,7 +257,7 @@ class Predictor:
 
     @cached_property
     def threshold(self) -> float | None:
-        """Of two classes the chance from which on F1 of the second is best on the client's validation nodes; None: none known."""
+        """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
         if self.own is None or self.own.num_classes != 2:
             return None
         return metrics.threshold(self._predicted(self.own), self.own.y, self.own.val_mask)
@@ -273,7 +269,7 @@ class Predictor:
             return (client.predict_shared() if shared else client.predict()).detach().cpu()
 
     def plain(self) -> Plain:
-        """The network as a module of plain PyG, with the parameters it predicts by.
+        """Return the model as a module of plain PyG, with the parameters used for predictions.
 
         Raises:
             FedGraphError: it is of another kind or task, or the method cannot predict here.
@@ -290,15 +286,13 @@ class Predictor:
             return client.model.plain()
 
     def probe(self) -> Graph:
-        """A small random graph with as many features and classes, on which two networks can be compared."""
+        """Return a small random graph with as many features and classes, to compare two models."""
         rng = torch.Generator().manual_seed(0)
         nodes, features, classes = 24, self.meaning.num_features, len(self.meaning.classes)
         if models.network(self.cfg.model).reads_edges:
             raise FedGraphError(f"{self.source} cannot be exported: exported models do not read edge features yet")
         if not isinstance(features, int):
-            raise FedGraphError(
-                f"{self.source} is of graphs with typed nodes and edges, whose networks cannot be exported"
-            )
+            raise FedGraphError(f"{self.source} is a model for heterogeneous graphs, which cannot be exported")
         mask = torch.rand(nodes, generator=rng) < 0.5
         return Graph(
             x=torch.randn(nodes, features, generator=rng),
@@ -311,14 +305,14 @@ class Predictor:
         )
 
     def _ready(self, graph: Any) -> GraphClient:
-        """A client that predicts a graph next, with threads and random numbers as in the run."""
+        """Return a client that is ready to predict a graph, with threads and random state as in the run."""
         torch.set_num_threads(self.cfg.threads)
         client = self._client(graph)
         torch.manual_seed(derive_seed(self.cfg.seed, client.graph.client, self.round, EVALUATE))
         return client
 
     def _client(self, graph: Any) -> GraphClient:
-        """A client of the run's method on the graph, with these parameters; one that tunes itself stays on its own."""
+        """Return a client of the run's method with these parameters; one that tunes itself stays on its graph."""
         kind = client_class(self.cfg)
         name = self.cfg.strategy.name
         if kind.needs_others:
@@ -326,8 +320,8 @@ class Predictor:
         tunes = (kind.tunes or Parts(self.cfg.strategy).tunes) and self.client is not None
         if tunes and self.own is None:
             raise FedGraphError(
-                f"{self.source}: a client of strategy={name} trains on its own nodes before it predicts, and its graph is not at"
-                " hand: give the folder of client files the place it had"
+                f"{self.source}: a client of strategy={name} trains on its own nodes before it predicts, but its graph is"
+                " missing: restore the folder of client files"
             )
         client = self._with_parameters(kind, self.own if tunes else graph)
         if tunes and graph is not self.own:
@@ -338,8 +332,8 @@ class Predictor:
         own = _as_client(graph, self.client)
         typed = models.network(self.cfg.model).heterogeneous
         if isinstance(own, HeteroGraph) != typed:
-            kinds = ("one type of nodes", "typed nodes and edges")
-            raise FedGraphError(f"{self.source} is of graphs with {kinds[typed]}, this one has {kinds[not typed]}")
+            kinds = ("homogeneous", "heterogeneous")
+            raise FedGraphError(f"{self.source} expects a {kinds[typed]} graph, got a {kinds[not typed]} one")
         client = kind(self.task.for_prediction(self.cfg), own)
         client.model.load_state_dict(self._fitting(client.model, own), strict=False)
         if self.memory:
@@ -347,20 +341,18 @@ class Predictor:
         return client
 
     def _fitting(self, model: models.Model, graph: Any) -> dict[str, Tensor]:
-        """The parameters, when they are this network's.
+        """Return the parameters if they fit this model.
 
         Raises:
-            FedGraphError: one is missing or of another shape.
+            FedGraphError: a parameter is missing or has another shape.
         """
         for name, tensor in model.state_dict().items():
             given = self.tensors.get(name)
             if given is None and tensor.is_floating_point():
                 whose = (
-                    f"say whose by --client 0..{self.cfg.num_clients - 1}"
-                    if self.client is None
-                    else "none is kept here"
+                    f"pass --client 0..{self.cfg.num_clients - 1}" if self.client is None else "it is not stored here"
                 )
-                raise FedGraphError(f"{self.source} has no {name}, which each client keeps to itself: {whose}")
+                raise FedGraphError(f"{self.source} has no {name}, which each client keeps private: {whose}")
             if given is not None and given.shape != tensor.shape:
                 raise FedGraphError(
                     f"{self.source} does not fit this graph of {graph.num_features} features and {graph.num_classes} classes:"
@@ -370,15 +362,15 @@ class Predictor:
 
 
 def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predictor:
-    """The network of a finished run.
+    """Load the model of a finished run.
 
     Args:
-        run: its result folder.
-        client: whose model; None: the shared one.
-        at: ``best`` (by validation) or ``last``, a round; "": best where the run's headline is of such a round, else last.
+        run: run folder.
+        client: client whose model to load; None for the shared model.
+        at: round, ``best`` (by validation) or ``last``; "" for that of the headline score.
 
     Raises:
-        FedGraphError: no finished run, no such client, or parameters that only clients have.
+        FedGraphError: the run is not finished, the client does not exist, or only clients have the parameters.
     """
     cfg, summary = _finished(run)
     clients = 1 if cfg.strategy.pooled else cfg.num_clients
@@ -389,13 +381,13 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     tensors, memory = read_tensors(run / f"model_{stem}.safetensors")[0], Tree()
     if (path := run / f"models_{stem}.safetensors").is_file():
         if client is None:
-            raise FedGraphError(f"{run}: each client has parameters of its own: say --client 0..{clients - 1}")
+            raise FedGraphError(f"{run}: each client has its own parameters: pass --client 0..{clients - 1}")
         tensors |= unflatten(read_tensors(path)[0]).get(str(client), {})
     if client is not None and (kept := StateFolder.find_model(run / "state", at, client)):
-        parts, told = read_tensors(kept)
+        parts, values = read_tensors(kept)
         with _blamed(kept):
             own = unflatten(parts)
-            tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), int(told["round"])
+            tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), int(values["round"])
     found = Predictor(cfg, client, tensors, memory, done, _input_spec(run))
     if found.unscored:
         log(WARNING, "%s: %s: --client 0..%d", run, found.unscored, clients - 1)
@@ -405,54 +397,58 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
 
 
 def load_node(state: Path, at: str = "") -> Predictor:
-    """The network that a party's node has kept of its last run, with its own graph's meaning; no server is asked.
+    """Load the model that a node stored after its last run, with its graph's schema, without the server.
 
     Args:
-        state: the node's state folder, or one within it, of a run.
+        state: the node's state folder, or the folder of a run within it.
         at: as for `load_predictor`.
 
     Raises:
-        FedGraphError: there is none.
+        FedGraphError: there is no model.
     """
     path = StateFolder.find_model(state, LAST)
     if path is None:
         raise FedGraphError(
-            f"{state} holds no model of a finished run: expected the folder that --node-config 'state=\"...\"' named"
+            f"{state} holds no model of a finished run: expected the folder set by --node-config 'state=\"...\"'"
         )
-    _, told = read_tensors(path)
-    if "config" not in told:
-        raise FedGraphError(f"{path} is of a simulation, whose folder holds the rest: predict with that and --client")
-    cfg = compose([], json.dumps(told["config"]))
+    _, values = read_tensors(path)
+    if "config" not in values:
+        raise FedGraphError(f"{path} belongs to a simulation: pass its run folder and --client instead")
+    cfg = compose([], json.dumps(values["config"]))
     if _which(at, cfg) == BEST and (best := path.with_name(f"model_{BEST}.safetensors")).is_file():
         path = best
-    parts, told = read_tensors(path)
+    parts, values = read_tensors(path)
     with _blamed(path):
-        own, schema = unflatten(parts), told["schema"]
-        classes = schema["agreed"]["classes"] if schema else map(str, range(told["num_classes"]))
+        own, schema = unflatten(parts), values["schema"]
+        classes = schema["agreed"]["classes"] if schema else map(str, range(values["num_classes"]))
         fitted, both = fitted_schema(schema, str(path)), bool(schema.get("undirected"))
-        meaning = InputSpec(tuple(classes), told["num_features"], fitted, both, str(path))
-        file = Path(told["file"]) if told["file"] else None
-        return Predictor(cfg, told["client"], own["model"], own.get("method", {}), int(told["round"]), meaning, file)
+        meaning = InputSpec(tuple(classes), values["num_features"], fitted, both, str(path))
+        file = Path(values["file"]) if values["file"] else None
+        return Predictor(
+            cfg, values["client"], own["model"], own.get("method", {}), int(values["round"]), meaning, file
+        )
 
 
 @contextlib.contextmanager
 def _blamed(path: Path) -> Iterator[None]:
-    """Whatever a kept model lacks becomes one sentence with its file."""
+    """Convert errors of an invalid stored model to one error message with its file."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FedGraphError(f"{path} holds no kept model ({type(error).__name__}: {first_line(error)})") from error
+        raise FedGraphError(
+            f"{path} is not a valid stored model ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def _which(at: str, cfg: RunConfig) -> str:
-    """Of which round: as asked, or as the run's headline is."""
+    """Return the requested round, or that of the headline score."""
     if at:
         one_of(at, (BEST, LAST), "round")
     return at or (BEST if cfg.evaluation.select in BY_VALIDATION else LAST)
 
 
 def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """Configuration and summary of a finished run."""
+    """Read configuration and summary of a finished run."""
     if not (run / CONFIG).is_file() or not (run / SUMMARY).is_file():
         raise FedGraphError(
             f"{run} holds no finished run: expected {CONFIG} and {SUMMARY}, as `fedgraph-flwr run` writes them"
@@ -460,7 +456,7 @@ def _finished(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     try:
         return compose([], run / CONFIG), json.loads((run / SUMMARY).read_bytes())
     except ValueError as error:
-        raise FedGraphError(f"{run / SUMMARY} is no summary of a run ({first_line(error)})") from error
+        raise FedGraphError(f"{run / SUMMARY} is not a valid summary of a run ({first_line(error)})") from error
 
 
 def _input_spec(run: Path) -> InputSpec:
@@ -468,10 +464,10 @@ def _input_spec(run: Path) -> InputSpec:
     path = run / INPUT_SPEC
     path = path if path.is_file() else run / FILES[INPUT_SPEC]
     try:
-        told = json.loads(path.read_bytes())
-        schema = Schema.from_dict(told["schema"], str(path)) if told["schema"] else None
+        content = json.loads(path.read_bytes())
+        schema = Schema.from_dict(content["schema"], str(path)) if content["schema"] else None
         return InputSpec(
-            tuple(map(str, told["classes"])), told["num_features"], schema, bool(told["undirected"]), str(run)
+            tuple(map(str, content["classes"])), content["num_features"], schema, bool(content["undirected"]), str(run)
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedGraphError(
@@ -480,7 +476,7 @@ def _input_spec(run: Path) -> InputSpec:
 
 
 def _as_client(graph: Any, client: Any) -> Any:
-    """A graph as a client's: with the index of that client, 0 where there is none."""
+    """Convert a graph to a client's graph with the client's index, or 0."""
     if isinstance(graph, ClientGraph | HeteroClientGraph):
         return graph
     index = client if isinstance(client, int) else getattr(client, "client", 0)
@@ -492,7 +488,7 @@ def _as_client(graph: Any, client: Any) -> Any:
 
 
 def names_of(graph: Any, ids: Sequence[Any] | np.ndarray | None) -> np.ndarray:
-    """The ids of a graph's nodes [N]: those given, else those of its tables, its ``node_id``, or 0..N-1."""
+    """Return ids of a graph's nodes [N]: those given, else those of its tables, its ``node_id``, or 0..N-1."""
     if ids is None and len(graph.ids):
         return np.asarray(unpack_words(graph.ids), dtype=object)
     if ids is None:

@@ -1,6 +1,6 @@
-"""Prepares a run: names its folder, resolves its configuration, and refuses what cannot work before anything starts.
+"""Preparation of a run: name its folder, resolve its configuration, and reject invalid runs before anything starts.
 
-Each process of a run prepares it once: the one that launches it, and the one that serves it where that is another.
+Each process of a run prepares it once: the launcher, and the server if that is another process.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from fedgraph_flwr.tracking import check as check_tracking
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that passed every check.
+    """Run that passed every check.
 
     Attributes:
         cfg: the configuration, with its folder named and the number of clients resolved.
-        data: hashes of the files behind the clients' graphs; None where the clients are elsewhere.
+        data: hashes of the files behind the clients' graphs; None on a fleet.
     """
 
     cfg: RunConfig
@@ -35,10 +35,10 @@ class Prepared:
 
 
 def prepare(run: RunConfig | Prepared) -> Prepared:
-    """Check a run; one that is prepared already is returned unchanged.
+    """Check a run; an already prepared one is returned unchanged.
 
     Raises:
-        FedGraphError: a key, value, method, model, tracker, attack or checkpoint that this run cannot work with.
+        FedGraphError: a key, value, method, model, tracker, attack or checkpoint does not fit this run.
     """
     if isinstance(run, Prepared):
         return run
@@ -76,25 +76,25 @@ def unread_edge_features(cfg: RunConfig) -> str:
 
 
 def fingerprint_of_data(cfg: RunConfig) -> list[str] | None:
-    """Hashes of the files behind the clients' graphs; None where the clients are elsewhere."""
+    """Return hashes of the files behind the clients' graphs; None on a fleet."""
     return content(cfg) if here(cfg) else None
 
 
 def check_resume(cfg: RunConfig, data: list[str] | None) -> None:
-    """Refuse to resume a run that this configuration does not fit, before anything is written.
+    """Check that this configuration can resume the run, before anything is written.
 
     Raises:
-        FedGraphError: with what differs.
+        FedGraphError: it cannot; the message has the differences.
     """
     if cfg.resume:
         check_resumable(cfg, read_checkpoint(Path(cfg.resume)), data)
 
 
 def check_unused(cfg: RunConfig) -> None:
-    """Refuse to replace a finished run, unless ``overwrite`` asks for it.
+    """Refuse to replace a finished run without ``overwrite``.
 
     Raises:
-        InUse: the folder holds one.
+        InUse: the folder holds a finished run.
     """
     if not cfg.resume and not cfg.overwrite and (Path(cfg.out) / SUMMARY).is_file():
         raise InUse(
@@ -104,7 +104,7 @@ def check_unused(cfg: RunConfig) -> None:
 
 
 def with_folder(cfg: RunConfig) -> RunConfig:
-    """The configuration with its result folder named, as an absolute path."""
+    """Return the configuration with its result folder as an absolute path."""
     if not cfg.out:
         cfg = resolved(cfg) if cfg.graph and here(cfg) else cfg  # for the dataset's name
         data = cfg.engine if cfg.on_fleet else cfg.dataset.name
@@ -114,11 +114,11 @@ def with_folder(cfg: RunConfig) -> RunConfig:
 
 
 def _unused(folder: Path) -> Path:
-    """The folder, with a number behind its name where there is one of this name already."""
+    """Return the folder, with a number appended if it exists."""
     others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(path for path in chain([folder], others) if not path.exists())
 
 
 def here(cfg: RunConfig) -> bool:
-    """Whether this run is a simulation, so that this machine has the clients' files."""
+    """Return whether this run is a simulation, so that this machine has the client files."""
     return not cfg.on_fleet

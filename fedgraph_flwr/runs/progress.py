@@ -1,4 +1,4 @@
-"""The progress of a run while it lasts: a bar in a terminal, or in a notebook."""
+"""Progress bar of a run in a terminal or notebook."""
 
 import html
 import sys
@@ -9,36 +9,38 @@ from typing import Any, Literal
 from fedgraph_flwr.config import RunConfig
 
 Shown = bool | Literal["auto"]
-"""Whether progress is shown; ``auto``: where somebody watches, in a notebook or a terminal."""
+"""Whether to show progress; ``auto``: in a notebook or a terminal."""
 
 OnRound = Callable[[dict[str, Any]], None]
 
 OnWait = Callable[[str], None]
 
 _Show = Callable[[int, str], None]
-"""Shows how many rounds are done, and their scores in words."""
+"""Function that shows the number of finished rounds, and their scores as text."""
 
 
 @contextmanager
 def progress(cfg: RunConfig, shown: Shown = "auto") -> Iterator[tuple[OnRound, OnWait]]:
-    """A bar over the rounds of a run, for the time of the block.
+    """Show a bar over the rounds of a run during the block.
 
     Yields:
-        What takes the record of each finished round, and what takes words for what the run waits for before its first.
+        A function for the record of each finished round, and a function for messages before the first round.
     """
     title = f"{cfg.strategy.name} on {cfg.engine if cfg.on_fleet else cfg.dataset.name}"
     with _bar(title, cfg.rounds, shown) as show:
 
         def on_round(record: dict[str, Any]) -> None:
-            told = record.get("metrics", {})
+            scores = record.get("metrics", {})
             keys = {split: f"{split}_accuracy" for split in ("val", "test")}
-            show(record["round"], " ".join(f"{split} {told[key]:.3f}" for split, key in keys.items() if key in told))
+            show(
+                record["round"], " ".join(f"{split} {scores[key]:.3f}" for split, key in keys.items() if key in scores)
+            )
 
         yield on_round, lambda what: show(0, what)
 
 
 def in_notebook() -> bool:
-    """Whether this is a notebook's kernel, which shows HTML."""
+    """Return whether this process is a notebook's kernel."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return hasattr(shell, "kernel")
 
@@ -50,12 +52,12 @@ def _bar(title: str, rounds: int, shown: Shown) -> AbstractContextManager[_Show]
 
 
 def _notebook(title: str, rounds: int) -> _Show:
-    """A bar that needs no widgets, and stays in the notebook as it was last shown."""
+    """Return a bar that needs no widgets and keeps its last state in the notebook."""
     from IPython.display import HTML, display
 
     def bar(done: int, score: str) -> Any:
-        told = html.escape(f"{title} {done}/{rounds} {score}")
-        return HTML(f'<progress value="{done}" max="{rounds}"></progress> {told}')
+        text = html.escape(f"{title} {done}/{rounds} {score}")
+        return HTML(f'<progress value="{done}" max="{rounds}"></progress> {text}')
 
     shown = display(bar(0, ""), display_id=True)
     return lambda done, score: shown.update(bar(done, score))
@@ -63,7 +65,7 @@ def _notebook(title: str, rounds: int) -> _Show:
 
 @contextmanager
 def _terminal(title: str, rounds: int, always: bool) -> Iterator[_Show]:
-    """A bar on stderr; ``always``: also where that is no terminal, which gets its last line."""
+    """Show a bar on stderr; with ``always``, also without a terminal, where its last line is printed."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

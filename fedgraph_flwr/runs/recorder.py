@@ -1,4 +1,4 @@
-"""The record of a run: one line a round, the summary, the global parameters, and checkpoints, in the run's folder."""
+"""Records of a run in its folder: one line per round, the summary, the global parameters, and checkpoints."""
 
 import json
 import os
@@ -26,8 +26,8 @@ from fedgraph_flwr.runs.folder import (
     ROUNDS,
     SUMMARY,
     Checkpoint,
+    check_descriptions,
     check_resumable,
-    check_told,
     clear,
     fingerprint,
     read_checkpoint,
@@ -37,18 +37,18 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten
 
 
 class Recorder:
-    """Collects what happens in a run, decides when to stop, and writes it down.
+    """Recorder of a run's events, which also decides when to stop.
 
     Args:
-        cfg: the run's configuration; ``cfg.out`` is the folder, empty: nothing is written.
-        on_round: called with each finished round's record (a progress bar, say).
-        data: hashes of the files that the clients' graphs are made of, where they are at hand.
+        cfg: the run's configuration; nothing is written if ``cfg.out`` is empty.
+        on_round: called with each finished round's record, for example by a progress bar.
+        data: hashes of the files behind the clients' graphs, if available.
 
     Raises:
-        FedGraphError: ``cfg.resume`` names no run that this configuration goes on with; nothing is written then.
+        FedGraphError: this configuration cannot resume the run in ``cfg.resume``; nothing is written.
 
     Attributes:
-        nodes: the node that each client is; of a run to be resumed, was.
+        nodes: node id of each client, restored for a resumed run.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Recorder:
         self._open: dict[str, Any] = self.setup_record
         self._pending: dict[str, Any] | None = None
         self.nodes: dict[int, int] = self.restored.of_clients() if self.restored else {}
-        # Random, and kept when the run is resumed: clients file their private state under it.
+        # Random, and kept when the run is resumed: clients store their private state under it.
         self.run_name = self.restored.run if self.restored else secrets.token_hex(8)
         self._began = time.perf_counter()
         self._round_began = self._began
@@ -93,7 +93,7 @@ class Recorder:
     def exchanged(
         self, phase: str, down: int, groups: Mapping[str, int], seconds: float, failures: dict[int, str]
     ) -> None:
-        """Book one exchange under its phase; ``groups``: bytes from clients, by group of the uplink."""
+        """Record one exchange under its phase; ``groups`` has bytes from clients by group of the uplink."""
         zero = {"exchanges": 0, "bytes_down": 0, "bytes_up": 0, "bytes_up_by_group": {}, "seconds": 0.0}
         entry = self._open["phases"].setdefault(phase, zero)
         entry["exchanges"] += 1
@@ -104,11 +104,11 @@ class Recorder:
         self._open["failed"].update({f"{who} ({phase})": reason for who, reason in failures.items()})
 
     def setup_done(self) -> None:
-        """Everything before round 1 is over."""
+        """Record the end of the set-up."""
         self.setup_record["seconds"] = time.perf_counter() - self._began
 
     def begin_round(self, server_round: int, cohort: list[int]) -> None:
-        """A round starts."""
+        """Record the start of a round."""
         self._open = _blank(server_round, cohort)
         self._round_began = time.perf_counter()
 
@@ -119,9 +119,10 @@ class Recorder:
         nodes: list[float] | None = None,
         models: Mapping[int, Arrays] | None = None,
     ) -> None:
-        """Scores of the shared parameters after the pending round: they complete its record.
+        """Complete the record of the pending round with scores of the shared parameters.
 
-        ``nodes``: of each client, where means are weighted by them; ``models``: clients' own shared parameters by index.
+        ``nodes`` has each client's number of nodes, if means are weighted by them. ``models`` has personal shared parameters by
+        client.
         """
         if self._pending is None:
             raise RuntimeError("scores without a finished round")
@@ -130,43 +131,43 @@ class Recorder:
         value = metrics.watched(self.cfg.evaluation, scores["metrics"])
         if value > self.best_score + self.cfg.evaluation.min_delta or not self.best_round:
             self.best_round, self.best_score, self.best_arrays = record["round"], value, arrays
-            # Copied: a client that is absent next keeps the very arrays, and a checkpoint wants each once.
+            # Copy: an absent client keeps the same arrays, and a checkpoint must store each array once.
             self.best_models = {c: {n: a.copy() for n, a in own.items()} for c, own in (models or {}).items()}
         self.own.take(record["round"], scores["clients"])
         self._nodes = nodes
         self._write(record)
 
-    def end_round(self, train: dict[str, Any], arrays: Arrays, **told: dict[str, Any]) -> None:
-        """The round's parameters are known; its record waits for their scores.
+    def end_round(self, train: dict[str, Any], arrays: Arrays, **more: dict[str, Any]) -> None:
+        """Record the parameters of a round; its record waits for their scores.
 
-        A record holds ``round``, ``cohort``, ``failed`` (client and phase → reason), ``seconds``, ``phases`` (exchanges, bytes
-        and seconds of each), ``train`` (mean training loss), ``metrics`` (means over clients), ``clients`` (their scores), and
-        what else is ``told``: ``privacy`` (ε, δ and releases so far).
+        A record has ``round``, ``cohort``, ``failed`` (client and phase → reason), ``seconds``, ``phases`` (exchanges, bytes and
+        seconds of each), ``train`` (mean training loss), ``metrics`` (means over clients), ``clients`` (their scores), and
+        ``more``: ``privacy`` (ε, δ and releases so far).
         """
         if self._pending is not None:
             self._write(self._pending)
         self._open["seconds"] = time.perf_counter() - self._round_began
-        self._open |= {"train": train, **told}
+        self._open |= {"train": train, **more}
         self.final_arrays = arrays
         self._pending = self._open
 
     @property
     def pending(self) -> bool:
-        """Whether the last finished round still lacks its scores."""
+        """Whether the scores of the last finished round are missing."""
         return self._pending is not None
 
     @property
     def scoring(self) -> dict[str, int]:
-        """What clients are told of the scores they are asked for: the round they are of, and the best one so far."""
+        """Values sent to clients with a request for scores: the scored round and the best round so far."""
         return {"scored": self._pending["round"] if self._pending else 0, "best": self.best_round}
 
     def begin_end(self) -> None:
-        """What comes now belongs to no round."""
+        """Record the following events outside of any round."""
         self._open = self.end_record = _blank(0, [])
 
     @property
     def should_stop(self) -> bool:
-        """Whether the validation figure has not been better for ``evaluation.patience`` rounds."""
+        """Whether the validation score has not improved for ``evaluation.patience`` rounds."""
         patience = self.cfg.evaluation.patience
         last = next((r["round"] for r in reversed(self.rounds) if "metrics" in r), None)
         if not patience or last is None:
@@ -175,8 +176,8 @@ class Recorder:
             return self.own.all_stopped(last)
         return bool(last - self.best_round >= patience)
 
-    def checkpoint(self, server_round: int, arrays: Arrays, server: Tree, told: Mapping[int, Any]) -> None:
-        """Write everything the server needs to go on after this round; ``told``: what clients told, by index."""
+    def checkpoint(self, server_round: int, arrays: Arrays, server: Tree, descriptions: Mapping[int, Any]) -> None:
+        """Write all state that the server needs to resume after this round; ``descriptions`` are the clients', by index."""
         if not self.folder:
             return
         done = Checkpoint(
@@ -187,27 +188,29 @@ class Recorder:
             pending=self._pending or {},
             fingerprint=self.fingerprint,
             nodes={str(client): node for client, node in self.nodes.items()},
-            told={str(client): dict(what) for client, what in told.items()},
+            told={str(client): dict(what) for client, what in descriptions.items()},
         )
         tree = {"arrays": arrays, "best": self.best_arrays, "best_models": self.best_models, "server": server}
         self._settle()
         write_tensors(self.folder / CHECKPOINT, flatten(tree), done.values())
 
-    def check_clients(self, told: Mapping[int, Any]) -> None:
-        """Keep what the clients reported of themselves; check that those of a resumed run are those that it began with.
+    def check_clients(self, descriptions: Mapping[int, Any]) -> None:
+        """Store the clients' descriptions, and check that they are unchanged in a resumed run.
 
         Raises:
-            FedGraphError: one of them has another graph.
+            FedGraphError: a client has another graph.
         """
-        self.described = told
+        self.described = descriptions
         if self.restored:
-            check_told({str(client): dict(what) for client, what in told.items()}, self.restored, self.cfg.resume)
+            check_descriptions(
+                {str(client): dict(what) for client, what in descriptions.items()}, self.restored, self.cfg.resume
+            )
 
     def _reported(self, scored: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Sizes of each client's graph as it reported them: in its description, and with its scores."""
+        """Return the sizes that each client reported in its description and with its scores."""
         found = {
-            client: {key: value for key, value in told.items() if key.startswith("num_")}
-            for client, told in sorted(self.described.items())
+            client: {key: value for key, value in description.items() if key.startswith("num_")}
+            for client, description in sorted(self.described.items())
         }
         last = next((r for r in reversed(scored) if r["clients"] and "scored_by" not in r), None)
         for split in metrics.SPLITS if last else ():
@@ -218,7 +221,7 @@ class Recorder:
         return found
 
     def resume(self) -> tuple[int, Arrays, Tree] | None:
-        """Take up the run of ``cfg.resume``: the round of its checkpoint, the shared parameters, the server's state."""
+        """Resume the run of ``cfg.resume``: return the checkpoint's round, the shared parameters and the server's state."""
         if self.restored is None:
             return None
         found, self.restored = self.restored, None
@@ -238,20 +241,20 @@ class Recorder:
         return found.round, self.final_arrays, found.tree.get("server", {})
 
     def finish(self, models: Mapping[int, Arrays] | None = None) -> dict[str, Any]:
-        """Write summary and parameters; returns the summary.
+        """Write summary and parameters, and return the summary.
 
         Args:
-            models: clients' own shared parameters by index, where the method gives them some.
+            models: personal shared parameters by client, for methods that have them.
 
-        Keys: ``headline`` (which score the protocol reports: ``KEY at CHOICE``), its value under that KEY, such as
-        ``test_accuracy`` or ``test_auc``, ``chance`` (its chance level), ``left_out`` (clients that its mean leaves out, and why,
-        where there are any), ``strategy``, ``dataset`` (unknown of a fleet), of a fleet ``clients`` (sizes that each reported),
-        ``protocol``, ``seed``, ``rounds`` (that were run), ``best_round``, ``metrics`` (every score and mean at ``best_val``,
-        ``own_best_val``, ``last`` and ``last5``), ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``,
-        ``exchanges_per_round``, ``setup_exchanges``, ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``,
-        ``failures`` (client and phase → reason), ``peak_rss_mb`` (of this process and its largest child), ``versions``,
-        ``commit``, ``nodes`` (the id of the node that each client was), and where it applies ``privacy`` (ε, δ and releases of
-        the whole run), ``attack``, ``adversary`` (how often a backdoor opens) and ``classes`` (names, of imported graphs).
+        Keys: ``headline`` (the reported score as ``KEY at CHOICE``), its value under that KEY, such as ``test_accuracy``,
+        ``chance`` (its chance level), ``left_out`` (clients excluded from its mean, with reasons), ``strategy``, ``dataset``
+        (unknown for a fleet), ``clients`` (for a fleet: sizes reported by each), ``protocol``, ``seed``, ``rounds`` (completed),
+        ``best_round``, ``metrics`` (every score and mean at ``best_val``, ``own_best_val``, ``last`` and ``last5``),
+        ``seconds_per_round`` (median), ``setup_seconds``, ``total_seconds``, ``exchanges_per_round``, ``setup_exchanges``,
+        ``bytes_up``, ``bytes_down`` (whole run), ``bytes_by_phase``, ``failures`` (client and phase → reason), ``peak_rss_mb``
+        (this process and its largest child), ``versions``, ``commit``, ``nodes`` (node id of each client). Optional keys:
+        ``privacy`` (ε, δ and releases of the run), ``attack``, ``adversary`` (success rate of a backdoor) and ``classes``
+        (names, for imported graphs).
         """
         if self._pending is not None:
             self._write(self._pending)
@@ -265,7 +268,7 @@ class Recorder:
             at["best_val"] = next(
                 (r["metrics"] for r in scored if r["round"] == self.best_round), scored[-1]["metrics"]
             )
-        choice, figure = self.cfg.evaluation.select, metrics.headline(self.cfg.evaluation, "test")
+        choice, headline = self.cfg.evaluation.select, metrics.headline(self.cfg.evaluation, "test")
         every = [self.setup_record, *self.rounds, self.end_record]
         phases = [(name, entry) for record in every for name, entry in record["phases"].items()]
         last_round = self.rounds[-1] if self.rounds else self.setup_record
@@ -273,11 +276,11 @@ class Recorder:
         for name, entry in phases:
             total = by_phase.setdefault(name, {"bytes_up_by_group": {}})
             _add(total, {key: entry[key] for key in ("bytes_up", "bytes_down", "exchanges")})
-            _add(total["bytes_up_by_group"], entry.get("bytes_up_by_group", {}))  # not in records of older versions
+            _add(total["bytes_up_by_group"], entry.get("bytes_up_by_group", {}))  # missing in records of older versions
         left_out = metrics.left_out(self.cfg.evaluation, scored[-1]["clients"]) if scored else {}
         summary = {
-            figure: at.get(choice, {}).get(figure, float("nan")),
-            "headline": f"{figure} at {choice}",
+            headline: at.get(choice, {}).get(headline, float("nan")),
+            "headline": f"{headline} at {choice}",
             "chance": at.get(choice, {}).get(metrics.chance_key(self.cfg.evaluation, "test"), float("nan")),
             **({"left_out": left_out} if left_out else {}),
             "strategy": self.cfg.strategy.name,
@@ -313,7 +316,7 @@ class Recorder:
         return summary
 
     def _settle(self) -> None:
-        """Let the records reach the disk, before a checkpoint that stands on them."""
+        """Flush the records to disk before a checkpoint that depends on them."""
         if self.folder and (self.folder / ROUNDS).is_file():
             try:
                 with (self.folder / ROUNDS).open("a") as file:
@@ -334,7 +337,7 @@ class Recorder:
 
 
 def _add(total: dict[str, Any], more: Mapping[str, int]) -> None:
-    """Add counts to those of the same key."""
+    """Add counts by key."""
     for key, value in more.items():
         total[key] = total.get(key, 0) + value
 
@@ -344,19 +347,19 @@ def _blank(server_round: int, cohort: list[int]) -> dict[str, Any]:
 
 
 def _exchanges_per_round(rounds: list[dict[str, Any]]) -> float:
-    """The median over rounds, without the exchange of its own that scores the last round."""
+    """Return the median over rounds, without the separate exchange that scores the last round."""
     if not rounds:
         return 0.0
     return float(np.median([sum(e["exchanges"] for n, e in r["phases"].items() if n != "evaluate") for r in rounds]))
 
 
 def _peak_rss_mb() -> float:
-    """The most memory that this process has held; where the system does not tell the most, what it holds now."""
-    told = psutil.Process().memory_info()
+    """Return the peak memory of this process, or its current memory if the system has no peak."""
+    memory = psutil.Process().memory_info()
     try:
         import resource
     except ImportError:  # Windows, where psutil knows the peak
-        return float(getattr(told, "peak_wset", told.rss)) / 2**20
+        return float(getattr(memory, "peak_wset", memory.rss)) / 2**20
     most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return most / (1024.0 * 1024.0 if platform.system() == "Darwin" else 1024.0)
 
@@ -372,7 +375,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout this code runs from, empty where it is none."""
+    """Return the commit of this code's checkout; empty if it is not a checkout."""
     try:
         root = Path(__file__).parents[2]
         if not (root / ".git").exists():

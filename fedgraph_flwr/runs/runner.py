@@ -1,4 +1,4 @@
-"""A run from its configuration to its results, on the engine that it names."""
+"""Execution of a run on its engine."""
 
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,21 @@ from fedgraph_flwr.runs.progress import OnRound, OnWait
 
 
 def run(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
-    """Run a configuration on the engine it names; returns the summary.
+    """Run a configuration on its engine and return the summary.
 
     Args:
-        cfg: what to run.
+        cfg: the run's configuration.
         on_round: called with each finished round's record.
-        on_wait: called with what the run waits for, where that takes a while.
+        on_wait: called with a message while the run waits.
 
     Raises:
         FedGraphError: wrong input.
-        RunFailed: the run could not go on.
+        RunFailed: the run could not continue.
     """
     prepared = prepare(cfg)
     out = Path(prepared.cfg.out)
     with owned(out, LAUNCHER):
-        with owned(out):  # nobody serves a run there, such as one whose launcher has died
+        with owned(out):  # no server is running there, such as one whose launcher died
             pass
         summary: dict[str, Any] = locate(SIMULATIONS.get(cfg.engine, FLEET))(prepared, on_round, on_wait)
     return summary

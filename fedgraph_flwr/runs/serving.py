@@ -1,4 +1,4 @@
-"""The server's part of a run: the strategy on a grid, whatever engine the grid is of."""
+"""Server side of a run: the strategy on a grid of any engine."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from fedgraph_flwr.tracking import Trackers
 
 
 def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None) -> dict[str, Any]:
-    """The server's part of a run: the strategy on a grid. Returns the summary."""
+    """Run the strategy on a grid and return the summary."""
     cfg = run.cfg if isinstance(run, Prepared) else with_folder(run)
     out = Path(cfg.out)
     trackers, failed = Trackers(cfg), True
@@ -38,8 +38,8 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
     try:
         prepared = run if isinstance(run, Prepared) else prepare(cfg)
         cfg, data = prepared.cfg, prepared.data
-        for remark in startup_notes(cfg):
-            log(WARNING, remark)
+        for line in startup_notes(cfg):
+            log(WARNING, line)
         with owned(out):
             recorder = Recorder(cfg, tell, data)
             if cfg.at_once:
@@ -68,29 +68,29 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
                 studies["adversary"] = adversaries.success(cfg, recorder.final_arrays)
             if studies:
                 recorder.extra |= studies
-                recorder.finish()  # once more: a failing study loses no result
+                recorder.finish()  # repeated, so that a failing study loses no result
             if note := below_chance(recorder.summary, cfg.evaluation.headline):
                 log(WARNING, note)
             trackers.finish(recorder.summary, out)
             failed = False
-    except InUse:  # the folder is another's
+    except InUse:  # the folder belongs to another process
         raise
-    except (FedGraphError, OSError) as error:  # whoever started the run may sit in another process
-        told = error if isinstance(error, FedGraphError) else RunFailed(f"the run could not go on: {first_line(error)}")
+    except (FedGraphError, OSError) as error:  # the launcher may be another process
+        failure = error if isinstance(error, FedGraphError) else RunFailed(f"the run failed: {first_line(error)}")
         with contextlib.suppress(FedGraphError):
-            write_bytes(out / FAILURE, json.dumps({"error": str(told), "exit_code": told.exit_code}).encode())
-        raise told from error
+            write_bytes(out / FAILURE, json.dumps({"error": str(failure), "exit_code": failure.exit_code}).encode())
+        raise failure from error
     finally:
         trackers.close(failed)
     return recorder.summary
 
 
 def below_chance(summary: Mapping[str, Any], metric: str) -> str:
-    """A warning that the headline lies below its chance level; empty where it does not, or where one of them is unknown."""
+    """Return a warning if the headline score is below its chance level; empty otherwise or if one is unknown."""
     score, level = headline_score(summary), float(summary["chance"])
     if not score < level:
         return ""
     return (
-        f"{summary['headline']} = {score:.4f} lies below its chance level {level:.4f}, {chance.predictor(metric)}:"
-        " the model has learnt nothing that this metric rewards"
+        f"{summary['headline']} = {score:.4f} is below its chance level {level:.4f} ({chance.predictor(metric)}):"
+        " by this metric, the model has learnt nothing"
     )

@@ -81,7 +81,7 @@ def cost(rules: PrivacyConfig, clients: int, releases: int) -> float:
     return skellam_epsilon(rules.delta, rules.noise_multiplier, releases, least)
 
 
-def told(spent: dict[str, Any], scores: str) -> str:
+def spent_text(spent: dict[str, Any], scores: str) -> str:
     """Return a sentence for the user: the privacy spent, what it covers, and what it does not.
 
     Args:

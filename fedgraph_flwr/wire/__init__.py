@@ -1,1 +1,1 @@
-"""What travels: messages, the schema of replies, and state trees."""
+"""Wire formats: messages, the schema of replies, and state trees."""

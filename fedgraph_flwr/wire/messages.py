@@ -1,7 +1,7 @@
-"""What travels between server and clients: named arrays in Flower records, phases, and the size of a message.
+"""Messages between server and clients: named arrays in Flower records, phases, and message sizes.
 
-A message holds one `ArrayRecord` a group of tensors. The group ``MODEL`` holds the shared parameters; a method names further
-groups as it likes (``"moments"``). Going down, ``CONFIG`` says which phase is meant; coming up, ``METRICS`` holds numbers.
+A message holds one `ArrayRecord` per group of tensors. The group ``MODEL`` holds the shared parameters; a method may add other
+groups (``"moments"``). ``CONFIG`` of a request has its phase; ``METRICS`` of a reply has numbers.
 """
 
 import functools
@@ -37,25 +37,25 @@ TRAIN = "train"
 EVALUATE = "evaluate"
 
 SPEAKS = "protocol"
-"""Number by which a server and a node say which version of their protocol they speak."""
+"""Key of the protocol version of server and node."""
 
 PROTOCOL = 2
 
-_BLOCK = 2**14  # numbers averaged at once
+_BLOCK = 2**14  # numbers averaged per block
 
 FAILED = 1001
-"""Code of an error reply whose reason is a sentence for the user."""
+"""Code of an error reply whose reason is an error message for the user."""
 
 
 @dataclass
 class Reply:
-    """One client's valid answer to an exchange.
+    """Valid reply of one client to an exchange.
 
     Attributes:
         client: index of the client, 0..M-1: the stable order in which replies are reduced.
         groups: named groups of arrays; ``groups[MODEL]`` are the shared parameters after training.
         metrics: numbers, or lists of numbers.
-        message: as it came.
+        message: the original message.
     """
 
     client: int
@@ -70,25 +70,25 @@ class Reply:
 
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Named arrays to an `ArrayRecord`, in the order given."""
-    encoded = {name: _encode(np.asarray(array, order="C")) for name, array in arrays.items()}  # a scalar stays one
+    """Convert named arrays to an `ArrayRecord`, in the given order."""
+    encoded = {name: _encode(np.asarray(array, order="C")) for name, array in arrays.items()}  # keeps scalars
     return _filled(ArrayRecord(), encoded) if _named(encoded) else ArrayRecord(encoded)
 
 
 def from_record(record: ArrayRecord) -> Arrays:
-    """An `ArrayRecord` to named arrays of their own memory.
+    """Convert an `ArrayRecord` to named arrays with separate memory.
 
     Raises:
-        FedGraphError: an array is not in NumPy's plain format, or its size is not what it says.
+        FedGraphError: an array is not in NumPy's plain format, or has a wrong size.
     """
     return {name: decode(name, array) for name, array in record.items()}
 
 
 def numbers_record(numbers: Mapping[str, Any]) -> MetricRecord:
-    """Numbers, and lists of numbers, to a `MetricRecord`.
+    """Convert numbers and lists of numbers to a `MetricRecord`.
 
     Raises:
-        TypeError: Flower's, of anything else.
+        TypeError: raised by Flower for other types.
     """
     known = all(type(value) in _NUMBERS or (type(value) is list and _all_alike(value)) for value in numbers.values())
     if known and _named(numbers):
@@ -96,9 +96,9 @@ def numbers_record(numbers: Mapping[str, Any]) -> MetricRecord:
     return MetricRecord(dict(numbers))
 
 
-# Flower's own conversion parses a header text for every array and copies twice; for graphs of a few hundred nodes that is a
-# third of a round. The bytes are the same: NumPy's format 1.0, C order. And it looks at each key and value of a record, one at a
-# time: a tenth of a round of a thousand clients.
+# Flower's conversion parses a header text for every array and copies twice: a third of a round for graphs of a few hundred nodes.
+# It also checks each key and value of a record separately: a tenth of a round of a thousand clients. The bytes written here are
+# the same: NumPy's format 1.0, C order.
 
 _NUMBERS = (float, int)
 
@@ -110,24 +110,24 @@ def _named(values: Mapping[str, Any]) -> bool:
 
 
 def _filled(record: Record, values: Mapping[str, Any]) -> Record:
-    """A record of values of the types that it takes."""
+    """Fill a record with values of accepted types."""
     record.__dict__["_data"].update(values)
     return record
 
 
 def _all_alike(values: list[Any]) -> bool:
-    """Whether these are numbers of one kind."""
+    """Return whether these are numbers of one type."""
     kind = type(values[0]) if values else float
     return kind in _NUMBERS and (len(values) == 1 or all(type(value) is kind for value in values))
 
 
-_name = functools.lru_cache(maxsize=64)(str)  # a dtype tells its name slower than an array is copied
+_name = functools.lru_cache(maxsize=64)(str)  # the name of a dtype takes longer than a copy of an array
 _DTYPE_NAME = re.compile(r"[<>=|]?[A-Za-z]\w*", re.ASCII)
 
 
 @functools.lru_cache(maxsize=64)
 def _dtype(name: str) -> np.dtype[Any]:
-    """The dtype of this name: bool or numbers. NumPy reads other strings as lists of fields, and ``","`` as Python code."""
+    """Return the dtype of this name, bool or numeric; NumPy parses other strings as fields, and ``","`` as Python code."""
     if not _DTYPE_NAME.fullmatch(name) or (dtype := np.dtype(name)).kind not in "biufc":
         raise ValueError(f"dtype {name!r}, expected bool or a type of numbers")
     return dtype
@@ -147,16 +147,16 @@ def _encode(array: np.ndarray) -> Array:
 
 
 def _array(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
-    made = object.__new__(Array)  # whose own beginning tells three ways to be called apart
+    made = object.__new__(Array)  # skips the slow __init__, which supports three signatures
     made.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
     return made
 
 
 def decode(name: str, array: Array) -> np.ndarray:
-    """One array of a message, of its own memory.
+    """Decode one array of a message to separate memory.
 
     Raises:
-        FedGraphError: as `from_record`.
+        FedGraphError: as for `from_record`.
     """
     try:
         dtype, shape = _dtype(array.dtype), tuple(array.shape)
@@ -165,25 +165,25 @@ def decode(name: str, array: Array) -> np.ndarray:
             raise ValueError("not NumPy's plain format")
         return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape).copy()
     except (TypeError, ValueError) as error:
-        raise FedGraphError(f"array '{name}' of a message cannot be read ({error})") from error
+        raise FedGraphError(f"cannot read array '{name}' of a message ({error})") from error
 
 
 def groups_of(content: RecordDict) -> dict[str, Arrays]:
-    """All array groups of a message."""
+    """Return all array groups of a message."""
     return {key: from_record(record) for key, record in content.items() if isinstance(record, ArrayRecord)}
 
 
 def pack(groups: Mapping[str, Mapping[str, np.ndarray] | ArrayRecord]) -> RecordDict:
-    """Groups of named arrays to a message content; a group may already be a record (shared by many messages)."""
+    """Convert groups of named arrays to a message content; a group may already be a record shared by many messages."""
     return RecordDict({key: g if isinstance(g, ArrayRecord) else to_record(g) for key, g in groups.items()})
 
 
 Bare = dict[str, tuple[type[Any], Any]]
-"""A message's content without Flower's classes: of each record its kind, and its arrays or its values."""
+"""Content of a message without Flower's classes: type of each record, and its arrays or values."""
 
 
 def bared(content: RecordDict) -> Bare:
-    """A content for another process of this program, which takes a third of the time that Flower's classes take to read."""
+    """Convert a content for another process of this program, which reads it three times faster than Flower's classes."""
     return {
         key: (
             type(record),
@@ -196,7 +196,7 @@ def bared(content: RecordDict) -> Bare:
 
 
 def dressed(bare: Bare) -> RecordDict:
-    """What was `bared`."""
+    """Undo `bared`."""
     return _filled(RecordDict(), {key: _filled(kind(), _values(kind, held)) for key, (kind, held) in bare.items()})
 
 
@@ -205,16 +205,16 @@ def _values(kind: type[Any], held: Any) -> dict[str, Any]:
 
 
 REFUSED = "refused"
-"""In the ledger, the group of arrays from invalid replies, whose groups may have any name."""
+"""Group in the ledger for arrays of invalid replies, whose groups may have any name."""
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """Bytes a message carries: its arrays, 8 for each number, strings as they are; framing is not counted."""
+    """Return the payload of a message in bytes: arrays, 8 per number, length of strings; without framing."""
     return sum(record_bytes(record) for record in content.values())
 
 
 def record_bytes(record: Any) -> int:
-    """Bytes of one record, as `payload_bytes` counts them."""
+    """Return the bytes of one record, as counted by `payload_bytes`."""
     if isinstance(record, ArrayRecord):
         return sum(math.prod(a.shape) * _dtype(a.dtype).itemsize for a in record.values())
     return sum(_value_bytes(value) for value in record.values())
@@ -231,25 +231,25 @@ def _value_bytes(value: Any) -> int:
 
 
 def check_arrays(arrays: Arrays, expected: Mapping[str, tuple[int, ...]], sender: str) -> None:
-    """Raise unless the names and shapes are those expected and all values are finite.
+    """Check that names and shapes are as expected and all values are finite.
 
     Raises:
-        FedGraphError: naming the sender, the array, and what was expected.
+        FedGraphError: they are not; the message has the sender, the array and the expected value.
     """
     if arrays.keys() != expected.keys():
         odd = sorted(arrays.keys() ^ expected.keys())
-        raise FedGraphError(f"{sender} sent other arrays than the shared ones; the difference is {', '.join(odd)}")
+        raise FedGraphError(f"{sender} must send exactly the shared arrays; the difference is {', '.join(odd)}")
     for name, array in arrays.items():
         if array.shape != tuple(expected[name]):
             raise FedGraphError(f"{sender} sent '{name}' of shape {array.shape}, expected {tuple(expected[name])}")
         with np.errstate(over="ignore", invalid="ignore"):
-            total = array.sum()  # finite only if all values are, and found without an array of as many truths
+            total = array.sum()  # finite only if all values are, without a boolean array
         if not (np.isfinite(total) or np.isfinite(array).all()):
             raise FedGraphError(f"{sender} sent '{name}' with values that are not finite")
 
 
 def weighted_mean(groups: Iterable[Arrays], weights: Iterable[float]) -> Arrays:
-    """Σ_i w_i y_i / Σ_i w_i over named arrays, summed in float64 in the order given.
+    """Return Σ_i w_i y_i / Σ_i w_i over named arrays, summed in float64 in the given order.
 
     Raises:
         FedGraphError: the weights sum to zero.
@@ -263,7 +263,7 @@ def weighted_mean(groups: Iterable[Arrays], weights: Iterable[float]) -> Arrays:
 
 
 def _mixed(arrays: list[np.ndarray], shares: np.ndarray) -> np.ndarray:
-    """Σ_i shares_i arrays_i of one shape, in pieces that stay in a core's cache; of one array n times, that."""
+    """Return Σ_i shares_i arrays_i in blocks that fit in a core's cache; a copy if all arrays are the same object."""
     if all(array is arrays[0] for array in arrays):
         return arrays[0].copy()
     mixed = np.empty(arrays[0].size, dtype=arrays[0].dtype)
@@ -278,17 +278,17 @@ def _mixed(arrays: list[np.ndarray], shares: np.ndarray) -> np.ndarray:
 
 
 def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Named arrays as one float64 vector, in their order: [P]."""
+    """Concatenate named arrays to one float64 vector [P], in order."""
     return np.concatenate([np.zeros(0), *(array.ravel() for array in arrays.values())])
 
 
 def shaped(vector: np.ndarray, like: Mapping[str, np.ndarray]) -> Arrays:
-    """A vector [P] as arrays of the names, shapes and types of ``like``."""
+    """Split a vector [P] into arrays with the names, shapes and types of ``like``."""
     parts = np.split(vector, np.cumsum([array.size for array in like.values()])[:-1])
     return {n: part.reshape(a.shape).astype(a.dtype) for (n, a), part in zip(like.items(), parts, strict=True)}
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed for one random stream, such as (seed, client, round, phase); streams do not depend on each other."""
+    """Derive the seed of one independent random stream, such as (seed, client, round, phase)."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

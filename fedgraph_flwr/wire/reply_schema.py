@@ -1,7 +1,7 @@
-"""What an answer to a phase must hold, all of it: names, dtypes, shapes and ranges; and the reading of an answer by that.
+"""Schema of a reply to a phase: names, dtypes, shapes and ranges of all its values, and validation by it.
 
-A method declares a `ReplySchema` for each of its phases (`GraphStrategy.schema`). An answer is read by it alone: what it does not
-name is refused, and no byte of an array is decoded before its name, dtype, shape and length are as declared.
+A method declares a `ReplySchema` for each of its phases (`GraphStrategy.schema`). Values without an entry are rejected. No byte
+of an array is decoded before its name, dtype, shape and length are valid.
 """
 
 import math
@@ -17,45 +17,45 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.wire.messages import METRICS, Arrays, decode
 
 Axis = int | range | str
-"""A size, or the sizes that are accepted; ``up_to(n)`` is 0 to n. In an uplink also a letter, such as "C" for the classes."""
+"""Size, or accepted sizes, where ``up_to(n)`` is 0 to n; in an uplink also a letter, such as "C" for the classes."""
 
 LARGEST = 2**31 - 1
-"""No count of nodes, edges or bytes of an answer is larger."""
+"""Maximum count of nodes, edges or bytes in a reply."""
 
 HUGE = 1e18
-"""No number of an answer is larger, whole ones of an array aside: squares of such numbers are still finite in 32 bits."""
+"""Maximum number in a reply, except integers of an array: its square is still finite in 32 bits."""
 
 _HEADER = 4096
-"""More than NumPy's format needs before an array's values."""
+"""Upper bound of NumPy's header before an array's values."""
 
 
 def up_to(size: int) -> range:
-    """An axis of 0 to ``size`` entries."""
+    """Return an axis of 0 to ``size`` entries."""
     return range(size + 1)
 
 
 class _Bounded:
-    """What a range says of numbers that are not whole."""
+    """Base of fields with a range."""
 
     low: float
     high: float
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
-        """The least and the largest value of a number that is not whole."""
+        """Minimum and maximum of a number that need not be an integer."""
         return max(self.low, -HUGE), min(self.high, HUGE)
 
 
 @dataclass(frozen=True)
 class ArrayField(_Bounded):
-    """An array of an answer.
+    """Array of a reply.
 
     Attributes:
         shape: sizes, or accepted sizes, of its axes.
         dtype: NumPy's name of its type.
-        low: least value.
-        high: largest value.
-        optional: whether it may be left out.
+        low: minimum value.
+        high: maximum value.
+        optional: whether it may be missing.
     """
 
     shape: tuple[Axis, ...] = ()
@@ -67,15 +67,15 @@ class ArrayField(_Bounded):
 
 @dataclass(frozen=True)
 class NumberField(_Bounded):
-    """A number of an answer, or a list of them.
+    """Number of a reply, or a list of numbers.
 
     Attributes:
-        low: least value.
-        high: largest value.
+        low: minimum value.
+        high: maximum value.
         whole: whether it must be an integer.
-        length: of a list, or the accepted lengths; None: a single number.
-        nan: whether NaN is accepted (a score of no nodes).
-        optional: whether it may be left out.
+        length: length, or accepted lengths, of a list; None for a single number.
+        nan: whether NaN is accepted (a score without nodes).
+        optional: whether it may be missing.
     """
 
     low: float = -math.inf
@@ -86,7 +86,7 @@ class NumberField(_Bounded):
     optional: bool = False
 
     def plainly(self, value: Any) -> bool:
-        """Whether a value is what is asked for most: a float, or one in a list."""
+        """Return quickly whether a value is a valid float, or a list with one."""
         number = value[0] if type(value) is list and len(value) == self.length == 1 else value
         low, high = self.bounds
         return (
@@ -99,9 +99,9 @@ class NumberField(_Bounded):
 
 @dataclass(frozen=True)
 class ReplySchema:
-    """An answer: groups of arrays, and numbers.
+    """Schema of a reply: groups of arrays, and numbers.
 
-    ``a | b`` is an answer that holds what both hold.
+    ``a | b`` combines the values of both.
     """
 
     groups: Mapping[str, Mapping[str, ArrayField]] = field(default_factory=dict)
@@ -113,14 +113,14 @@ class ReplySchema:
         return ReplySchema(groups, {**self.numbers, **other.numbers})
 
     def read(self, content: RecordDict, who: str) -> tuple[dict[str, Arrays], dict[str, Any]]:
-        """The groups and numbers of an answer that is as declared.
+        """Validate a reply and return its groups and numbers.
 
         Args:
-            content: of the message.
-            who: answered what, as ``client 3 replied to phase 'train'``.
+            content: content of the message.
+            who: sender and phase for errors, such as ``client 3 replied to phase 'train'``.
 
         Raises:
-            FedGraphError: one sentence that names ``who``, and what is not as declared.
+            FedGraphError: the reply is invalid; the message has ``who`` and the invalid value.
         """
         kinds = {METRICS: MetricRecord, **dict.fromkeys(self.groups, ArrayRecord)}
         for key, record in content.items():
@@ -134,20 +134,20 @@ class ReplySchema:
             _names(arrays, fields, who, f"{name}/")
             if name in content:
                 groups[name] = {key: _read(array, fields[key], f"{name}/{key}", who) for key, array in arrays.items()}
-        told: Any = content[METRICS]
-        return groups, _numbers(dict(told), self.numbers, who)
+        numbers: Any = content[METRICS]
+        return groups, _numbers(dict(numbers), self.numbers, who)
 
 
 def like(arrays: Mapping[str, np.ndarray], optional: bool = False) -> dict[str, ArrayField]:
-    """Fields of the names, shapes and dtypes of ``arrays``, of any finite values."""
+    """Return fields with the names, shapes and dtypes of ``arrays``, for any finite values."""
     return {n: ArrayField(tuple(a.shape), str(a.dtype), optional=optional) for n, a in arrays.items()}
 
 
 def check(arrays: Mapping[str, np.ndarray], fields: Mapping[str, ArrayField], who: str) -> None:
-    """Refuse arrays that came another way than in an answer, such as sealed between clients, unless they are as declared.
+    """Validate arrays that did not arrive in a reply, such as sealed ones between clients.
 
     Raises:
-        FedGraphError: one sentence that names ``who``, and what is not as declared.
+        FedGraphError: the arrays are invalid; the message has ``who`` and the invalid value.
     """
     _names(arrays, fields, who)
     for name, values in arrays.items():
@@ -163,9 +163,9 @@ def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], 
         raise FedGraphError(f"{who} with {sanitize(prefix + odd[0])}, which is not asked for")
 
 
-def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) -> dict[str, Any]:
-    _names(told, fields, who)
-    for name, value in told.items():
+def _numbers(numbers: dict[str, Any], fields: Mapping[str, NumberField], who: str) -> dict[str, Any]:
+    _names(numbers, fields, who)
+    for name, value in numbers.items():
         wanted = fields[name]
         if wanted.plainly(value):
             continue
@@ -178,15 +178,15 @@ def _numbers(told: dict[str, Any], fields: Mapping[str, NumberField], who: str) 
         low, high = wanted.bounds
         for number in values:
             if isinstance(number, bool) or not isinstance(number, int if wanted.whole else (float, int)):
-                kind = "a whole number" if wanted.whole else "a number"
+                kind = "an integer" if wanted.whole else "a number"
                 raise FedGraphError(f"{who} with {name}={sanitize(number, 60)}, expected {kind}")
             if not low <= number <= high and not (wanted.nan and number != number):
                 raise FedGraphError(f"{who} with {name}={sanitize(number, 60)}, expected {low:g} to {high:g}")
-    return told
+    return numbers
 
 
 def _read(array: Array, wanted: ArrayField, name: str, who: str) -> np.ndarray:
-    """The array, decoded once all that can be known without is as declared."""
+    """Decode an array after checking everything that does not need its values."""
     shape = tuple(array.shape)
     _kind(array.dtype, shape, wanted, name, who)
     if len(array.data) > math.prod(shape) * np.dtype(wanted.dtype).itemsize + _HEADER:
@@ -213,8 +213,8 @@ def _range(values: np.ndarray, wanted: ArrayField, name: str, who: str) -> None:
     if values.size and not (low <= values.min() and values.max() <= high):
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise FedGraphError(f"{who} with '{name}' whose values are not finite")
-        told = f"from {values.min():g} to {values.max():g}"
-        raise FedGraphError(f"{who} with '{name}' {told}, expected {low:g} to {high:g}")
+        span = f"from {values.min():g} to {values.max():g}"
+        raise FedGraphError(f"{who} with '{name}' {span}, expected {low:g} to {high:g}")
 
 
 def _fits(size: int, wanted: Axis) -> bool:

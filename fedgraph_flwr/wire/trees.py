@@ -1,7 +1,7 @@
-"""State as one nested dict of tensors, and its flat form, in which it goes to disk and into Flower's context.
+"""State as a nested dict of tensors, and its flat form for files and Flower's context.
 
-A tree's keys are words without ``/``; its leaves are tensors. The flat form names a leaf by its path, ``optimizer/mean/0``. An
-empty branch has no leaf, so it does not come back.
+A tree's keys are strings without ``/``; its leaves are tensors. The flat form names a leaf by its path, ``optimizer/mean/0``.
+Empty branches have no leaves and are lost.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Tree = dict[str, Any]
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A tree's leaves by their paths; NumPy arrays become tensors of the same memory where they can."""
+    """Return a tree's leaves by path; NumPy arrays become tensors, sharing memory if possible."""
     flat: dict[str, Tensor] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -30,10 +30,10 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """The tree of which `flatten` gave the leaves.
+    """Build the tree from the output of `flatten`.
 
     Raises:
-        FedGraphError: a path goes through a leaf, or ends where another goes on.
+        FedGraphError: a path is both a leaf and a branch.
     """
     tree: Tree = {}
     for path, leaf in flat.items():
@@ -42,18 +42,18 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
         for branch in branches:
             node = node.setdefault(branch, {})
             if not isinstance(node, dict):
-                raise FedGraphError(f"no tree of tensors: '{path}' goes below a tensor")
+                raise FedGraphError(f"invalid tree of tensors: '{path}' is below a tensor")
         if name in node:
-            raise FedGraphError(f"no tree of tensors: '{path}' is a branch as well")
+            raise FedGraphError(f"invalid tree of tensors: '{path}' is also a branch")
         node[name] = leaf
     return tree
 
 
 def as_arrays(tree: Mapping[str, Any]) -> Tree:
-    """The same tree with NumPy arrays as leaves, of the tensors' memory."""
+    """Convert the leaves to NumPy arrays that share the tensors' memory."""
     return {k: as_arrays(v) if isinstance(v, Mapping) else v.detach().cpu().numpy() for k, v in tree.items()}
 
 
 def moved(tree: Mapping[str, Any], device: torch.device) -> Tree:
-    """The same tree on a device."""
+    """Move the tree to a device."""
     return {k: moved(v, device) if isinstance(v, Mapping) else v.to(device) for k, v in tree.items()}

@@ -219,7 +219,7 @@ def test_a_full_disk_is_a_sentence_and_the_old_file_stays(tmp_path, monkeypatch)
     ("error", "told"),
     [
         (OSError(28, "No space left on device", "/tmp/x"), "error: No space left on device (/tmp/x)"),
-        (MemoryError("Unable to allocate 71 GiB"), "error: this machine has too little memory for it (Unable to"),
+        (MemoryError("Unable to allocate 71 GiB"), "error: not enough memory on this machine (Unable to"),
     ],
 )
 def test_what_the_machine_cannot_do_is_a_sentence_wherever_it_happens(error, told, capsys, monkeypatch):

@@ -43,7 +43,7 @@ def test_what_a_key_is_said_to_accept_is_what_it_accepts():
     assert told["train.lr"] == "0 < value"
     assert told["model.dropout"] == "0 <= value < 1"
     assert told["train.optimizer"] == "adam | adamw | sgd"
-    for said, wrong in ((["train.lr=0"], r"train\.lr must be > 0"), (["model.dropout=1"], r"lie in \[0, 1\)")):
+    for said, wrong in ((["train.lr=0"], r"train\.lr must be > 0"), (["model.dropout=1"], r"be in \[0, 1\)")):
         with pytest.raises(FedGraphError, match=wrong):
             compose(said)
 
@@ -54,7 +54,7 @@ def test_the_command_prints_groups_names_and_all(capsys):
     assert all(f"[{group}]" in told for group in sections())
     assert main(["keys", "train"]) == 0
     assert (
-        "train.local_steps = 3  (a whole number, 0 <= value <= 2147483647)\n      full-batch steps"
+        "train.local_steps = 3  (an integer, 0 <= value <= 2147483647)\n      full-batch steps"
         in capsys.readouterr().out
     )
     assert main(["keys", "strategy=fedprox"]) == 0
@@ -67,7 +67,7 @@ def test_the_command_prints_groups_names_and_all(capsys):
     assert "strategy.weighting = nodes  (train | nodes | uniform)" in shown
     assert "strategy.alpha = 0.0005  (a number, 0 <= value)\n      α of Eq. (12)" in shown
     assert "strategy.cmd_range = pooled  (unit | pooled)\n      (ours) b - a of Eq. (11)" in shown
-    assert "strategy.min_nodes = 1  (a whole number, 1 <= value <= 2147483647)" in shown
+    assert "strategy.min_nodes = 1  (an integer, 1 <= value <= 2147483647)" in shown
     assert main(["keys", "trains"]) == 2
     assert "did you mean 'train'?" in capsys.readouterr().err
     assert main(["keys", "strategy=nobody"]) == 2

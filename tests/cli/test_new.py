@@ -46,12 +46,12 @@ def test_a_new_method_runs_and_its_test_passes(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("fedprox", "strategy=fedprox is there already"),
-        ("json", "there is a Python module 'json' already"),
-        ("class", "no lower-case Python name"),
-        ("My-Method", "no lower-case Python name"),
-        ("../x", "no lower-case Python name"),
-        ("taken", "is there already"),
+        ("fedprox", "strategy=fedprox already exists"),
+        ("json", "a Python module 'json' already exists"),
+        ("class", "is not a lower-case Python identifier"),
+        ("My-Method", "is not a lower-case Python identifier"),
+        ("../x", "is not a lower-case Python identifier"),
+        ("taken", "already exists"),
     ],
 )
 def test_a_name_that_will_not_do_is_refused(tmp_path, capsys, name, told):

@@ -193,7 +193,7 @@ def test_the_command_line_takes_the_folder(conf, own, monkeypatch, capsys):
     assert main([f"--conf={conf}", "run", "protocol=mine", "--dry-run"]) == 0
     assert main(["run", "protocol=mine", "--dry-run"]) == 2  # nothing of it stays behind
     assert main(["run", f"--conf={own / 'nowhere'}", "--dry-run"]) == 2
-    assert "there is no config folder" in capsys.readouterr().err
+    assert "does not exist: expected a folder with strategy/NAME.yaml" in capsys.readouterr().err
 
 
 def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
@@ -211,16 +211,16 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["strategy=own_methods:Patient"], "strategy.server=own_methods:Patient is no server: expected a subclass of GraphStr"),
-        (["strategy.client=own_methods:Net"], "strategy.client=own_methods:Net is no client: expected a subclass of Graph"),
+        (["strategy=own_methods:Patient"], "strategy.server=own_methods:Patient is not a server: expected a subclass of Graph"),
+        (["strategy.client=own_methods:Net"], "strategy.client=own_methods:Net is not a client: expected a subclass of Graph"),
         (["strategy=own_methods:Nobody"], "'own_methods:Nobody' cannot be imported"),
         (["strategy=own_methods:HalfStep", "strategy.stepp=1"], "strategy HalfStep: key 'stepp' unknown; did you mean 'step'"),
         (["dataset=own_methods:kappa"], "dataset.source=own_methods:kappa failed"),
-        (["dataset=own_methods:thirds", "dataset.nodes=3"], "dataset.source=own_methods:thirds fails"),
+        (["dataset=own_methods:thirds", "dataset.nodes=3"], "dataset.source=own_methods:thirds failed"),
         (["partition=own_methods:kappa"], "takes 2 positional arguments"),
-        (["evaluation.metrics=[accuracy]"], "evaluation.metrics must name functions of your own as module:function"),
-        (["evaluation.metrics=[a:auc]"], "another metric is called auc too"),
-        (["evaluation.metrics=[a:f,b:f]"], "another metric is called f too"),
+        (["evaluation.metrics=[accuracy]"], "evaluation.metrics must list custom functions as module:function"),
+        (["evaluation.metrics=[a:auc]"], "there are two metrics named auc"),
+        (["evaluation.metrics=[a:f,b:f]"], "there are two metrics named f"),
         (["evaluation.metric=own_methods:silence"], "evaluation.metrics: own_methods:silence failed"),
         (["evaluation.metric=own_methods.kappa"], "evaluation.metric 'own_methods.kappa' unknown"),
     ],

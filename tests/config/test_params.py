@@ -128,7 +128,7 @@ def test_every_own_key_has_a_meaning_and_refuses_what_it_does_not_accept(name):
                 check_method(compose([f"strategy={name}", f"strategy.{f.name}={wrong}"]))
             if math.isfinite(held.high) and "choices" not in f.metadata:
                 above = held.high if held.without_high else held.high + 1
-                with pytest.raises(FedGraphError, match=rf"strategy\.{f.name} must lie in"):
+                with pytest.raises(FedGraphError, match=rf"strategy\.{f.name} must be in"):
                     check_method(compose([f"strategy={name}", f"strategy.{f.name}={above}"]))
 
 

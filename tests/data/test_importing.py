@@ -272,11 +272,11 @@ def test_import_as_one_clients_file(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "say where it goes"),
-        (("--name", "x"), "say what to read"),
-        (("--data", "d.pt", "--nodes", "n.csv", "--name", "x"), "say what to read"),
+        ((), "no output selected"),
+        (("--name", "x"), "incomplete input"),
+        (("--data", "d.pt", "--nodes", "n.csv", "--name", "x"), "incomplete input"),
         (("--data", "none.pt", "--name", "x"), "no such file"),
-        (("--data", "none.pt", "--client", "1", "--name", "x"), "--client needs"),
+        (("--data", "none.pt", "--client", "1", "--name", "x"), "--client requires"),
         (("--data", "none.pt", "--classes", "a,b,a", "--name", "x"), "--classes names 'a' twice"),
     ],
 )
@@ -338,7 +338,7 @@ def test_an_imported_split_is_kept_to(tables, tmp_path, capsys):
     words = ("--nodes", nodes, "--edges", edges, "--split-column", "part", "--client-column", "bank")
     assert run(*words, "--name", "people") == 0
     assert run(*words, "--out", tmp_path / "own.safetensors") == 0
-    assert "split: train 1, validation 1, test 1; runs keep to it" in capsys.readouterr().out
+    assert "split: train 1, validation 1, test 1; runs use it" in capsys.readouterr().out
     by_path = ["dataset=file", f"dataset.path={tmp_path / 'own.safetensors'}"]
     for chosen in (["dataset=people"], by_path):
         assert compose(chosen).split.kind == "public"
@@ -376,13 +376,13 @@ def test_a_party_with_one_class_is_told_that_it_has_no_average_precision(tables,
     assert lines == [
         "warning: all train labels are of class '1'",
         "warning: all validation labels are of class '0'",
-        "warning: all test labels are of class '0': auc and average precision are undefined, and means over the parties leave"
+        "warning: all test labels are of class '0': auc and average precision are undefined, so means over parties"
         " this one out",
     ]
     nodes, edges = tables("id,x,label\n" + "".join(f"n{i},{i},0\n" for i in range(30)), "source,target\nn0,n1\n")
     assert run("--nodes", nodes, "--edges", edges, "--classes", "0,1", "--name", "single") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: all")]
     assert lines == [
-        "warning: all labels are of class '0': auc and average precision are undefined, and means over the parties leave this one"
+        "warning: all labels are of class '0': auc and average precision are undefined, so means over parties exclude this"
         " out"
     ]

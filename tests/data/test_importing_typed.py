@@ -130,7 +130,7 @@ def test_wrong_words_are_one_sentence(words, capsys):
     with pytest.raises(FedGraphError, match="target node type 'book' unknown"):
         read(nodes, edges, "book")
     assert cli.main(["import", *options(nodes, edges), "--target", "paper", "--undirected", "--name", "mine"]) == 2
-    assert "--undirected is for nodes of one type" in capsys.readouterr().err
+    assert "--undirected does not apply to a heterogeneous graph" in capsys.readouterr().err
     assert cli.main(["import", "--edge-table", edges[0], "--target", "paper", "--name", "mine"]) == 2
 
 

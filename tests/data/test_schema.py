@@ -64,7 +64,7 @@ def test_a_first_party_writes_the_schema_and_others_obey_it(tables, tmp_path, ca
     assert imported(tables, "c", "--classes", "ok,fraud", *kinds, "--name", "c") == 0
     assert "makes it" not in capsys.readouterr().out
     assert imported(tables, "c", *kinds, "--name", "d") == 0
-    assert "those of the second, 'ok': --classes ok,fraud makes it 'fraud'" in capsys.readouterr().out
+    assert "are computed for the second class, 'ok': pass --classes ok,fraud to use 'fraud'" in capsys.readouterr().out
 
 
 def test_banks_that_import_by_themselves_are_refused_with_the_column(tables, tmp_path):

@@ -283,7 +283,7 @@ def test_options_go_before_the_schema_and_a_conflict_is_an_error(bank, capsys):
     assert run(*CLIENT, "1", "--out", "b.safetensors") == 2
     assert "id column 'kunde' unknown" in capsys.readouterr().err
     assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client") == 0
-    assert "--id-column 'client' goes before 'kunde' of s.yaml" in capsys.readouterr().out
+    assert "--id-column 'client' overrides 'kunde' of s.yaml" in capsys.readouterr().out
     graph = ClientGraph.load("b.safetensors")
     assert graph.schema["agreed"]["tables"]["id"] == "kunde"
     assert graph.schema["fitted"]["tables"]["id"] == "client"
@@ -295,7 +295,7 @@ def test_options_go_before_the_schema_and_a_conflict_is_an_error(bank, capsys):
     assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client", "--date-format", "umsatz=%Y") == 2
     assert "--date-format umsatz=%Y conflicts with kind number in s.yaml" in capsys.readouterr().err
     for words, message in (
-        (["--decimal", "x"], "--decimal x: expected a sign, or COLUMN=SIGN"),
+        (["--decimal", "x"], "--decimal x: expected SIGN or COLUMN=SIGN"),
         (["--date-format", "%Y"], "--date-format %Y: expected COLUMN=FORMAT"),
         (["--decimal", "umsazt=,"], "did you mean 'umsatz'"),
     ):

@@ -46,7 +46,7 @@ def test_wrong_input_on_the_server_comes_back_as_its_sentence(run, tmp_path):
         compose([f"graph={inline.cfg.graph}", "num_clients=3", "engine=flower-simulation", f"resume={tmp_path}"])
     )
     cfg.out = str(tmp_path / "flower")
-    with pytest.raises(FedGraphError, match="holds no checkpoint"):
+    with pytest.raises(FedGraphError, match="has no checkpoint"):
         run_flower(cfg)
 
 
@@ -124,7 +124,7 @@ def test_whoever_waits_is_told_for_what(tmp_path, monkeypatch):
     monkeypatch.setattr(flower, "tool", lambda name: str(fake))
     cfg = compose(["engine=fleet", "num_clients=3", f"out={tmp_path}"])
     flower._flwr_run(cfg, "fleet", dict(os.environ), None, told.append)
-    assert told == ["flwr run hands the app to 'fleet'", "run 42 waits for 3 SuperNodes, then for round 1"]
+    assert told == ["submitting the app to 'fleet'", "run 42 is waiting for 3 SuperNodes, then for round 1"]
 
 
 @pytest.mark.parametrize(

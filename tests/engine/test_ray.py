@@ -141,7 +141,7 @@ def test_a_killed_actor_loses_nothing(both, words, caplog):
             kill_an_actor()
 
     assert_same(*both(*words, on_round=kill))
-    assert caplog.text.count("died, it is made anew") == 2
+    assert caplog.text.count("died, restarting it") == 2
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
     cfg = with_folder(
         compose([*WORDS, "strategy.client=tests.engine.misbehaving:Dying", f"out={tmp_path}", "engine=ray"])
     )
-    with pytest.raises(RunFailed, match=r"Ray actor of clients 1, 3, \.\.\. of 5 died 3 times of the same exchange: "):
+    with pytest.raises(RunFailed, match=r"Ray actor of clients 1, 3, \.\.\. of 5 died 3 times in the same exchange: "):
         run_ray(cfg)
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 1
 
@@ -197,7 +197,11 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
 @pytest.mark.parametrize(
     ("words", "error", "sentence"),
     [
-        (["client_cpus=1000"], RunFailed, "no machine has room for client_cpus=1000 and client_gpus=0; Ray sees"),
+        (
+            ["client_cpus=1000"],
+            RunFailed,
+            "no machine has enough resources for client_cpus=1000 and client_gpus=0; Ray has",
+        ),
         (["device=cuda"], FedGraphError, "device=cuda, but this node has no GPU"),
     ],
 )
@@ -286,7 +290,7 @@ def test_a_cluster_that_is_not_there_is_one_sentence(data, tmp_path):
     process = command(tmp_path, "ray.address=127.0.0.1:1")
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert err == "error: ray.address=127.0.0.1:1 could not be had: [Errno 111] Connection refused\n"
+    assert err == "error: ray.address=127.0.0.1:1 could not be reached: [Errno 111] Connection refused\n"
 
 
 @pytest.mark.faults
@@ -298,7 +302,7 @@ def test_a_cluster_that_never_answers_is_one_sentence(data, tmp_path):
         line = [sys.executable, "-c", script, "run", *WORDS, "engine=ray", f"out={tmp_path}", address]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"error: {address} did not answer within 3 s"
+    assert done.stderr.splitlines()[-1] == f"error: {address} did not respond within 3 s"
 
 
 def test_runs_of_python_share_a_session(pool, tmp_path):

@@ -178,7 +178,7 @@ def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):
         (["engine=flower-simulation"], "engine=flower-simulation"),
     ):
         assert startup_notes(compose([*words, "stack=2"])) == [
-            f"stack=2 does nothing with {why}: each client trains by itself"
+            f"stack=2 has no effect with {why}: clients train separately"
         ]
 
 
@@ -210,7 +210,7 @@ def test_auto_leaves_the_simulation_of_flower_and_fleets_as_they_are():
 
 @pytest.mark.parametrize("value", ["-3", "many", "1.5", "1000001", "9" * 12])
 def test_a_stack_that_is_none_is_one_sentence(value):
-    with pytest.raises(FedGraphError, match=f"^stack must be auto or a whole number, 0 to 1000000, got '{value}'$"):
+    with pytest.raises(FedGraphError, match=rf"^stack must be auto or an integer in \[0, 1000000\], got '{value}'$"):
         compose([f"stack={value}"])
 
 

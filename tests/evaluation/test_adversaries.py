@@ -157,7 +157,7 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
     [
         (["adversary.kind=bribe"], "adversary.kind 'bribe' unknown"),
         (["adversary.kind=scaling", "adversary.clients=[3]"], "contains 3, expected clients from 0 to 2"),
-        (["adversary.kind=scaling", "adversary.clients=[1,1]"], "different whole numbers"),
+        (["adversary.kind=scaling", "adversary.clients=[1,1]"], "distinct integers"),
         (["adversary.kind=scaling", "strategy=fedgrad"], "which those of strategy=fedgrad do not"),
         (["adversary.kind=scaling", "strategy=local"], "which those of strategy=local do not"),
         (["adversary.kind=label_flip", "strategy=central"], "which those of strategy=central do not"),
@@ -165,7 +165,7 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
         (["adversary.kind=backdoor_central", "adversary.target=3"], "expected a class from 0 to 2"),
         (
             ["adversary.kind=backdoor_distributed", "adversary.clients=[0,1]", "adversary.trigger=1"],
-            "cannot be dealt out",
+            "cannot be divided",
         ),
         (["adversary.kind=scaling", "engine=alps"], "set engine=inline or engine=ray, not alps"),
     ],

@@ -75,9 +75,9 @@ def test_every_network_is_exported_or_refused():
 def test_a_shared_network_that_was_not_what_was_scored_says_so(go, tmp_path, caplog, method):
     finished = go(method, "rounds=2")
     export(load_predictor(finished.out), tmp_path, finished.out)
-    assert "this is the shared network alone" in caplog.text
+    assert "this is only the shared model" in caplog.text
     card, metrics = (tmp_path / "MODEL_CARD.md").read_text(), json.loads((tmp_path / "metrics.json").read_text())
-    assert "## Scores\n\nNone: this is the shared network alone; what was scored predicts with" in card
+    assert "## Scores\n\nNone: this is only the shared model; scored predictions also use" in card
     assert not {"metrics", "clients", "headline", "score", "chance"} & metrics.keys()
     caplog.clear()
     assert not load_predictor(finished.out, 0).unscored

@@ -68,16 +68,16 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
     [
         (["fleet", "init", "k", "--listen", "9090"], "--listen 9090: expected HOST:PORT"),
         (["fleet", "init", "k", "--listen", "h:99999"], "--listen h:99999: expected HOST:PORT"),
-        (["fleet", "init", "k", "--superlink", "0.0.0.0:9091"], "a SuperLink listens on loopback alone"),
-        (["fleet", "init", "k", "--nodes", "-1"], "expected no negative number"),
-        (["fleet", "join", "x.pub"], "x.pub: there is no such file"),
+        (["fleet", "init", "k", "--superlink", "0.0.0.0:9091"], "expected a loopback address"),
+        (["fleet", "init", "k", "--nodes", "-1"], "expected at least 0 nodes"),
+        (["fleet", "join", "x.pub"], "x.pub: no such file"),
         (
             ["server", "nowhere"],
-            r"nowhere/fleet.json: there is no such file; `fedgraph-flwr fleet init nowhere` makes it",
+            r"nowhere/fleet.json: no such file; create it with `fedgraph-flwr fleet init nowhere`",
         ),
         (["node", "--server", "h", "--key", "k", "--graph", "g"], "--server h: expected HOST:PORT"),
-        (["node", "--server", "h:1", "--key", "k", "--graph", "g"], "--key k: there is no such file"),
-        (["node", "--server", "h:1", "--key", "KEYS/node_0", "--graph", "g"], "--graph g: there is no such file"),
+        (["node", "--server", "h:1", "--key", "k", "--graph", "g"], "--key k: no such file"),
+        (["node", "--server", "h:1", "--key", "KEYS/node_0", "--graph", "g"], "--graph g: no such file"),
         (
             ["node", "--server", "h:1", "--key", "KEYS/ca.key", "--graph", "g"],
             "is not an EC P-384 key in OpenSSH's format",
@@ -86,7 +86,7 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
             ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "KEYS/ca.crt", "--peers", "x"],
             "no such folder",
         ),
-        (["fleet", "status", "--name", "nope"], "config.toml names no connection; `fedgraph-flwr server` writes one"),
+        (["fleet", "status", "--name", "nope"], "config.toml has no connections; `fedgraph-flwr server` writes one"),
         (
             ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "KEYS/ca.crt"],
             "ca.crt, it is truncated or not a safetensors file",
@@ -103,12 +103,12 @@ def test_wrong_input_is_a_sentence(keys, tmp_path, monkeypatch, capsys, words, t
 def test_a_key_that_others_can_read_is_refused(keys, tmp_path):
     (copy := tmp_path / "node").write_bytes((keys / "node_0").read_bytes())
     copy.chmod(0o644)
-    with pytest.raises(FedGraphError, match="others may read this private key; say chmod 600"):
+    with pytest.raises(FedGraphError, match="is readable by other users; run chmod 600"):
         check_key(copy)
 
 
 def test_join_makes_a_pair_once(tmp_path, capsys):
-    for told in ("is a new key", "was there"):
+    for told in ("created: keep it private", "exists: keep it private"):
         assert main(["fleet", "join", str(tmp_path / "party" / "node")]) == 0
         assert told in capsys.readouterr().out
     check_key(tmp_path / "party" / "node")
@@ -122,7 +122,7 @@ def test_a_connection_is_written_beside_others_and_moves_with_its_fleet(tmp_path
         known = tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]
         assert known["fleet"] == {"address": address, "root-certificates": str(tmp_path / "ca.crt")}
         assert known["local"] == {"address": ":local:"}
-    with pytest.raises(FedGraphError, match=r"another connection 'fleet' \(to 127.0.0.1:2\): say --name"):
+    with pytest.raises(FedGraphError, match=r"another connection 'fleet' \(to 127.0.0.1:2\): pass another --name"):
         operating.connect("fleet", "127.0.0.1:2", tmp_path / "other" / "ca.crt")
 
 
@@ -134,7 +134,9 @@ def test_status_names_the_server_that_does_not_answer(tmp_path, monkeypatch, cap
     (tmp_path / "config.toml").write_text(f'[superlink.fleet]\naddress = "{address}"\ninsecure = true\n')
     assert main(["fleet", "status"]) == 1
     told = capsys.readouterr().err
-    assert told.startswith(f"error: no SuperLink answers at {address}, the address of connection 'fleet' in {tmp_path}")
+    assert told.startswith(
+        f"error: no SuperLink responds at {address}, the address of connection 'fleet' in {tmp_path}"
+    )
     assert main(["fleet", "status", "--name", "other"]) == 2
     assert "--name 'other' unknown" in capsys.readouterr().err
 
@@ -145,7 +147,7 @@ def test_a_node_that_waits_says_for_which_server(keys, monkeypatch):
     waiting = Node([], True, 1, Server("h", 1, keys / "ca.crt"))
     waiting.code = 305
     assert waiting._why() == "no connection to the server h:1: nothing listens on h:1"
-    assert "does not admit this key yet" in waiting._why()
+    assert "does not accept this key yet" in waiting._why()
 
 
 # --- diagnosis --------------------------------------------------------------------------------------------------------
@@ -179,18 +181,19 @@ def test_what_is_reached_and_what_is_not(keys, server, tmp_path):
     assert reach(host, port, keys / "ca.crt").right
     stranger = reach(host, port, keys / "operators.crt")
     assert not stranger.right
-    assert "its certificate does not hold here" in stranger.words
-    assert "there is no such file" in reach(host, port, tmp_path / "ca.crt").words
+    assert "its certificate is not accepted" in stranger.words
+    assert "no such file" in reach(host, port, tmp_path / "ca.crt").words
     (tmp_path / "ca.crt").write_text("x")
-    assert "is no certificate" in reach(host, port, tmp_path / "ca.crt").words
+    assert "is not a certificate" in reach(host, port, tmp_path / "ca.crt").words
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         assert "nothing listens on" in reach(host, bound.getsockname()[1], keys / "ca.crt").words
-    assert "nobody knows the name" in reach("no-such-host.invalid", port, keys / "ca.crt").words
+    assert "cannot resolve host" in reach("no-such-host.invalid", port, keys / "ca.crt").words
 
 
 @pytest.mark.parametrize(
-    ("ahead", "right", "told"), [(0, True, "the same"), (-10, True, "10 s behind"), (60, False, "60 s ahead")]
+    ("ahead", "right", "told"),
+    [(0, True, "equal to the server's"), (-10, True, "10 s behind"), (60, False, "60 s ahead")],
 )
 def test_the_clock(ahead, right, told):
     there = datetime.datetime(2026, 5, 1, 12, 0, 0, tzinfo=datetime.UTC)
@@ -209,9 +212,9 @@ def test_versions_are_compared_with_the_servers(keys, tmp_path):
         (tmp_path / "fleet.json").write_text(json.dumps(other))
         found = same_versions(tmp_path)
         assert found.right is right
-        assert f"{name} {told['versions'][name]} (there 0.1?[31m)" in found.words
+        assert f"{name} {told['versions'][name]} (server: 0.1?[31m)" in found.words
     (tmp_path / "fleet.json").write_text("[]")
-    with pytest.raises(FedGraphError, match="is not what `fedgraph-flwr fleet init` writes"):
+    with pytest.raises(FedGraphError, match="is invalid: create it again with `fedgraph-flwr fleet init`"):
         same_versions(tmp_path)
 
 
@@ -244,14 +247,14 @@ sys.exit(main(["node", "--plain", *{told!r}]))"""
     assert "no connection to the server 127.0.0.1:1 yet: nothing listens on 127.0.0.1:1" in waits
     assert "the node keeps trying" in waits
     started = process.stdout.readline()
-    assert "starts: FLWR_DISABLE_UPDATE_CHECK=1" in started
+    assert "starting: FLWR_DISABLE_UPDATE_CHECK=1" in started
     assert f"--superlink 127.0.0.1:1 --root-certificates {keys / 'ca.crt'}" in started
     assert f'graph="{tmp_path / "graph.safetensors"}"' in started
     assert process.stdout.readline() == "Exit Code: 305\n"
     os.kill(process.pid, number)
     rest = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 0
-    assert "ends the node" in rest
+    assert "stopping the node" in rest
     paths = Path("/proc")
     wait_for(lambda: not any(str(program) in _read(path) for path in paths.glob("[0-9]*/cmdline")), "the node's end")
 

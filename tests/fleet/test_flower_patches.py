@@ -21,7 +21,7 @@ from fedgraph_flwr.cli import main, node, server
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import flower_patches
 
-OTHER = r"Flower 1\.99\.0 is installed and runs unmodified: .* for 1\.41\.0\. Install flwr==1\.41\.0; or set FEDGRAPH_PLAIN=1"
+OTHER = r"Flower 1\.99\.0 is installed and runs unpatched: .* for 1\.41\.0\. Install flwr==1\.41\.0, or set FEDGRAPH_PLAIN=1"
 
 
 @pytest.fixture
@@ -142,33 +142,33 @@ print("torch" in sys.modules and sys.modules["torch"].cuda.is_initialized())"""
     assert done.stdout.split("\n")[:2] == ["[] 1 1", "False"]
 
 
-def test_looks_follow_the_rhythm_of_the_rounds():
-    rhythm = flower_patches.Rhythm()
-    assert rhythm.pause(0.0) == flower_patches.IDLE
-    rhythm.begin(100.0)
-    assert rhythm.pause(100.0) == flower_patches.SHORTEST
-    rhythm.came(102.0)  # it took 2 s
-    rhythm.begin(103.0)
-    assert rhythm.pause(103.0) == pytest.approx(1.6)
-    assert rhythm.pause(104.6) == pytest.approx(0.16)
-    assert rhythm.pause(113.0) == pytest.approx(1.0)
-    assert rhythm.pause(1000.0) == flower_patches.IDLE
+def test_looks_follow_the_schedule_of_the_rounds():
+    schedule = flower_patches.PollSchedule()
+    assert schedule.pause(0.0) == flower_patches.IDLE
+    schedule.begin(100.0)
+    assert schedule.pause(100.0) == flower_patches.SHORTEST
+    schedule.came(102.0)  # it took 2 s
+    schedule.begin(103.0)
+    assert schedule.pause(103.0) == pytest.approx(1.6)
+    assert schedule.pause(104.6) == pytest.approx(0.16)
+    assert schedule.pause(113.0) == pytest.approx(1.0)
+    assert schedule.pause(1000.0) == flower_patches.IDLE
 
 
 def test_what_is_there_at_the_first_look_is_looked_for_earlier_the_next_time():
-    rhythm = flower_patches.Rhythm()
-    rhythm.begin(0.0)
-    rhythm.pause(0.0)
-    rhythm.came(2.0)
+    schedule = flower_patches.PollSchedule()
+    schedule.begin(0.0)
+    schedule.pause(0.0)
+    schedule.came(2.0)
     for first_look in (1.6, 0.8 * 0.7 * 1.6):  # each is what the former leaves
-        rhythm.begin(10.0)
-        assert rhythm.pause(10.0) == pytest.approx(first_look)
-        rhythm.came(10.0 + first_look)
-    rhythm.begin(20.0)
-    rhythm.pause(20.0)
-    rhythm.pause(20.0 + rhythm.took)  # the first look found nothing
-    rhythm.came(21.0)
-    assert rhythm.took == pytest.approx(1.0)
+        schedule.begin(10.0)
+        assert schedule.pause(10.0) == pytest.approx(first_look)
+        schedule.came(10.0 + first_look)
+    schedule.begin(20.0)
+    schedule.pause(20.0)
+    schedule.pause(20.0 + schedule.took)  # the first look found nothing
+    schedule.came(21.0)
+    assert schedule.took == pytest.approx(1.0)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_task_that_ended_without_a_reply_is_answered_for(state):
     assert state.state.finish_task(state.task, SubStatus.FAILED, "")
     assert flower_patches._ended(state.state)
     assert not flower_patches._complete(state.state, state.store)
-    flower_patches._answer_for_the_dead(state.state, state.store)
+    flower_patches._reply_for_crashed_task(state.state, state.store)
     assert flower_patches._complete(state.state, state.store)
     (reply,) = state.state.get_messages_legacy(is_reply=True)
     assert reply.has_error()
@@ -206,7 +206,7 @@ def test_what_flower_ignored_is_forgotten(state):
     state.store.preregister(7, get_object_tree(state.question))
     assert state.state.claim_task(state.task)
     flower_patches._forget(state.state, state.store)
-    assert not flower_patches._asked(state.state)
+    assert not flower_patches._unanswered(state.state)
     assert flower_patches._ended(state.state)
     assert state.store.get(state.question.metadata.message_id) is None
     flower_patches._forget(state.state, state.store)  # nothing is left to forget
@@ -220,7 +220,7 @@ def test_half_a_reply_is_none(state):
         reply.metadata.__dict__["_message_id"] = reply.object_id
     state.state.store_message_and_object_tree(reply, get_object_tree(reply), state.state.start_session(7))
     assert not flower_patches._complete(state.state, state.store)
-    flower_patches._answer_for_the_dead(state.state, state.store)
+    flower_patches._reply_for_crashed_task(state.state, state.store)
     (told,) = state.state.get_messages_legacy(is_reply=True)
     assert told.has_error()
 
@@ -249,7 +249,7 @@ def test_a_fork_beside_a_thread_is_refused(tmp_path):
     other = threading.Thread(target=stop.wait)
     other.start()
     try:
-        with pytest.raises(RuntimeError, match="threads run in the executor"):
+        with pytest.raises(RuntimeError, match=r"the executor has \d+ threads, expected 1"):
             flower_patches.ForkingExecutor(0, tmp_path / "lock", os.getpid(), os.getppid()).launch(SimpleNamespace())
     finally:
         stop.set()

@@ -14,7 +14,7 @@ from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import packing
 from fedgraph_flwr.fleet.flower_patches import SHORTEST
-from fedgraph_flwr.fleet.packing import PACKED, PackingGrid, answer_packed, packed, unpacked
+from fedgraph_flwr.fleet.packing import PACKED, PackingGrid, packed, reply_packed, unpacked
 from fedgraph_flwr.wire.messages import from_record, payload_bytes, to_record
 
 
@@ -46,7 +46,7 @@ def test_a_content_comes_out_as_it_went_in_and_as_three_objects():
 
 
 def test_a_large_one_travels_as_it_is(monkeypatch):
-    monkeypatch.setattr(packing, "MOST", 20)
+    monkeypatch.setattr(packing, "MAX_BYTES", 20)
     content = _content()
     large = packed(content)
     assert list(large) == [*content, PACKED]
@@ -62,14 +62,14 @@ def test_foreign_bytes_are_a_content_or_a_sentence(data):
 
 @pytest.mark.parametrize("value", [3, "text", [1.0], [b"x"]])
 def test_what_is_no_bytes_is_a_sentence(value):
-    with pytest.raises(FedGraphError, match="a packed message cannot be read"):
+    with pytest.raises(FedGraphError, match="cannot read a packed message"):
         unpacked(RecordDict({PACKED: ConfigRecord({"content": value})}))
 
 
 def test_a_client_answers_packed_what_came_packed(run):
     with run_identity(1):
         question = Message(packed(_content()), 5, "train")
-        reply = answer_packed(lambda message, context: Message(message.content, reply_to=message), question, None)
+        reply = reply_packed(lambda message, context: Message(message.content, reply_to=message), question, None)
     assert list(reply.content) == [PACKED]
     assert list(unpacked(reply.content)) == list(_content())
 

@@ -216,7 +216,7 @@ def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["strategy.hops=3"], r"strategy\.hops must lie in \[0, 2\], got 3"),
+        (["strategy.hops=3"], r"strategy\.hops must be in \[0, 2\], got 3"),
         (["strategy.min_nodes=0"], r"strategy\.min_nodes"),
         (["model=sage"], "set model=gcn"),
         (["partition=overlapping"], "one owner for each node"),

@@ -143,7 +143,7 @@ def test_a_run_that_the_machine_has_no_memory_for_is_refused_before_it_starts(ru
     with pytest.raises(FedGraphError) as found:
         run("strategy=fedstruct", "model.structure_hops=6", sizes=(40, 40, 40))
     assert re.fullmatch(
-        r"strategy=fedstruct would hold about 0\.0 GB for its clients on this machine, which has 0\.0 GB free: set "
+        r"strategy=fedstruct needs about 0\.0 GB for its clients, but this machine has 0\.0 GB free: set "
         r"strategy\.prune \(30 in the paper\), or lower model\.structure_hops",
         str(found.value),
     )

@@ -158,7 +158,7 @@ def test_it_is_checked_like_ours(own, words, says):
 
 
 def test_choosing_another_network_by_name_drops_the_keys_of_the_one_before():
-    with pytest.raises(FedGraphError, match=r"model=sage and model\.name=gat choose two"):
+    with pytest.raises(FedGraphError, match=r"model=sage and model\.name=gat select different names"):
         compose(["model=sage", "model.name=gat"])
     assert "norm" not in compose(["model.name=gat"]).model.params
     assert compose(["model=sage", "model.name=sage"]).model.params["norm"] == "none"

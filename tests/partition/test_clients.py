@@ -228,7 +228,7 @@ def test_pool_puts_clients_that_know_no_other_side_by_side():
     [
         ({"name": "metiss"}, 3, "did you mean 'metis'"),
         ({"name": "metis", "merge": "none"}, 41, "num_clients=41 exceeds the 40 nodes of 'blocks'"),
-        ({"name": "overlapping", "merge": "none"}, 4, r"overlap must lie in \(0, 1\]"),
+        ({"name": "overlapping", "merge": "none"}, 4, r"overlap must be in \(0, 1\]"),
         ({"name": "overlapping", "merge": "none", "overlap": 0.5, "clients_per_part": 3}, 4, "is not a multiple of"),
         ({"name": "planted", "merge": "none"}, 4, "gives 3 groups, num_clients=4|gives only 3 groups"),
         ({"name": "louvain", "merge": "smallest_first"}, 39, r"gives only \d+ groups"),

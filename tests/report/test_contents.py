@@ -30,7 +30,7 @@ from fedgraph_flwr.evaluation.intervals import interval, paired
 from fedgraph_flwr.report import units
 from fedgraph_flwr.report.parts import layout
 from fedgraph_flwr.report.predicted import Predicted, bins, calibration_error, predict, roc
-from fedgraph_flwr.report.runs import beside, folds, load_run
+from fedgraph_flwr.report.runs import beside, group_runs, load_run
 from fedgraph_flwr.report.writing import write_report
 from fedgraph_flwr.runs.folder import Checkpoint, check_resumable, fingerprint
 from fedgraph_flwr.runs.serving import serve
@@ -59,7 +59,10 @@ def test_the_answer_is_the_headline_beside_majority_and_what_lies_in_folders_bes
     own, alone, whole = (summary(runs / name) for name in ("fedavg-0", "local-0", "central-0"))
     said = answer(page)
     assert f"FedAvg reaches <b>{100 * own['test_accuracy']:.1f} %</b> test accuracy on csbm over 3 clients" in said
-    for other, name in ((alone, "Local (each client for itself"), (whole, "Central (one model on the whole graph")):
+    for other, name in (
+        (alone, "Local (each client on its own graph"),
+        (whole, "Central (one model on the whole graph"),
+    ):
         gap = 100 * (own["test_accuracy"] - other["test_accuracy"])
         assert (
             f"{abs(gap):.1f} points {'above' if gap >= 0 else 'below'} {name}, {100 * other['test_accuracy']:.1f} %)"
@@ -136,11 +139,11 @@ def one_class(logits, y):
 def test_a_run_that_ends_below_the_chance_level_warns(runs, tmp_path, caplog, capsys, metric):
     words = [*WORDS, f"evaluation.metric={metric}", "train.lr=0.1", "rounds=2", f"out={tmp_path / 'run'}"]
     assert main(["run", *(word for word in words if word != "rounds=3")]) == 0
-    warned = [line for line in caplog.messages if "lies below its chance level" in line]
+    warned = [line for line in caplog.messages if "is below its chance level" in line]
     done = summary(tmp_path / "run")
     key = done["headline"].partition(" at ")[0]
     assert bool(warned) == (done[key] < done["chance"]) == (metric != "accuracy")
-    assert all(f"{key} at best_val = {done[key]:.4f} lies below its chance level 1.0000" in line for line in warned)
+    assert all(f"{key} at best_val = {done[key]:.4f} is below its chance level 1.0000" in line for line in warned)
     assert f"= {done[key]:.4f} (chance level {done['chance']:.4f})" in capsys.readouterr().out
 
 
@@ -159,13 +162,13 @@ def test_clients_without_a_score_are_named_beside_the_mean(runs, tmp_path, capsy
     assert run.summary["chance"] == pytest.approx(float((data[0].y[data[0].test_mask] == 1).double().mean()))
     page = run.report().read_text()
     assert (
-        "It is over 1 of 3 clients (client 1: one class among its scored test nodes; client 2: no scored test nodes)."
+        "It covers 1 of 3 clients (client 1: one class among its scored test nodes; client 2: no scored test nodes)."
         in html.unescape(page)
     )
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
     assert {"one class among its scored test nodes", "no scored test nodes"} <= set(cells)
     print_summary(run.summary, run.config)
-    assert "not in the headline's mean: client 1: one class among its scored test nodes" in " ".join(
+    assert "excluded from the headline score: client 1: one class among its scored test nodes" in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -216,8 +219,8 @@ def test_intervals_are_students_and_pairs_need_both_seeds():
 def test_settings_are_named_by_what_tells_them_apart(runs, tmp_path):
     words = [*WORDS, "strategy=fedavg", "train.lr=0.1", f"out={tmp_path / 'fast'}"]
     assert main(["run", *words]) == 0
-    named = folds([load_run(folder) for folder in (runs / "fedavg-0", tmp_path / "fast", runs / "fedprox-0")])
-    assert [fold.name for fold in named] == ["FedAvg · lr=0.01", "FedAvg · lr=0.1", "FedProx"]
+    named = group_runs([load_run(folder) for folder in (runs / "fedavg-0", tmp_path / "fast", runs / "fedprox-0")])
+    assert [group.name for group in named] == ["FedAvg · lr=0.01", "FedAvg · lr=0.1", "FedProx"]
 
 
 @pytest.mark.parametrize("name", ["fedavg-0", "local-0", "central-0"])
@@ -259,8 +262,8 @@ def test_a_confusion_matrix_has_every_test_node(runs, tmp_path):
         chart["views"] for chart in charts(page).values() if "views" in chart and "FedAvg" in chart["views"]
     ).values()
     told = load_run(runs / "fedavg-0").per_client
-    assert np.sum(matrix["told"]) == sum(told["test-count"])
-    assert np.trace(matrix["told"]) == round(np.dot(told["test-accuracy"], told["test-count"]))
+    assert np.sum(matrix["counts"]) == sum(told["test-count"])
+    assert np.trace(matrix["counts"]) == round(np.dot(told["test-accuracy"], told["test-count"]))
     np.testing.assert_allclose(np.sum(matrix["values"], axis=1), 1, atol=1e-5)
 
 
@@ -273,14 +276,14 @@ def test_a_confusion_matrix_that_clients_told_is_the_one_that_their_files_give(t
         page = write_report([folder], tmp_path / "page.html", baselines=False).read_text()
         drawn = charts(page).values()
         (found,) = next(chart["views"] for chart in drawn if "FedAvg" in chart.get("views", {})).values()
-        return found["told"], page
+        return found["counts"], page
 
     ours, page = matrix()
-    assert "As the clients of" not in page
+    assert "As reported by the clients of" not in page
     monkeypatch.setattr("fedgraph_flwr.report.runs.FinishedRun.clients", [])  # as those of a fleet
     told, page = matrix()
     assert told == ours
-    assert "As the clients of FedAvg reported" in page
+    assert "As reported by the clients of FedAvg" in page
     assert "Calibration" not in page
 
 
@@ -373,10 +376,10 @@ def test_the_results_of_a_fleet_show_what_clients_reported_and_name_no_dataset(f
     assert [row[3:] for row in told] == [
         [s["num_train"], s["num_val"], s["num_features"], 2, s["num_test"]] for s in sizes
     ]
-    assert "Unknown here, since the parties keep them" in page
+    assert "are unknown here, because the parties keep" in page
     for chart in ("… against its label mix", "… against its homophily", "Labels of each client", "Confusion matrix"):
         assert chart not in page
-    with pytest.raises(FedGraphError, match="a run of the fleet 'somewhere', whose parties keep their graphs"):
+    with pytest.raises(FedGraphError, match="a run of the fleet 'somewhere', so the graph of client"):
         run.predict(client=0)
     assert sweep_majority(["engine=somewhere"]) == "refused"
     print_summary(run.summary, run.config)
@@ -468,7 +471,7 @@ def test_clients_that_are_elsewhere_leave_their_graphs_out(runs, tmp_path):
     config = (tmp_path / "run" / "config.yaml").read_text()
     (tmp_path / "run" / "config.yaml").write_text(re.sub(r"^graph: .*$", "graph: /nowhere", config, flags=re.M))
     page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
-    assert html.unescape(page).count("the clients' files are not on this machine") == 2
+    assert html.unescape(page).count("the client files are not on this machine") == 2
     assert "Score of each client" in page
     assert "Confusion matrix" not in page
 
@@ -480,7 +483,7 @@ def test_failures_say_who_when_and_why(runs, tmp_path):
         record["failed"] = {"2 (train)": "it took <too> long"}
     (tmp_path / "run" / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     page = write_report([tmp_path / "run"], tmp_path / "page.html", baselines=False).read_text()
-    assert "2 answers failed" in page
+    assert "2 replies failed" in page
     row = re.search(r"<tr><td>client 2 \(train\)</td>.*?</tr>", page)[0]
     assert "2 to 3" in row
     assert "it took &lt;too&gt; long" in row

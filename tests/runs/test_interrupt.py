@@ -54,8 +54,8 @@ def test_ctrl_c_early_leaves_a_run_that_can_be_resumed(run, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
-    assert "finishing this round, to go on from it later" in err
-    assert f"go on with: fedgraph-flwr run resume={tmp_path / 'run'}" in err
+    assert "Finishing this round and saving a checkpoint" in err
+    assert f"to resume: fedgraph-flwr run resume={tmp_path / 'run'}" in err
     done = read_tensors(tmp_path / "run" / "checkpoint.safetensors")[1]["round"]
     cfg = compose(
         [f"resume={tmp_path / 'run'}", f"out={tmp_path / 'run'}", f"rounds={done + 1}"],

@@ -132,7 +132,7 @@ def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
     table = pd.read_csv(imported / "p.csv")
     predictor = load_predictor(imported / "run", 0)
     assert ((table["class"] == "fraud") == (table["p_fraud"] >= predictor.threshold - 1e-9)).all()
-    assert f"'fraud' from probability {predictor.threshold:.3f} on" in told
+    assert f"'fraud' if its probability is at least {predictor.threshold:.3f}" in told
     assert cli.main([*words, str(imported / "p.parquet"), "--threshold", "0.5"]) == 0
     table = pd.read_parquet(imported / "p.parquet")
     assert ((table["class"] == "fraud") == (table["p_fraud"] >= 0.5)).all()
@@ -153,14 +153,14 @@ def test_the_threshold_is_the_one_that_f1_at_threshold_is_of(imported):
     ("words", "sentence"),
     [
         (["nowhere"], "nowhere holds no finished run: expected config.yaml and summary.json"),
-        ([], "say whose network: either RUN, a result folder, or --node DIR"),
+        ([], "no model selected: pass either RUN (a run folder) or --node DIR"),
         (["{run}", "--client", "3"], "has no client 3: expected 0..2"),
         (["{run}", "--round", "first"], "round 'first' unknown; one of: best, last"),
-        (["{run}"], "say what to predict: --nodes FILE and --edges FILE, --graph FILE, or --client I"),
+        (["{run}"], "no input: pass --nodes FILE and --edges FILE, --graph FILE, or --client I"),
         (["{run}", "--nodes", "a.csv"], "both --nodes FILE and --edges FILE, or --graph FILE"),
-        (["{run}", "--client", "0", "--out", "p.txt"], "p.txt has no known ending"),
-        (["{run}", "--client", "0", "--threshold", "2"], "--threshold 2 must be a probability"),
-        (["--node", "{run}"], "is of a simulation, whose folder holds the rest"),
+        (["{run}", "--client", "0", "--out", "p.txt"], "p.txt has an unknown suffix"),
+        (["{run}", "--client", "0", "--threshold", "2"], "--threshold must be in [0, 1] and needs two classes, got 2"),
+        (["--node", "{run}"], "belongs to a simulation: pass its run folder and --client"),
         (["{run}", "--client", "0", "--nodes", "{lacks}", "--edges", "{edges}"], "has no column 'balance' (number)"),
     ],
 )

@@ -136,7 +136,7 @@ def test_resuming_gives_the_uninterrupted_run(run, fraction):
 
 
 def test_resuming_without_a_checkpoint_says_so(run, tmp_path):
-    with pytest.raises(FedGraphError, match="holds no checkpoint"):
+    with pytest.raises(FedGraphError, match="has no checkpoint"):
         run(f"resume={tmp_path}")
 
 

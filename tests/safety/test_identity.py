@@ -202,7 +202,7 @@ def test_a_client_that_claims_many_nodes_has_its_share_and_no_more(run, monkeypa
 
 
 def test_a_cap_that_would_cap_nothing_is_refused(run):
-    with pytest.raises(FedGraphError, match=r"strategy.max_share must lie in \(0, 1\], got 0"):
+    with pytest.raises(FedGraphError, match=r"strategy.max_share must be in \(0, 1\], got 0"):
         compose(["strategy.max_share=0"])
     with pytest.raises(
         FedGraphError,

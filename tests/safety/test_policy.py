@@ -170,7 +170,7 @@ def test_what_a_policy_accepts(node):
     ("text", "expected"),
     [
         ("strategis: [fedavg]", "policy key 'strategis' unknown (<policy>); did you mean 'strategies'?"),
-        ("rounds: many", "policy.rounds (policy=<policy>) must be a whole number, got 'many'"),
+        ("rounds: many", "policy.rounds (policy=<policy>) must be an integer, got 'many'"),
         ("rounds: 0", "policy.rounds must be >= 1, got 0"),
         ("strategies: fedavg", "policy.strategies (policy=<policy>) must be"),
         ("- fedavg", "policy=<policy> of --node-config must hold keys and values"),
@@ -425,14 +425,14 @@ def test_a_run_that_is_named_like_a_path_writes_nothing(node, tmp_path, name):
 @pytest.mark.parametrize(
     ("run_config", "message"),
     [
-        ({"config": "/etc/passwd"}, "the server's config= is no JSON: a node reads no file that a server names"),
-        ({"config": "conf/config.yaml"}, "the server's config= is no JSON"),
-        ({"config": "{"}, "config= is no valid JSON"),
-        ({"overrides": "dataset.name=${oc.env:HOME}"}, "holds '${': a node resolves nothing for a server"),
-        ({"config": '{"dataset": {"name": "${oc.env:HOME}"}}'}, "holds '${'"),
+        ({"config": "/etc/passwd"}, "the server's config= is not JSON: a node reads no file named by a server"),
+        ({"config": "conf/config.yaml"}, "the server's config= is not JSON"),
+        ({"config": "{"}, "config= is not valid JSON"),
+        ({"overrides": "dataset.name=${oc.env:HOME}"}, "contains '${': a node resolves no variables for a server"),
+        ({"config": '{"dataset": {"name": "${oc.env:HOME}"}}'}, "contains '${'"),
         ({"overrides": "strategy=../../../../etc/passwd"}, "strategy '../../../../etc/passwd' unknown"),
         ({"overrides": "dataset=../secrets"}, "dataset '../secrets' unknown"),
-        ({"overrides": "'"}, "overrides cannot be read as words"),
+        ({"overrides": "'"}, "cannot split overrides into key=value"),
         (
             {"overrides": "strategy.client=subprocess:Popen"},
             "refuses strategy.client=subprocess:Popen: it accepts modules none",

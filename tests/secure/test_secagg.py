@@ -375,8 +375,8 @@ def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["privacy.secagg_threshold=0.5"], r"privacy.secagg_threshold must lie in \(0.5, 1\], got 0.5"),
-        (["privacy.secagg_bits=60"], r"privacy.secagg_bits must lie in \[8, 48\], got 60"),
+        (["privacy.secagg_threshold=0.5"], r"privacy.secagg_threshold must be in \(0.5, 1\], got 0.5"),
+        (["privacy.secagg_bits=60"], r"privacy.secagg_bits must be in \[8, 48\], got 60"),
         (["privacy.dp=client_fixed"], "privacy.secagg=true hides from the server what privacy.dp=client_fixed"),
         (
             ["strategy=fedomd", "strategy.exchange=two_phase", "strategy.cmd_range=unit"],
@@ -394,8 +394,8 @@ def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
         ),
         (["strategy=fedlit", "privacy.reveal=[links]"], "needs late weights of 'model'"),
         (["privacy.reveal=[model]"], "privacy.reveal: group of strategy=fedavg 'model' unknown"),
-        (["num_clients=2"], "adds up at least 3 clients, a round of this run has 2"),
-        (["num_clients=10", "strategy.fraction=0.2"], "a round of this run has 2"),
+        (["num_clients=2"], "requires at least 3 clients per round, but this run has 2"),
+        (["num_clients=10", "strategy.fraction=0.2"], "but this run has 2"),
     ],
 )
 def test_what_cannot_be_summed_is_refused_before_clients_start(words, sentence):

@@ -62,11 +62,11 @@ def test_clients_that_take_no_part_are_not_asked_and_a_resumed_run_is_the_same(r
 @pytest.mark.parametrize("given", ["none", "0", "-1", "1.5", ""])
 def test_who_scores_is_a_word_or_a_number(given):
     with pytest.raises(
-        FedGraphError, match=f"evaluation.clients must be all, cohort or a number from 1, got '{given}'"
+        FedGraphError, match=f"evaluation.clients must be all, cohort or an integer >= 1, got '{given}'"
     ):
         compose([f"evaluation.clients='{given}'"])
 
 
 def test_what_follows_single_clients_needs_the_same_ones():
-    with pytest.raises(FedGraphError, match=r"evaluation.select=own_best_val follows each client's own figure"):
+    with pytest.raises(FedGraphError, match=r"evaluation.select=own_best_val needs scores of the same clients"):
         compose(["evaluation.clients=cohort", "evaluation.select=own_best_val"])

@@ -324,20 +324,20 @@ def test_a_run_is_not_resumed_where_its_releases_are_not_booked(run):
             "strategy.weighting=nodes uploads each client's number of nodes",
         ),
         ([UNIFORM, "evaluation.average=nodes"], "evaluation.average=nodes uploads each client's number of nodes"),
-        ([UNIFORM, "privacy.delta=0"], "privacy.delta must lie"),
+        ([UNIFORM, "privacy.delta=0"], "privacy.delta must be in"),
         ([UNIFORM, "privacy.delta=0.4"], "publishing all data of one of 3 clients: expected at most 0.33"),
         ([UNIFORM, "privacy.epsilon_budget=0.1"], "does not allow one round, whose ε is 4"),
         ([UNIFORM, "privacy.scores=some"], "privacy.scores 'some' unknown"),
-        ([UNIFORM, "privacy.scores=noised", "evaluation.trained=true"], "evaluation.trained=true asks for more"),
+        ([UNIFORM, "privacy.scores=noised", "evaluation.trained=true"], "evaluation.trained=true needs more"),
         (
             [UNIFORM, "privacy.scores=noised", "evaluation.average=test_nodes"],
-            "evaluation.average=test_nodes asks for more",
+            "evaluation.average=test_nodes needs more",
         ),
-        (["strategy=fedavg_ft", UNIFORM, "privacy.scores=noised"], "strategy.personal=true asks for more"),
-        ([UNIFORM, "privacy.scores=noised", "evaluation.confusion=true"], "evaluation.confusion=true asks for more"),
+        (["strategy=fedavg_ft", UNIFORM, "privacy.scores=noised"], "strategy.personal=true needs more"),
+        ([UNIFORM, "privacy.scores=noised", "evaluation.confusion=true"], "evaluation.confusion=true needs more"),
         (
             [UNIFORM, "privacy.scores=noised", "evaluation.metric=own_methods:kappa"],
-            r"nothing bounds the values of evaluation.metric=own_methods:kappa: set",
+            r"not guaranteed for evaluation.metric=own_methods:kappa: set",
         ),
         ([UNIFORM, "privacy.scores=none", "evaluation.patience=3"], "evaluation.patience=3 needs scores"),
         ([UNIFORM, "privacy.scores=none", "evaluation.confusion=true"], "evaluation.confusion=true needs scores"),
@@ -352,10 +352,10 @@ def test_what_cannot_be_covered_is_refused(run, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["privacy.noise_multiplier=1"], "adds no noise with privacy.dp=none"),
-        (["privacy.dp=server_fixed"], "protects nobody"),
+        (["privacy.noise_multiplier=1"], "has no effect with privacy.dp=none"),
+        (["privacy.dp=server_fixed"], "gives no protection"),
         (["privacy.dp=client_fixed", "privacy.scores=noised"], "without privacy.noise_multiplier adds no noise"),
-        (["privacy.dp=client_fixed", "privacy.epsilon_budget=1"], "has no ε to bound"),
+        (["privacy.dp=client_fixed", "privacy.epsilon_budget=1"], "has no effect without noise"),
     ],
 )
 def test_settings_that_do_nothing_are_refused(run, words, message):

@@ -55,7 +55,7 @@ def test_interrupted_it_ends_its_children_keeps_what_there_is_and_goes_on(toy):
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "interrupted; what has run is in toy.csv, the same command goes on" in err
+    assert "interrupted; finished runs are in toy.csv; run the same command again to resume" in err
     assert "Traceback" not in err
     wait_for_end(children)
     assert "An empty cell has not been run yet." in toy.with_suffix(".md").read_text()
@@ -118,21 +118,21 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(toy, ran, capsys):
     out = capsys.readouterr().out
     assert out.count("to run ") == 12
     assert "few/Local/1: fedgraph-flwr run dataset=csbm" in out
-    assert "toy: 12 runs, 12 to be made, in a time that nothing at hand tells" in out
+    assert "toy: 12 runs, 12 to do, duration unknown" in out
     assert [path.name for path in toy.parent.iterdir() if path.name != "data"] == ["toy.yaml"]
     sweep(toy, "--only", "few")
     capsys.readouterr()
     sweep(toy, "--dry-run")
     out = capsys.readouterr().out
-    assert (out.count("to run "), out.count("at hand")) == (6, 6)
-    assert "toy: 12 runs, 6 to be made, in about" in out
+    assert (out.count("to run "), out.count("done   ")) == (6, 6)
+    assert "toy: 12 runs, 6 to do, about" in out
     assert len(ran) == 6
 
 
 @pytest.mark.slow
 def test_the_time_is_told_before_the_first_run(toy, capfd):
     sweep(toy, "--jobs", "1", "--only", "few/FedAvg")
-    assert "toy: 12 runs, 2 to be made, in about" in capfd.readouterr().out
+    assert "toy: 12 runs, 2 to do, about" in capfd.readouterr().out
 
 
 def test_default_jobs_use_each_core_once(monkeypatch):

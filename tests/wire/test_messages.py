@@ -85,7 +85,7 @@ def test_a_message_that_lies_about_an_array_is_refused(field):
     parts = {"dtype": honest.dtype, "shape": honest.shape, "stype": honest.stype, "data": honest.data} | {
         field: lie[field]
     }
-    with pytest.raises(FedGraphError, match="array 'w' of a message cannot be read"):
+    with pytest.raises(FedGraphError, match="cannot read array 'w' of a message"):
         from_record(ArrayRecord({"w": Array(**parts)}))
 
 
@@ -108,7 +108,7 @@ def test_payload_counts_arrays_numbers_and_text():
 def test_check_arrays_names_what_is_wrong():
     good = {"w": np.ones(3)}
     check_arrays(good, {"w": (3,)}, "client 1")
-    with pytest.raises(FedGraphError, match=r"client 1 sent other arrays .* b"):
+    with pytest.raises(FedGraphError, match=r"client 1 must send exactly the shared arrays; .* b"):
         check_arrays({**good, "b": np.ones(1)}, {"w": (3,)}, "client 1")
     with pytest.raises(FedGraphError, match=r"'w' of shape \(3,\), expected \(4,\)"):
         check_arrays(good, {"w": (4,)}, "client 1")

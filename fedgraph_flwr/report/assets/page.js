@@ -95,12 +95,12 @@
       const value = axis({ unit: d.unit, name: d.name, min: 0, max: d.max }), category = names(d.categories, d.flat ? { inverse: true } : {});
       return { ...option, xAxis: below(d.flat ? value : category), yAxis: d.flat ? category : value, series };
     },
-    // A matrix of shares; what is not the share itself stands in `told`, and in `labels` where no share is known.
+    // A matrix of shares, with counts in `counts`, and text in `labels` where a share is unknown.
     heat(d, width) {
       const option = base(), cells = d.values.flatMap((row, r) => row.map((v, c) => [c, r, v ?? 0])), wide = (width - 110) / d.columns.length;
       const most = Math.max(...cells.map((cell) => cell[2] || 0), 1e-9);
       const known = (c, r) => d.labels?.[r][c];
-      option.tooltip.formatter = ({ value: [c, r, v] }) => lines(`${d.names[0]} ${d.rows[r]}`, [[`${d.names[1]} ${d.columns[c]}`, known(c, r) || `${say("share", v)}${d.told ? ` (${say("count", d.told[r][c])})` : ""}`]]);
+      option.tooltip.formatter = ({ value: [c, r, v] }) => lines(`${d.names[0]} ${d.rows[r]}`, [[`${d.names[1]} ${d.columns[c]}`, known(c, r) || `${say("share", v)}${d.counts ? ` (${say("count", d.counts[r][c])})` : ""}`]]);
       const shade = { show: false, min: 0, max: most, dimension: 2, inRange: { color: [low, high] } };
       const pale = (v) => v / most > 0.55 ? card : ink;
       const data = cells.map((cell) => ({ value: cell, label: { color: pale(cell[2]) } }));
