@@ -30,6 +30,7 @@ from fedgraph_flwr.clients.phases import ReplyContent, phase
 from fedgraph_flwr.clients.replies import plain_reply, reply
 from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.seam import seam
+from fedgraph_flwr.clients.stages import later_inputs
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.graph import ClientGraph
@@ -91,6 +92,7 @@ class GraphClient(Side, NumPyClient):
         needs_others: what `predict` needs from other clients, as text; empty: nothing.
         makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
         serves: tasks that the method can train; a subclass serves node classification unless it declares more.
+        later: nodes of validation and test, and the model's inputs with the edges that these stages may read (``edge_split``).
         tunes: whether `predict` trains on the client's training nodes first.
         stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
@@ -118,6 +120,7 @@ class GraphClient(Side, NumPyClient):
         self.cfg = cfg
         self.file = file
         self.params = method_params(type(self), cfg)
+        whole, graph = graph, graph.until(0)
         self.task = kind_of(cfg)(cfg, graph)
         self.graph: ClientGraph = self.task.graph
         self.device = torch.device(device)
@@ -144,6 +147,7 @@ class GraphClient(Side, NumPyClient):
                 f" model={cfg.model.name} reads {graph.num_edge_features} features per edge: use a model without edge features"
             )
         self.inputs = self.build_inputs()
+        self.later = [] if whole is graph else later_inputs(self, whole)
         self.y = self.task.y.to(self.device)
         self.train_nodes = self.task.masks["train"].nonzero().view(-1).to(self.device)
         self.batch = Batch(self.inputs, self.train_nodes, self.y[self.train_nodes])
@@ -284,7 +288,10 @@ class GraphClient(Side, NumPyClient):
         """Return the logits [N, C] of the model as it is, without dropout."""
         self.model.eval()
         with torch.no_grad():
-            return self.logits(self.inputs)
+            logits = self.logits(self.inputs)
+            for nodes, inputs in self.later:
+                logits[nodes] = self.logits(inputs)[nodes]
+            return logits
 
     def personal_parameters(self) -> Mapping[str, Tensor]:
         """Return tensors of the model, by name, that `predict` uses instead of the current ones."""

@@ -177,7 +177,8 @@ class DatasetConfig(Section, group="dataset"):
 class SplitConfig(Section, group="split"):
     """Split into training, validation and test nodes."""
 
-    kind: str = choice("ratio", ("ratio", "kfold", "public"))  # public: the dataset's masks
+    # public: the dataset's own masks; temporal: nodes by their first edge, and no stage reads edges of a later one
+    kind: str = choice("ratio", ("ratio", "kfold", "public", "temporal"))
     # client: within each client's nodes; global: over the whole graph, before the partition
     scope: str = choice("client", ("client", "global"))
     train: float = number(0.6, high=1)  # share of labelled nodes for training
@@ -187,6 +188,8 @@ class SplitConfig(Section, group="split"):
     fold: int = number(-1, low=-1)  # -1: seed modulo folds
     # kfold with fold -1: each seed draws its own partition and groups; otherwise seeds 0 to folds - 1 share them, and so on
     resample: bool = False
+    # temporal: last times of training and of validation, in seconds as edges have them; empty: quantiles of the edges' times
+    until: list[int] = field(default_factory=list)
     stratify: bool = False  # ratio: apply the ratios within each class
     min_train: int = 0  # minimum training nodes per client, filled from its unused nodes
 
@@ -196,6 +199,8 @@ class SplitConfig(Section, group="split"):
             raise FedGraphError(f"split.train + val + test must be <= 1, got {self.train + self.val + self.test:g}")
         if self.kind == "kfold":
             at_least(self.folds, 3, "split.folds")
+        if self.until and (len(self.until) != 2 or self.until[0] > self.until[1]):
+            raise FedGraphError(f"split.until must be two ascending times in seconds, got {self.until}")
 
 
 @dataclass

@@ -83,6 +83,10 @@ class HeteroGraph:
         """0: edges of several types carry no features yet."""
         return 0
 
+    def until(self, stage: int) -> Self:
+        """Return the graph itself: every stage reads all typed edges."""
+        return self
+
     @property
     def edge_kinds(self) -> np.ndarray:
         """Kind of each edge type, int64 [R], in the order of the schema; with ``by_name``, one kind per relation name."""

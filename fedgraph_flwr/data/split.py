@@ -28,7 +28,9 @@ def split_graph(graph: AnyGraph, cfg: SplitConfig, seed: int) -> AnyGraph:
     Raises:
         FedGraphError: public masks are requested but missing, or the fold does not exist.
     """
-    if cfg.kind == "public":
+    if cfg.kind == "temporal":
+        graph, masks = _temporal(graph, cfg)
+    elif cfg.kind == "public":
         masks = _public(graph, cfg)
     elif cfg.kind == "kfold":
         masks = _kfold(graph, cfg, seed)
@@ -116,6 +118,38 @@ def _kfold(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
     nodes = _rng(graph, grouping_seed(cfg, seed), 0).permutation(nodes)
     group = (np.arange(len(nodes)) - fold) % cfg.folds  # 0: test, 1: validation
     return _masks(graph, nodes[group > 1], nodes[group == 1], nodes[group == 0])
+
+
+def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]]:
+    """Return the graph with the stage of each edge, and masks of labelled nodes by the time of their first edge.
+
+    The cuts are times: edges of equal time are of one stage. Nodes without edges are in no mask.
+
+    Raises:
+        FedGraphError: edges have no times.
+    """
+    time = graph.edge_time
+    if not time.numel():
+        raise FedGraphError(
+            f"split.kind=temporal needs a time for each edge, which '{graph.name}' does not have: import it with --time-column,"
+            " or set split.kind=ratio"
+        )
+    if cfg.until:
+        first, second = cfg.until
+    else:
+        ordered = time.sort().values
+        first, second = (
+            int(ordered[min(int(share * len(ordered) + 1e-9), len(ordered) - 1)])
+            for share in (cfg.train, cfg.train + cfg.val)
+        )
+    never = torch.iinfo(torch.int64).max
+    start = torch.full((graph.num_nodes,), never).scatter_reduce(
+        0, graph.edge_index.reshape(-1), time.repeat(2), "amin"
+    )
+    known = (graph.y >= 0) & (start < never)
+    stage = (time > first).to(torch.int8) + (time > second).to(torch.int8)
+    masks = [known & (start <= first), known & (start > first) & (start <= second), known & (start > second)]
+    return replace(graph, edge_split=stage), masks
 
 
 def _public(graph: Graph, cfg: SplitConfig) -> list[Tensor]:

@@ -68,7 +68,7 @@ def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
 
 def stackable(client: GraphClient) -> bool:
     """Whether a client, with its present inputs, can be computed together with others."""
-    return _traits(client)[0] and kinds_stack(client.inputs)
+    return _traits(client)[0] and kinds_stack(client.inputs) and not client.later
 
 
 def alike(client: GraphClient) -> Hashable:

@@ -24,7 +24,7 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
     Raises:
         FedGraphError: as `assign` and `split_graph`, or a client without a training node.
     """
-    whole = cfg.split.scope == "global" or cfg.split.kind == "public"
+    whole = cfg.split.scope == "global" or cfg.split.kind in ("public", "temporal")
     if whole:
         graph = split_graph(graph, cfg.split, cfg.seed)
     clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, grouping_seed(cfg.split, cfg.seed)))
@@ -37,7 +37,7 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
             raise FedGraphError(
                 f"client {client.client} has {client.num_nodes} nodes, none for training: lower num_clients"
                 f" ({len(clients)}), use another partition, or set split.min_train=1"
-                + (" or split.kind=ratio" if cfg.split.kind == "public" else "")
+                + (" or split.kind=ratio" if cfg.split.kind in ("public", "temporal") else "")
             )
     return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
 

@@ -326,6 +326,7 @@ class Predictor:
         client = self._with_parameters(kind, self.own if tunes else graph)
         if tunes and graph is not self.own:
             client.inputs = client.model.prepare(_as_client(graph, client.graph), client.device, client.dtype)
+            client.later = []
         return client
 
     def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:

@@ -1,0 +1,47 @@
+"""Stages of a graph whose edges have times: training, validation and test each read the edges up to their own cut."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+
+
+class Staged(Protocol):
+    """What this needs of a client."""
+
+    cfg: RunConfig
+    device: torch.device
+    combined: Parts
+
+    def inherits(self, names: Iterable[str]) -> bool:
+        """Whether the client's methods of these names are the base's."""
+
+    def inputs_of(self, graph: Any, **variant: Any) -> Any:
+        """Prepare the model's inputs of a graph."""
+
+
+def later_inputs(client: Staged, whole: ClientGraph) -> list[tuple[Tensor, Any]]:
+    """Return the nodes of validation and of test, and the model's inputs with the edges that each stage may read.
+
+    Raises:
+        FedGraphError: the method or the task does not predict nodes from the model's inputs alone.
+    """
+    cfg = client.cfg
+    own = ("predict", "predict_shared", "infer", "logits", "build_inputs", "inputs_of")
+    plain = client.inherits(own) and not client.combined.all
+    if not plain or cfg.task.name != "nodes":
+        raise FedGraphError(
+            f"strategy={cfg.strategy.name} with task={cfg.task.name} does not support edges that only later stages may read"
+            " (split.kind=temporal): use another split, or a strategy such as fedavg with task=nodes"
+        )
+    stages = {1: whole.val_mask, 2: ~(whole.train_mask | whole.val_mask)}
+    return [
+        (nodes.nonzero().view(-1).to(client.device), client.inputs_of(whole.until(stage), stage=stage))
+        for stage, nodes in stages.items()
+    ]
