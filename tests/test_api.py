@@ -430,12 +430,12 @@ def test_typed_graphs_in_memory():
         ({"graphs": [Data(x=torch.ones(3, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64))]}, "no tensor 'y'"),
         ({"graphs": [data(y=torch.full((16,), 5)), data()], "classes": ["a", "b", "c"]}, r"graphs\[0\]: labels must"),
         ({"graphs": [data()], "num_clients": 3}, "num_clients=3, but graphs has 1"),
-        ({"graphs": [data()], "dataset": "My Bank"}, "dataset=My Bank is what graphs"),
-        ({"graphs": [data()], "partition": "random"}, "partition and graphs"),
+        ({"graphs": [data()], "dataset": "My Bank"}, "dataset=My Bank names graphs"),
+        ({"graphs": [data()], "partition": "random"}, "partition cannot be combined with graphs"),
         ({"graphs": [data()], "target": "paper"}, "has nodes of one type"),
         ({"graphs": [data()], "strategy": "fedprox", "strategy.mu": -1}, "strategy.prox.mu must be"),
-        ({"graphs": [data()], "engine": "bank"}, "engine=bank is none"),
-        ({"classes": ["a"]}, "classes goes with graphs"),
+        ({"graphs": [data()], "engine": "bank"}, "engine=bank is a fleet"),
+        ({"classes": ["a"]}, "classes requires graphs"),
     ],
 )
 def test_wrong_graphs_are_one_sentence_and_leave_no_folder(keys, told):
