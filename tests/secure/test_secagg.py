@@ -377,7 +377,7 @@ def test_rebuilt_clients_and_resumed_runs_end_alike(method, run, monkeypatch):
     [
         (["privacy.secagg_threshold=0.5"], r"privacy.secagg_threshold must be in \(0.5, 1\], got 0.5"),
         (["privacy.secagg_bits=60"], r"privacy.secagg_bits must be in \[8, 48\], got 60"),
-        (["privacy.dp=client_fixed"], "privacy.secagg=true hides from the server what privacy.dp=client_fixed"),
+        (["privacy.dp=client_fixed"], "privacy.secagg=true hides the updates that privacy.dp=client_fixed"),
         (
             ["strategy=fedomd", "strategy.exchange=two_phase", "strategy.cmd_range=unit"],
             "set strategy.exchange=one_phase, not two_phase",
