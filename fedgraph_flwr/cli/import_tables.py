@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="columns of the edge table that become features of edges: names or patterns ('*'), by commas; default: the schema's",
     )
     given.add_argument("--client-column", metavar="NAME", help="column with each node's client (partition=planted)")
+    given.add_argument("--classes", default="", metavar="A,B,C", help="class names in label order (default: sorted)")
     given.add_argument(
         "--undirected", action="store_true", help="each row of the edge table represents both directions"
     )

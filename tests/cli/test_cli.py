@@ -81,8 +81,8 @@ def test_wrong_input_is_one_line_and_code_2(words, told, capsys, tmp_path, monke
     [
         (["strategy=fedomd", "model.ortho=maybe"], "model.ortho (model=fedomd) must be true or false, got 'maybe'"),
         (["strategy=fedomd", "model.newton_steps=-3"], "model.newton_steps must be >= 1, got -3"),
-        (["strategy=fedspa", "model.profile=[plain]"], "model.profile (model=fedspa) must be a word, got ['plain']"),
-        (["strategy=fedomd", "model=gcn"], "strategy=fedomd needs model=fedomd, got model=gcn"),
+        (["strategy=fedspa", "model.profile=[plain]"], "model.profile (model=fedspa) must be a string, got ['plain']"),
+        (["strategy=fedomd", "model=gcn"], "strategy=fedomd needs model=fedomd, got model=gcn: set model=fedomd"),
         (["strategy=fedomd", "strategy.beta=inf"], "strategy.beta must be >= 0 and finite, got inf"),
     ],
 )

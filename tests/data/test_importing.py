@@ -363,7 +363,7 @@ def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
     capsys.readouterr()
     assert cli.main([*words, "--no-report"]) == 0
     output = capsys.readouterr().out
-    assert "split: the one that dataset=mine was imported with" in output
+    assert "split: imported with dataset=mine" in output
     assert "majority" in output
     assert output.index("accuracy") < output.index("majority") < output.index("test auc")
 
@@ -377,12 +377,12 @@ def test_a_party_with_one_class_is_told_that_it_has_no_average_precision(tables,
         "warning: all train labels are of class '1'",
         "warning: all validation labels are of class '0'",
         "warning: all test labels are of class '0': auc and average precision are undefined, so means over parties"
-        " this one out",
+        " exclude this one",
     ]
     nodes, edges = tables("id,x,label\n" + "".join(f"n{i},{i},0\n" for i in range(30)), "source,target\nn0,n1\n")
     assert run("--nodes", nodes, "--edges", edges, "--classes", "0,1", "--name", "single") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: all")]
     assert lines == [
         "warning: all labels are of class '0': auc and average precision are undefined, so means over parties exclude this"
-        " out"
+        " one"
     ]

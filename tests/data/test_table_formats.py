@@ -264,7 +264,9 @@ def test_the_schema_keeps_names_separator_and_formats(bank, capsys):
     )
     assert "umsatz as 1.234,5" in output
     schema = Schema.load(bank / "s.yaml")
-    assert schema.tables == TableLayout("kunde", "status", "", "", "von", "an", ";", "latin-1")
+    assert schema.tables == TableLayout(
+        id="kunde", label="status", source="von", target="an", separator=";", encoding="latin-1"
+    )
     assert schema.undirected
     assert schema.nodes["node"]["umsatz"].format == "1.234,5"
     assert run(*CLIENT, "1", "--out", "parts/client_0001.safetensors") == 0

@@ -185,9 +185,7 @@ def test_another_number_of_features_is_named(imported):
 def test_private_parameters_need_a_client(go):
     finished = go("fedper")
     shared, own = load_predictor(finished.out), load_predictor(finished.out, 0).own
-    with pytest.raises(
-        FedGraphError, match=r"has no head\..*, which each client keeps to itself: say whose by --client 0..2"
-    ):
+    with pytest.raises(FedGraphError, match=r"has no head\..*, which each client keeps private: pass --client 0..2"):
         shared.predict(own)
 
 
