@@ -128,16 +128,16 @@ def _answer(message: Message, context: Context) -> RecordDict:
         torch.set_num_threads(threads)
     client, version = _find(cfg, context)
     _check_protocol(config)
-    fresh = client.policy.check_start and _starts(client, context, config)
+    fresh = _starts(client, context, config)
     checkpoints = _checkpoint_folder(cfg, context, client, str(config["run"])) if "run" in config else None
-    _permit(client, context, config, own)
+    _permit(client, context, config, own, checkpoints)
     if "resume" in config:
         _resume(client, checkpoints, config["resume"])
         version += 1
         _keep(client, version, context)
     groups = groups_of(message.content)
-    if fresh:
-        _check_start(client, groups.get(MODEL, {}))
+    if client.policy.check_start:
+        _judge_start(client, context, phase, fresh, groups.get(MODEL, {}))
     # The first exchange of a phase in a round keeps the stream that it had before exchanges were counted.
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
     reseed(seed, client.device)
@@ -159,7 +159,39 @@ def _starts(client: GraphClient, context: Context, config: Mapping[str, Any]) ->
     """Return whether the parameters in this message must follow from the seed, because nothing was trained before."""
     ledger = _ledger(client, context)
     early = config["round"] <= 1 and TRAIN not in ledger.asked and not ledger.resumed
-    return early and config["phase"] not in (DESCRIBE, EVALUATE) and "resume" not in config
+    return (early or ledger.suspect) and config["phase"] not in (DESCRIBE, EVALUATE) and "resume" not in config
+
+
+def _judge_start(client: GraphClient, context: Context, phase: str, fresh: bool, received: Mapping[str, Any]) -> None:
+    """Refuse parameters that training must not start with, and record it in the ledger.
+
+    Raises:
+        FedGraphError: names the tensor.
+    """
+    ledger = _ledger(client, context)
+    before = ledger.suspect, ledger.loaded
+    try:
+        if fresh and not received and ledger.loaded:  # an evaluation brought parameters, which training would keep
+            received = {name: tensor.detach().cpu().numpy() for name, tensor in client.shared.items()}
+        if fresh:
+            _check_start(client, received)
+            ledger.suspect = ledger.suspect and not (received and phase == TRAIN)
+        elif received and phase in (DESCRIBE, EVALUATE):
+            ledger.loaded = True
+    except FedGraphError:
+        ledger.suspect = True
+        raise
+    finally:
+        if (ledger.suspect, ledger.loaded) != before:
+            _store(ledger, client, context)
+
+
+def _store(ledger: Ledger, client: GraphClient, context: Context) -> None:
+    """Keep what was requested, in the context and in the node's folder."""
+    if not context.node_config.get("live"):
+        context.state[ASKED] = ConfigRecord(ledger.record())
+    if folder := _last_folder(context, client):
+        folder.write_asked(ledger.record())
 
 
 def _check_start(client: GraphClient, received: Mapping[str, Any]) -> None:
@@ -177,7 +209,8 @@ def _check_start(client: GraphClient, received: Mapping[str, Any]) -> None:
         if actual.shape == expected.shape and not np.allclose(actual, expected, rtol=1e-3, atol=1e-5):
             raise FedGraphError(
                 f"the server starts this run with other parameters than its seed={client.cfg.seed} gives"
-                f" ('{sanitize(name, 60)}'): this node's policy accepts no others in the first round (check_start)"
+                f" ('{sanitize(name, 60)}'): this node's policy accepts no others as a start (check_start), and after a"
+                " resumption only if its own state folder has the checkpoint (--state)"
             )
 
 
@@ -228,7 +261,11 @@ def _ledger(client: GraphClient, context: Context) -> Ledger:
 
 
 def _permit(
-    client: GraphClient, context: Context, config: Mapping[str, Any], items: tuple[tuple[str, str], ...]
+    client: GraphClient,
+    context: Context,
+    config: Mapping[str, Any],
+    items: tuple[tuple[str, str], ...],
+    checkpoints: StateFolder | None,
 ) -> None:
     """Record a request, or refuse it: by the policy, because of an earlier request, or for a changed configuration.
 
@@ -241,7 +278,7 @@ def _permit(
         raise FedGraphError(
             f"the server requests phase '{phase}' of round {server_round} in a run of {client.cfg.rounds} rounds"
         )
-    folder, live, ledger = _last_folder(context, client), context.node_config.get("live"), _ledger(client, context)
+    ledger = _ledger(client, context)
     if not _simulated(context):
         try:
             ledger.pin(items)
@@ -250,11 +287,9 @@ def _permit(
             raise
     ledger.book(phase, server_round, config["exchange"], most)
     if "resume" in config:
-        ledger.resume(config["resume"])
-    if not live:
-        context.state[ASKED] = ConfigRecord(ledger.record())
-    if folder:
-        folder.write_asked(ledger.record())
+        known = checkpoints is not None and checkpoints.has_checkpoint(config["resume"])
+        ledger.resume(config["resume"], known)
+    _store(ledger, client, context)
 
 
 @functools.lru_cache(maxsize=8)

@@ -93,6 +93,10 @@ class StateFolder:
         for old in sorted(self.folder.glob("round_*.safetensors"))[:-2]:
             old.unlink(missing_ok=True)
 
+    def has_checkpoint(self, server_round: int) -> bool:
+        """Return whether this client wrote a checkpoint after a round."""
+        return self._file(f"round_{server_round:06d}").is_file()
+
     def read_checkpoint(self, server_round: int) -> dict[str, Tensor]:
         """Return the state after a round.
 

@@ -12,7 +12,7 @@ max_share: 0.5                    # largest share of one client in the weights o
 min_nodes: 20                     # of this node's graph in every statistic
 max_parameters: 1000000           # of the model, and of every model that the method trains in addition
 max_width: 256                    # of a layer of the model
-check_start: true                 # a run that is not resumed must start with the parameters that follow from its seed
+check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
 reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
 required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values
 
@@ -297,6 +297,9 @@ class Ledger:
         round: the latest round with a request.
         asked: for each phase in it, the number of messages, and the index of the latest exchange.
         resumed: whether the run was resumed after a round.
+        suspect: whether the server claimed a resumption that this node does not know, or started with other parameters than the
+            seed gives: until training starts with those of the seed, no others are accepted, in whatever round.
+        loaded: whether a request without training brought parameters.
         config: digest of the run's configuration; empty before the first message.
     """
 
@@ -304,6 +307,7 @@ class Ledger:
         stored = record or {}
         self.round, self.config = int(stored.get("round", 0)), str(stored.get("config", ""))
         self.resumed = bool(stored.get("resumed", False))
+        self.suspect, self.loaded = bool(stored.get("suspect", False)), bool(stored.get("loaded", False))
         columns = (stored.get(key, []) for key in ("phases", "counts", "exchanges"))
         self.asked = {str(phase): (int(n), int(last)) for phase, n, last in zip(*columns, strict=True)}
 
@@ -311,7 +315,14 @@ class Ledger:
         """Return the record as numbers and lists, for the constructor."""
         counts, exchanges = ([entry[i] for entry in self.asked.values()] for i in (0, 1))
         asked = {"phases": list(self.asked), "counts": counts, "exchanges": exchanges}
-        return {"round": self.round, **asked, "config": self.config, "resumed": self.resumed}
+        return {
+            "round": self.round,
+            **asked,
+            "config": self.config,
+            "resumed": self.resumed,
+            "suspect": self.suspect,
+            "loaded": self.loaded,
+        }
 
     def pin(self, items: Sequence[tuple[str, str]]) -> None:
         """Store the run's configuration of the first message, and refuse messages with another one.
@@ -352,8 +363,12 @@ class Ledger:
             )
         self.asked[phase] = (count + 1, max(exchange, last))
 
-    def resume(self, server_round: int) -> None:
+    def resume(self, server_round: int, known: bool) -> None:
         """Continue after a round.
+
+        Args:
+            server_round: the last round that was done.
+            known: whether the node's own state folder has its checkpoint.
 
         Raises:
             FedGraphError: there was a request for an earlier round, so the run was not resumed.
@@ -361,4 +376,4 @@ class Ledger:
         if self.round:
             raise FedGraphError(f"the server resumes after round {server_round} in a run that is in round {self.round}")
         self.round, self.asked = server_round, {}
-        self.resumed = True
+        self.resumed, self.suspect = known, not known

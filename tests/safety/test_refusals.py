@@ -120,6 +120,61 @@ def test_a_run_starts_where_its_seed_says(node):  # noqa: F811
     assert not isinstance(asked.request("train", 1, {"model": model_of(asked, 1.5)}), str)
 
 
+START = "other parameters than its seed=0 gives"
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_a_resumption_that_the_node_does_not_know_starts_where_the_seed_says(node, state):  # noqa: F811
+    """A server claims to resume a run that never was: without a name of the run nothing was looked up."""
+    asked = node(state=state)
+    assert not isinstance(asked.request("describe", resume=3), str)
+    planted = {"model": model_of(asked, 1.5)}
+    assert START in asked.request("train", 4, planted)
+    assert START in asked.request("train", 5, planted), "nor in a later round"
+    if state:
+        asked.restart()
+        record = session.StateFolder(
+            asked.context.node_config["state"], str(asked.grid.run_id), "fedavg", 0
+        ).read_asked()
+        assert record.suspect, "kept over a restart"
+
+
+def test_a_resumption_with_the_nodes_own_checkpoint_is_believed(node):  # noqa: F811
+    asked = node(state=True)
+    assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}, checkpoint=True, run="mine"), str)
+    told = {"model": model_of(asked, 1.5)}
+    again = node(state=True)
+    again.context.run_id = again.grid.run_id = asked.grid.run_id + 1
+    assert not isinstance(again.request("describe", resume=1, run="mine"), str)
+    assert not isinstance(again.request("train", 2, told), str)
+    other = node(state=True)
+    other.context.run_id = other.grid.run_id = asked.grid.run_id + 2
+    assert "round_000002.safetensors" in other.request("describe", resume=2, run="mine"), "there is no such checkpoint"
+
+
+def test_a_lost_state_needs_the_policys_key(node):  # noqa: F811
+    asked = node(policy={"check_start": False})
+    assert not isinstance(asked.request("describe", resume=3, run="mine"), str)
+    assert not isinstance(asked.request("train", 4, {"model": model_of(asked, 1.5)}), str)
+
+
+def test_a_refused_start_is_not_forgotten_in_the_next_round(node):  # noqa: F811
+    asked = node()
+    assert START in asked.request("train", 1, {"model": model_of(asked, 1.5)})
+    assert START in asked.request("train", 2, {"model": model_of(asked, 1.5)})
+    assert not isinstance(asked.request("train", 3, {"model": model_of(asked)}), str)
+    assert not isinstance(asked.request("train", 4, {"model": model_of(asked, 1.5)}), str)
+
+
+def test_an_evaluation_does_not_plant_parameters_that_training_starts_with(node, monkeypatch):  # noqa: F811
+    """Training without a model keeps the client's own parameters: those of an evaluation before it."""
+    asked = node()
+    monkeypatch.setattr(session, "forget", lambda run: None)  # one process, as on a fleet
+    planted = {"model": model_of(asked, 1.5)}
+    assert not isinstance(asked.request("evaluate", 0, planted), str)
+    assert START in asked.request("train", 1)
+
+
 @pytest.mark.parametrize("folds", [1, 3, 6])
 def test_a_step_of_few_nodes_is_refused(node, folds):  # noqa: F811
     """A fold of one node revealed that node's label by the sign of the head's gradient."""
