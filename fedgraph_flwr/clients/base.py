@@ -93,6 +93,8 @@ class GraphClient(Side, NumPyClient):
         makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
         serves: tasks that the method can train; a subclass serves node classification unless it declares more.
         later: nodes of validation and test, and the model's inputs with the edges that these stages may read (``edge_split``).
+        own_requests: groups of requests that differ by client; all others bind the masks of secure sums, so that a server
+            cannot send two clients different ones.
         tunes: whether `predict` trains on the client's training nodes first.
         stacks: attributes that the objective reads, other than the model, its inputs, `batch` and `real`. Each is a tensor
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
@@ -107,6 +109,7 @@ class GraphClient(Side, NumPyClient):
     needs_others: ClassVar[str] = ""
     makes_graphs: ClassVar[bool] = False
     tunes: ClassVar[bool] = False
+    own_requests: ClassVar[tuple[str, ...]] = ()
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
     stacks: ClassVar[tuple[str, ...] | None] = ()
     real: Tensor | None = None

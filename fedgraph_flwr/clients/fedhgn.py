@@ -32,6 +32,7 @@ class FedHGNClient(GraphClient):
         pool: the others' coefficients [P, B] by name, as last received.
     """
 
+    own_requests = (POOL,)
     Params: ClassVar[type] = Params
     uplink = staticmethod(coefficients.uplink)
     model: HeteroModel

@@ -7,7 +7,7 @@ plain_reply     the content: a description, Flower's `fit` or `evaluate`, or a p
 # ruff: noqa: D102 (`base` documents each member)
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ class Respondent(Protocol):
     combined: Any
     server_round: int
     exchange: int
+    own_requests: ClassVar[tuple[str, ...]]
 
     @property
     def declared(self) -> dict[str, Groups]: ...
@@ -91,7 +92,7 @@ def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict
     secure, declared = client.cfg.privacy.secagg, client.declared
     if secure and name in (PUBLISH, DEAL, UNMASK):
         return secure_exchange(name, groups, client.member, client.keyring, client.server_round, client.exchange), {}
-    terms_of, received = (groups.pop(SECAGG, {}), _received(groups)) if secure else ({}, b"")
+    terms_of, received = (groups.pop(SECAGG, {}), _received(client, groups)) if secure else ({}, b"")
     sent, numbers = client.plain_reply(name, groups, config)
     check_sent(client.cfg, declared, name, sent, numbers, _framework_numbers(client, name))
     terms = sums(declared.get(name, {})) if secure else ()
@@ -100,10 +101,10 @@ def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict
     return sent, numbers
 
 
-def _received(groups: Mapping[str, Arrays]) -> bytes:
-    """Digest of what all clients of a secure sum must have received alike: the model, and adaptive clipping norms."""
-    norms = {f"{CLIPPING}/{group}": array for group, array in groups.get(CLIPPING, {}).items()}
-    return digest({**groups.get(MODEL, {}), **norms})
+def _received(client: Respondent, groups: Mapping[str, Arrays]) -> bytes:
+    """Return a digest of what all clients of a secure sum must receive alike: the model, and all groups but their own."""
+    common = {group: arrays for group, arrays in groups.items() if group not in client.own_requests}
+    return digest({f"{group}/{name}": array for group, arrays in common.items() for name, array in arrays.items()})
 
 
 def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:

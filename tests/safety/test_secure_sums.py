@@ -8,7 +8,8 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import threshold
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.wire.messages import MODEL
+from fedgraph_flwr.strategies.requests import requests
+from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record, to_record
 from tests.methods.small_runs import METHODS, sampled
 from tests.methods.test_contract import go  # noqa: F401 (a fixture)
 from tests.secure.test_secagg import SECURE, Round, accepted
@@ -122,3 +123,27 @@ def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):  # no
     monkeypatch.setattr(GraphStrategy, "weights_in", alone)
     with pytest.raises((FedGraphError, RunFailed), match=r"one client may have a share of 1, and only 1 clients"):
         go(method, "rounds=1", SECURE)
+
+
+@pytest.mark.parametrize(
+    ("words", "group"),
+    [
+        (["strategy=scaffold"], "variates"),
+        (["strategy=fedavg", "train.loss=weighted", "train.class_weights=federated"], "class_weights"),
+    ],
+)
+def test_a_group_that_only_one_client_received_makes_no_sum(run, monkeypatch, words, group):
+    """With other control variates or class weights, a server could make all updates predictable but one."""
+    sent = []
+
+    def unequal(method, phase, clients, *args):
+        messages = requests(method, phase, clients, *args)
+        if phase == TRAIN:
+            sent.append(list(messages[0].content))
+            record = from_record(messages[0].content[group])
+            messages[0].content[group] = to_record({name: array + 1.5 for name, array in record.items()})
+        return messages
+
+    monkeypatch.setattr("fedgraph_flwr.strategies.base.requests", unequal)
+    with pytest.raises(RunFailed, match="masked their values under different lists"):
+        run(*words, "privacy.secagg=true", "rounds=2")
