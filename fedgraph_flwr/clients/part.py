@@ -74,6 +74,7 @@ class ClientPart:
         reads_hidden: whether its term reads `Trainee.hidden`.
         stacks: whether clients with it can be computed together; then its term reads nothing but `term_state`.
         of_nodes: whether it reads training nodes by their rows, so that it serves tasks of nodes only.
+        own_requests: groups of requests that differ by client, as of `GraphClient`.
         predicts_with: names in `memory` that predictions read.
         tunes: whether predictions train on the client's training nodes first.
     """
@@ -83,6 +84,7 @@ class ClientPart:
     reads_hidden: ClassVar[bool] = False
     stacks: ClassVar[bool] = True
     of_nodes: ClassVar[bool] = False
+    own_requests: ClassVar[tuple[str, ...]] = ()
     predicts_with: ClassVar[tuple[str, ...]] = ()
     tunes: ClassVar[bool] = False
 

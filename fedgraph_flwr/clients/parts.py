@@ -48,6 +48,7 @@ class Parts:
         self.all = tuple(part for part in made if not part.idle)
         self.personal = next((part for part in self.all if part.name == rules.personalization), None)
         self.keeps_hidden = any(part.reads_hidden for part in self.all)
+        self.own_requests = tuple(name for part in self.all for name in part.own_requests)
         self.predicts_with = tuple(name for part in self.all for name in part.predicts_with)
         self.tunes = any(part.tunes for part in self.all)
 

@@ -103,7 +103,8 @@ def reply(client: Respondent, name: str, groups: dict[str, Arrays], config: dict
 
 def _received(client: Respondent, groups: Mapping[str, Arrays]) -> bytes:
     """Return a digest of what all clients of a secure sum must receive alike: the model, and all groups but their own."""
-    common = {group: arrays for group, arrays in groups.items() if group not in client.own_requests}
+    own = {*client.own_requests, *client.combined.own_requests}
+    common = {group: arrays for group, arrays in groups.items() if group not in own}
     return digest({f"{group}/{name}": array for group, arrays in common.items() for name, array in arrays.items()})
 
 

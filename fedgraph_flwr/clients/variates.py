@@ -5,7 +5,7 @@ client only offers its new variates, and adopts them once a message acknowledges
 hold the same values. Each method documents what leaves the client.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class Variates(ClientPart):
 
     Its `round_state` has ``start``, the parameters x as they came, and ``common``, the server's variate.
     """
+
+    own_requests: ClassVar[tuple[str, ...]] = (ACKNOWLEDGED,)
 
     def renewed(self, client: Trainee) -> dict[str, Named]:
         """Return the variates that follow from the training so far, by kind."""
