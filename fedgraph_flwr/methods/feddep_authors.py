@@ -45,7 +45,7 @@ class Params:
     prototypes: int = number(5, low=1)  # K, clusters of a client's embeddings
     encoder_steps: int = 50  # of each client's own encoder
     encoder_lr: float = number(0.01, without_low=True)  # step size of the encoder
-    encoder_dropout: float = number(0.5, high=1, without_high=True)
+    encoder_dropout: float = number(0.5, high=1, without_high=True)  # of the encoder
     autoencoder_widths: list[int] = number((128, 512, 128), low=1)  # layers between embeddings and codes
     autoencoder_epochs: int = 20  # per layer
     finetune_epochs: int = 30  # of the whole autoencoder
@@ -54,7 +54,7 @@ class Params:
     hidden_share: float = number(0.5, high=1)  # share of the nodes outside the training and test sets that is hidden
     latent: int = number(128, low=1)  # D, width that the generator reads
     widths: list[int] = number((256,), low=1)  # of the generator's hidden layers; (ours), authors' code: 256, 2048
-    generator_dropout: float = number(0.5, high=1, without_high=True)
+    generator_dropout: float = number(0.5, high=1, without_high=True)  # of the generator's last layer
     generator_rounds: int = 3  # exchanges of embeddings and gradients
     generator_steps: int = 1  # of a client alone, before the first exchange
     generator_lr: float = number(0.1, without_low=True)  # step size of SGD

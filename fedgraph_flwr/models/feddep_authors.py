@@ -40,16 +40,33 @@ class LinearFusedSAGE(GraphSAGE):
         hidden = common["hidden"]
         self.fuse = nn.ModuleList([*(Linear(hidden, hidden) for _ in self.layers), Linear(hidden, num_classes)])
         self.width = hidden
+        self.head_prefixes = ("head.", f"fuse.{len(self.layers)}.")
+
+    def encode(self, inputs: Any) -> Tensor:
+        """Return [H^{L-1} ‖ E^{L-1}], [N, 2 H], since the head reads both; with one layer, X."""
+        h = super().encode(inputs)
+        return torch.cat([h, self.embeddings(inputs, len(self.layers)).expand(len(h), -1)], 1) if self.layers else h
+
+    def classify(self, h: Tensor, inputs: Any) -> Tensor:
+        """Return logits [N, C]: SAGE^L(H^{L-1}) + E^{L-1} V^{L-1} + c^{L-1}."""
+        if not self.layers:
+            return super().classify(h, inputs)
+        own, e = h.split(self.width, 1)
+        return GraphSAGE.convolve(self, self.head, self.dropped(own), inputs) + self.fuse[-1](e)
+
+    def embeddings(self, inputs: Any, layers: int) -> Tensor:
+        """Return E^l [N, H] after ``layers`` linear maps; [1, H] without generated embeddings."""
+        z = inputs.z if isinstance(inputs, MendedInputs) else None
+        e = self.head.itself.weight.new_zeros(1, self.width) if z is None else z
+        for fuse in self.fuse[:layers]:
+            e = fuse(e)
+        return e
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """SAGE^l(H^l) + E^{l+1}."""
         own = [*self.layers, self.head]
         place = next(index for index, known in enumerate(own) if known is layer)
-        z = inputs.z if isinstance(inputs, MendedInputs) else None
-        e = self.head.itself.weight.new_zeros(1, self.width) if z is None else z
-        for fuse in self.fuse[: place + 1]:
-            e = fuse(e)
-        return super().convolve(layer, h, inputs) + e
+        return super().convolve(layer, h, inputs) + self.embeddings(inputs, place + 1)
 
 
 class LocalEncoder(GraphSAGE):

@@ -216,6 +216,7 @@ def load(path: Path, out: Path | None = None, words: Sequence[str] = ()) -> Swee
     """
     body, places = _read(path, ())
     body = rename_keys(body, SWEEP_KEYS, places)
+    places |= {SWEEP_KEYS[old]: place for old, place in places.items() if old in SWEEP_KEYS}
     known = {f.name for f in fields(Sweep)} - {"name", "folder", "made", "over", "places", "_added"} | {"out"}
     for key in body:
         if key not in known:

@@ -72,7 +72,7 @@ def test_suggestions_know_the_users_own_data(own):
         "train.learning-rate=0.1": "here it is train.lr;",
         "strategy.lr=0.1": "here it is train.lr;",
         "model.hidden_channels=8": "here it is model.hidden;",
-        "epochs=5": "here it is train.local_steps, full-batch steps a round;",
+        "epochs=5": "here it is train.local_steps, full-batch steps per round;",
         "batch=5": "here it is nothing: a step is full-batch;",
         "train.optim=adamw": "here it is train.optimizer;",
         "evaluation.metric=roc_auc": "here it is auc;",

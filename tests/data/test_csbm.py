@@ -135,7 +135,7 @@ def test_yaml_lists_every_key():
         ({"degre": 3}, "did you mean 'degree'"),
         ({"classes": 1}, "classes"),
         ({"degree": "many"}, "dataset.degree .* must be a number, got 'many'"),
-        ({"nodes_per_client": 1}, "must be a list of whole numbers, got 1"),
+        ({"nodes_per_client": 1}, "must be a list of integers, got 1"),
         ({"nodes_per_client": [1, 2, 3]}, "must be two integers"),
         ({"mu": float("nan")}, "mu must be >= 0, got nan"),
         ({"clients": 100_000}, "100000 clients has .* nodes, about .* GiB, but this machine has"),

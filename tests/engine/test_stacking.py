@@ -170,7 +170,7 @@ def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):
     assert "stacked" not in alone.summary
     for name, array in alone.arrays.items():
         np.testing.assert_array_equal(stacked.arrays[name], array)
-    assert startup_notes(stacked.cfg) == ["stack=4 does nothing with strategy=Undeclared: each client trains by itself"]
+    assert startup_notes(stacked.cfg) == ["stack=4 has no effect with strategy=Undeclared: clients train separately"]
     for words, why in (
         (["model=gat"], "model=gat"),
         (["model.norm=batch"], "model=gcn with model.norm=batch"),

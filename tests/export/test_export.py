@@ -21,6 +21,7 @@ from tests.methods.small_runs import small_runs
 
 EXPORTED = {
     "gcn": ["fedavg", "model=gcn", "model.layers=3"],
+    "gcn3": ["fedavg", "model=gcn3"],
     "gcn_norm": ["fedavg", "model=gcn_norm"],
     "mlp": ["fedavg", "model=mlp", "model.norm=layer", "model.input_norm=true"],
     "sage": ["fedavg", "model=sage", "model.head=true", "model.out_neighbours=true"],

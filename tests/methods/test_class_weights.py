@@ -124,7 +124,7 @@ def test_wrong_shares_are_refused_and_wrong_weights_too(go, monkeypatch):
 
 
 def test_it_needs_a_weighted_loss():
-    with pytest.raises(FedGraphError, match=r"train\.class_weights=federated does nothing with train\.loss=focal"):
+    with pytest.raises(FedGraphError, match=r"train\.class_weights=federated has no effect with train\.loss=focal"):
         compose(["train.class_weights=federated", "train.loss=focal"])
 
 

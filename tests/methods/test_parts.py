@@ -72,7 +72,7 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
         (["strategy=fedgrad", "strategy.server_optimizer=adam"], "has a server, FedGrad, that computes none"),
         (
             ["strategy.adam.tau=0.5"],
-            "strategy.adam.tau=0.5 does nothing: strategy=fedavg does not use 'adam'; it uses no",
+            "strategy.adam.tau=0.5 has no effect: strategy=fedavg does not use 'adam'; it uses no",
         ),
         (["strategy=fedavgm", "strategy.adam.tau=0.5"], "does not use 'adam'; it uses momentum"),
         (

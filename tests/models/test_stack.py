@@ -144,7 +144,7 @@ def test_it_survives_the_resolved_configuration(own):
     ("words", "says"),
     [
         (["model=own_networks:Square", "model.with=4"], "key 'with' unknown; did you mean 'width'"),
-        (["model=own_networks:Square", "model.width=wide"], r"model\.width .* must be a whole number, got 'wide'"),
+        (["model=own_networks:Square", "model.width=wide"], r"model\.width .* must be an integer, got 'wide'"),
         (["model=own_networks:Cube"], "'own_networks:Cube' cannot be imported"),
         (["model=no_such_module:Net"], "'no_such_module:Net' cannot be imported"),
         (["model=own_networks:MODELS"], "is not a subclass of fedgraph_flwr.models.Model"),

@@ -330,7 +330,7 @@ def test_a_method_that_refuses_is_told_and_tried_again(toy):
     )
     sweep(toy, "--only", "few/Odd", code=1)
     assert (
-        "- few, Odd, seed 0, 1: refused: strategy=fedomd needs model=fedomd, got gcn"
+        "- few, Odd, seed 0, 1: refused: strategy=fedomd needs model=fedomd, got model=gcn: set model=fedomd"
         in toy.with_suffix(".md").read_text()
     )
     assert [cell.label for cell in ResultsIndex(load(toy)).missing("few/Odd")] == ["few/Odd/0", "few/Odd/1"]
@@ -391,7 +391,7 @@ def test_a_file_extends_another(toy):
         (TOY.replace("Majority: []", "Majority: []\n  - x"), "toy.yaml, line 11, column 3: invalid YAML"),
         (TOY.replace("seeds: [0, 1]", "seeds: [0, 0]"), "toy.yaml, line 11: seeds must be distinct integers"),
         (TOY.replace("seeds: [0, 1]", "seeds: 3..1"), "'3..1' must be a range"),
-        (TOY + "against: FedAvgg\n", "against: column 'FedAvgg' unknown (toy.yaml, line 16); did you mean 'FedAvg'"),
+        (TOY + "against: FedAvgg\n", "baseline: column 'FedAvgg' unknown (toy.yaml, line 16); did you mean 'FedAvg'"),
         (TOY + "extends: none.yaml\n", "toy.yaml, line 16: extends: none.yaml, but there is no file"),
         (TOY + "extends: toy.yaml\n", "toy.yaml, line 16: extends: toy.yaml is circular"),
         (TOY.replace("[strategy=local]", "[strategy=local, out=x]"), "toy.yaml, line 9: out=x, but each run"),

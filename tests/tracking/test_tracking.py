@@ -182,7 +182,7 @@ def test_an_unknown_tracker_and_one_that_is_not_installed_are_refused_before_the
     assert main(["run", "tracking=[tensorbord]", f"out={tmp_path / 'out'}"]) == 2
     assert "did you mean 'tensorboard'" in capsys.readouterr().err
     assert main(["run", "tracking=mlflow", f"out={tmp_path / 'out'}"]) == 2
-    assert "tracking (override) must be a list, such as tracking=[a,b]" in capsys.readouterr().err
+    assert "tracking (override) must be a list such as tracking=[a,b]" in capsys.readouterr().err
     monkeypatch.setitem(tracking.TRACKERS, "mlflow", ("no_such_package", ""))
     assert main(["run", "tracking=[mlflow]", f"out={tmp_path / 'out'}"]) == 2
     assert "pip install 'fedgraph-flwr[mlflow]'" in capsys.readouterr().err
