@@ -252,6 +252,7 @@ def test_the_index_of_methods_says_nothing_twice(site):
     rows = re.findall(
         r"<tr>\s*<td>(.*?)</td>\s*<td>(.*?)</td>\s*<td>(.*?)</td>", (folder / "methods.html").read_text(), re.S
     )
+    rows = [row for row in rows if 'href="methods/' in row[0]]  # another table names the parts that combine
     assert len(rows) == len(group_names("strategy"))
     said = [sentence for *_, helps in rows for sentence in re.split(r"(?<=[.;]) ", helps)]
     said += [clause for _, about, _ in rows for clause in about.split("; ")[1:]]

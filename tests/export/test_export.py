@@ -101,7 +101,7 @@ def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
         told.append([str(folder), str(tmp_path / f"{folder.name}.pt"), index["labels"]])
         ours[folder] = predictor.logits(own)
         torch.testing.assert_close(load_export(folder).logits(own), ours[folder], rtol=1e-6, atol=1e-6)
-        assert (folder / "MODEL_CARD.md").read_text().startswith(f"# {method} on csbm: client 1's network")
+        assert (folder / "MODEL_CARD.md").read_text().startswith(f"# {method} on csbm: the model of client 1")
     assert [labels for *_, labels in told].count(True) == 1
     bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", ELSEWHERE, json.dumps(told)], check=True, env=bare, cwd=tmp_path)
