@@ -52,8 +52,12 @@ def test_rows_that_one_update_shows(nodes, width, read):
 
 
 def test_the_first_round_shows_none(node):  # noqa: F811
-    """The node builds the first parameters itself; those of the second round it cannot."""
-    asked = node("model.hidden=64", "train.local_steps=1", *SGD)
-    sent, _, _ = binning(model_of(asked), 64, 5)
-    assert "other parameters than its seed=0 gives" in asked.request("train", 1, {"model": sent})
-    assert not isinstance(asked.request("train", 2, {"model": sent}), str)
+    """The node builds the first parameters itself, and a refused start holds; those of a later round it cannot know."""
+    words = ["model.hidden=64", "train.local_steps=1", *SGD]
+    refused = node(*words)
+    sent, _, _ = binning(model_of(refused), 64, 5)
+    for server_round in (1, 2):
+        assert "other parameters than its seed=0 gives" in refused.request("train", server_round, {"model": sent})
+    started = node(*words)
+    assert not isinstance(started.request("train", 1, {"model": model_of(started)}), str)
+    assert not isinstance(started.request("train", 2, {"model": sent}), str)
