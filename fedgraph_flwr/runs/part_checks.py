@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
-from fedgraph_flwr.config.composition import group_file
+from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.config.lookup import full_name
 from fedgraph_flwr.config.parts import KEYS, chosen
 from fedgraph_flwr.errors import FedGraphError
@@ -52,6 +52,9 @@ def _check_pair(rules: StrategyConfig) -> None:
     """Refuse two classes of this package that no method combines: one may wait for groups that the other does not send."""
     plain = {StrategyConfig.server, StrategyConfig.client}
     chosen_sides = {side: full_name(getattr(rules, side)) for side in ("server", "client")}
+    own = group_file("strategy", rules.name) if group_path("strategy", rules.name) else {}
+    if chosen_sides.items() <= dict(own.items()).items():  # as its file has them: no other file needs to be read
+        return
     bodies = [vars(StrategyConfig()) | dict(group_file("strategy", name).items()) for name in group_names("strategy")]
     pairs = {(body["server"], body["client"]) for body in bodies}
     for side, other in (("server", "client"), ("client", "server")):

@@ -21,7 +21,8 @@ def score_fields(cfg: RunConfig, classes: int, prefix: str, parts: Axis) -> dict
     """Return the numbers of a reply with scores: one entry per part of the client's graph, NaN for a part without nodes."""
     fields = {"count": NumberField(0, LARGEST, length=parts), "loss": NumberField(0, length=parts, nan=True)}
     task, own = kind_of(cfg), cfg.evaluation.own
-    named = {**fields, **{name: task.field(name, parts) for name in task.wanted(cfg.evaluation, classes)}}
+    share = NumberField(0, 1, length=parts, nan=True)
+    named = {**fields, **dict.fromkeys(task.wanted(cfg.evaluation, classes), share)}
     unbounded = (*own, *map(chance.name_of, own))
     named |= {name: NumberField(length=parts, nan=True) for name in unbounded if name in named}
     return {f"{prefix}{split}-{key}": wanted for split in metrics.SPLITS for key, wanted in named.items()}

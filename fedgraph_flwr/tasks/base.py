@@ -13,7 +13,6 @@ from torch import Tensor
 from fedgraph_flwr.config import EvaluationConfig, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.evaluation import chance, metrics
-from fedgraph_flwr.wire.reply_schema import Axis, NumberField
 
 
 class Batch(NamedTuple):
@@ -61,8 +60,6 @@ class Task:
     Attributes:
         METRICS: scores of the task, the default headline first.
         ITEMS: what is predicted, as reports call it.
-        LOWER: those of which less is better.
-        SHARES: those that lie in [0, 1].
         classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
         typed: whether its graphs may have typed nodes and edges.
         graph: what the network may read: without the edges that are predicted.
@@ -72,8 +69,6 @@ class Task:
 
     METRICS: ClassVar[tuple[str, ...]]
     ITEMS: ClassVar[str] = "nodes"
-    LOWER: ClassVar[frozenset[str]] = frozenset()
-    SHARES: ClassVar[frozenset[str]] = frozenset()
     classes: ClassVar[bool] = False
     typed: ClassVar[bool] = False
 
@@ -143,13 +138,6 @@ class Task:
         keys = ("count", "loss", *cls.wanted(cfg, width))
         names = {f"{split}-{key}" for split in metrics.SPLITS for key in keys}
         return {f"{prefix}{name}" for prefix in ("", "global-", "trained-") for name in names}
-
-    @classmethod
-    def field(cls, name: str, parts: Axis) -> NumberField:
-        """Range of a score, by its name."""
-        if name.removeprefix(chance.PREFIX) in cls.SHARES:
-            return NumberField(0, 1, length=parts, nan=True)
-        return NumberField(length=parts, nan=True)
 
     @classmethod
     def for_prediction(cls, cfg: RunConfig) -> RunConfig:

@@ -33,7 +33,6 @@ class Links(Task):
 
     METRICS: ClassVar = TASKS["links"]
     ITEMS: ClassVar = "edges"
-    SHARES: ClassVar = frozenset(METRICS)
 
     def __init__(self, cfg: RunConfig, graph: ClientGraph):
         super().__init__(cfg, graph)
@@ -146,7 +145,12 @@ class Links(Task):
 
     @classmethod
     def check(cls, cfg: RunConfig) -> None:
-        """Edges are split at random only."""
+        """Edges are split at random only, and a custom metric would find no classes."""
+        if cfg.evaluation.own:
+            raise FedGraphError(
+                f"evaluation.metrics={list(cfg.evaluation.own.values())} read logits of classes, and task=links has none:"
+                f" expected evaluation.metric to be one of {', '.join(cls.METRICS)}"
+            )
         if cfg.split.kind != "ratio":
             raise FedGraphError(
                 f"task=links splits edges at random, got split.kind={cfg.split.kind}: set split.kind=ratio"

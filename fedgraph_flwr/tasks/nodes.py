@@ -8,14 +8,12 @@ from fedgraph_flwr.config import TASKS, EvaluationConfig, RunConfig
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.tasks.base import Task
-from fedgraph_flwr.wire.reply_schema import Axis, NumberField
 
 
 class Nodes(Task):
     """Classes of nodes: outputs are logits [N, C], targets int64 [N], -1 where unknown."""
 
     METRICS: ClassVar = TASKS["nodes"]
-    SHARES: ClassVar = frozenset(METRICS)
     classes: ClassVar = True
     typed: ClassVar = True
 
@@ -60,8 +58,3 @@ class Nodes(Task):
     def score_names(cls, cfg: EvaluationConfig, width: int) -> set[str]:
         """As `metrics.score_names`, of C classes."""
         return metrics.score_names(cfg, width)
-
-    @classmethod
-    def field(cls, name: str, parts: Axis) -> NumberField:
-        """All lie in [0, 1]."""
-        return NumberField(0, 1, length=parts, nan=True)

@@ -18,6 +18,11 @@ def test_a_negative_that_is_none_does_not_count():
     assert ranking.ranks(np.array([1.0]), np.array([[2.0, np.nan, 0.0]])).tolist() == [2.0]
 
 
+def test_a_positive_without_a_score_comes_last():
+    """A model that diverged must not reach an MRR of 1."""
+    assert ranking.ranks(np.array([np.nan]), np.array([[2.0, np.nan, 0.0]])).tolist() == [3.0]
+
+
 def test_a_constant_scorer_is_in_the_middle():
     places = ranking.ranks(np.zeros(4), np.zeros((4, 10)))
     assert ranking.mean_reciprocal_rank(places) == pytest.approx(1 / 6)
