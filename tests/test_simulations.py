@@ -1,5 +1,6 @@
 """The papers' tables compose, and what is stored of them is what their rows say; rounds and bytes to a target."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +8,15 @@ import pytest
 
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.partition import load_client
+from fedgraph_flwr.runs.prediction import load_predictor
+from fedgraph_flwr.runs.runner import run
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import COUNTED
 from fedgraph_flwr.sweeps.spec import load
 from fedgraph_flwr.sweeps.summary import SweepSummary
 from fedgraph_flwr.sweeps.table import markdown
-from simulations import budget
+from simulations import budget, whole_graph
 
 FOLDER = Path(budget.__file__).parent
 TABLES = sorted(FOLDER.glob("*.yaml"))
@@ -93,3 +97,23 @@ def test_the_budget_leaves_out_pooled_data_and_typed_graphs():
     taken = set(budget.methods())
     assert {"fedavg", "local"} <= taken <= set(group_names("strategy"))
     assert not {"central", "fedhgn"} & taken
+
+
+def test_on_the_whole_graph_the_pooled_model_keeps_its_score_and_one_shared_model_sees_cut_edges(tmp_path):
+    common = ["dataset=csbm", "dataset.nodes=360", "num_clients=3", "rounds=2", "evaluation.average=test_nodes"]
+    scores = {}
+    for name in ("central", "fedavg", "local"):
+        out = tmp_path / name
+        run(compose([*common, f"strategy={name}", "checkpoint_every=0", f"out={out}"]))
+        clients = [load_client(load_predictor(out, 0).cfg, i) for i in range(1 if name == "central" else 3)]
+        scores[name] = whole_graph.whole_score(out)
+        graph = whole_graph.whole_graph(clients)
+        assert graph.num_nodes == 360
+        assert int(graph.test_mask.sum()) == sum(int(client.test_mask.sum()) for client in clients)
+    central = json.loads((tmp_path / "central" / "summary.json").read_text())
+    assert scores["central"] == pytest.approx(central["metrics"]["best_val"]["test_accuracy_by_test_nodes"], abs=1e-9)
+    predictor = load_predictor(tmp_path / "fedavg", None)
+    hit = predictor.logits(graph).argmax(1) == graph.y
+    assert scores["fedavg"] == pytest.approx(float(hit[graph.test_mask].double().mean()))
+    own = [load_predictor(tmp_path / "local", i).logits(graph).argmax(1) == graph.y for i in range(3)]
+    assert scores["local"] == pytest.approx(np.mean([float(hit[graph.test_mask].double().mean()) for hit in own]))
