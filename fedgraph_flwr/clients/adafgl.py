@@ -1,11 +1,11 @@
-"""AdaFGL client (Li et al., ICDE 2024, arXiv:2401.11750): FedAvg's, then one of its own on the graph that its extractor corrects.
+"""AdaFGL client (Li et al., ICDE 2024, arXiv:2401.11750): FedAvg, then local branches on a graph corrected by the FedAvg model.
 
     P̂ = softmax(f_θ(X, A))                                            θ the model of stage 1, the knowledge extractor
     R_uv = 1[cos(P̂_u, P̂_v) > τ],  u ≠ v;   A' = α A + (1 − α) R        the corrected graph
     X̃ = [X, Â'X, .., Â'^K X],   Â' = D'^{-1/2} (A' + I) D'^{-1/2}
     L = CE(Z) + κ MSE(Z, P̂) + Σ_j CE(O_j)                             Z, O_1..O_3 of `fedgraph_flwr.models.adafgl`
     Y = s (softmax Z + P̂) / 2 + (1 − s) Σ_j softmax(O_j) / 3
-    s: of half of the training nodes the share whose label k steps of label propagation from the other half's find
+    s: accuracy on half of the training nodes of k steps of label propagation from the other half
 
 s is the homophily confidence: it is high if edges join nodes of one class. The paper does not number its equations. The authors
 published two implementations: xkLi-Allen/AdaFGL at 1ea2b20, called the authors' code here, and OpenFGL at a8f1ada. Differences:
@@ -23,11 +23,11 @@ published two implementations: xkLi-Allen/AdaFGL at 1ea2b20, called the authors'
 - The authors' code shares one PReLU slope per branch and uses a ChebNet extractor. Here each layer has a slope, and ``model=`` is
   the extractor.
 
-Ours: of the nodes that are alike, of which confident predictions would make N² / C pairs, a node keeps its ``alike`` most
-alike, and Q lives on A' alone; the pairs are searched in blocks of rows. With fewer than two training nodes s is 1/2. Leaves
-the client: what FedAvg sends, in stage 1; in stage 2 no array.
-Cost: X̃ has (K + 1) F columns; a step of stage 2 is four perceptrons and E' C products. It helps where clients' graphs are of
-unlike homophily.
+Ours: confident predictions would give N² / C similar pairs, so each node keeps only its ``alike`` most similar ones, and Q has
+the entries of A' only. Pairs are searched in blocks of rows. With fewer than two training nodes s is 1/2.
+Leaves the client: what FedAvg sends, in stage 1. In stage 2 it sends no array.
+Cost: X̃ has (K + 1) F columns. A step of stage 2 evaluates four MLPs and E' C products. It helps where clients' graphs differ in
+homophily.
 """
 
 from functools import cached_property
@@ -55,7 +55,7 @@ from fedgraph_flwr.wire.trees import Tree
 
 
 def corrected(edges: sp.csr_matrix, alike: sp.csr_matrix, alpha: float) -> sp.csr_matrix:
-    """A' of A and R, both [N, N] without loops; entries that weigh nothing are left out."""
+    """Return A' from A and R, both [N, N] without loops; zero entries are removed."""
     mixed = sp.csr_matrix(alpha * edges + (1 - alpha) * alike)
     mixed.eliminate_zeros()
     mixed.sort_indices()
@@ -63,7 +63,7 @@ def corrected(edges: sp.csr_matrix, alike: sp.csr_matrix, alpha: float) -> sp.cs
 
 
 def normalised(matrix: sp.csr_matrix) -> sp.csr_matrix:
-    """D^{-1/2} (M + I) D^{-1/2}, D its row sums."""
+    """Return D^{-1/2} (M + I) D^{-1/2}, where D has the row sums."""
     loops = matrix + sp.identity(matrix.shape[0], format="csr")
     scale = sp.diags(1 / np.sqrt(np.asarray(loops.sum(axis=1)).ravel()))
     return sp.csr_matrix(scale @ loops @ scale)
@@ -73,7 +73,7 @@ class AdaFGLClient(GraphClient):
     """FedAvg's client, which trains `branches` once it has the extractor.
 
     Attributes:
-        branches: the client's own networks.
+        branches: the client's own MLPs.
     """
 
     Params: ClassVar[type] = Params
@@ -82,10 +82,11 @@ class AdaFGLClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """One type of nodes, and a model that travels as a whole."""
+        """Require nodes and edges of one type."""
         if model.heterogeneous:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} smooths features over edges of one type, not model={cfg.model.name}"
+                f"strategy={cfg.strategy.name} does not support heterogeneous graphs, got model={cfg.model.name}:"
+                " set a model for one type of nodes, such as model=gcn"
             )
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -105,33 +106,33 @@ class AdaFGLClient(GraphClient):
             ).to(self.device, self.dtype)
 
     def parameters(self) -> list[nn.Parameter]:
-        """θ's in stage 1, the branches' in stage 2: those of the other stage have no gradient."""
+        """Return the parameters of θ and of the branches; those of the inactive stage have no gradient."""
         return [*super().parameters(), *self.branches.parameters()]
 
     @phase
     def extractor(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Take θ."""
-        told = groups.get(EXTRACTOR, {})
-        check_arrays(told, {name: tuple(tensor.shape) for name, tensor in self.shared.items()}, "the server")
-        self.memory = {EXTRACTOR: {name: torch.from_numpy(array).to(self.device) for name, array in told.items()}}
+        """Store θ, the model of stage 1."""
+        arrays = groups.get(EXTRACTOR, {})
+        check_arrays(arrays, {name: tuple(tensor.shape) for name, tensor in self.shared.items()}, "the server")
+        self.memory = {EXTRACTOR: {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}}
         self.load(self.memory)
         return {}, {}
 
-    # --- what the extractor says of the graph -------------------------------------------------------------------------
+    # --- the corrected graph ------------------------------------------------------------------------------------------
 
     @cached_property
     def knowledge(self) -> Tensor:
-        """P̂ [N, C], which Z is to match."""
+        """P̂ [N, C], the predictions of the extractor."""
         return self.infer().softmax(1)
 
     @property
     def compared(self) -> Tensor:
-        """P̂ [N, C] as nodes are compared and predicted by it: with ``softmaxes=2``, its softmax."""
+        """P̂ [N, C] for the comparison of nodes and the final prediction: with ``softmaxes=2``, its softmax."""
         return self.knowledge.softmax(1) if self.params.softmaxes == 2 else self.knowledge
 
     @cached_property
     def pairs(self) -> tuple[Pattern, Tensor, SparseMatrix]:
-        """Where A' has entries, R on them [E'], and Â'."""
+        """Pattern of A', values of R on it [E'], and Â'."""
         n = self.graph.num_nodes
         edges = adjacency(self.graph.edge_index, n)
         edges.setdiag(0)
@@ -144,14 +145,14 @@ class AdaFGLClient(GraphClient):
         alike = sp.csr_matrix(alike.maximum(alike.T))
         mixed = corrected(edges, alike, self.params.alpha)
         rows, columns = mixed.tocoo().coords
-        told = np.asarray(alike[rows, columns]).ravel() if rows.size else np.zeros(0)
+        values = np.asarray(alike[rows, columns]).ravel() if rows.size else np.zeros(0)
         pattern = Pattern(torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(columns.astype(np.int64)), n)
         matrix = SparseMatrix(normalised(mixed), self.dtype).to(self.device)
-        return pattern.to(self.device), torch.from_numpy(told).to(self.device, self.dtype), matrix
+        return pattern.to(self.device), torch.from_numpy(values).to(self.device, self.dtype), matrix
 
     @cached_property
     def smooth(self) -> tuple[Any, Any]:
-        """X and X̃, each as it is multiplied fastest."""
+        """X and X̃, each in the format with the fastest product."""
         x, step, steps = self.model.features(self.graph.x, self.dtype).to(self.device), self.pairs[2], self.params.steps
         if isinstance(x, SparseMatrix):
             return x, SmoothedRows(x, step, steps)
@@ -162,20 +163,20 @@ class AdaFGLClient(GraphClient):
 
     @cached_property
     def homophily(self) -> float:
-        """S."""
+        """Homophily confidence s, in 0..1."""
         n, classes = self.graph.num_nodes, self.graph.num_classes
         if self.num_train < 2:
             return 0.5
         rng = torch.Generator().manual_seed(derive_seed(self.cfg.seed, self.graph.client, "confidence"))
         order = self.train_nodes[torch.randperm(self.num_train, generator=rng).to(self.device)]
-        known, asked = order[: self.num_train // 2], order[self.num_train // 2 :]
+        known, held_out = order[: self.num_train // 2], order[self.num_train // 2 :]
         first = torch.full((n, classes), 1 / classes, dtype=torch.float64, device=self.device)
         first[known] = F.one_hot(self.y[known], classes).double()
         matrix = SparseMatrix(gcn_adjacency(self.graph.edge_index, n), torch.float64).to(self.device)
         y = first
         for _ in range(self.params.confidence_steps):
             y = 0.5 * first + 0.5 * (matrix @ y)
-        return float((y[asked].argmax(1) == self.y[asked]).double().mean())
+        return float((y[held_out].argmax(1) == self.y[held_out]).double().mean())
 
     # --- stage 2 ------------------------------------------------------------------------------------------------------
 
@@ -186,17 +187,17 @@ class AdaFGLClient(GraphClient):
         return float(self.homophily >= chosen) if chosen else self.homophily
 
     def like(self) -> Tensor:
-        """Z [N, C]."""
+        """Return Z [N, C]."""
         return self.branches.homophilous(self.smooth[1])
 
     def unlike(self) -> list[Tensor]:
-        """O_1..O_3, each [N, C]."""
+        """Return O_1..O_3, each [N, C]."""
         x, smooth = self.smooth
         pairs, alike, _ = self.pairs
         return self.branches.heterophilous(x, smooth, pairs, alike)
 
     def loss(self) -> Tensor:
-        """L in stage 2; only the chosen branch's part if one is chosen."""
+        """Return L in stage 2, or only the chosen branch's terms if ``choose_from`` is set."""
         if self.stage != STAGE:
             return super().loss()
         blend, parts = not self.params.choose_from, []
@@ -208,22 +209,25 @@ class AdaFGLClient(GraphClient):
         return torch.stack(parts).sum()
 
     def train(self) -> float:
-        """Local training of the stage at hand.
+        """Train the model in stage 1, the branches in stage 2.
 
         Raises:
-            FedGraphError: the extractor was never sent.
+            FedGraphError: the client never received the extractor.
         """
         if self.stage != STAGE:
             return super().train()
         if EXTRACTOR not in self.memory:
-            raise FedGraphError(f"client {self.graph.client} was asked for stage 2 before it was sent the extractor")
+            raise FedGraphError(
+                f"client {self.graph.client} has no extractor (the model of stage 1), which stage 2 needs:"
+                " its state was lost; keep the node's --state folder across restarts"
+            )
         self.branches.train()
         loss = super().train()
         self.memory["branches"] = copied(self.branches.state_dict())
         return loss
 
     def predict(self) -> Tensor:
-        """Log Y [N, C] once the branches have trained; before, the logits of the model at hand."""
+        """Return log Y [N, C] once the branches have trained, before that the logits of the current model."""
         if "branches" not in self.memory:
             return super().predict()
         self.branches.eval()
@@ -234,7 +238,7 @@ class AdaFGLClient(GraphClient):
             return blend.clamp(min=torch.finfo(self.dtype).tiny).log()
 
     def load(self, tree: Tree) -> None:
-        """Put θ and the branches in their places."""
+        """Restore θ and the branches."""
         super().load(tree)
         for name in ("knowledge", "pairs", "smooth"):
             self.__dict__.pop(name, None)

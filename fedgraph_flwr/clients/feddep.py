@@ -1,16 +1,16 @@
-"""FedDEP client (Zhang et al., 2024, arXiv:2401.04336): generates what its lost neighbours had gathered, alone.
+"""FedDEP client (Zhang et al., 2024, arXiv:2401.04336): generates embeddings of its missing neighbours locally.
 
-    h = the encoder's hidden features, θ^R, frozen; the impaired graph as in FedSage+ (`fedgraph_flwr.methods.impaired`)
+    h = hidden features of the frozen encoder θ^R; the impaired graph as in FedSage+ (`fedgraph_flwr.methods.impaired`)
     E_i = (1 / m P H) Σ_{v trains} Σ_{p ≤ n_v} min_{u lost by v} ‖z̃_vp − h_u‖²
-    E_j, of a peer: the same, with its prototypes in the place of what v lost
+    E_j, of a peer: the same, with its prototypes instead of the lost neighbours of v
     L = a SmoothL1(ñ, n) + b (E_i + Σ_{j≠i} E_j) + c CE(θ^R on the impaired graph with z̃)              ``generator_steps`` of Adam
-    then: v hears ñ_v generated neighbours, rounded, at most P, in every layer but the first
+    then: v aggregates ñ_v generated neighbours, rounded, at most P, in every layer except the first
 
-ñ and z̃ are those of `fedgraph_flwr.models.feddep`, m training nodes. What is ours is said in
-`fedgraph_flwr.strategies.feddep`. The generator is forgotten once the graph is mended. Leaves the client: what FedAvg sends;
-once, the means of its embeddings' clusters of at least ``min_nodes`` nodes: of one node, a mean is that node's embedding; how
-many nodes each is of, and how many neighbours it generated. It helps, as FedSage+, where few edges within a client remain, for
-less: the peers are asked once.
+ñ and z̃ are those of `fedgraph_flwr.models.feddep`; m is the number of training nodes. `fedgraph_flwr.strategies.feddep` lists
+our own choices. The generator is deleted after the neighbours have been generated.
+Leaves the client: what FedAvg sends. Once: means of its embeddings' clusters of at least ``min_nodes`` nodes (the mean of one
+node is that node's embedding), the number of nodes in each, and the number of generated neighbours.
+It helps, like FedSage+, where few edges remain within a client, and needs only one exchange between clients.
 """
 
 from functools import cached_property, partial
@@ -36,7 +36,7 @@ from fedgraph_flwr.wire.trees import Tree
 
 
 class FedDEPClient(GraphClient):
-    """FedAvg's client, whose graph is mended with embeddings; they stand in `memory`.
+    """FedAvg's client with embeddings of generated neighbours, which are stored in `memory`.
 
     Attributes:
         plain: the inputs without generated neighbours.
@@ -49,11 +49,11 @@ class FedDEPClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """The network must hear embeddings in a layer after its first."""
+        """Require a model that aggregates embeddings in a layer after its first."""
         if not isinstance(model, FusedSAGE) or cfg.model.layers < 2:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs model=fused_sage with model.layers >= 2, got {cfg.model.name} with"
-                f" {cfg.model.layers}"
+                f"strategy={cfg.strategy.name} needs model=fused_sage and model.layers >= 2, got model={cfg.model.name} and"
+                f" model.layers={cfg.model.layers}"
             )
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -62,15 +62,15 @@ class FedDEPClient(GraphClient):
 
     @cached_property
     def impaired(self) -> Impaired:
-        """The graph without the nodes that are hidden."""
+        """The graph without the hidden nodes."""
         seed = derive_seed(self.cfg.seed, self.graph.client, "hidden")
         return Impaired.of(self.graph, self.params.hidden_share, self.params.neighbours, seed)
 
     def encode(self, groups: dict[str, Arrays], graph: Any = None) -> tuple[Tensor, Any]:
-        """Embeddings [n, H] of the own graph or another under the encoder in a message, and the inputs they are of."""
-        told = groups.get(ENCODER, {})
-        check_arrays(told, {name: tuple(tensor.shape) for name, tensor in self.shared.items()}, "the server")
-        self.set_parameters([told[name] for name in self.shared])
+        """Return the embeddings [n, H] of a graph (default: the client's) under the encoder in a message, and its inputs."""
+        arrays = groups.get(ENCODER, {})
+        check_arrays(arrays, {name: tuple(tensor.shape) for name, tensor in self.shared.items()}, "the server")
+        self.set_parameters([arrays[name] for name in self.shared])
         self.model.eval()
         inputs = self.model.prepare(self.graph if graph is None else graph, self.device, self.dtype)
         with torch.no_grad():
@@ -78,7 +78,7 @@ class FedDEPClient(GraphClient):
 
     @phase
     def prototype(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Means of the clusters of embeddings, and how many nodes each is of; 0 for too few."""
+        """Return the means of clusters of embeddings, and the nodes per cluster; 0 for clusters that are too small."""
         seed = derive_seed(self.cfg.seed, self.graph.client, PROTOTYPES)
         mean, count = clustered(self.encode(groups)[0], self.params.prototypes, seed)
         count = torch.where(count < self.least, 0, count)
@@ -87,7 +87,7 @@ class FedDEPClient(GraphClient):
 
     @phase
     def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Train the generator, generate, and forget it."""
+        """Train the generator, generate neighbours, and delete the generator."""
         p = self.params
         peers = Peers.of([torch.from_numpy(own).to(self.device) for own in groups.get(PROTOTYPES, {}).values()])
         whole, _ = self.encode(groups)
@@ -109,11 +109,11 @@ class FedDEPClient(GraphClient):
         return {}, {ADDED: node.numel()}
 
     def whole(self, count: Tensor) -> Tensor:
-        """Counts as numbers of neighbours."""
+        """Convert counts to numbers of neighbours."""
         return whole_numbers(count.round(), self.params.neighbours, self.graph.client)
 
     def objective(self, made: DeepGenerator, part: Tensor, inputs: Any, whole: Tensor, peers: Peers) -> Tensor:
-        """L, from embeddings of the impaired graph [n, H] and of the whole one [N, H], and prototypes [K, H] of each peer."""
+        """Return L from embeddings of the impaired graph [n, H] and the whole graph [N, H], and the peers' prototypes."""
         p, own = self.params, self.impaired
         count, u = made(part)
         trains = own.trains.to(self.device)
@@ -131,7 +131,7 @@ class FedDEPClient(GraphClient):
         return loss
 
     def take(self) -> None:
-        """Hear the generated neighbours."""
+        """Add the generated neighbours to the inputs."""
         z, at = self.memory["z"], self.memory["at"]
         self.inputs = self.plain
         if at.numel():
@@ -139,7 +139,7 @@ class FedDEPClient(GraphClient):
         self.batch = self.batch._replace(inputs=self.inputs)
 
     def load(self, tree: Tree) -> None:
-        """Mend as before."""
+        """Restore the generated neighbours."""
         super().load(tree)
         if "z" in tree:
             self.take()

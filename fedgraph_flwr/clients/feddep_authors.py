@@ -1,6 +1,6 @@
 """Client of the authors' form of FedDEP (Zhang et al., 2024, arXiv:2401.04336): its generator learns from all clients' nodes.
 
-    h = hidden features of an encoder that the client trains alone;   t_u = mean of h over u's cluster
+    h = hidden features of the client's own encoder;   t_u = mean of h over u's cluster
     L = a SmoothL1(ñ, n) + b R(z̃; t of lost neighbours) + c CE(fused network)           on training nodes of the impaired graph
     G_j = ∂ b R(z̃; t of neighbours that random nodes of j lost) / M                     at client i's generator and embeddings
     θ ← θ − η ∇(L / M),   then   θ ← θ − η (the same gradient + Σ_j G_j)                per exchange, θ the generator
@@ -36,7 +36,7 @@ from fedgraph_flwr.methods import feddep_authors
 from fedgraph_flwr.methods.feddep_authors import EMBEDDINGS, GENERATOR, GRADIENTS, Params, deep_clusters, recovery
 from fedgraph_flwr.methods.impaired import ADDED, Impaired, whole_numbers
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.models.feddep_authors import LinearFusedSAGE, LocalEncoder, LocalGenerator, MendedInputs
+from fedgraph_flwr.models.feddep_authors import AugmentedInputs, LinearFusedSAGE, LocalEncoder, LocalGenerator
 from fedgraph_flwr.models.sage import GraphSAGE
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import SGD, Adam
@@ -49,7 +49,7 @@ _OFTEN = 4096
 
 
 class Generating(nn.Module):
-    """What a client trains before round 1: the generator's encoder, the generator, and a fused classifier."""
+    """Networks that a client trains before round 1: the generator's encoder, the generator, and a fused classifier."""
 
     def __init__(self, num_features: int, num_classes: int, hidden: int, dropout: float, p: Params):
         super().__init__()
@@ -107,17 +107,17 @@ class FedDEPAuthorsClient(GraphClient):
     @phase
     def judge(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Send the gradients of R at the other clients' generators; 0 for this client's own."""
-        told, rows = groups.get(GENERATOR, {}), groups.get(EMBEDDINGS, {})
+        generators, rows = groups.get(GENERATOR, {}), groups.get(EMBEDDINGS, {})
         found = {f"{self.graph.client}.{n}": to_numpy(torch.zeros_like(t)) for n, t in self.peer().trained.items()}
         for name, embeddings in rows.items():
             peer = self.peer()
-            mine = {n.partition(".")[2]: array for n, array in told.items() if n.partition(".")[0] == name}
-            check_arrays(mine, {n: tuple(t.shape) for n, t in peer.shared.items()}, "the server")
+            received = {n.partition(".")[2]: array for n, array in generators.items() if n.partition(".")[0] == name}
+            check_arrays(received, {n: tuple(t.shape) for n, t in peer.shared.items()}, "the server")
             if embeddings.ndim != 2 or embeddings.shape[1] != self.params.latent:
                 raise FedGraphError(
                     f"the server sent embeddings {embeddings.shape} of client {name}, expected [n, {self.params.latent}]"
                 )
-            assign(peer.state_dict(), {n: torch.from_numpy(array).to(self.device) for n, array in mine.items()})
+            assign(peer.state_dict(), {n: torch.from_numpy(array).to(self.device) for n, array in received.items()})
             with self.noise("judge", int(name), self.exchange):
                 u = torch.from_numpy(embeddings).to(self.device, self.dtype)
                 targets = self.drawn(len(u))
@@ -139,7 +139,7 @@ class FedDEPAuthorsClient(GraphClient):
         made = self.trainable.made.eval()
         with torch.no_grad(), self.noise("mend"):
             u = self.latent()
-            z, count = self.mended(made(u), made.counts(u))
+            z, count = self.fused(made(u), made.counts(u))
             whole = z.new_zeros(self.graph.num_nodes, z.size(1)).index_copy(0, self.impaired.kept.to(z.device), z)
         self.generating = self.prototypes = None
         self.memory = {"z": whole}
@@ -183,7 +183,7 @@ class FedDEPAuthorsClient(GraphClient):
         return self.prototypes
 
     def embeddings(self) -> Tensor:
-        """Hidden features [N, H] of an encoder that this client trains alone."""
+        """Train this client's own encoder, and return its hidden features [N, H]."""
         p, net = self.params, self.cfg.model
         encoder = LocalEncoder(self.graph.num_features, self.graph.num_classes, net.hidden, 2, p.encoder_dropout)
         encoder.to(self.device, self.dtype).train()
@@ -240,36 +240,36 @@ class FedDEPAuthorsClient(GraphClient):
             yield
 
     def latent(self) -> Tensor:
-        """What the generator reads of every node of the impaired graph, [n, D]."""
+        """Return the generator's inputs for all nodes of the impaired graph, [n, D]."""
         encoder = self.trainable.encoder.eval()
         with torch.no_grad():
             return encoder(self.encoded)
 
-    def mended(self, z: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Z̄ [n, H] of z̃ [n, P, H], and the numbers of slots in use, [n]."""
+    def fused(self, z: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Z̄ [n, H] from z̃ [n, P, H], and the number of slots in use per node, [n]."""
         used = whole_numbers(count.round(), self.params.neighbours, self.graph.client)
         mask = torch.arange(z.size(1), device=z.device) < used[:, None]
         return (z * mask[:, :, None]).mean(1), used
 
     def objective(self) -> Tensor:
-        """L, of the generating networks in training."""
+        """Return L of the networks in training."""
         p, own, nets = self.params, self.impaired, self.trainable.train()
         trains = own.trains.to(self.device)
         u = nets.encoder(self.encoded)
         count, z = nets.made.counts(u), nets.made(u)
-        mean, used = self.mended(z, count)
+        mean, used = self.fused(z, count)
         if not trains.numel():
             return mean.sum() * 0
         lost = self.lost[own.kept[own.trains]].to(self.device)
         targets = self.prototype()[lost.clamp(min=0)]
         loss = p.count_weight * F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
         loss = loss + p.embedding_weight * recovery(z[trains], used[trains], targets, lost >= 0)
-        inputs = MendedInputs(self.encoded.x, self.encoded.adj, z=mean)
+        inputs = AugmentedInputs(self.encoded.x, self.encoded.adj, z=mean)
         y = self.y[own.kept[own.trains].to(self.device)]
         return loss + p.task_weight * task_loss(nets.classifier(inputs)[trains], y, self.cfg.train, self.class_weights)
 
     def pretrain(self) -> None:
-        """Train all parts alone."""
+        """Train all networks locally, without the other clients."""
         optimizer = SGD(self.trainable.parameters(), self.params.generator_lr)
         for step in range(self.params.generator_steps):
             optimizer.zero_grad()
@@ -277,25 +277,27 @@ class FedDEPAuthorsClient(GraphClient):
                 self.objective().backward()
             optimizer.step()
 
-    def step(self, told: Arrays, exchange: int) -> None:
+    def step(self, gradients: Arrays, exchange: int) -> None:
         """Step along the local gradient, then along the same gradient and the other clients'."""
         made = self.trainable.made
         trained = made.trained
-        check_arrays(told, {name: tuple(tensor.shape) for name, tensor in trained.items()}, "the server")
+        check_arrays(gradients, {name: tuple(tensor.shape) for name, tensor in trained.items()}, "the server")
         with self.noise("local", exchange):
             loss = self.objective() / self.cfg.num_clients
         grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         with torch.no_grad():
             for (name, tensor), grad in zip(trained.items(), grads, strict=True):
                 local = torch.zeros_like(tensor) if grad is None else grad
-                peers = torch.from_numpy(told[name]).to(tensor)
+                peers = torch.from_numpy(gradients[name]).to(tensor)
                 tensor.sub_(self.params.generator_lr * (2 * local + peers))
 
     # --- generated embeddings -----------------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Read the generated embeddings."""
-        self.inputs = MendedInputs(self.plain.x, self.plain.adj, propagated=self.plain.propagated, z=self.memory["z"])
+        """Add the generated embeddings to the inputs."""
+        self.inputs = AugmentedInputs(
+            self.plain.x, self.plain.adj, propagated=self.plain.propagated, z=self.memory["z"]
+        )
         self.batch = self.batch._replace(inputs=self.inputs)
 
     def save(self) -> Tree:

@@ -1,15 +1,15 @@
 """FedLIT client (Xie, Xiong & Yang, WWW 2023): clusters links into types and trains a branch for each.
 
     types        t_e = argmax_r cos([z_u ‖ z_v], c_r)             expectation, z the projection without dropout
-    centroids    c_r = mean_{e: t_e = r} [z_u ‖ z_v]       maximisation; ``em_steps`` of both a round, from the server's centres
-    training     CE of the network of `fedgraph_flwr.models.fedlit`, types fixed through the round's steps
+    centroids    c_r = mean_{e: t_e = r} [z_u ‖ z_v]       maximisation; ``em_steps`` of both per round, from the server's centres
+    training     CE of the model in `fedgraph_flwr.models.fedlit`, with types fixed during the round's steps
 
-In its first round a client begins from the embeddings of k of its links, drawn by the run's seed. A type without links keeps
-its centroid. The client is scored by the centres that it was sent, with its own links typed by them. Leaves the client: what
-FedAvg sends, k centroids [2H] each, and of each type how many training nodes its links touch. A centroid is a mean over links:
-that of a single one is the features of two nodes, projected; where a type's links touch fewer nodes than the node's policy asks
-for (5 on a fleet), the server gets back the centre that it sent, and 0 in the first round.
-Cost: k branches to train and to send, and 2H k numbers; E k products to type E links, never E x 2H.
+In its first round a client starts from the embeddings of k of its links, drawn by the run's seed. A type without links keeps its
+centroid. For scoring, the client types its links by the centres that it received.
+Leaves the client: what FedAvg sends, k centroids [2H] each, and the number of training nodes that the links of each type touch.
+A centroid of one link would reveal the projected features of two nodes. If a type's links touch fewer nodes than the node's
+policy requires (5 on a fleet), the client returns the centre that it received, or 0 in the first round.
+Cost: k branches to train and send, and 2H k numbers; E k products to type E links, without a matrix E x 2H.
 """
 
 from dataclasses import replace
@@ -32,10 +32,10 @@ CENTROIDS = "centroids"
 
 
 class FedLITClient(GraphClient):
-    """FedAvg's client on typed links; the centroids at hand stand in `memory`.
+    """FedAvg's client on typed links; `memory` contains the current centroids.
 
     Attributes:
-        centres: as the server sent them last.
+        centres: centres that the server sent last.
     """
 
     Params: ClassVar[type] = Params
@@ -47,31 +47,31 @@ class FedLITClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """The network must have a branch a type."""
+        """Require a model with one branch per type."""
         if not isinstance(model, FedLIT):
             raise FedGraphError(f"strategy={cfg.strategy.name} needs model=fedlit, got {cfg.model.name}")
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """Links {u, v}, u ≤ v, once each [2, E]; and the link of each edge of the graph. A loop that is stored is a link."""
+        """Links {u, v}, u ≤ v, once each [2, E], and the link of each edge of the graph; a stored loop is a link."""
         ends = self.graph.edge_index.sort(dim=0).values
         unique, link = ends.unique(dim=1, return_inverse=True)
         return unique.to(self.device), link
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """The server's centres, if there are any."""
+        """Store the server's centres, if it sent any."""
         self.centres = None
-        if told := groups.get(LINKS):
-            check_arrays(told, {CENTROIDS: (self.model.types, 2 * self.model.width)}, "the server")
-            self.memory[CENTROIDS] = self.centres = torch.from_numpy(told[CENTROIDS]).to(self.device)
+        if arrays := groups.get(LINKS):
+            check_arrays(arrays, {CENTROIDS: (self.model.types, 2 * self.model.width)}, "the server")
+            self.memory[CENTROIDS] = self.centres = torch.from_numpy(arrays[CENTROIDS]).to(self.device)
 
     @torch.no_grad()
     def embedded(self) -> Tensor:
-        """Z [N, H]."""
+        """Return the projection z [N, H]."""
         return self.model.projection(self.inputs.x)
 
     def centroids(self, z: Tensor) -> Tensor:
-        """Those at hand, or the first ones, [k, 2H]."""
+        """Return the current centroids, or the initial ones, [k, 2H]."""
         if CENTROIDS in self.memory:
             return self.memory[CENTROIDS]
         pairs, k = self.pairs[0], self.model.types
@@ -83,14 +83,14 @@ class FedLITClient(GraphClient):
         return torch.cat([z[chosen[0]], z[chosen[1]]], 1)
 
     def type_links(self, types: Tensor) -> None:
-        """Train and predict on links of these types, [E]."""
+        """Set the types [E] of the links for training and prediction."""
         edges = self.graph.edge_index
         adj = self.model.typed_adjacency(edges, types.cpu()[self.pairs[1]], self.graph.num_nodes, self.dtype)
         self.inputs = replace(self.inputs, adj=adj.to(self.device))
         self.batch = self.batch._replace(inputs=self.inputs)
 
     def train(self) -> float:
-        """Cluster, then train on the types found."""
+        """Cluster the links, then train on the types found."""
         z = self.embedded()
         pairs, centroids = self.pairs[0], self.centroids(z)
         types = assigned(z, pairs, centroids)
@@ -105,17 +105,17 @@ class FedLITClient(GraphClient):
         return super().train()
 
     def ends(self, types: Tensor) -> Tensor:
-        """Which nodes the first and the second ends of each type's links are, bool [2, k, N]."""
+        """Return masks of the nodes that are first and second ends of each type's links, bool [2, k, N]."""
         found = torch.zeros(2, self.model.types, self.graph.num_nodes, dtype=torch.bool, device=self.device)
         for touched, end in zip(found, self.pairs[0], strict=True):
             touched[types, end] = True
         return found
 
     def send(self) -> ReplyContent:
-        """Centroids, and how many training nodes each type has.
+        """Return centroids and the number of training nodes per type.
 
-        A centroid is a mean over first ends beside one over second ends: there must be enough nodes behind both, in the step
-        that made it. The first centroids are single links.
+        A centroid joins a mean over first ends and a mean over second ends. Both must cover enough nodes, in the step that
+        computed them. The first centroids are single links.
         """
         z = self.embedded()
         centroids = self.centroids(z)
@@ -129,7 +129,7 @@ class FedLITClient(GraphClient):
         return {LINKS: {CENTROIDS: to_numpy(centroids), "count": to_numpy(count)}}, {}
 
     def predict(self) -> Tensor:
-        """Logits [N, C], links typed by the centroids at hand."""
+        """Return logits [N, C], with links typed by the current centroids."""
         z = self.embedded()
         self.type_links(assigned(z, self.pairs[0], self.centroids(z)))
         return super().predict()

@@ -4,7 +4,7 @@
     n_v, x_v: number of neighbours that v lost by that, at most P, and their features
         G_i = (1 / m P F) Σ_{v trains} Σ_{p ≤ n_v} min_{x ∈ x_v} ‖x̃_vp − x‖²
         G_j, of a peer: the same, with P neighbours of a node that j draws for v instead of x_v
-        L = (a SmoothL1(ñ, n) + b G_i + c CE(classifier on the mended impaired graph) + b Σ_{j≠i} G_j) / M   per generator round
+        L = (a SmoothL1(ñ, n) + b G_i + c CE(classifier on the impaired graph with x̃) + b Σ_{j≠i} G_j) / M   per generator round
         then: v gets ñ_v neighbours, rounded, at most P, with features x̃_v; the model trains on the graph with them
 
 ñ and x̃ are those of `fedgraph_flwr.models.neighgen`, m training nodes, M clients. Written from memory of the paper, hence
@@ -41,7 +41,7 @@ from fedgraph_flwr.clients.part import assign
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedsage
-from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn_neighbours, mended
+from fedgraph_flwr.methods.fedsage import APART, OWNERS, PROPOSED, Params, drawn_neighbours, with_neighbours
 from fedgraph_flwr.methods.impaired import ADDED, Impaired, apart, nearest, places, whole_numbers
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.base import compact
@@ -107,8 +107,9 @@ class FedSageClient(GraphClient):
         """Reply with x̃ − x for every client's rows; 0 for its own rows, and if no node has neighbours."""
         if self.policy.min_nodes > 1 and not self.cfg.privacy.secagg:
             raise FedGraphError(
-                f"client {self.graph.client} compares rows with features of single nodes, its node's policy requires at least"
-                f" {self.policy.min_nodes} in every statistic (min_nodes): set privacy.secagg=true, or min_nodes: 1 there"
+                f"client {self.graph.client} refuses to compare rows with features of single nodes: its node's policy requires at"
+                f" least min_nodes={self.policy.min_nodes} nodes in every statistic; set privacy.secagg=true, or min_nodes: 1 in"
+                " the policy"
             )
         differences = {}
         for name, rows in groups.get(PROPOSED, {}).items():
@@ -246,21 +247,21 @@ class FedSageClient(GraphClient):
         loss = loss + p.feature_weight * self.per_row * (rows - x[best].to(rows)).square().sum()
         if p.task_weight:
             node, place = places(self.whole(count.detach()))
-            graph = mended(own.graph, self.trainable[0].rows(h, node, place).cpu(), node.cpu())
+            graph = with_neighbours(own.graph, self.trainable[0].rows(h, node, place).cpu(), node.cpu())
             logits = classifier.train()(classifier.prepare(graph, self.device, self.dtype))[trains]
             loss = loss + p.task_weight * task_loss(
                 logits, self.y[own.kept[own.trains]], self.cfg.train, self.class_weights
             )
         return loss
 
-    # --- the mended graph ---------------------------------------------------------------------------------------------
+    # --- the graph with generated neighbours --------------------------------------------------------------------------
 
     def take(self) -> None:
         """Train and predict on the graph with the new nodes, or on the plain one without any."""
         x, at = self.memory["x"], self.memory["at"]
         self.inputs, self.read = self.plain, None
         if at.numel():
-            self.inputs = self.model.prepare(mended(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
+            self.inputs = self.model.prepare(with_neighbours(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
             if type(self.plain) is Inputs and isinstance(
                 self.plain.x, SparseMatrix
             ):  # generated features are dense, and few

@@ -26,10 +26,11 @@ class FedTADClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Nodes and edges of one type."""
+        """Require nodes and edges of one type."""
         if model.heterogeneous:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} generates nodes of one type; model={cfg.model.name} is for typed ones"
+                f"strategy={cfg.strategy.name} does not support heterogeneous graphs, got model={cfg.model.name}:"
+                " set a model for one type of nodes, such as model=gcn"
             )
 
     def describe(self) -> dict[str, Any]:
@@ -38,5 +39,5 @@ class FedTADClient(GraphClient):
 
     @cached_property
     def reliability(self) -> list[float]:
-        """Ψ_i."""
+        """Ψ_i [C]."""
         return reliability(self.graph, self.params.walks, self.policy.min_nodes).tolist()

@@ -1,20 +1,21 @@
 """FGGP client (Wan, Huang & Ye, AAAI 2024): aligns the prototypes of two views and predicts by them.
 
-    pairs     own edges and the k most similar nodes of each by the received model's features, every f rounds; Ā their adjacency
+    pairs     own edges, and each node's k most similar nodes by the received model's features, every f rounds; Ā: their adjacency
     s_uv = h_u·h_v,   h = ReLU(Ā Ā X W_1 W_2) the augmentor;   π_e = (s_e / max s + 1) / 2
-    second view: e is drawn from a relaxed Bernoulli of π_e (temperature 1, straight through), with loops, D^{-1/2} A D^{-1/2};
-        the head reads Ā
+    second view: e is drawn from a relaxed Bernoulli of π_e (temperature 1, straight-through), with loops, D^{-1/2} A D^{-1/2};
+        the head uses Ā
     P^c, Q^c = confidence-weighted mean features of class c in the first and the second view: training nodes with their labels and
-        weight 1, all others with the first view's prediction and its probability
+        weight 1, other nodes with the first view's prediction and its probability
     L = CE_1 + CE_2 + mean_c −log [e^{cos(Q^c, P^c)/τ} / (Σ_{c'} e^{cos(Q^c, P^{c'})/τ} + Σ_{c' ≠ c} e^{cos(Q^c, Q^{c'})/τ})]
         + (BCE(s, 1) over pairs + BCE(s, 0) over others) / 2
     Y_v = softmax over classes of log Σ_{b ∈ B, nearest votes} 1[c_b = c] e^{cos(f(v), b)/τ'}             ``inference=prototypes``
 
-B is the server's bank; before there is one, and with ``inference=classifier``, the head predicts. Written from memory of the
-paper, so without its equation numbers, and checked against the authors' code (GuanchengWan/FGGP fedced9, folder Code):
+B is the server's bank. The head predicts before the first bank arrives, and with ``inference=classifier``. Written from memory of
+the paper, so without its equation numbers, and checked against the authors' code (GuanchengWan/FGGP fedced9, folder Code):
 
 - Model: three graph convolutions, of which the last is the head (backbone/gnn/pmlp.py, lines 22 and 34-36; ``--depth`` of
-  main_graph.py is not read), so f(v) comes after two. ``model=gcn3`` is the default. With two layers a prototype sees one hop.
+  main_graph.py is unused), so f(v) is the output of the second. ``model=gcn3`` is the default. With two layers a prototype
+  covers one hop.
 - The third term of L is utils/util.py, lines 86-110: all similarities are cosines, and the second view's other classes are
   negatives too (``negatives=both``; ``other``: without them).
 - Labels and confidences of both views are the first view's (models/fggp.py, lines 264-271).
@@ -22,11 +23,12 @@ paper, so without its equation numbers, and checked against the authors' code (G
   ``queue``. It starts from random rows of class 0; here it starts empty.
 - The head is not averaged: every client starts each round from its initial values (main_graph.py, lines 139-140, and
   models/fggp.py, lines 157-176): ``head=initial``, which needs ``inference=prototypes``.
-- Different here: the second view is drawn over pairs only, and the BCE of the N² others is taken over as many drawn pairs, so no
-  matrix is N x N; the augmentor stays at the client, while the authors average it; validation nodes are not tested on.
+- Different here: the second view is drawn over pairs only, and the BCE over the N² other pairs is estimated on as many drawn
+  pairs, so no matrix is N x N. The augmentor stays at the client; the authors average it. The authors test on validation nodes
+  too; here they are excluded.
 
-OpenFGL predicts with the head. Without the last three terms and with the head it is FedAvg.
-Leaves the client: what FedAvg sends, and P^c [D] of each class that it has or predicts with ``min_nodes`` in sum of weights.
+OpenFGL predicts with the head. With the head and without the last three terms the method equals FedAvg.
+Leaves the client: what FedAvg sends, and P^c [D] of each class whose weights sum to at least ``min_nodes``.
 Cost: a second pass through the model, one through the augmentor, N² F / f products to find similar nodes, in blocks of rows.
 """
 
@@ -43,7 +45,7 @@ from fedgraph_flwr.clients.part import assign
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fggp
-from fedgraph_flwr.methods.fggp import BANK, TOLD, Params
+from fedgraph_flwr.methods.fggp import BANK, PROTOTYPES, Params
 from fedgraph_flwr.methods.prototypes import WIDTH
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import Linear
@@ -60,10 +62,10 @@ def alignment(q: Tensor, p: Tensor, temperature: float, negatives: str = "both")
     """Compute the alignment loss of prototypes Q and P of the same classes, [c, D] each.
 
     Args:
-        q: of the second view.
-        p: of the first view.
+        q: prototypes of the second view.
+        p: prototypes of the first view.
         temperature: τ.
-        negatives: of Q^c, ``both``: the other classes' P and Q, or ``other``: their P.
+        negatives: negatives of Q^c: P and Q of the other classes (``both``), or only their P (``other``).
     """
     if not len(q):
         return q.sum() * 0
@@ -88,15 +90,15 @@ class Augmentor(nn.Module):
         self.first, self.second = Linear(num_features, hidden, bias=False), Linear(hidden, hidden, bias=False)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[N, H]."""
+        """Return h [N, H]."""
         return torch.relu(inputs.adj @ self.second(inputs.adj @ self.first(inputs.x)))
 
 
 class FGGPClient(GraphClient):
-    """FedAvg's client with a second view; its pairs and the bank stand in `memory`.
+    """FedAvg's client with a second view; `memory` contains its pairs and the bank.
 
     Attributes:
-        augmentor: makes the second view.
+        augmentor: network that scores the edges of the second view.
     """
 
     Params: ClassVar[type] = Params
@@ -106,7 +108,7 @@ class FGGPClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """Hidden features, of nodes of one type, and a network that propagates by one matrix."""
+        """Require hidden features, one node type, and a model that propagates by one matrix."""
         hidden_features(cfg, model, "compares")
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -118,21 +120,21 @@ class FGGPClient(GraphClient):
         self.augmentor = made.to(self.device, self.dtype)
 
     def describe(self) -> dict[str, Any]:
-        """Also D."""
+        """Add D, the width of the features."""
         return super().describe() | {WIDTH: self.features().size(1)}
 
     def parameters(self) -> list[nn.Parameter]:
-        """The network's, and the augmentor's."""
+        """Return the parameters of the model and the augmentor."""
         return [*super().parameters(), *self.augmentor.parameters()]
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """The bank, if there is one."""
-        if told := groups.get(BANK):
-            self.memory[BANK] = {name: torch.from_numpy(array).to(self.device) for name, array in told.items()}
+        """Store the bank, if the server sent one."""
+        if arrays := groups.get(BANK):
+            self.memory[BANK] = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
 
     @torch.no_grad()
     def features(self) -> Tensor:
-        """F of every node, without dropout, [N, D]."""
+        """Return the features f of all nodes, without dropout, [N, D]."""
         self.model.eval()
         return self.model.encode(self.inputs)
 
@@ -140,13 +142,13 @@ class FGGPClient(GraphClient):
 
     @cached_property
     def links(self) -> Tensor:
-        """Own edges as keys u N + v, u < v, ascending [E]."""
+        """The graph's own edges as keys u N + v, u < v, ascending [E]."""
         ends = self.graph.edge_index.sort(dim=0).values
         ends = ends[:, ends[0] < ends[1]]
         return (ends[0] * self.graph.num_nodes + ends[1]).unique().to(self.device)
 
     def search(self) -> None:
-        """Own edges and near nodes, as keys; where the last search is f rounds ago."""
+        """Search similar nodes, and store pairs as keys, if the last search was f or more rounds ago."""
         if PAIRS in self.memory and self.server_round - int(self.memory[SINCE]) < self.params.refresh:
             return
         n = self.graph.num_nodes
@@ -158,7 +160,7 @@ class FGGPClient(GraphClient):
 
     @property
     def pairs(self) -> tuple[Tensor, Tensor, Any, "Pairs"]:
-        """Keys [E], ends [2, E], inputs with Ā and the matrix's pattern for the current pairs; rebuilt when they change."""
+        """Keys [E], ends [2, E], inputs with Ā, and the matrix's pattern for the current pairs; rebuilt when they change."""
         keys = self.memory[PAIRS]
         if self._pairs is None or self._pairs[0] is not keys:
             ends = torch.stack([keys // self.graph.num_nodes, keys % self.graph.num_nodes])
@@ -168,7 +170,7 @@ class FGGPClient(GraphClient):
         return self._pairs
 
     def second_view(self) -> tuple[Inputs, Inputs, Tensor]:
-        """Draw the second view's edges: the inputs with them, those with Ā, and the augmentor's loss."""
+        """Draw the second view's edges; return the inputs with them, the inputs with Ā, and the augmentor's loss."""
         n, (keys, ends, smooth, pattern) = self.graph.num_nodes, self.pairs
         h = self.augmentor(smooth)
         score = (h[ends[0]] * h[ends[1]]).sum(1)
@@ -184,13 +186,13 @@ class FGGPClient(GraphClient):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def train(self) -> float:
-        """Look for near nodes, then train."""
+        """Search similar nodes, then train."""
         if self.params.augments:
             self.search()
         return super().train()
 
     def loss(self) -> Tensor:
-        """L."""
+        """Return L."""
         p = self.params
         if not p.augments:
             return super().loss()
@@ -219,14 +221,14 @@ class FGGPClient(GraphClient):
 
     @torch.no_grad()
     def send(self) -> ReplyContent:
-        """P^c."""
+        """Return P^c and which classes are known."""
         h = self.features()
         mean, total = self.prototypes(h, self.model.classify(h, self.inputs))
         known = total >= self.least
-        return {TOLD: {"mean": to_numpy(torch.where(known[:, None], mean, 0)), "known": to_numpy(known)}}, {}
+        return {PROTOTYPES: {"mean": to_numpy(torch.where(known[:, None], mean, 0)), "known": to_numpy(known)}}, {}
 
     def predict(self) -> Tensor:
-        """Logits [N, C]: the votes of prototypes, or the head's."""
+        """Return logits [N, C] from the votes of prototypes, or from the head."""
         if self.params.inference == "classifier" or BANK not in self.memory:
             return super().predict()
         mean, label = (self.memory[BANK][name] for name in ("mean", "label"))
@@ -237,17 +239,17 @@ class FGGPClient(GraphClient):
         return (votes + torch.finfo(weight.dtype).eps).log()
 
     def save(self) -> Tree:
-        """`memory`, and the augmentor."""
+        """Return `memory` and the augmentor."""
         return {**self.memory, AUGMENTOR: {n: t.detach() for n, t in self.augmentor.state_dict().items()}}
 
     def load(self, tree: Tree) -> None:
-        """Take them up."""
+        """Restore `memory` and the augmentor."""
         super().load({name: branch for name, branch in tree.items() if name != AUGMENTOR})
         assign(self.augmentor.state_dict(), tree.get(AUGMENTOR, {}))
 
 
 def straight_through(share: Tensor) -> Tensor:
-    """Draws [E] of 0 and 1 with these chances; their gradient is that of the relaxed Bernoulli at temperature 1."""
+    """Draw 0 or 1 with these probabilities [E]; the gradient is that of the relaxed Bernoulli at temperature 1."""
     eps = torch.finfo(share.dtype).eps
     chance, noise = share.clamp(eps, 1 - eps), torch.rand_like(share).clamp(eps, 1 - eps)
     soft = torch.sigmoid(chance.logit() + noise.logit())
@@ -255,10 +257,10 @@ def straight_through(share: Tensor) -> Tensor:
 
 
 class Pairs:
-    """Where D^{-1/2} (W + I) D^{-1/2} of pairs has entries, whatever they weigh.
+    """Sparsity pattern of D^{-1/2} (W + I) D^{-1/2} for weighted pairs.
 
     Args:
-        ends: of each pair, [2, E].
+        ends: ends of each pair, [2, E].
         num_nodes: N.
     """
 
@@ -269,7 +271,7 @@ class Pairs:
         self.pattern = Pattern(row[self.order], col[self.order], num_nodes)
 
     def weighted(self, weight: Tensor) -> ValuedMatrix:
-        """The matrix under weights [E], both ways, with gradient through these."""
+        """Return the matrix for weights [E], symmetric and differentiable in the weights."""
         pattern, loops = self.pattern, weight.new_ones(self.order.numel() - 2 * weight.numel())
         value = torch.cat([weight, weight, loops])[self.order]
         degree = pattern.row_sum(value).rsqrt()

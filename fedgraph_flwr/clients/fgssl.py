@@ -7,21 +7,22 @@
           p_vu = softmax over N(v) of cos(z_v, z_u) / τ, q likewise of z'
     L_D = mean_{(v,u)} KL(softmax(|z'_v − z'_u| / τ) ‖ softmax(|z_v − z_u| / τ)), over channels       ``structure=edges``, OpenFGL
 
-z are hidden features of the model in training on a strong view of the graph (80 % of edges dropped, 50 % of the feature columns
-zeroed), z' those of the model as received, frozen and without dropout, on a weak one (30 %, 30 %); views are drawn in every
-step. v, u and n run over training nodes, P_v are those of v's class, v too: at most ``anchors`` of them, drawn in each step.
-N(v) is v's neighbours in the whole graph. From memory of the paper, so without its numbers of equations.
+z are hidden features of the trained model on a strong view of the graph (80 % of edges dropped, 50 % of feature columns zeroed).
+z' are those of the received model, frozen and without dropout, on a weak view (30 %, 30 %). Views are drawn in every step. v, u
+and n are training nodes, at most ``anchors`` of them drawn per step. P_v are those of v's class, including v. N(v) are v's
+neighbours in the whole graph. Written from memory of the paper, so without its equation numbers.
 
 L_C with ``denominator=shared`` is the InfoNCE of the authors' code (`GCL/losses/infonce.py`, commit 1eecabc): all positives and
-negatives stand in one denominator, and both directions are averaged. With ``denominator=own`` each positive competes with the
+negatives share one denominator, and both directions are averaged. With ``denominator=own`` each positive competes with the
 negatives only. That pulls a class together without bound and collapses under the default weight: on Cora (10 clients, 30 rounds)
-it ends at the majority class. The authors' node trainer contrasts the local weak view with the local strong one, since it assigns
-the pair twice, and leaves L_D unused; OpenFGL uses only L_D (λ_C = 0, ``structure=edges``, λ_D = 0.1). The authors' rate of 5
-with gradients clipped to 0.01 goes together or not at all; neither is a default here.
+it ends at the majority class. The authors' node trainer assigns the pair of views twice, so it contrasts the local weak view with
+the local strong one, and it leaves L_D unused. OpenFGL uses only L_D (λ_C = 0, ``structure=edges``, λ_D = 0.1). The authors use a
+learning rate of 5 and clip gradients to 0.01. Both settings belong together; neither is a default here.
 
-λ_C = λ_D = 0 is FedAvg. Leaves the client: what FedAvg sends.
-Cost: three more passes a step and two graphs prepared, E H and V² beside (V training nodes, at most ``anchors``). It helps where
-clients' models drift apart within a round: several local steps, few labels.
+λ_C = λ_D = 0 is FedAvg.
+Leaves the client: what FedAvg sends.
+Cost: three more passes per step, two prepared graphs, and E H + V² products (V training nodes, at most ``anchors``). It helps
+where clients' models drift apart within a round: several local steps, few labels.
 """
 
 import copy
@@ -49,37 +50,37 @@ class Params:
     """Keys of FGSSL."""
 
     contrast: float = 1.0  # λ_C (ours), tuned on validation nodes (the authors' code: 3, OpenFGL: 0)
-    # of a positive in L_C: all pairs, as the authors' code | own, itself and the negatives
+    # denominator of a positive in L_C: shared by all pairs, as in the authors' code | own: itself and the negatives
     denominator: str = choice("shared", ("shared", "own"))
-    structure_weight: float = 0.1  # λ_D, OpenFGL's; the authors' program computes the term and leaves it out
-    # L_D over neighbours' likeness | edges, OpenFGL's, over channels
+    structure_weight: float = 0.1  # λ_D, as OpenFGL; the authors' code computes the term but does not use it
+    # L_D over similarities of neighbours | edges: over channels, as OpenFGL
     structure: str = choice("neighbours", ("neighbours", "edges"))
     temperature: float = number(0.1, low=1e-3)  # τ
-    weak_edges: float = number(0.3, high=1)  # share of edges that the weak view, the teacher's, drops
-    weak_columns: float = number(0.3, high=1)  # share of feature columns that it zeroes
-    strong_edges: float = number(0.8, high=1)  # of the strong view
-    strong_columns: float = number(0.5, high=1)  # of the strong view
-    anchors: int = number(2048, low=1)  # (ours) training nodes that are contrasted in a step, at most
+    weak_edges: float = number(0.3, high=1)  # share of edges dropped in the weak view, the teacher's
+    weak_columns: float = number(0.3, high=1)  # share of feature columns zeroed in the weak view
+    strong_edges: float = number(0.8, high=1)  # share of edges dropped in the strong view
+    strong_columns: float = number(0.5, high=1)  # share of feature columns zeroed in the strong view
+    anchors: int = number(2048, low=1)  # (ours) maximum number of training nodes in L_C per step
 
     @property
     def teaches(self) -> bool:
-        """Whether it is more than FedAvg."""
+        """Whether training adds terms to FedAvg's loss."""
         return bool(self.contrast or self.structure_weight)
 
 
 def contrast(z: Tensor, teacher: Tensor, y: Tensor, temperature: float, denominator: str = "shared") -> Tensor:
-    """L_C of the anchors' features [V, H], the teacher's [V, H] and labels [V]."""
+    """Return L_C from the anchors' features [V, H], the teacher's features [V, H] and labels [V]."""
     s = F.normalize(z, dim=1) @ F.normalize(teacher, dim=1).T / temperature  # [V, V]
     same = y[:, None] == y
     if denominator == "own":
-        others = s.masked_fill(same, -torch.inf).logsumexp(1, keepdim=True)  # −∞ of an anchor that has none
+        others = s.masked_fill(same, -torch.inf).logsumexp(1, keepdim=True)  # −∞ for an anchor without negatives
         return (((torch.logaddexp(s, others) - s).masked_fill(~same, 0)).sum(1) / same.sum(1)).mean()
     log_shares = s.log_softmax(1) + s.log_softmax(0)  # [V, V]; a column's anchor is the teacher's row
     return -(log_shares.masked_fill(~same, 0).sum(1) / same.sum(1)).mean() / 2
 
 
 def log_shares(z: Tensor, pairs: Pattern, temperature: float) -> Tensor:
-    """Log of the softmax of cos(z_v, z_u) / τ over each row's entries, [E]."""
+    """Return the log-softmax of cos(z_v, z_u) / τ over each row's entries, [E]."""
     unit = F.normalize(z, dim=1)
     score = pairs.dot(unit, unit) / temperature
     score = score - pairs.row_max(score.detach())[pairs.row]
@@ -87,13 +88,13 @@ def log_shares(z: Tensor, pairs: Pattern, temperature: float) -> Tensor:
 
 
 def neighbour_divergence(z: Tensor, teacher: Tensor, pairs: Pattern, temperature: float) -> Tensor:
-    """L_D over neighbours: features [N, H] each, and N(v) as the rows of a pattern."""
+    """Return L_D over neighbours: features [N, H] each, and N(v) as the rows of a pattern."""
     p, q = (log_shares(rows, pairs, temperature) for rows in (z, teacher))
     return (q.exp() * (q - p)).sum() / max(int((pairs.pointer.diff() > 0).sum()), 1)
 
 
 def edge_divergence(z: Tensor, teacher: Tensor, pairs: Pattern, temperature: float) -> Tensor:
-    """L_D over the channels of each edge: features [N, H] each."""
+    """Return L_D over the channels of each edge: features [N, H] each."""
     p, q = (((h[pairs.row] - h[pairs.col]).abs() / temperature).log_softmax(1) for h in (z, teacher))
     return F.kl_div(p, q, reduction="batchmean", log_target=True) if p.numel() else z.sum() * 0
 
@@ -102,10 +103,10 @@ DIVERGENCES = {"neighbours": neighbour_divergence, "edges": edge_divergence}
 
 
 class FGSSLClient(GraphClient):
-    """FedAvg's client, taught by the model it received.
+    """FedAvg's client with the received model as a teacher.
 
     Attributes:
-        teacher: that model, frozen, while it trains.
+        teacher: frozen copy of the received model, during training.
     """
 
     makes_graphs = True
@@ -115,12 +116,12 @@ class FGSSLClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """There must be hidden features that training could move, of nodes of one type."""
+        """Require trainable hidden features and one node type."""
         hidden_features(cfg, model, "compares", layers=2 if method_params(cls, cfg).teaches else 1)
 
     @cached_property
     def pairs(self) -> Pattern:
-        """N(v) as rows."""
+        """N(v) as rows of a pattern."""
         adj = adjacency(self.graph.edge_index, self.graph.num_nodes)
         adj.setdiag(0)
         adj.eliminate_zeros()
@@ -129,17 +130,17 @@ class FGSSLClient(GraphClient):
 
     @cached_property
     def features(self) -> SparseMatrix | None:
-        """Sparse features of a network that reads them and its adjacency alone: their views need not be prepared anew.
+        """Sparse features if the model reads only features and adjacency, so that views reuse them; else None.
 
-        Of ours: what another makes of features is not known.
+        Only for models of this package: how others prepare features is unknown.
         """
         network, inputs = type(self.model), self.inputs
         ours = all(made.__module__.startswith("fedgraph_flwr.") for made in (network.prepare, network.features))
-        alone = ours and isinstance(self.model, Stack) and type(inputs) is Inputs
-        return inputs.x if alone and isinstance(inputs.x, SparseMatrix) else None
+        plain = ours and isinstance(self.model, Stack) and type(inputs) is Inputs
+        return inputs.x if plain and isinstance(inputs.x, SparseMatrix) else None
 
     def train(self) -> float:
-        """Keep the received model as the teacher, then train."""
+        """Copy the received model as the teacher, then train."""
         if not self.params.teaches:
             return super().train()
         self.teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
@@ -148,22 +149,22 @@ class FGSSLClient(GraphClient):
         return loss
 
     def loss(self) -> Tensor:
-        """L."""
+        """Return L."""
         loss, p = super().loss(), self.params
         if not p.teaches:
             return loss
         with torch.no_grad():
-            told = self.teacher.encode(self.view(p.weak_edges, p.weak_columns))
+            taught = self.teacher.encode(self.view(p.weak_edges, p.weak_columns))
         z = self.model.encode(self.view(p.strong_edges, p.strong_columns))
         if p.contrast:
             rows, y = self.anchors()
-            loss = loss + p.contrast * contrast(z[rows], told[rows], y, p.temperature, p.denominator)
+            loss = loss + p.contrast * contrast(z[rows], taught[rows], y, p.temperature, p.denominator)
         if p.structure_weight:
-            loss = loss + p.structure_weight * DIVERGENCES[p.structure](z, told, self.pairs, p.temperature)
+            loss = loss + p.structure_weight * DIVERGENCES[p.structure](z, taught, self.pairs, p.temperature)
         return loss
 
     def anchors(self) -> tuple[Tensor, Tensor]:
-        """Rows of the nodes in L_C, and their labels."""
+        """Return the rows of the nodes in L_C, and their labels."""
         rows = torch.arange(len(self.batch.y), device=self.device) if self.batch.nodes is None else self.batch.nodes
         if rows.numel() <= self.params.anchors:
             return rows, self.batch.y
@@ -171,7 +172,7 @@ class FGSSLClient(GraphClient):
         return rows[chosen], self.batch.y[chosen]
 
     def view(self, edges: float, columns: float) -> Any:
-        """What the network needs of the graph without these shares of its edges, as stored, and of its feature columns."""
+        """Return the model's inputs without these shares of the stored edges and of the feature columns."""
         graph = self.graph
         kept = torch.rand(graph.edge_index.size(1)) >= edges
         seen = torch.rand(graph.num_features) >= columns

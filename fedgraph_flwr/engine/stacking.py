@@ -1,12 +1,12 @@
-"""Clients of one process that reply together: what all of them are about to compute is computed as one.
+"""Stacked execution: clients of one process compute the same operation in one call on stacked tensors.
 
-Each client's reply runs as its own coroutine, with the code that it has alone. Where it comes to a method marked as a `seam`, it
-waits until every other reply has come to one, or has ended; then each group of clients that do the same on like networks is
-computed as one, and each continues with its own result. So no method knows of it. What is computed is the same function on
-stacked tensors, under `torch.func.vmap` or as the network writes it out: equal to rounding, not bit for bit.
+Each client's reply runs as a coroutine, with the code of an unstacked client. At a method marked as a `seam` it waits until
+every other reply has reached a seam or has finished. Groups of clients with the same operation on compatible models are then
+computed in one call, and each client continues with its own result. Methods need no code for this. Stacked tensors are
+evaluated under `torch.func.vmap` or by the model's explicit gradients: equal up to rounding, not bit for bit.
 
-A class of clients takes part if it says so: `stacks` names what its objective reads beside the network, the inputs and the
-batch. One that overrides `loss`, `logits` or `task_loss` must say so anew.
+A client class opts in with `stacks`, the attributes that its objective reads in addition to the model, the inputs and the
+batch. A subclass that overrides `loss`, `logits` or `task_loss` must declare `stacks` again.
 """
 
 from collections import defaultdict
@@ -35,49 +35,52 @@ from fedgraph_flwr.tasks import kind_of
 Result = TypeVar("Result")
 
 SLACK = 1.25
-"""How many times as many nodes as the smallest graph the largest of a computation may have: the rest is padding."""
+"""Maximum ratio of the largest to the smallest graph in one stack; smaller graphs are padded."""
 
 _SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage", "task", "combined", "active")
 
 
 def declared(kind: type) -> tuple[str, ...] | None:
-    """What a class of clients says its objective reads; None: it says nothing, or overrides the objective of one that does."""
+    """Return the attributes that the objective of a client class reads.
+
+    None if the class declares none, or overrides the objective of a class that does.
+    """
     for cls in kind.__mro__:
         if "stacks" in vars(cls):
-            told: tuple[str, ...] | None = vars(cls)["stacks"]
-            return told
+            attributes: tuple[str, ...] | None = vars(cls)["stacks"]
+            return attributes
         if OBJECTIVE & vars(cls).keys():
             return None
     return None
 
 
 def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
-    """Why clients cannot be computed as one, in words; empty: they can."""
+    """Return the setting that prevents stacking, as text; empty if clients can be stacked."""
     if declared(kind) is None:
         return f"strategy={cfg.strategy.name}"
     if not kind_of(cfg).classes:
         return f"task={cfg.task.name}"
     if not model.stacks:
         return f"model={cfg.model.name}" + (" with model.norm=batch" if getattr(model, "norm", "") == "batch" else "")
-    if alone := [part.name for part in Parts(cfg.strategy).all if not part.stacks]:
-        return f"the part '{alone[0]}'"
+    if unstackable := [part.name for part in Parts(cfg.strategy).all if not part.stacks]:
+        return f"the part '{unstackable[0]}'"
     if model.ties_weights:
-        return f"model={cfg.model.name}, two of whose parameters are one"
+        return f"model={cfg.model.name}, which shares one tensor between two parameters"
     return f"train.loss={cfg.train.loss}" if cfg.train.loss == "focal" else ""
 
 
 def stackable(client: GraphClient) -> bool:
-    """Whether a client, with its present inputs, can be computed together with others."""
+    """Return whether a client can be stacked with others, given its current inputs."""
     return _traits(client)[0] and kinds_stack(client.inputs) and not client.later
 
 
 def alike(client: GraphClient) -> Hashable:
-    """What clients that are computed together have in common."""
+    """Return the properties that clients of one stack must share."""
     return _traits(client)[1]
 
 
 def _traits(client: GraphClient) -> tuple[bool, Hashable]:
-    """Whether a client takes part, and its class with the names, shapes and kinds of its tensors; found once."""
+    """Return whether a client can be stacked, and its class with names, shapes and `requires_grad` of its tensors; cached."""
     if client not in _known:
         shapes = tuple((name, tensor.shape, tensor.requires_grad) for name, tensor in client.tensors.items())
         _known[client] = not refusal(client.cfg, type(client), client.model), (type(client), shapes)
@@ -88,85 +91,85 @@ _known: WeakKeyDictionary[GraphClient, tuple[bool, Hashable]] = WeakKeyDictionar
 
 
 def descends_plainly(client: GraphClient) -> bool:
-    """Whether local training is one step after the other along the objective's gradient on all training nodes."""
+    """Return whether local training is plain gradient descent on all training nodes, step after step."""
     steps = ("begin_training", "descend", "gradient", "update", "batches", "parameters")
     whole = client.batch.inputs is client.inputs and client.batch.nodes is client.train_nodes
     return whole and client.inherits(steps) and steps_plainly(client)
 
 
-# --- replies on their way -------------------------------------------------------------------------------------------------
+# --- replies in progress --------------------------------------------------------------------------------------------------
 
 
 class Member(greenlet):
-    """One client's reply on its way."""
+    """One client's reply in progress."""
 
 
 class Joint:
-    """How one method of many clients is computed as one."""
+    """Stacked computation of one method for several clients."""
 
     @staticmethod
     def serves(client: GraphClient) -> bool:
-        """Whether a client can take part."""
+        """Return whether a client can be stacked."""
         return stackable(client)
 
     @staticmethod
     def size(call: "Call") -> int:
-        """By which calls that are computed as one are alike: nodes."""
+        """Return the size by which calls are grouped: the number of nodes."""
         return rows_of(call.client.inputs)
 
     @staticmethod
     def group_key(call: "Call") -> Hashable:
-        """What calls that can be computed as one have in common."""
+        """Return the properties that calls of one stack must share."""
         raise NotImplementedError
 
     @staticmethod
     def compute(calls: Sequence["Call"]) -> None:
-        """Leave a result in each call."""
+        """Set the result of each call."""
         raise NotImplementedError
 
 
 class Call:
-    """What a client is about to compute, and what came of it."""
+    """A client's call of a seam, and its result."""
 
-    def __init__(self, joint: "type[Joint]", alone: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]):
-        self.joint, self.alone, self.client, self.args = joint, alone, client, args
+    def __init__(self, joint: "type[Joint]", method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]):
+        self.joint, self.method, self.client, self.args = joint, method, client, args
         self.generators = generators(client.device)
         self.states = [generator.get_state() for generator in self.generators]
         self.grad = torch.is_grad_enabled()
         self.result: Any = None
         self.error: Exception | None = None
 
-    def by_itself(self) -> None:
-        """Compute it as the client does alone."""
-        self.take_up()
+    def run_unstacked(self) -> None:
+        """Compute the result with the client's own method."""
+        self.restore()
         try:
-            self.result = self.alone(self.client, *self.args)
+            self.result = self.method(self.client, *self.args)
         except Exception as error:
             self.error = error
         self.states = [generator.get_state() for generator in self.generators]
 
-    def take_up(self) -> None:
-        """Let the process be as the client left it: its random stream, and whether gradients are kept."""
+    def restore(self) -> None:
+        """Restore the process state of the client: its random streams and whether gradients are recorded."""
         for generator, state in zip(self.generators, self.states, strict=True):
             generator.set_state(state)
         torch.set_grad_enabled(self.grad)
 
 
 def stack_call(method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]) -> Any:
-    """Compute a seam's call: as one with those of the other clients where the client can take part, else as written."""
+    """Compute a call of a seam: stacked with those of other clients if possible, otherwise by the client's own method."""
     member, joint = getcurrent(), JOINTS.get(method.__name__)
     if not isinstance(member, Member) or joint is None or not joint.serves(client):
         return method(client, *args)
     call = Call(joint, method, client, args)
     member.parent.switch(call)
-    call.take_up()
+    call.restore()
     if call.error:
         raise call.error
     return call.result
 
 
 def run_stacked(replies: Iterable[Callable[[], Result]], most: int) -> list[Result]:
-    """Run clients' replies side by side; at most ``most`` of them are computed as one."""
+    """Run clients' replies concurrently and stack up to ``most`` of them in one call."""
     members = [Member(reply) for reply in replies]
     results: dict[int, Result] = {}
     waiting: dict[int, Call] = {}
@@ -179,7 +182,7 @@ def run_stacked(replies: Iterable[Callable[[], Result]], most: int) -> list[Resu
             _compute(list(calls.values()), most)
             for index in calls:
                 _resume(index, members[index], results, waiting)
-    _kept.turn()
+    _cached.turn()
     return [results[index] for index in range(len(members))]
 
 
@@ -196,22 +199,22 @@ def _compute(calls: list[Call], most: int) -> None:
     for call in calls:
         try:
             groups[call.joint, call.joint.group_key(call)].append(call)
-        except Exception as error:  # its own
+        except Exception as error:  # only this client fails
             call.error = error
     for (joint, _), group in groups.items():
         for bucket in _buckets(group, most):
             if len(bucket) == 1:
-                bucket[0].by_itself()
+                bucket[0].run_unstacked()
                 continue
             try:
                 joint.compute(bucket)
-            except Exception as error:  # theirs, not the process's
+            except Exception as error:  # these clients fail, the process continues
                 for call in bucket:
                     call.error = error
 
 
 def _buckets(calls: list[Call], most: int) -> Iterator[list[Call]]:
-    """Calls of clients whose graphs are of like size."""
+    """Yield groups of calls whose graphs have similar sizes."""
     sized = sorted(((call.joint.size(call), call) for call in calls), key=lambda pair: pair[0])
     bucket: list[Call] = []
     smallest = 0
@@ -224,7 +227,7 @@ def _buckets(calls: list[Call], most: int) -> Iterator[list[Call]]:
     yield bucket
 
 
-# --- what is computed as one ----------------------------------------------------------------------------------------------
+# --- stacked operations ---------------------------------------------------------------------------------------------------
 
 
 class Step(Joint):
@@ -232,22 +235,22 @@ class Step(Joint):
 
     @staticmethod
     def serves(client: GraphClient) -> bool:
-        """Any."""
+        """Return True: every client can take part."""
         return True
 
     @staticmethod
     def size(call: Call) -> int:
-        """Steps are taken tensor by tensor."""
+        """Return 0: steps are taken per tensor, without padding."""
         return 0
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
-        """Optimisers of one kind: those of a run have the same settings."""
+        """Return the optimiser's class; optimisers of one run have the same settings."""
         return type(call.args[0]).__name__
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
-        """One step of all."""
+        """Take one step for all clients."""
         step_all([call.args[0] for call in calls])
 
 
@@ -256,12 +259,12 @@ class Prediction(Joint):
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
-        """Networks alike."""
+        """Return the properties of the model and its inputs."""
         return alike(call.client), kinds(call.client.inputs)
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
-        """Logits without dropout."""
+        """Compute logits without dropout."""
         for call in calls:
             call.client.model.eval()
         stack = Stack([call.client for call in calls], with_batch=False)
@@ -276,23 +279,23 @@ class Scores(Joint):
 
     @staticmethod
     def serves(client: GraphClient) -> bool:
-        """Where nothing but the logits counts, and there is one graph."""
+        """Return whether scores depend only on the logits, on one graph."""
         scored = client.scored
         return not client.cfg.evaluation.own and isinstance(scored, metrics.Scored) and len(scored.parts) == 1
 
     @staticmethod
     def size(call: Call) -> int:
-        """Nothing is padded."""
+        """Return 0: nothing is padded."""
         return 0
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
-        """As many classes."""
+        """Return the number of classes."""
         return call.args[0].shape[1]
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
-        """Each one's scores."""
+        """Compute the scores of each client."""
         clients = [call.client for call in calls]
         scored = [scored for client in clients if isinstance(scored := client.scored, metrics.Scored)]
 
@@ -300,27 +303,27 @@ class Scores(Joint):
             return Segments(scored)
 
         wanted = metrics.wanted(clients[0].cfg.evaluation, calls[0].args[0].shape[1])
-        told = _kept.of(clients, scored, segments).score([call.args[0] for call in calls], wanted)
-        for call, own in zip(calls, told, strict=True):
+        scores = _cached.of(clients, scored, segments).score([call.args[0] for call in calls], wanted)
+        for call, own in zip(calls, scores, strict=True):
             call.result = own
 
 
 class Descent(Joint):
-    """``descend(optimizer)``: all of its steps, on tensors that are stacked before the first and handed out after the last."""
+    """``descend(optimizer)``: all local steps on tensors stacked once before the first step and split after the last."""
 
     @staticmethod
     def serves(client: GraphClient) -> bool:
-        """Where no step is another's."""
+        """Return whether local training is plain gradient descent."""
         return descends_plainly(client) and client.local_steps > 0 and stackable(client)
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
-        """As for a gradient, so many steps on, from optimisers that have come as far."""
+        """Return the key of `Gradient`, the number of local steps, and the optimiser's class and progress."""
         return Gradient.group_key(call), call.client.local_steps, type(call.args[0]).__name__, call.args[0].progress
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
-        """Each one's parameters and moments after the last step, and its last loss."""
+        """Compute each client's parameters and moments after the last step, and its last loss."""
         leader, optimizers = calls[0].client, [call.args[0] for call in calls]
         names = [name for name, _ in leader.model.named_parameters()]
         moved = [name for name in names if leader.tensors[name].requires_grad]
@@ -342,7 +345,7 @@ class Descent(Joint):
             )
         if leader.cfg.train.keeps_optimizer:
             stacked.hand_out(optimizers)
-        left = moved if type(leader) is not GraphClient else []  # what no method reads is not kept
+        left = moved if type(leader) is not GraphClient else []  # only methods' own clients read gradients afterwards
         for name, own in zip(left, _each([grads[name] for name in left], len(calls)), strict=True):
             for call, grad in zip(calls, own, strict=True):
                 call.client.tensors[name].grad = grad
@@ -357,7 +360,7 @@ class Gradient(Joint):
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
-        """Networks alike, in the same mode, whose objectives read trees alike."""
+        """Return the properties of the model, its mode, its inputs and the trees that the objective reads."""
         client = call.client
         trees = [(path, leaf.shape) for path, leaf in _leaves({name: getattr(client, name) for name in _read(client)})]
         return (
@@ -371,7 +374,7 @@ class Gradient(Joint):
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
-        """Each one's gradient in each one's parameters."""
+        """Write each client's gradient to its parameters."""
         names = [name for name, tensor in calls[0].client.tensors.items() if tensor.requires_grad]
         for call, (loss, grads) in zip(calls, _grads(calls, names), strict=True):
             call.args[0].zero_grad()
@@ -385,12 +388,12 @@ class Grads(Joint):
 
     @staticmethod
     def group_key(call: Call) -> Hashable:
-        """As for a gradient, and in tensors of the same names."""
+        """Return the key of `Gradient` and the names of the tensors."""
         return Gradient.group_key(call), tuple(call.args[0])
 
     @staticmethod
     def compute(calls: Sequence[Call]) -> None:
-        """Loss and gradients of each."""
+        """Compute the loss and gradients of each client."""
         for call, found in zip(calls, _grads(calls, list(calls[0].args[0])), strict=True):
             call.result = found
 
@@ -403,11 +406,11 @@ JOINTS: dict[str, type[Joint]] = {
     "infer": Prediction,
     "score": Scores,
 }
-"""By the name of the seam, how its calls are computed as one."""
+"""Stacked computation of each seam, by the seam's name."""
 
 
 def _grads(calls: Sequence[Call], names: list[str]) -> Iterator[tuple[Tensor, dict[str, Tensor | None]]]:
-    """Each client's loss, and its gradients: those of the sum of all losses with respect to that client's own tensors."""
+    """Yield each client's loss and gradients: those of the sum of all losses with respect to the client's own tensors."""
     stack = Stack([call.client for call in calls])
     streams = Streams([call.states[-1] for call in calls], stack.sizes, calls[0].client.device)
     with drawing(streams):
@@ -419,7 +422,7 @@ def _grads(calls: Sequence[Call], names: list[str]) -> Iterator[tuple[Tensor, di
 
 
 def _each(stacked: Iterable[Tensor | None], count: int) -> list[Sequence[Tensor | None]]:
-    """Of each tensor [M, ...] its M parts; None, M times, where there is none."""
+    """Split each tensor [M, ...] into its M parts; None gives M times None."""
     return [[None] * count if tensor is None else tensor.unbind(0) for tensor in stacked]
 
 
@@ -428,7 +431,7 @@ def _read(client: GraphClient) -> tuple[str, ...]:
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of nested dicts, by their paths; None is a leaf that is not there."""
+    """Yield the tensors of nested dicts with their paths; None is a missing leaf."""
     if isinstance(tree, Tensor):
         yield path, tree
     elif tree is not None:
@@ -437,52 +440,52 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _filled(tree: Any, leaves: dict[str, Tensor], path: str = "") -> Any:
-    """The same tree of other tensors."""
+    """Return a tree of the same structure with other tensors."""
     if isinstance(tree, Tensor):
         return leaves[path]
     return None if tree is None else {key: _filled(value, leaves, f"{path}/{key}") for key, value in tree.items()}
 
 
-class Kept:
-    """What was made of the same tensors before, by the clients it is of: as much as the last exchange used.
+class StackCache:
+    """Stacked tensors of the last exchange, by the clients they belong to, reused while their parts are unchanged.
 
-    What a tensor holds may not change without its `_version`, and what is no tensor may not change at all.
+    A tensor's content may change only together with its `_version`. Parts that are not tensors must not change.
     """
 
     def __init__(self) -> None:
-        self.former: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
-        self.latter: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
+        self.previous: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
+        self.current: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
 
     def of(self, clients: Sequence[GraphClient], parts: list[Any], make: Callable[[], Result]) -> Result:
-        """What ``make`` makes of the parts, or made of them for these clients at last."""
+        """Return the result of ``make`` for these clients, cached while the parts are unchanged."""
         slot = make.__qualname__, *map(id, clients)
         marks = [(id(part), getattr(part, "_version", 0)) for part in parts]
-        held = self.latter.get(slot) or self.former.pop(slot, None)
+        held = self.current.get(slot) or self.previous.pop(slot, None)
         if held is None or held[0] != marks:
-            held = marks, parts, make()  # the parts, so that none that follows has the identity of one of them
-        self.latter[slot] = held
+            held = marks, parts, make()  # keep the parts alive, so that no later object reuses one of their ids
+        self.current[slot] = held
         return held[2]
 
     def turn(self) -> None:
-        """An exchange is over."""
-        if self.latter:
-            self.former, self.latter = self.latter, {}
+        """Drop what the finished exchange did not use."""
+        if self.current:
+            self.previous, self.current = self.current, {}
 
     def forget(self) -> None:
-        """The run is over."""
-        self.former, self.latter = {}, {}
+        """Drop everything at the end of a run."""
+        self.previous, self.current = {}, {}
 
 
-_kept = Kept()
-forget = _kept.forget
+_cached = StackCache()
+forget = _cached.forget
 
 
 class Stack:
-    """Clients whose networks are alike, as one of their class whose tensors are all of theirs.
+    """Clients with compatible models as one client whose tensors are stacked.
 
     Args:
-        clients: M of them.
-        with_batch: whether each one's batch is stacked, or its inputs alone.
+        clients: M clients.
+        with_batch: stack each client's batch as well as its inputs.
     """
 
     def __init__(self, clients: Sequence[GraphClient], with_batch: bool = True):
@@ -492,23 +495,26 @@ class Stack:
         self.sizes = [rows_of(own) for own in self.members]
         self.rows = max(self.sizes)
         self.parts = [part for own in self.members for part in constants(own)]
-        self.inputs, self.dense, self.given = _kept.of(clients, self.parts, self._stacked_inputs)
+        self.inputs, self.dense, self.given = _cached.of(clients, self.parts, self._stacked_inputs)
         if with_batch:
             parts = [part for batch in self.batches for part in (batch.nodes, batch.y)]
-            self.given = self.given | _kept.of(clients, parts, self._stacked_batches)
+            self.given = self.given | _cached.of(clients, parts, self._stacked_batches)
         self.trees = {name: getattr(clients[0], name) for name in _read(clients[0])} if with_batch else {}
         each = [dict(_leaves({name: getattr(client, name) for name in self.trees})) for client in clients]
         self.leaves = {path: torch.stack([own[path] for own in each]) for path in each[0]}
 
     def _stacked_inputs(self) -> tuple[Callable[[dict[str, Tensor]], Any], dict[str, Tensor], dict[str, Tensor]]:
-        """As of `stack_inputs`, settled where nothing but the network reads them, and which rows are nodes."""
+        """Return the result of `stack_inputs` and a mask of the rows that are nodes.
+
+        Inputs are first settled if only the model reads them.
+        """
         leader = self.clients[0]
         members = [leader.model.settled(own) for own in self.members] if leader.writes_out else self.members
         real = [torch.ones(size, dtype=torch.bool, device=self.clients[0].device) for size in self.sizes]
         return *stack_inputs(members, self.sizes, self.rows), {"real": padded(real, self.rows)}
 
     def _stacked_batches(self) -> dict[str, Tensor]:
-        """Labels, and the rows that they are of."""
+        """Return labels and the rows that they belong to."""
         most = max(batch.y.numel() for batch in self.batches)
         given = {"y": padded([batch.y for batch in self.batches], most, IGNORED)}
         if self.batches[0].nodes is not None:
@@ -516,7 +522,7 @@ class Stack:
         return given
 
     def _targets(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of each label in all batches: the client, the row among those of all, itself, and its share in that client's loss."""
+        """Return, for each label in all batches: client, row among all rows, label, and weight in that client's loss."""
         y = torch.cat([batch.y for batch in self.batches])
         owner = torch.arange(len(self.batches), device=y.device).repeat_interleave(
             torch.tensor([batch.y.numel() for batch in self.batches], device=y.device)
@@ -529,25 +535,25 @@ class Stack:
         return owner, owner * self.rows + torch.cat(nodes), y, weight / total[owner]
 
     def _costs(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The task's loss of each client [M], and the gradient of each with respect to its logits [M, N, C]."""
+        """Return each client's task loss [M] and its gradient with respect to the client's logits [M, N, C]."""
         parts = [part for client in self.clients for part in (client.batch.nodes, client.batch.y, client.class_weights)]
-        owner, at, y, shares = _kept.of(self.clients, self.parts + parts, self._targets)
+        owner, at, y, shares = _cached.of(self.clients, self.parts + parts, self._targets)
         flat = logits.flatten(0, 1)
         terms, grad = shared_grad(flat[at], y, shares)
         losses = terms.new_zeros(len(self.clients)).index_add_(0, owner, terms)
         return losses, torch.zeros_like(flat).index_add_(0, at, grad).view_as(logits)
 
     def grads(self, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, Mapping[str, Tensor | None]]:
-        """Losses [M] and their gradients [M, ...] with respect to the tensors of these names, None where there is none.
+        """Return losses [M] and their gradients [M, ...] with respect to the named tensors; None for an unused tensor.
 
         Args:
-            values: of `parameters`.
-            names: those among them.
+            values: stacked tensors, as `parameters` returns them.
+            names: names among them.
         """
         return self._without_autograd(values) or self._by_autograd(values, names)
 
     def _without_autograd(self, values: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """Where the clients' network writes them out and nothing else counts."""
+        """Return losses and gradients from the model's explicit formulas; None if the objective has other terms."""
         leader = self.clients[0]
         if not leader.writes_out:
             return None
@@ -555,7 +561,7 @@ class Stack:
             return leader.model.grads(self.inputs(self.dense), values, self._costs)
 
     def _by_autograd(self, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """Where they do not."""
+        """Return losses and gradients by automatic differentiation."""
         for name in names:
             values[name].requires_grad_()
         with torch.enable_grad():
@@ -564,7 +570,7 @@ class Stack:
         return losses.detach(), dict(zip(names, found, strict=True))
 
     def parameters(self) -> dict[str, Tensor]:
-        """Values of the networks' tensors by name, [M, ...] each."""
+        """Return the stacked tensors of the models by name, [M, ...] each."""
         each = [client.tensors.values() for client in self.clients]
         return {
             name: torch.stack(own).detach()
@@ -572,11 +578,11 @@ class Stack:
         }
 
     def run(self, values: dict[str, Tensor], function: Callable[[GraphClient], Tensor]) -> Tensor:
-        """What a function of a client gives for each of them, stacked.
+        """Return the results of a function of a client for all clients, stacked.
 
         Args:
-            values: of `parameters`.
-            function: reads what the class declares; what else it reads is not there.
+            values: stacked tensors, as `parameters` returns them.
+            function: reads only the attributes that the class declares; others are missing.
         """
         leader = self.clients[0]
         one: Any = object.__new__(type(leader))
@@ -603,7 +609,7 @@ class Stack:
 
 
 class _Swap(nn.Module):
-    """Runs a function while the network's tensors are others."""
+    """Runs a function while the model's tensors are replaced."""
 
     def __init__(self, model: nn.Module, function: Callable[[], Tensor]):
         super().__init__()

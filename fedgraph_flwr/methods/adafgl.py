@@ -1,4 +1,4 @@
-"""AdaFGL: its keys."""
+"""AdaFGL: keys and uplink."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.methods.uplink import Once, Uplink, model_only
 
 EXTRACTOR = "extractor"
-"""Group, down, and phase: the model of stage 1, once."""
+"""Name of the phase, and of the group sent to clients: the model of stage 1, once."""
 
 STAGE = "personal"
 """Name of stage 2."""
@@ -17,23 +17,23 @@ STAGE = "personal"
 class Params:
     """Keys of AdaFGL."""
 
-    extractor_rounds: int = 50  # rounds of FedAvg (OpenFGL: 50 of 100; 100 before 200 steps in the other program)
-    alpha: float = number(0.05, high=1)  # α, share of the graph's own edges in the corrected one (OpenFGL: 0.5)
-    beta: float = number(0.2, high=1)  # β, share of fixed likeness in the signed propagation (OpenFGL: 0)
-    threshold: float = number(0.999, low=-1, high=1)  # cosine of predictions from which two nodes are alike
-    alike: int = 20  # (ours) of those, how many a node keeps
-    steps: int = 3  # K of smoothing
+    extractor_rounds: int = 50  # R, rounds of FedAvg (OpenFGL: 50 of 100; the authors' code: 100, then 200 local steps)
+    alpha: float = number(0.05, high=1)  # α, weight of the original edges in the corrected graph (OpenFGL: 0.5)
+    beta: float = number(0.2, high=1)  # β, weight of the fixed similarity in the signed propagation (OpenFGL: 0)
+    threshold: float = number(0.999, low=-1, high=1)  # τ, minimum cosine of the predictions of similar nodes
+    alike: int = 20  # (ours) maximum number of similar nodes kept per node
+    steps: int = 3  # K, smoothing steps
     confidence_steps: int = 10  # k of the label propagation that measures homophily
-    # paper | program: how unlike pairs weigh, see models/adafgl.py
+    # weights of dissimilar pairs: paper | program (the authors' code), see models/adafgl.py
     negatives: str = choice("paper", ("paper", "program"))
     # softmaxes of the extractor's output before two nodes are compared: 1 in the paper, 2 in the authors' code
     softmaxes: int = choice(1, (1, 2))
     # 0: both branches, blended by s (paper); else one branch: homophilous if s reaches this value (authors' code: 0.9)
     choose_from: float = number(0.0, high=1)
-    message_layers: int = number(3, low=1)  # of F's network; earlier releases had 2
-    knowledge: float = 1.0  # κ, weight of the distance from the extractor's predictions
+    message_layers: int = number(3, low=1)  # layers of the MLP that computes F; earlier releases had 2
+    knowledge: float = 1.0  # κ, weight of the distance to the extractor's predictions
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model in stage 1; replies to the extractor hold nothing."""
+    """Declare the model in stage 1, and an empty reply to the extractor."""
     return {**model_only(cfg, params), EXTRACTOR: Once()}

@@ -1,4 +1,4 @@
-"""FedDEP: its keys, the names of what travels, and the prototypes of a client's embeddings."""
+"""FedDEP: keys, names of message groups, and prototypes of a client's embeddings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,56 +15,56 @@ from fedgraph_flwr.wire.messages import METRICS
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
 ENCODER = "encoder"
-"""Group, down, once: the model whose hidden features are generated."""
+"""Group sent to clients, once: the model whose hidden features are generated."""
 
 BLOCK = 2**22
-"""Distances from prototypes at a time."""
+"""Maximum number of distances to prototypes computed at once."""
 
 PROTOTYPES = "prototypes"
-"""Group. Up, once: ``mean`` [K, H] and ``count`` [K]; down: those of each other client, by its index."""
+"""Group. To the server, once: ``mean`` [K, H] and ``count`` [K]; to clients: those of each other client, by its index."""
 
 
 @dataclass
 class Params:
     """Keys of FedDEP."""
 
-    encoder_rounds: int = 20  # R of FedAvg before neighbours are generated
-    neighbours: int = 5  # P, most neighbours that a node is given; 0 is FedAvg
-    prototypes: int = number(10, low=1)  # K of a client
-    min_nodes: int = number(1, low=1)  # of a cluster of embeddings, or it is not told
-    hidden_share: float = number(0.5, high=1)  # of the nodes outside the training and test sets, hidden to learn from
-    generator_steps: int = 50  # of the generator's training
-    generator_lr: float = number(1e-3, without_low=True)  # step size of the generator
-    widths: list[int] = number((256,), low=1)  # of the generator's hidden layers
-    count_weight: float = 1.0  # a, of the number of missing neighbours
-    embedding_weight: float = 1.0  # b, of their embeddings
-    task_weight: float = 1.0  # c, of the labels
+    encoder_rounds: int = 20  # R, rounds of FedAvg before neighbours are generated
+    neighbours: int = 5  # P, maximum generated neighbours per node; 0 is FedAvg
+    prototypes: int = number(10, low=1)  # K, prototypes per client
+    min_nodes: int = number(1, low=1)  # minimum nodes in a cluster of embeddings whose mean is sent
+    hidden_share: float = number(0.5, high=1)  # share of nodes outside the training and test sets that are hidden
+    generator_steps: int = 50  # training steps of the generator
+    generator_lr: float = number(1e-3, without_low=True)  # learning rate of the generator
+    widths: list[int] = number((256,), low=1)  # widths of the generator's hidden layers
+    count_weight: float = 1.0  # a, weight of the number of missing neighbours
+    embedding_weight: float = 1.0  # b, weight of their embeddings
+    task_weight: float = 1.0  # c, weight of the labels
 
 
 @dataclass(frozen=True)
 class Peers:
-    """The prototypes of the other clients, side by side.
+    """Prototypes of the other clients in one matrix.
 
     Attributes:
-        mean: of all of them, [T, H].
-        place: where those of each client are, [M, K], T where it has fewer.
+        mean: all prototypes, [T, H].
+        place: rows of each client's prototypes, [M, K]; T where it has fewer.
     """
 
     mean: Tensor
     place: Tensor
 
     @classmethod
-    def of(cls, told: Sequence[Tensor]) -> "Peers":
-        """Of each client its own, [K, H]."""
-        if not told:
+    def of(cls, prototypes: Sequence[Tensor]) -> "Peers":
+        """Join the prototypes [K, H] of each client."""
+        if not prototypes:
             return cls(torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.int64))
-        mean, sizes = torch.cat(list(told)), torch.tensor([len(own) for own in told])
+        mean, sizes = torch.cat(list(prototypes)), torch.tensor([len(own) for own in prototypes])
         column = torch.arange(int(sizes.max()))
         place = torch.where(column < sizes[:, None], (sizes.cumsum(0) - sizes)[:, None] + column, len(mean))
         return cls(mean, place.to(mean.device))
 
     def apart(self, rows: Tensor) -> Tensor:
-        """Σ_r Σ_j min_k ‖r − c_jk‖², over rows [R, H] and clients j, from the mean of the nearest of each client."""
+        """Return Σ_r Σ_j min_k ‖r − c_jk‖² over rows [R, H] and clients j, computed from the mean of the nearest prototypes."""
         clients, width = self.place.shape
         if not clients:
             return rows.new_zeros(())
@@ -75,13 +75,13 @@ class Peers:
         return clients * (rows - centre).square().sum() + within
 
     def nearest(self, rows: Tensor) -> Tensor:
-        """The place of each client's nearest prototype, [R, M]."""
+        """Return the row of each client's nearest prototype, [R, M]."""
         away = F.pad(torch.cdist(rows, self.mean), (0, 1), value=torch.inf)[:, self.place]
         return self.place.expand(len(rows), -1, -1).gather(2, away.argmin(2, keepdim=True)).squeeze(2)
 
 
 def clustered(h: Tensor, k: int, seed: int, steps: int = 10) -> tuple[Tensor, Tensor]:
-    """Lloyd's k-means of embeddings [N, H] from k of them, drawn by ``seed``: means [k, H] and how many each is of, [k]."""
+    """Cluster embeddings [N, H] by Lloyd's k-means, started from k rows drawn by ``seed``: means [k, H] and sizes [k]."""
     rng = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(h), generator=rng)
     centres = h[order[torch.arange(k) % len(h)].to(h.device)]
@@ -95,7 +95,7 @@ def clustered(h: Tensor, k: int, seed: int, steps: int = 10) -> tuple[Tensor, Te
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model; once, prototypes for the other clients and how many neighbours were generated."""
+    """Declare the model, and once prototypes for the other clients and the number of generated neighbours."""
     if not params.neighbours or params.encoder_rounds >= cfg.rounds:
         return model_only(cfg, params)
     fields = {

@@ -1,4 +1,4 @@
-"""The authors' form of FedDEP: its keys, deep embedded clustering, and the loss of recovered embeddings.
+"""The authors' form of FedDEP: keys, deep embedded clustering, and the loss of recovered embeddings.
 
     q_ik ∝ 1 / (1 + ‖f(h_i) − μ_k‖²),   p_ik ∝ q_ik² / Σ_i q_ik,   L = Σ_ik p_ik log(p_ik / q_ik) / B    Xie et al., ICML 2016
     R = (1 / n P H) Σ_v Σ_{p ≤ n_v} min_t ‖z̃_vp − t‖²                                                t: targets of node v
@@ -25,13 +25,13 @@ from fedgraph_flwr.wire.messages import METRICS
 from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField
 
 GENERATOR = "generator"
-"""Group, up and down: parameters of a client's predictor of counts and of its generator."""
+"""Group, both ways: parameters of a client's predictor of counts and of its generator."""
 
 EMBEDDINGS = "embeddings"
-"""Group, up and down: what a client's generator reads of every node of its impaired graph, [n, D]."""
+"""Group, both ways: inputs of a client's generator for all nodes of its impaired graph, [n, D]."""
 
 GRADIENTS = "gradients"
-"""Group. Up: a client's gradients for every other client's generator. Down: their sum for one generator."""
+"""Group. To the server: gradients for every other client's generator. To a client: their sum for its generator."""
 
 RESTARTS = 20
 """Runs of k-means, the best of which starts the clustering."""
@@ -41,23 +41,23 @@ RESTARTS = 20
 class Params:
     """Keys of the authors' form of FedDEP; (ours) where their code has another default."""
 
-    neighbours: int = 5  # P, most neighbours that a node receives; 0 is FedAvg
+    neighbours: int = 5  # P, maximum generated neighbours per node; 0 is FedAvg
     prototypes: int = number(5, low=1)  # K, clusters of a client's embeddings
-    encoder_steps: int = 50  # of each client's own encoder
-    encoder_lr: float = number(0.01, without_low=True)  # step size of the encoder
-    encoder_dropout: float = number(0.5, high=1, without_high=True)  # of the encoder
-    autoencoder_widths: list[int] = number((128, 512, 128), low=1)  # layers between embeddings and codes
-    autoencoder_epochs: int = 20  # per layer
-    finetune_epochs: int = 30  # of the whole autoencoder
-    cluster_epochs: int = 50  # of deep embedded clustering
+    encoder_steps: int = 50  # training steps of each client's own encoder
+    encoder_lr: float = number(0.01, without_low=True)  # learning rate of the encoder
+    encoder_dropout: float = number(0.5, high=1, without_high=True)  # dropout rate of the encoder
+    autoencoder_widths: list[int] = number((128, 512, 128), low=1)  # widths of the layers between embeddings and codes
+    autoencoder_epochs: int = 20  # epochs per layer of the autoencoder
+    finetune_epochs: int = 30  # epochs of the whole autoencoder
+    cluster_epochs: int = 50  # epochs of deep embedded clustering
     batch: int = number(64, low=1)  # nodes per step of the autoencoder and the clustering
     hidden_share: float = number(0.5, high=1)  # share of the nodes outside the training and test sets that is hidden
-    latent: int = number(128, low=1)  # D, width that the generator reads
-    widths: list[int] = number((256,), low=1)  # of the generator's hidden layers; (ours), authors' code: 256, 2048
-    generator_dropout: float = number(0.5, high=1, without_high=True)  # of the generator's last layer
+    latent: int = number(128, low=1)  # D, input width of the generator
+    widths: list[int] = number((256,), low=1)  # hidden widths of the generator (ours; authors' code: 256, 2048)
+    generator_dropout: float = number(0.5, high=1, without_high=True)  # dropout rate before the generator's last layer
     generator_rounds: int = 3  # exchanges of embeddings and gradients
-    generator_steps: int = 1  # of a client alone, before the first exchange
-    generator_lr: float = number(0.1, without_low=True)  # step size of SGD
+    generator_steps: int = 1  # local training steps before the first exchange
+    generator_lr: float = number(0.1, without_low=True)  # learning rate of SGD
     count_weight: float = 1.0  # a, weight of the number of missing neighbours
     embedding_weight: float = 1.0  # b, weight of their embeddings
     task_weight: float = 1.0  # c, weight of the labels

@@ -1,7 +1,7 @@
-"""FedLIT: its keys, the name of what travels, and how clusters of links are found and matched.
+"""FedLIT: keys, the name of the message group, and clustering and matching of links.
 
-A link {u, v}, u ≤ v (a loop that is stored is one), is embedded as [z_u ‖ z_v], z the projection; its type is the centroid whose
-cosine with it is largest.
+A link {u, v}, u ≤ v (stored loops included), is embedded as [z_u ‖ z_v], z the projection. Its type is the centroid with the
+largest cosine.
 """
 
 from dataclasses import dataclass
@@ -17,33 +17,35 @@ from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Uplink
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 LINKS = "links"
-"""Group. Both ways: ``centroids`` [k, 2H]; up also ``count`` [k], training nodes that links of each type touch."""
+"""Group, both ways: ``centroids`` [k, 2H]; to the server also ``count`` [k], training nodes that each type's links touch."""
 
 
 @dataclass
 class Params:
     """Keys of FedLIT."""
 
-    em_steps: int = 1  # of clustering a round
+    em_steps: int = 1  # clustering steps per round
 
 
 def assigned(z: Tensor, pairs: Tensor, centroids: Tensor) -> Tensor:
-    """The type of each link: z [N, H], pairs [2, E], centroids [k, 2H] → [E]. No [z_u ‖ z_v] is made."""
+    """Return the type of each link: z [N, H], pairs [2, E], centroids [k, 2H] → [E], without a matrix of [z_u ‖ z_v]."""
     left, right = (centroids / centroids.norm(dim=1, keepdim=True).clamp(min=1e-12)).chunk(2, 1)
-    score = (z @ left.T)[pairs[0]] + (z @ right.T)[pairs[1]]  # [E, k]; a link's own length moves no comparison
+    score = (z @ left.T)[pairs[0]] + (z @ right.T)[
+        pairs[1]
+    ]  # [E, k]; the norm of a link's embedding does not change the argmax
     return score.argmax(1)
 
 
-def means(z: Tensor, pairs: Tensor, types: Tensor, former: Tensor) -> Tensor:
-    """The mean embedding of each type's links, [k, 2H]; the former centroid of a type without any."""
-    k, n = former.size(0), z.size(0)
+def means(z: Tensor, pairs: Tensor, types: Tensor, previous: Tensor) -> Tensor:
+    """Return the mean embedding of each type's links, [k, 2H]; the previous centroid for a type without links."""
+    k, n = previous.size(0), z.size(0)
     count = types.bincount(minlength=k)
     ends = [(types * n + end).bincount(minlength=k * n).view(k, n).to(z) @ z for end in pairs]
-    return torch.where(count[:, None] > 0, torch.cat(ends, 1) / count.clamp(min=1)[:, None], former)
+    return torch.where(count[:, None] > 0, torch.cat(ends, 1) / count.clamp(min=1)[:, None], previous)
 
 
 def matched(centroids: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Of each centre [k, D] the cluster that is matched with it, one to one, greedily by descending cosine: [k]."""
+    """Match clusters to centres [k, D] one to one, greedily by descending cosine; return the cluster of each centre, [k]."""
     k = len(centres)
     likeness = unit_rows(centres) @ unit_rows(centroids).T
     found = np.full(k, -1)
@@ -55,10 +57,10 @@ def matched(centroids: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model, whose branches are matched by the clusters of links, and these."""
+    """Declare the model, whose branches are matched by clusters of links, and the clusters."""
     return {
         TRAIN: {
-            MODEL: LateMean(ARRAYS, why="each client's branches come in an order of their own"),
+            MODEL: LateMean(ARRAYS, why="each client orders its branches differently"),
             LINKS: Individual(why="the server matches the clusters of all clients"),
         }
     }

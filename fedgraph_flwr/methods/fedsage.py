@@ -1,4 +1,4 @@
-"""FedSage+: its keys, names on the wire, and a graph extended by new nodes.
+"""FedSage+: keys, names of message groups, and graphs with generated neighbours.
 
 A row is one predicted neighbour.
 """
@@ -17,13 +17,13 @@ from fedgraph_flwr.wire.messages import METRICS
 from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField
 
 PROPOSED = "proposed"
-"""Group. Up: ``rows`` [R, F], predicted neighbours of training nodes; down: those of each client by its index."""
+"""Group. To the server: ``rows`` [R, F], predicted neighbours of training nodes; to clients: those of each client, by index."""
 
 OWNERS = "owners"
 """Group: the node to which each row belongs, numbered from 0, int32 [R]; keyed as `PROPOSED`."""
 
 APART = "apart"
-"""Group. Up: differences of each client's rows, by its index, from their nearest candidates [R, F]. Down: their ``sum``."""
+"""Group. To the server: differences of each client's rows from their nearest candidates [R, F]; to a client: their ``sum``."""
 
 
 @dataclass
@@ -34,13 +34,13 @@ class Params:
     generator_rounds: int = 10  # OpenFGL's value (20 in the authors' code): exchanges with the peers, one step each
     hidden_share: float = number(0.5, high=1)  # share of nodes outside the training and test sets that are hidden
     latent: int = number(128, low=1)  # width of the encoder's output
-    widths: list[int] = number((256,), low=1)  # (ours) of the feature head; the authors' code has [256,2048]
-    generator_dropout: float = number(0.5, high=1, without_high=True)  # of the generator
-    generator_lr: float = number(1e-3, without_low=True)  # step size of the generator
-    generator_weight_decay: float = 1e-4  # of the generator
-    count_weight: float = 1.0  # a, of the number of missing neighbours
-    feature_weight: float = 1.0  # b, of their features
-    task_weight: float = 1.0  # c, of the labels
+    widths: list[int] = number((256,), low=1)  # (ours) hidden widths of the feature head (authors' code: 256, 2048)
+    generator_dropout: float = number(0.5, high=1, without_high=True)  # dropout rate of the generator
+    generator_lr: float = number(1e-3, without_low=True)  # learning rate of the generator
+    generator_weight_decay: float = 1e-4  # weight decay of the generator
+    count_weight: float = 1.0  # a, weight of the number of missing neighbours
+    feature_weight: float = 1.0  # b, weight of their features
+    task_weight: float = 1.0  # c, weight of the labels
     # the graph for which neighbours are generated: original (FedStruct's code) | impaired
     source: str = choice("original", ("original", "impaired"))
     # rounding of predicted counts: nearest (FedStruct's code) | floor
@@ -59,7 +59,7 @@ def drawn_neighbours(edge_index: Tensor, num_nodes: int, count: int, each: int) 
     return source[order][(degree.cumsum(0) - degree)[chosen, None] + offset]
 
 
-def mended(graph: Graph, x: Tensor, at: Tensor) -> Graph:
+def with_neighbours(graph: Graph, x: Tensor, at: Tensor) -> Graph:
     """Append new nodes x [g, F] to a graph, each joined both ways with the node ``at`` [g]; new nodes are in no mask."""
     new = graph.num_nodes + torch.arange(at.numel())
     total = graph.num_nodes + at.numel()

@@ -1,4 +1,4 @@
-"""FedTAD: its keys, and the reliability of a client for a class.
+"""FedTAD: keys, and the reliability of a client for each class.
 
 t_v = (T_vv, T²_vv, .., T^p_vv),   T = A D^{-1}                                        the topology embedding of a node
 Ψ_i[c] = Σ_{v trains, y_v = c} mean_{u ∈ N(v), v} cos([x_v ‖ t_v], [x_u ‖ t_u])        uploaded by client i
@@ -33,21 +33,21 @@ RELIABILITY = "reliability"
 class Params:
     """Keys of FedTAD."""
 
-    epochs: int = 5  # of distillation after each average; 0 is FedAvg
-    generator_steps: int = 1  # of an epoch
-    student_steps: int = 5  # of an epoch
-    nodes: int = number(100, low=1)  # generated in an epoch; as many as classes where those are more
-    neighbours: int = number(5, low=2)  # of a generated node, itself among them
+    epochs: int = 5  # distillation epochs after each average; 0 is FedAvg
+    generator_steps: int = 1  # generator steps per epoch
+    student_steps: int = 5  # student steps per epoch
+    nodes: int = number(100, low=1)  # nodes generated per epoch; at least the number of classes
+    neighbours: int = number(5, low=2)  # neighbours of a generated node, including itself
     noise: int = number(32, low=1)  # width of a generated node's noise
-    walks: int = 5  # longest random walk of the topology embedding
-    lam1: float = 1.0  # λ1, of the disagreement that the generator seeks
-    lam2: float = 1.0  # λ2, of the diversity of what it generates
-    lr: float = number(1e-3, without_low=True)  # of generator and student
-    weight_decay: float = 0.0  # of both
+    walks: int = 5  # p, length of the longest random walk in the topology embedding
+    lam1: float = 1.0  # λ1, weight of the disagreement that the generator maximises
+    lam2: float = 1.0  # λ2, weight of the diversity of generated nodes
+    lr: float = number(1e-3, without_low=True)  # learning rate of generator and student
+    weight_decay: float = 0.0  # weight decay of generator and student
 
 
-def reliability(graph: Graph, walks: int, least: int = 0) -> np.ndarray:
-    """Compute Ψ_i, float64 [C]; 0 for classes with fewer than ``least`` training nodes or a negative sum."""
+def reliability(graph: Graph, walks: int, min_nodes: int = 0) -> np.ndarray:
+    """Compute Ψ_i, float64 [C]; 0 for classes with fewer than ``min_nodes`` training nodes or a negative sum."""
     source, target = graph.edge_index
     proper = graph.edge_index[:, source != target]
     returns = torch.from_numpy(return_probabilities(adjacency(proper, graph.num_nodes), walks))
@@ -55,7 +55,7 @@ def reliability(graph: Graph, walks: int, least: int = 0) -> np.ndarray:
     around = SparseMatrix(random_walk_adjacency(graph.edge_index, graph.num_nodes), torch.float64) @ unit
     alike = (unit * around).sum(1)[graph.train_mask]  # the mean of cosines is the cosine's sum with the mean
     total = torch.zeros(graph.num_classes, dtype=torch.float64).index_add(0, graph.y[graph.train_mask], alike)
-    few = graph.y[graph.train_mask].bincount(minlength=graph.num_classes) < least
+    few = graph.y[graph.train_mask].bincount(minlength=graph.num_classes) < min_nodes
     return total.clamp(min=0).masked_fill(few, 0).numpy()
 
 

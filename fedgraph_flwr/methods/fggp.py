@@ -1,7 +1,7 @@
-"""FGGP: its keys, the names of what travels, and FINCH, which finds clusters without being told how many.
+"""FGGP: keys, names of message groups, and FINCH, which finds clusters without a given number of clusters.
 
-FINCH (Sarfraz et al., CVPR 2019): items are joined with their most alike other one; what is connected is a cluster, and the means
-of clusters are items of the next, coarser partition, as long as that has more than one cluster and at least two fewer.
+FINCH (Sarfraz et al., CVPR 2019) joins each item with its most similar other item; connected components are clusters. The means
+of the clusters are the items of the next, coarser partition, as long as that has more than one cluster and at least two fewer.
 """
 
 from dataclasses import dataclass
@@ -18,44 +18,44 @@ from fedgraph_flwr.methods.uplink import Individual, Public, Uplink, model_only
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, TRAIN
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
-TOLD = "prototypes"
-"""Group, up: ``mean`` [C, D] and ``known`` [C]."""
+PROTOTYPES = "prototypes"
+"""Group sent to the server: ``mean`` [C, D] and ``known`` [C]."""
 
 BANK = "bank"
-"""Group, down: ``mean`` [B, D], and the class of each, ``label`` [B]."""
+"""Group sent to clients: ``mean`` [B, D] and its classes ``label`` [B]."""
 
 
 @dataclass
 class Params:
     """Keys of FGGP."""
 
-    view_weight: float = 1.0  # of the second view's cross-entropy
-    prototype_weight: float = 1.0  # of the alignment of both views' prototypes
-    structure_weight: float = 1.0  # of the augmentor's loss
-    refresh: int = number(10, low=1)  # f (10 to 50), rounds between searches for near nodes
-    near: int = 3  # k of them (1 on arXiv)
+    view_weight: float = 1.0  # weight of the second view's cross-entropy
+    prototype_weight: float = 1.0  # weight of the alignment of both views' prototypes
+    structure_weight: float = 1.0  # weight of the augmentor's loss
+    refresh: int = number(10, low=1)  # f (10 to 50), rounds between searches for similar nodes
+    near: int = 3  # k, similar nodes per node (1 on arXiv)
     temperature: float = number(0.5, low=1e-3)  # τ of the alignment
-    # of a prototype in the alignment, other classes of: both views, as the authors' code | other: the other view
+    # negatives in the alignment, prototypes of other classes in: both views (as the authors' code) | other: the other view
     negatives: str = choice("both", ("both", "other"))
     head: str = choice(
         "average", ("average", "initial")
-    )  # average | initial values in every round, as the authors' code
+    )  # average | initial: initial values in every round, as in the authors' code
     queue: int = number(
         10, low=0
-    )  # rows per class that the bank keeps of past rounds (10, Twitch 20); 0: the last round's
-    inference: str = choice("prototypes", ("prototypes", "classifier"))  # prototypes | classifier, OpenFGL's
+    )  # rows per class that the bank keeps from past rounds (10, Twitch 20); 0: only the last round's
+    inference: str = choice("prototypes", ("prototypes", "classifier"))  # prototypes | classifier, as OpenFGL
     votes: int = number(30, low=1)  # prototypes that vote (20 to 100)
     vote_temperature: float = number(0.1, low=1e-3)  # τ' of the vote
-    min_nodes: int = number(1, low=1)  # (ours) classes with less confidence in sum are not told
+    min_nodes: int = number(1, low=1)  # (ours) minimum sum of confidences of a class whose prototype is sent
 
     @property
     def augments(self) -> bool:
-        """Whether training is more than FedAvg's."""
+        """Whether training adds terms to FedAvg's loss."""
         return bool(self.view_weight or self.prototype_weight or self.structure_weight)
 
 
 def finch(items: np.ndarray) -> np.ndarray:
-    """The cluster of each item [n, D] in the coarsest partition that FINCH keeps, [n]."""
+    """Return the cluster of each item [n, D] in the coarsest partition that FINCH keeps, [n]."""
     found = _joined(items)
     while True:
         count = found.max() + 1
@@ -66,7 +66,15 @@ def finch(items: np.ndarray) -> np.ndarray:
 
 
 def bank(means: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The means of each class's clusters [B, D], and their classes [B]: of prototypes [n, C, D] and which clients know [n, C]."""
+    """Cluster prototypes per class.
+
+    Args:
+        means: prototypes per client [n, C, D].
+        known: classes that each client knows [n, C].
+
+    Returns:
+        Means of each class's clusters [B, D], and their classes [B].
+    """
     rows, labels = [], []
     for label in np.flatnonzero(known.any(axis=0)):
         own = means[known[:, label], label].astype(np.float64)
@@ -79,7 +87,7 @@ def bank(means: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _joined(items: np.ndarray) -> np.ndarray:
-    """One partition: each item with the one most like it."""
+    """Return one partition: each item joined with its most similar one."""
     n = len(items)
     if n == 1:
         return np.zeros(1, np.int64)
@@ -90,19 +98,19 @@ def _joined(items: np.ndarray) -> np.ndarray:
 
 
 def _means(items: np.ndarray, cluster: np.ndarray) -> np.ndarray:
-    """Of each cluster, [max + 1, D]."""
+    """Return the mean of each cluster, [max + 1, D]."""
     total = np.zeros((cluster.max() + 1, items.shape[1]))
     np.add.at(total, cluster, items)
     return total / np.bincount(cluster)[:, None]
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
-    """The model, and a prototype of each class."""
+    """Declare the model and a prototype per class."""
     fields = {"mean": ArrayField(("C", WIDTH), cfg.dtype), "known": ArrayField(("C",), "bool")}
     return {
         DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})},
         TRAIN: {
             **model_only(cfg, params)[TRAIN],
-            TOLD: Individual(fields, why="the server clusters all clients' prototypes"),
+            PROTOTYPES: Individual(fields, why="the server clusters all clients' prototypes"),
         },
     }

@@ -1,15 +1,15 @@
-"""AdaFGL's two branches (Li et al., ICDE 2024, arXiv:2401.11750): a client's own networks on smoothed features.
+"""AdaFGL's two branches (Li et al., ICDE 2024, arXiv:2401.11750): a client's own MLPs on smoothed features.
 
     X̃ = [X, Â'X, .., Â'^K X]
     homophilous      Z = MLP(X̃)
     heterophilous    MLP(X),   MLP(X̃),   (softmax(PReLU(Q⁺) F) − softmax(PReLU(−Q⁺) F) + F) / 2   with F = MLP(X̃)
     Q = β R + (1 − β) cos(softmax F_u, softmax F_v),   Q⁺ = I + Q recentred about its mean m
 
-    recentred: (Q − m) / (max Q − m) above m, (Q − m) / m below            in [−1, 1], the least alike pairs nearest −1
-    ``negatives=program``: −Q / m below, by which the least alike pairs get 0 and those just under m get −1
+    recentred: (Q − m) / (max Q − m) above m, (Q − m) / m below            in [−1, 1], least similar pairs nearest −1
+    ``negatives=program``: −Q / m below, so the least similar pairs get 0 and those just under m get −1
 
-Shapes: X [N, F], X̃ [N, (K + 1) F], all outputs logits [N, C]. Q lives on a pattern of pairs (the corrected graph's), never on all
-N² of them; R is 1 for pairs that the extractor finds alike, else 0.
+Shapes: X [N, F], X̃ [N, (K + 1) F], all outputs are logits [N, C]. Q has the entries of the corrected graph, never all N² pairs.
+R is 1 for pairs that the extractor finds similar, else 0.
 """
 
 from itertools import pairwise
@@ -23,7 +23,7 @@ from fedgraph_flwr.models.layers import Linear, dropout
 from fedgraph_flwr.numerics.sparse import Pattern
 
 
-class Perceptron(nn.Module):
+class MLP(nn.Module):
     """Linear layers with PReLU and dropout between them: [N, a] → [N, C]."""
 
     def __init__(self, num_in: int, hidden: int, num_out: int, layers: int, p: float):
@@ -34,7 +34,7 @@ class Perceptron(nn.Module):
         self.p = p
 
     def forward(self, h: Any) -> Tensor:
-        """[N, C]."""
+        """[N, a] → [N, C]."""
         h = self.layers[0](h)
         for slope, layer in zip(self.slopes, self.layers[1:], strict=True):
             h = layer(dropout(slope(h), self.p, self.training))
@@ -47,12 +47,12 @@ class Branches(nn.Module):
     Args:
         num_features: F.
         num_classes: C.
-        hidden: width of the perceptrons.
+        hidden: hidden width of the MLPs.
         steps: K.
-        dropout: within the perceptrons.
+        dropout: dropout rate of the MLPs.
         beta: β.
         negatives: ``paper`` or ``program``, see above.
-        message_layers: layers of F's network.
+        message_layers: layers of the MLP that computes F.
     """
 
     def __init__(
@@ -69,30 +69,30 @@ class Branches(nn.Module):
     ):
         super().__init__()
         wide = (steps + 1) * num_features
-        self.homophilous = Perceptron(wide, hidden, num_classes, 2, dropout)
-        self.features = Perceptron(num_features, hidden, num_classes, 3, dropout)
-        self.smoothed = Perceptron(wide, hidden, num_classes, 3, dropout)
-        self.messages = Perceptron(wide, hidden, num_classes, message_layers, dropout)
+        self.homophilous = MLP(wide, hidden, num_classes, 2, dropout)
+        self.features = MLP(num_features, hidden, num_classes, 3, dropout)
+        self.smoothed = MLP(wide, hidden, num_classes, 3, dropout)
+        self.messages = MLP(wide, hidden, num_classes, message_layers, dropout)
         self.slope = nn.PReLU()
         self.beta, self.program = beta, negatives == "program"
 
     def heterophilous(self, x: Any, smooth: Any, pairs: Pattern, alike: Tensor) -> list[Tensor]:
-        """Logits of the three outputs; ``alike`` is R on the pairs, [E]."""
+        """Return the logits of the three outputs; ``alike`` is R on the pairs, [E]."""
         return [self.features(x), self.smoothed(smooth), self.signed(self.messages(smooth), pairs, alike)]
 
     def signed(self, f: Tensor, pairs: Pattern, alike: Tensor) -> Tensor:
-        """The propagation with signs of F [N, C], [N, C]."""
+        """Return the signed propagation of F [N, C]."""
         unit = F.normalize(f.softmax(1), dim=1)
         q = self.beta * alike + (1 - self.beta) * pairs.dot(unit, unit)
         q = recentred(q, self.program) if q.numel() else q
-        # I gives each node PReLU(1) = 1 of itself, and on the other side PReLU(−1), minus the slope.
-        arriving = pairs.product(self.slope(q), f) + f
-        leaving = pairs.product(self.slope(-q), f) - self.slope.weight * f
-        return (arriving.softmax(1) - leaving.softmax(1) + f) / 2
+        # The term I adds PReLU(1) = 1 times a node's own row to the positive side, PReLU(−1) = −slope to the negative one.
+        positive = pairs.product(self.slope(q), f) + f
+        negative = pairs.product(self.slope(-q), f) - self.slope.weight * f
+        return (positive.softmax(1) - negative.softmax(1) + f) / 2
 
 
 def recentred(q: Tensor, program: bool) -> Tensor:
-    """Q [E] about its mean, see above; constant Q gives 0."""
+    """Recentre Q [E] about its mean, see above; constant Q gives 0."""
     tiny = torch.finfo(q.dtype).tiny
     mean = q.mean()
     above, below = (q - mean) / (q.max() - mean).clamp(min=tiny), (-q if program else q - mean) / mean.clamp(min=tiny)

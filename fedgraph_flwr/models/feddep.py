@@ -1,11 +1,11 @@
-"""FedDEP's networks (Zhang et al., 2024, arXiv:2401.04336): convolutions that hear generated neighbours, and their generator.
+"""FedDEP's models (Zhang et al., 2024, arXiv:2401.04336): convolutions over generated neighbours, and their generator.
 
     layer 0        GraphSAGE on X and the client's own edges
     layers l > 0   H^{l+1} = ReLU(H^l W_self + M' [H^l; Z̃] W_nb + b)           embedding-fused convolution
     ñ_v = ReLU(u_v w + b),   z̃_vp = ReLU((u_v + ε) W_p + b_p),  u = MLP(h_v),  ε ~ N(0, I)
 
-Z̃ [g, H] are generated embeddings, each heard by one node; M' [N, N + g] is the mean over a node's neighbours, generated ones too.
-They stand for what a neighbour has gathered within its own reach, so layer 0, on raw features, has none.
+Z̃ [g, H] are generated embeddings, each a neighbour of one node. M' [N, N + g] averages over a node's neighbours, including
+generated ones. An embedding represents what a neighbour has aggregated, so layer 0, on raw features, uses none.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class FusedInputs(Inputs):
     """Inputs with generated neighbours.
 
     Attributes:
-        fused: M' [N, N + g]; None: there are none.
+        fused: M' [N, N + g]; None without generated neighbours.
         z: Z̃ [g, H].
     """
 
@@ -36,20 +36,20 @@ class FusedInputs(Inputs):
 
 
 class FusedSAGE(GraphSAGE):
-    """GraphSAGE that hears generated embeddings from its second layer on."""
+    """GraphSAGE that aggregates generated embeddings from its second layer on."""
 
     def __init__(self, num_features: int, num_classes: int, **common: Unpack[Normed]):
         super().__init__(num_features, num_classes, **common)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
-        """H W_self + M' [H; Z̃] W_nb + b; on X, and without Z̃, as GraphSAGE."""
+        """Return H W_self + M' [H; Z̃] W_nb + b; on X, and without Z̃, GraphSAGE's layer."""
         if h is inputs.x or not isinstance(inputs, FusedInputs) or inputs.fused is None or inputs.z is None:
             return super().convolve(layer, h, inputs)
         return layer.itself(h) + inputs.fused @ layer.neighbours(torch.cat([h, inputs.z]))
 
 
 def fused_inputs(inputs: Inputs, edge_index: Tensor, num_nodes: int, z: Tensor, at: Tensor) -> FusedInputs:
-    """Inputs of a graph with generated neighbours z [g, H], each heard by the node ``at`` [g]."""
+    """Return inputs of a graph with generated neighbours z [g, H] of the nodes ``at`` [g]."""
     total = num_nodes + at.numel()
     new = torch.stack([num_nodes + torch.arange(at.numel()), at.cpu()])
     matrix = mean_adjacency(torch.cat([edge_index, new], dim=1), total)[:num_nodes]
@@ -58,11 +58,11 @@ def fused_inputs(inputs: Inputs, edge_index: Tensor, num_nodes: int, z: Tensor, 
 
 
 class DeepGenerator(nn.Module):
-    """How many neighbours a node misses, and what they have gathered.
+    """Generator of the number of missing neighbours per node, and of their embeddings.
 
     Args:
-        width: H of the embeddings, read and made.
-        widths: of the layers between.
+        width: H, width of input and output embeddings.
+        widths: hidden widths.
         neighbours: P.
     """
 
@@ -75,13 +75,13 @@ class DeepGenerator(nn.Module):
         self.width = width
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Counts [N], and what the heads read of each node, with noise, [N, D]."""
+        """Return counts [N], and the heads' inputs with noise [N, D]."""
         for layer in self.layers:
             h = torch.relu(layer(h))
         return torch.relu(self.count(h)).squeeze(1), h + torch.randn_like(h)
 
     def rows(self, u: Tensor, node: Tensor, place: Tensor) -> Tensor:
-        """Embeddings of the neighbours ``place`` of nodes ``node``, both [R], from what the heads read [N, D]: [R, H]."""
+        """Return embeddings [R, H] of neighbours ``place`` [R] of nodes ``node`` [R], from the heads' inputs u [N, D]."""
         made = u.new_zeros(node.numel(), self.width)
         for index, head in enumerate(self.heads):
             at = (place == index).nonzero().view(-1)

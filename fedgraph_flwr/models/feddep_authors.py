@@ -1,4 +1,4 @@
-"""Networks of the authors' form of FedDEP (zkzhangke/FedDEP at cf50e38, gfl/model/sage.py and gfl/model/feddep.py).
+"""Models of the authors' form of FedDEP (zkzhangke/FedDEP at cf50e38, gfl/model/sage.py and gfl/model/feddep.py).
 
     E^0 = Z̄,   E^{l+1} = E^l V^l + c^l,   H^{l+1} = ReLU(SAGE^l(H^l) + E^{l+1})       fusion, in every layer; no ReLU in the last
     ñ_v = ReLU(u_v w + b),   z̃_v = tanh(MLP(u_v + ε)),   u = SAGE(X, A),  ε ~ N(0, I)               generator
@@ -20,7 +20,7 @@ from fedgraph_flwr.numerics.inputs import Inputs
 
 
 @dataclass
-class MendedInputs(Inputs):
+class AugmentedInputs(Inputs):
     """Inputs with generated embeddings.
 
     Attributes:
@@ -31,7 +31,7 @@ class MendedInputs(Inputs):
 
 
 class LinearFusedSAGE(GraphSAGE):
-    """GraphSAGE whose every layer adds a linear map of generated embeddings; parameters ``fuse.{l}.`` too."""
+    """GraphSAGE with a linear map of generated embeddings added in every layer, parameters ``fuse.{l}.``."""
 
     stacks = False
 
@@ -56,14 +56,14 @@ class LinearFusedSAGE(GraphSAGE):
 
     def embeddings(self, inputs: Any, layers: int) -> Tensor:
         """Return E^l [N, H] after ``layers`` linear maps; [1, H] without generated embeddings."""
-        z = inputs.z if isinstance(inputs, MendedInputs) else None
+        z = inputs.z if isinstance(inputs, AugmentedInputs) else None
         e = self.head.itself.weight.new_zeros(1, self.width) if z is None else z
         for fuse in self.fuse[:layers]:
             e = fuse(e)
         return e
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
-        """SAGE^l(H^l) + E^{l+1}."""
+        """Return SAGE^l(H^l) + E^{l+1}."""
         own = [*self.layers, self.head]
         place = next(index for index, known in enumerate(own) if known is layer)
         return super().convolve(layer, h, inputs) + self.embeddings(inputs, place + 1)
@@ -76,21 +76,21 @@ class LocalEncoder(GraphSAGE):
         super().__init__(num_features, num_classes, hidden=hidden, layers=layers, dropout=p, head=True)
 
     def activate(self, h: Tensor, index: int) -> Tensor:
-        """ReLU; tanh in the last layer."""
+        """Apply ReLU, or tanh in the last layer."""
         return torch.tanh(h) if index == len(self.layers) - 1 else torch.relu(h)
 
     def loss(self, inputs: Inputs, y: Tensor, nodes: Tensor) -> Tensor:
-        """Cross entropy of the softmax of the scores, of which the authors' code takes the softmax again."""
+        """Return the cross-entropy of softmax scores; like the authors' code, this applies the softmax twice."""
         scores = dropout(self(inputs), self.dropout, self.training)
         return nn.functional.cross_entropy(scores.softmax(1)[nodes], y[nodes])
 
 
 class LocalGenerator(nn.Module):
-    """Number of missing neighbours and their embeddings.
+    """Generator of the number of missing neighbours and of their embeddings.
 
     Args:
         latent: D.
-        widths: of the generator's hidden layers.
+        widths: hidden widths.
         neighbours: P.
         width: H.
         p: dropout before the generator's last layer.
@@ -104,11 +104,11 @@ class LocalGenerator(nn.Module):
         self.neighbours, self.width, self.p = neighbours, width, p
 
     def counts(self, u: Tensor) -> Tensor:
-        """Ñ [n] of latent features u [n, D]."""
+        """Return ñ [n] for latent features u [n, D]."""
         return torch.relu(self.count(u)).squeeze(1)
 
     def forward(self, u: Tensor) -> Tensor:
-        """Z̃ [n, P, H] of latent features u [n, D]."""
+        """Return z̃ [n, P, H] for latent features u [n, D]."""
         h = u + torch.randn_like(u)
         for layer in self.layers:
             h = torch.relu(layer(h))

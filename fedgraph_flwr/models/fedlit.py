@@ -1,16 +1,16 @@
-"""FedLIT's network (Xie, Xiong & Yang, WWW 2023): one branch of graph convolutions for each latent type of links.
+"""FedLIT's model (Xie, Xiong & Yang, WWW 2023): one branch of graph convolutions per latent type of links.
 
     z = X W_0 + b_0                                                             the projection
     h_r^0 = ReLU(z V_r + c_r),   h_r^{l+1} = dropout(ReLU(Â_r h_r^l W_r^l + b_r^l))      on the edges of type r
     logits = (Σ_r h_r^L) W_c + b_c
 
-Σ_r runs over the types of v's own links; a node without any link has a loop in every branch. Without a method that types them,
-all edges are of type 0. Ours: Â_r has a loop at every node that its links touch, and all branches start equal (``init=common``).
-Branches that start apart (``init=separate``, the authors') each learn from their share of the links only. Branches in which a
-node has no link would add features of the node itself, as an MLP does. With both faults four types had 73.8 % on Cora (10
-clients, 30 rounds, seed 0) instead of 81.1; one type has 82.5. In the authors' code a node without any link has logits b_c.
-Branches are stacked: parameters ``branches.*`` have the type for their first axis, and one product with the block-diagonal matrix
-of all Â_r [kN, kN] propagates all of them.
+Σ_r is over the types of v's own links; a node without any link has a loop in every branch. Without a method that types them, all
+edges have type 0. Ours: Â_r has a loop at every node that its links touch, and all branches start equal (``init=common``).
+Branches that start from different values (``init=separate``, as in the authors' code) each learn from their share of the links
+only. A branch without links of a node would add features of the node itself, as an MLP does. With both, four types reached
+73.8 % on Cora (10 clients, 30 rounds, seed 0) instead of 81.1; one type reaches 82.5. In the authors' code a node without any
+link has logits b_c. Branches are stacked: the first axis of parameters ``branches.*`` is the type, and one product with the
+block-diagonal matrix of all Â_r [kN, kN] propagates all of them.
 
 Shapes: X [N, F], z [N, H], V and W^l [k, H, H], c and b^l [k, 1, H], W_c [H, C].
 """
@@ -40,21 +40,21 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(types, 1, num_out))
 
     def forward(self, h: Tensor) -> Tensor:
-        """[k, N, b]."""
+        """[k, N, a] → [k, N, b]."""
         return h @ self.weight + self.bias
 
 
 class FedLIT(Model):
-    """The network above.
+    """FedLIT's model.
 
     Args:
         num_features: F.
         num_classes: C.
         hidden: H.
-        layers: L, of each branch.
-        dropout: after each convolution.
+        layers: L, convolutions per branch.
+        dropout: rate after each convolution.
         types: k.
-        init: of the branches, equal or drawn separately.
+        init: initial values of the branches, equal or drawn separately.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FedLIT(Model):
         layers: int,
         dropout: float,
         types: Annotated[int, Range(1)] = 4,  # k, latent types of links
-        init: Literal["common", "separate"] = "common",  # of the branches: common (ours) | separate, the authors'
+        init: Literal["common", "separate"] = "common",  # initial branches: common (ours) | separate (authors' code)
     ):
         super().__init__()
         one_of(init, ("common", "separate"), "model.init")
@@ -78,13 +78,13 @@ class FedLIT(Model):
         self.dropout, self.types, self.width = dropout, types, hidden
 
     def prepare(self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
-        """With all edges of type 0."""
+        """Prepare inputs with all edges of type 0."""
         types = torch.zeros(graph.edge_index.size(1), dtype=torch.int64)
         adj = self.typed_adjacency(graph.edge_index, types, graph.num_nodes, dtype)
         return Inputs(x=self.features(graph.x, dtype), adj=adj).to(device)
 
     def typed_adjacency(self, edge_index: Tensor, types: Tensor, num_nodes: int, dtype: torch.dtype) -> SparseMatrix:
-        """diag(Â_1, .., Â_k) [kN, kN] of edges [2, E] and their types [E]; rows of nodes without edges of a type are empty."""
+        """Return diag(Â_1, .., Â_k) [kN, kN] for edges [2, E] with types [E]; a node without edges of a type has an empty row."""
         size = self.types * num_nodes
         touched = torch.zeros(size, dtype=torch.bool)
         touched[(edge_index + num_nodes * types).flatten()] = True
@@ -95,7 +95,7 @@ class FedLIT(Model):
         return SparseMatrix(adj, dtype)
 
     def encode(self, inputs: Inputs) -> Tensor:
-        """Σ_r h_r^L over the types of each node's links, [N, H]."""
+        """Return Σ_r h_r^L over the types of each node's links, [N, H]."""
         first, *convs = self.branches
         h = torch.relu(first(self.projection(inputs.x)))  # [k, N, H]
         linked = (inputs.adj @ h.new_ones(h.size(0) * h.size(1), 1)).view(*h.shape[:2], 1) > 0
@@ -105,5 +105,5 @@ class FedLIT(Model):
         return (h * linked).sum(0)
 
     def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
-        """Logits [N, C]."""
+        """Return logits [N, C]."""
         return self.head(h)

@@ -1,7 +1,7 @@
-"""What FedTAD generates on the server: nodes of given classes, and the edges between them.
+"""FedTAD's generator on the server: nodes of given classes, and the edges between them.
 
 x̂ = W_3 tanh(W_2 tanh(W_1 tanh(W_0 [e_y ‖ z])))                       z ~ N(0, I), e_y an embedding of the class
-A = symmetrised (each node's k most alike by cosine, itself among them) with one loop a node
+A = symmetrised k-nearest-neighbour graph by cosine, each node among its own k, with one loop per node
 """
 
 from itertools import pairwise
@@ -16,11 +16,11 @@ WIDTHS = (64, 128, 256)
 
 
 class Generator(nn.Module):
-    """Features of nodes from noise and classes.
+    """Generator of node features from noise and classes.
 
     Args:
         noise: width of z.
-        num_features: of a node.
+        num_features: F.
         num_classes: C, also the width of e_y.
     """
 
@@ -37,7 +37,7 @@ class Generator(nn.Module):
 
 
 def nearest_edges(x: Tensor, k: int) -> Tensor:
-    """Edges [2, E], both ways and each once, that join nodes [n, F] with their k − 1 most alike others."""
+    """Return edges [2, E] between nodes [n, F] and their k − 1 most similar others, both directions, each once."""
     unit, n = F.normalize(x.detach(), dim=1), x.size(0)
     near = top_k(unit, unit, k - 1)
     key = torch.cat([near.row * n + near.col, near.col * n + near.row]).unique()
@@ -45,6 +45,6 @@ def nearest_edges(x: Tensor, k: int) -> Tensor:
 
 
 def diversity(z: Tensor, x: Tensor) -> Tensor:
-    """exp(−mean over pairs of ‖z_a − z_b‖² ‖x_a − x_b‖₁, each by its width): small where unlike noise makes unlike nodes."""
+    """exp(−mean over pairs of ‖z_a − z_b‖² ‖x_a − x_b‖₁, each over its width): small if different noise gives different nodes."""
     apart = torch.cdist(z, z).square() / z.size(1) * torch.cdist(x, x, p=1) / x.size(1)
     return (-apart.mean()).exp()

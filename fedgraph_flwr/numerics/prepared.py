@@ -85,11 +85,11 @@ def _pack(inputs: Any, graph: Graph) -> tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def _unpack(tensors: dict[str, Tensor], values: dict[str, Any], graph: Graph) -> Inputs:
-    """Raises `FedGraphError` for a kind that is no network's."""
+    """Restore an `Inputs`; raise `FedGraphError` if its type is not a model's input."""
     kind = str(values["kind"])
     cls = locate(kind) if kind.startswith(("fedgraph_flwr.models.", f"{Inputs.__module__}:")) else None
     if not (isinstance(cls, type) and issubclass(cls, Inputs)):
-        raise FedGraphError(f"{kind} is not a kind of inputs")
+        raise FedGraphError(f"cached inputs have type {kind}, expected a subclass of Inputs in fedgraph_flwr.models")
 
     def field(name: str, what: str, *sizes: int) -> Any:
         parts = {key.partition("/")[2]: tensor for key, tensor in tensors.items() if key.partition("/")[0] == name}
@@ -102,4 +102,4 @@ def _unpack(tensors: dict[str, Tensor], values: dict[str, Any], graph: Graph) ->
         }
         return readers[what]()
 
-    return cls(**{name: field(name, *told) for name, told in values["fields"].items()})
+    return cls(**{name: field(name, *layout) for name, layout in values["fields"].items()})

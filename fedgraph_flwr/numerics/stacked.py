@@ -87,22 +87,22 @@ def kinds(inputs: Inputs) -> tuple[Any, ...]:
 
 
 def rows_of(inputs: Inputs) -> int:
-    """N, the nodes that a network sees."""
+    """Return N, the number of nodes of a model's input."""
     return inputs.adj.shape[0]
 
 
 def stack_inputs(
     members: Sequence[Inputs], sizes: Sequence[int], rows: int
 ) -> tuple[Callable[[dict[str, Tensor]], Inputs], dict[str, Tensor]]:
-    """Inputs of clients as those of one.
+    """Stack the inputs of several clients.
 
     Args:
-        members: of each, alike.
-        sizes: N_i.
-        rows: N, at least as many.
+        members: compatible inputs, per client.
+        sizes: N_i, nodes per client.
+        rows: N, rows after padding, at least the largest N_i.
 
     Returns:
-        What makes of the dense tensors of one client, by field, its inputs; and those of all, [M, N, ...].
+        A function from one client's dense tensors by field to its inputs, and the stacked dense tensors [M, N, ...].
     """
     fields = [_fields(member) for member in members]
     dense: dict[str, Tensor] = {}
@@ -122,7 +122,7 @@ def stack_inputs(
 
 
 def constants(inputs: Inputs) -> list[Any]:
-    """What is stacked of inputs."""
+    """Return the fields of inputs that are stacked."""
     return list(_fields(inputs).values())
 
 
@@ -132,7 +132,7 @@ def _fields(inputs: Inputs) -> dict[str, Any]:
 
 
 def padded(tensors: Sequence[Tensor], rows: int, fill: float = 0) -> Tensor:
-    """Tensors [N_i, ...] one upon the other, filled to so many rows: [M, rows, ...]."""
+    """Stack tensors [N_i, ...], padded to ``rows``: [M, rows, ...]."""
     made = tensors[0].new_full((len(tensors), rows, *tensors[0].shape[1:]), fill)
     for index, tensor in enumerate(tensors):
         made[index, : len(tensor)] = tensor

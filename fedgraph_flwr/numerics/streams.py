@@ -1,4 +1,4 @@
-"""Random bits for masks: of this process's stream, or, where clients are computed together, of each client's own."""
+"""Random bits for dropout masks, from this process's stream or, for stacked clients, from each client's stream."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,19 +9,19 @@ from torch import Tensor
 
 
 class Streams:
-    """The random stream of each client, and how many of the padded rows are its nodes.
+    """Random streams of stacked clients.
 
     Args:
-        states: of each client's generator, which draws move on.
-        sizes: N_i of each.
-        device: whose generator the states are of.
+        states: generator state per client, which draws advance.
+        sizes: N_i, the nodes per client; further rows are padding.
+        device: the generator's device.
     """
 
     def __init__(self, states: list[Tensor], sizes: Sequence[int], device: torch.device):
         self.states, self.sizes, self.generator = states, sizes, generators(device)[-1]
 
     def bits(self, like: Tensor) -> Tensor:
-        """16 random bits an entry as `words` draws them for each client alone: int16 in the shape of ``like`` [M, N, ...]."""
+        """Draw 16 random bits per entry, as `random_bits` does for each client: int16, shape of ``like`` [M, N, ...]."""
         made = torch.zeros(like.shape, dtype=torch.int16, device=like.device)
         for index, size in enumerate(self.sizes):
             part = made[index, :size]
@@ -32,7 +32,7 @@ class Streams:
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
-    """Those that draws of a client on a device take by themselves; the device's own is the last."""
+    """Return the generators that a client on this device draws from; the last one is the device's."""
     if device.type != "cuda":
         return [torch.default_generator]
     torch.cuda.init()
@@ -40,16 +40,16 @@ def generators(device: torch.device) -> list[torch.Generator]:
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """As ``torch.manual_seed``, which beside this formats, and keeps, a stack trace an accelerator that is not there."""
+    """Seed the generators like ``torch.manual_seed``, which also stores a stack trace per missing accelerator."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
 def random_bits(like: Tensor) -> Tensor:
-    """16 random bits an entry, int16, in the shape of ``like``."""
-    words = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
-    return words.view(torch.int16)[: like.numel()].view(like.shape)
+    """Draw 16 random bits per entry: int16, shape of ``like``."""
+    drawn = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
+    return drawn.view(torch.int16)[: like.numel()].view(like.shape)
 
 
 _streams: Streams | None = None
@@ -57,7 +57,7 @@ _streams: Streams | None = None
 
 @contextmanager
 def drawing(streams: Streams) -> Iterator[None]:
-    """Within, dropout draws from each client's own stream."""
+    """Let dropout draw from each client's own stream."""
     global _streams
     _streams = streams
     try:
@@ -67,7 +67,7 @@ def drawing(streams: Streams) -> Iterator[None]:
 
 
 def bits(like: Tensor) -> Tensor:
-    """16 random bits an entry, int16, in the shape of ``like``; of a stack [M, N, ...], or under vmap, each client's own."""
+    """Draw 16 random bits per entry: int16, shape of ``like``; for stacks [M, N, ...] and under vmap, per client."""
     return random_bits(like) if _streams is None else _EachBits.apply(like, _streams)
 
 
@@ -86,5 +86,5 @@ class _EachBits(torch.autograd.Function):
 
 
 def batch_first(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
-    """What a rule for vmap is given, with the batch in front."""
+    """Return an argument of a vmap rule with the batch dimension first."""
     return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

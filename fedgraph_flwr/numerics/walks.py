@@ -1,4 +1,4 @@
-"""Random walks on a graph, counted exactly without a power of its matrix."""
+"""Return probabilities of random walks, exact and without powers of the matrix."""
 
 from logging import WARNING
 
@@ -9,28 +9,28 @@ from numpy.typing import NDArray
 
 BLOCK = 256
 LONG = 30
-"""Seconds that are told beforehand."""
+"""Estimated seconds above which a warning is logged."""
 PRODUCTS = 1e9
-"""Of a sparse entry and a number, a second: of one core, about."""
+"""Approximate products of a sparse entry and a number per second on one core."""
 
 
 def return_probabilities(adjacency: sp.csr_matrix, steps: int, block: int = BLOCK) -> NDArray[np.float64]:
-    """How likely a walk from each node is back after 1..steps steps, diag((A D^{-1})^k): [N, steps].
+    """Return the probability that a walk from each node is back after k = 1..steps steps, diag((A D^{-1})^k): [N, steps].
 
-    D holds the edges that leave a node; a walk at a node without any ends. ``block`` columns of the identity are propagated at
-    a time: N x block numbers at once, steps · E · N products in all (4,000 nodes of degree 10 and 16 steps: 2 s; four times the
-    nodes: 16 times that), and no power of A, which fills up within a few steps.
+    D is the diagonal matrix of out-degrees; a walk ends at a node without outgoing edges. ``block`` columns of the identity are
+    propagated at a time, because powers of A become dense within a few steps. Memory: N x block numbers. Time: steps · E · N
+    products; 4,000 nodes of degree 10 and 16 steps take 2 s, and four times the nodes take 16 times as long.
 
     Args:
         adjacency: A [N, N], entry (v, u) counts the edges u → v.
-        steps: k at most.
-        block: columns at a time.
+        steps: maximum k.
+        block: columns per block.
     """
     n = adjacency.shape[0]
     if (seconds := n * adjacency.nnz * steps / PRODUCTS) > LONG:
         log(
             WARNING,
-            "walks of %d steps from %d nodes over %d edges take about %d minutes, once",
+            "computing random walks of %d steps from %d nodes over %d edges, once; this takes about %d minutes",
             steps,
             n,
             adjacency.nnz,

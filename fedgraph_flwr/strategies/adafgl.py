@@ -1,12 +1,12 @@
-"""AdaFGL (Li et al., ICDE 2024, arXiv:2401.11750), server side: FedAvg for a while, then every client for itself.
+"""AdaFGL (Li et al., ICDE 2024, arXiv:2401.11750), server side: FedAvg first, then local training only.
 
     rounds 1..R      FedAvg: θ is the knowledge extractor                                                       stage 1
-    once             θ to each client, which answers with nothing
-    rounds R + 1..   clients train networks of their own (`fedgraph_flwr.clients.adafgl`)                       stage 2
+    once             the server sends θ to each client; the reply is empty
+    rounds R + 1..   clients train their own branches (`fedgraph_flwr.clients.adafgl`)                          stage 2
 
-In stage 2 no array travels: what remains of a message are scores and numbers of nodes. R is ``extractor_rounds``. A client that
-could not be reached when θ was handed out is asked again in the first round it takes part in. Leaves a client: what FedAvg
-sends, in stage 1 alone.
+In stage 2 messages contain scores and numbers of nodes, no arrays. R is ``extractor_rounds``. A client that was unreachable when
+θ was sent receives it in the next round it takes part in.
+Leaves a client: what FedAvg sends, only in stage 1.
 """
 
 from typing import ClassVar
@@ -21,28 +21,28 @@ from fedgraph_flwr.wire.messages import Arrays
 
 
 class AdaFGL(GraphStrategy):
-    """FedAvg that ends; `memory` knows who holds the extractor."""
+    """FedAvg for R rounds, then no aggregation; `memory` records which clients have the extractor."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(adafgl.uplink)
 
     @property
     def holds(self) -> np.ndarray:
-        """Which clients, ascending, have the extractor, [M]."""
+        """Mask of the clients that have the extractor, in ascending order [M]."""
         return self.memory.setdefault("holds", np.zeros(len(self.clients), bool))
 
     def stage(self) -> Stage:
-        """FedAvg's, or none of which a model travels; between them θ may still be scored."""
+        """Return FedAvg's stage, then a stage without model transfer; at the change θ is sent once more to be scored."""
         if self.server_round <= self.params.extractor_rounds:
             return Stage()
         return Stage(STAGE, down=not self.holds.any(), up=False)
 
     def before_train(self, arrays: Arrays) -> Groups:
-        """Hand out θ, once: to all, and later to those who were not reached."""
+        """Send θ once to all clients, and later to those that were unreachable."""
         if self.server_round > self.params.extractor_rounds:
             due = self.cohort if self.holds.any() else sorted(self.clients)
-            if lacking := [client for client in due if not self.holds[self.places[client]]]:
-                for reply in self.request(EXTRACTOR, {EXTRACTOR: arrays}, lacking):
+            if missing := [client for client in due if not self.holds[self.places[client]]]:
+                for reply in self.request(EXTRACTOR, {EXTRACTOR: arrays}, missing):
                     self.holds[self.places[reply.client]] = True
             self.drop(client for client in self.cohort if not self.holds[self.places[client]])
         return {}

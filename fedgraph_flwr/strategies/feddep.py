@@ -2,19 +2,19 @@
 
     rounds 1..R    FedAvg: θ^R is the encoder
     prototype      the K means of each client's embeddings under θ^R, once
-    mend           to each client those of the others; it trains its generator alone, and mends its graph, once
-    afterwards     FedAvg, from θ^R on, with embedding-fused convolutions on the mended graphs
+    mend           the other clients' means to each client, which trains its generator locally and generates neighbours, once
+    afterwards     FedAvg, from θ^R on, with embedding-fused convolutions on the graphs with generated neighbours
 
-The middle is the paper's pseudo-FL: prototypes answer at the client what FedSage+ asks peers in every step. Written from what is
-public of the paper (its abstract and reviews), without its numbers of equations. The authors' code (zkzhangke/FedDEP) does not
-run pseudo-FL, but exchanges an embedding of every node and gradients. It also trains an encoder per client, clusters by deep
-embedded clustering, and adds a linear map of generated embeddings in every layer: ``strategy=feddep_authors``. Ours: the encoder
-is the federated model itself after R rounds, which puts all clients' embeddings in one space.
-A client that cannot
-be reached when graphs are mended goes on without generated neighbours. ``neighbours=0``, or R of at least ``rounds``, is FedAvg
-of GraphSAGE. Leaves a client: what FedAvg sends, and once K means of hidden features, how many nodes each is of, and how many
-neighbours it generated. The paper's noise-free edge-local privacy, which rests on sampling neighbours, is not claimed: all
-neighbours are read, and no ε is told.
+The middle part is the paper's pseudo-FL: with prototypes a client computes locally what FedSage+ requests from peers in every
+step. Written from the public parts of the paper (abstract and reviews), without its equation numbers. The authors' code
+(zkzhangke/FedDEP) does not run pseudo-FL, but exchanges gradients and an embedding of every node. It also trains an encoder per
+client, clusters by deep embedded clustering, and adds a linear map of generated embeddings in every layer:
+``strategy=feddep_authors``. Ours: the encoder is the federated model after R rounds, so all clients' embeddings share one space.
+A client that is unreachable in phase ``mend`` continues without generated neighbours. ``neighbours=0``, or R of at least
+``rounds``, is FedAvg of GraphSAGE.
+Leaves a client: what FedAvg sends. Once: K means of hidden features, the number of nodes in each, and the number of generated
+neighbours. We do not claim the paper's noise-free edge-local privacy, which relies on sampling neighbours: all neighbours are
+used here, and no ε is reported.
 Cost: two exchanges, once: K H numbers up, M K H and twice θ^R down.
 """
 
@@ -30,14 +30,14 @@ from fedgraph_flwr.wire.messages import Arrays
 
 
 class FedDEP(GraphStrategy):
-    """FedAvg that hands prototypes around once; `memory` says that it has."""
+    """FedAvg with one exchange of prototypes; `memory` records that it has happened."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(feddep.uplink)
 
     @property
     def scores_first(self) -> bool:
-        """θ^R is FedAvg's, of graphs as they are."""
+        """Whether to score θ^R, FedAvg's model on the original graphs, before neighbours are generated."""
         return (
             bool(self.params.neighbours)
             and self.server_round > self.params.encoder_rounds
@@ -45,15 +45,15 @@ class FedDEP(GraphStrategy):
         )
 
     def before_train(self, arrays: Arrays) -> Groups:
-        """After R rounds: collect prototypes, and let all clients mend."""
+        """After R rounds, collect prototypes and let all clients generate neighbours."""
         if self.scores_first:
             everyone = sorted(self.clients)
             replies = self.request("prototype", {ENCODER: arrays}, everyone)
-            told = {reply.client: self.known(reply.groups[PROTOTYPES]) for reply in replies}
+            prototypes = {reply.client: self.known(reply.groups[PROTOTYPES]) for reply in replies}
             groups = {
                 client: {
                     ENCODER: arrays,
-                    PROTOTYPES: {str(j): own for j, own in told.items() if j != client and len(own)},
+                    PROTOTYPES: {str(j): own for j, own in prototypes.items() if j != client and len(own)},
                 }
                 for client in everyone
             }
@@ -61,6 +61,6 @@ class FedDEP(GraphStrategy):
             self.memory["mended"] = np.array(True)
         return {}
 
-    def known(self, told: Arrays) -> np.ndarray:
-        """The prototypes that are of some nodes, [K', H]."""
-        return np.ascontiguousarray(told["mean"][told["count"] > 0])
+    def known(self, group: Arrays) -> np.ndarray:
+        """Return the prototypes of non-empty clusters, [K', H]."""
+        return np.ascontiguousarray(group["mean"][group["count"] > 0])

@@ -1,13 +1,13 @@
 """The authors' form of FedDEP (Zhang et al., 2024, arXiv:2401.04336), server side: clients train each other's generators.
 
-    propose   parameters of each client's generator, and what it reads of every node                    ``generator_rounds`` times
-    judge     both to all other clients; the sum of their gradients of R at each generator                                the same
+    propose   parameters of each client's generator, and its inputs for every node                      ``generator_rounds`` times
+    judge     both to all other clients; the sum of their gradients of R for each generator                               the same
     mend      each client takes its last step and generates embeddings                                                        once
-    train     FedAvg of a network that adds a linear map of generated embeddings in every layer
+    train     FedAvg of a model that adds a linear map of generated embeddings in every layer
 
-As in the authors' code (zkzhangke/FedDEP at cf50e38, gfl/feddep/worker.py and trainer.py), of which OpenFGL has a copy. The
-server and all clients receive an embedding of every node. Where that is not acceptable, use ``strategy=feddep``, which exchanges
-a few means. Leaves a client: see `fedgraph_flwr.clients.feddep_authors`.
+As in the authors' code (zkzhangke/FedDEP at cf50e38, gfl/feddep/worker.py and trainer.py), which OpenFGL copies. The server and
+all clients receive an embedding of every node. Where that is not acceptable, use ``strategy=feddep``, which exchanges few means.
+Leaves a client: see `fedgraph_flwr.clients.feddep_authors`.
 Cost: 2 generator_rounds + 1 exchanges before round 1; each sends M generators and all embeddings to each client.
 """
 
@@ -48,18 +48,21 @@ class FedDEPAuthors(GraphStrategy):
         gradients: dict[int, Groups] = {}
         for _ in range(self.params.generator_rounds):
             replies = self.request_all("propose", gradients)
-            told = {reply.client: reply.groups for reply in replies}
+            proposed = {reply.client: reply.groups for reply in replies}
             groups = {
                 j: {
                     GENERATOR: {
-                        f"{i}.{n}": array for i, own in told.items() if i != j for n, array in own[GENERATOR].items()
+                        f"{i}.{n}": array
+                        for i, own in proposed.items()
+                        if i != j
+                        for n, array in own[GENERATOR].items()
                     },
-                    EMBEDDINGS: {str(i): own[EMBEDDINGS]["rows"] for i, own in told.items() if i != j},
+                    EMBEDDINGS: {str(i): own[EMBEDDINGS]["rows"] for i, own in proposed.items() if i != j},
                 }
-                for j in told
+                for j in proposed
             }
             total = self.request("judge", groups)[GRADIENTS]
-            gradients = {i: {GRADIENTS: {}} for i in told}
+            gradients = {i: {GRADIENTS: {}} for i in proposed}
             for key, array in total.items():
                 i, _, name = key.partition(".")
                 gradients[int(i)][GRADIENTS][name] = array.astype(self.cfg.dtype)

@@ -1,7 +1,7 @@
-"""FedTAD (Zhu et al., IJCAI 2024, arXiv:2404.14061), server side: FedAvg, then class-wise distillation of the clients' models.
+"""FedTAD (Zhu et al., IJCAI 2024, arXiv:2404.14061), server side: FedAvg, then class-wise distillation of clients' models.
 
     θ = Σ_i p_i θ_i                                                                                    FedAvg
-    x̂ = g(z, y),  z ~ N(0, I), y in balance;  Â its nearest neighbours                         `fedgraph_flwr.models.fedtad`
+    x̂ = g(z, y),  z ~ N(0, I), y balanced;  Â its nearest neighbours                           `fedgraph_flwr.models.fedtad`
     d(θ) = Σ_i Σ_c Φ_i[c] mean_{v: y_v = c} |f_θ(x̂)_v − f_{θ_i}(x̂)_v|                          logits, mean over channels
     generator: min Σ_i Σ_c Φ_i[c] CE(f_{θ_i}(x̂)_c, c) − λ1 d(θ) + λ2 n exp(−mean ‖z_a − z_b‖² ‖x̂_a − x̂_b‖₁)
     student:   min d(θ) over θ, x̂ fixed
@@ -9,9 +9,9 @@
 After each average: ``epochs`` times ``generator_steps`` generator steps and ``student_steps`` student steps. n is the number of
 clients that replied. Φ_i[c] is client i's share of the reliability for class c over all clients
 (`fedgraph_flwr.methods.fedtad`). The generator and both Adam states are kept between rounds; models run without dropout.
-The generator's gradient of d passes through the student only, as in the authors' code (train_fedtad.py, line 269). With a
-gradient through the teachers too, distillation harms: on Cora (10 clients of about equal size, 20 rounds, seed 0) FedTAD then
-ends at 75.9 % instead of 81.4; FedAvg ends at 81.5.
+The generator's gradient of d passes through the student only, as in the authors' code (train_fedtad.py, line 269). A gradient
+through the teachers too makes distillation harmful. On Cora (10 clients of about equal size, 20 rounds, seed 0) FedTAD then ends
+at 75.9 % instead of 81.4; FedAvg ends at 81.5.
 Written from memory of the paper, so without its equation numbers, and checked against the authors' code (zyl24/FedTAD 3285d54),
 which differs in three points:
 
@@ -20,9 +20,10 @@ which differs in three points:
 - It trains the student with dropout (train_fedtad.py, line 286).
 - It sets weight decay 5e-4 for generator and student (lines 85 and 86); here the key ``weight_decay``, 0 by default.
 
-0 epochs are FedAvg. Leaves a client: what FedAvg sends, and Ψ_i, once. The server reads every client's model. Cost on the server:
-n models in memory and epochs · (n + 1) · (generator_steps + student_steps) passes over ``nodes`` nodes a round; at a client
-walks · E · N products, once. It helps where clients know different classes well.
+With 0 epochs FedTAD equals FedAvg.
+Leaves a client: what FedAvg sends, and Ψ_i, once. The server reads every client's model.
+Cost: the server holds n models and runs epochs · (n + 1) · (generator_steps + student_steps) passes over ``nodes`` nodes per
+round. Each client computes walks · E · N products, once. It helps where clients know different classes well.
 """
 
 from logging import WARNING
@@ -47,23 +48,24 @@ from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import DESCRIBE, Arrays, Reply, derive_seed, weighted_mean
 from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
 
-ROUNDING = 1e-9  # relative, of a sum of cosines
+ROUNDING = 1e-9  # relative rounding error of a sum of cosines
 
 
 class FedTAD(GraphStrategy):
-    """FedAvg with distillation; `memory` has the generator and the moments of both optimisers."""
+    """FedAvg with distillation; `memory` contains the generator and the moments of both optimisers."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedtad.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """The server must be able to run the whole network."""
+        """Require that the server receives all parameters of the model."""
         values = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
         if missing := values - model.shared(cfg.strategy.shared, cfg.strategy.private).keys():
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} runs clients' networks on the server, and {min(missing)} stays with the clients"
-                f" (strategy.shared={cfg.strategy.shared}, private={cfg.strategy.private}): share all"
+                f"strategy={cfg.strategy.name} runs clients' models on the server and needs all parameters, but {min(missing)} is"
+                f" private (strategy.shared={cfg.strategy.shared}, strategy.private={cfg.strategy.private}):"
+                " remove these overrides"
             )
 
     def verify(self, phase: str, reply: Reply) -> None:
@@ -79,7 +81,7 @@ class FedTAD(GraphStrategy):
             )
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """θ after distillation."""
+        """Return θ after distillation."""
         replies = reduced.replies
         mean = weighted_mean([reply.arrays for reply in replies], self.weights(reduced.clients))
         if not self.params.epochs:
@@ -89,7 +91,7 @@ class FedTAD(GraphStrategy):
             return self.distilled(mean, replies)
 
     def distilled(self, mean: Arrays, replies: list[Reply]) -> Arrays:
-        """Distil the teachers' logits on generated nodes into θ; return the mean if that ends in values that are not finite."""
+        """Distil the teachers' logits on generated nodes into θ; return the mean if the result is not finite."""
         p = self.params
         student, teachers = self.network(mean), [self.network(reply.arrays) for reply in replies]
         share = self.teacher_weights([reply.client for reply in replies])
@@ -107,15 +109,15 @@ class FedTAD(GraphStrategy):
             x = made(z, y).detach()
             inputs = self.inputs(x, student)
             with torch.no_grad():
-                told = [teacher(inputs) for teacher in teachers]
+                teacher_logits = [teacher(inputs) for teacher in teachers]
             for _ in range(p.student_steps):
                 learns.zero_grad()
-                disagreement(student(inputs), told, y, share).backward()
+                disagreement(student(inputs), teacher_logits, y, share).backward()
                 learns.step()
         if not all(bool(parameter.isfinite().all()) for net in (student, made) for parameter in net.parameters()):
             log(
                 WARNING,
-                "round %d: the distillation ended in values that are not finite, and is left out",
+                "round %d: distillation produced NaN or infinite values; using the average without distillation",
                 self.server_round,
             )
             return mean
@@ -130,7 +132,7 @@ class FedTAD(GraphStrategy):
         return {name: trained[name].numpy().copy() for name in mean}
 
     def teacher_weights(self, clients: list[int]) -> Tensor:
-        """Φ [clients, C] of these clients, normalised over all that are connected."""
+        """Return Φ [clients, C] of these clients, normalised over all connected clients."""
         known = sorted(self.clients)
         sums = torch.tensor([self.clients[client].description[RELIABILITY] for client in known], dtype=torch.float64)
         return teacher_weights(sums)[[known.index(client) for client in clients]].to(self.dtype)
@@ -138,38 +140,38 @@ class FedTAD(GraphStrategy):
     def generator_loss(
         self, x: Tensor, z: Tensor, y: Tensor, student: Model, teachers: list[Model], share: Tensor
     ) -> Tensor:
-        """What the generator minimises, of its nodes [n, F], their noise and classes, and Φ [clients, C]."""
+        """Return the generator's loss for its nodes [n, F], their noise z and classes y, and Φ [clients, C]."""
         inputs = self.inputs(x, student)
-        told = [teacher(inputs) for teacher in teachers]
+        teacher_logits = [teacher(inputs) for teacher in teachers]
         known = sum(
             (
                 by_class(F.cross_entropy(logits, y, reduction="none"), y, own)
-                for logits, own in zip(told, share, strict=True)
+                for logits, own in zip(teacher_logits, share, strict=True)
             ),
             x.new_zeros(()),
         )
-        apart = disagreement(student(inputs), [logits.detach() for logits in told], y, share)
+        apart = disagreement(student(inputs), [logits.detach() for logits in teacher_logits], y, share)
         return known - self.params.lam1 * apart + self.params.lam2 * len(teachers) * diversity(z, x)
 
     def noise(self) -> tuple[Tensor, Tensor]:
-        """Z [n, noise] and y [n], every class as often as any other, but for one."""
+        """Draw z [n, noise] and y [n]; class counts differ by at most one."""
         classes = self.agreed("num_classes")
         n = max(self.params.nodes, classes)
         return torch.randn(n, self.params.noise, dtype=self.dtype), torch.arange(n) % classes
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all parameters."""
+        """Type of all parameters."""
         return torch.float64 if self.cfg.dtype == "float64" else torch.float32
 
     def network(self, arrays: Arrays) -> Model:
-        """The network with these parameters, without dropout."""
+        """Return the model with these parameters, without dropout."""
         model = self.build_model().to(self.dtype)
         model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, strict=False)
         return model.eval()
 
     def inputs(self, x: Tensor, model: Model) -> Any:
-        """What the network reads of generated nodes [n, F]; a gradient goes through x."""
+        """Return the model's inputs for generated nodes [n, F], differentiable in x."""
         n = x.size(0)
         none = torch.zeros(n, dtype=torch.bool)
         y = torch.full((n,), -1)
@@ -177,7 +179,7 @@ class FedTAD(GraphStrategy):
         return model.prepare(graph, dtype=self.dtype)
 
     def optimizer(self, name: str, parameters: Any) -> Adam:
-        """Adam with the moments of the last round."""
+        """Return Adam with the moments of the last round."""
         made = Adam(parameters, lr=self.params.lr, weight_decay=self.params.weight_decay)
         if name in self.memory:
             made.load_state(flatten(self.memory[name]))
@@ -185,12 +187,12 @@ class FedTAD(GraphStrategy):
 
 
 def by_class(values: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    """Σ_c Φ[c] times the mean of a class's values; values and y [n], Φ [C]."""
+    """Return Σ_c Φ[c] mean_{v: y_v = c} values_v; values and y [n], Φ [C]."""
     count = torch.bincount(y, minlength=share.numel()).clamp(min=1).to(values)
     return share @ (values.new_zeros(share.numel()).index_add(0, y, values) / count)
 
 
-def disagreement(student: Tensor, told: list[Tensor], y: Tensor, share: Tensor) -> Tensor:
-    """d(θ): logits [n, C] of the student and of each teacher, y [n], Φ [clients, C]."""
-    apart = [by_class((student - logits).abs().mean(1), y, own) for logits, own in zip(told, share, strict=True)]
+def disagreement(student: Tensor, teachers: list[Tensor], y: Tensor, share: Tensor) -> Tensor:
+    """Return d(θ) from logits [n, C] of the student and of each teacher, y [n] and Φ [clients, C]."""
+    apart = [by_class((student - logits).abs().mean(1), y, own) for logits, own in zip(teachers, share, strict=True)]
     return torch.stack(apart).sum()

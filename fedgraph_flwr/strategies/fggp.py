@@ -1,15 +1,16 @@
-"""FGGP (Wan, Huang & Ye, AAAI 2024), server side: FedAvg, and a bank of prototypes, clustered class by class.
+"""FGGP (Wan, Huang & Ye, AAAI 2024), server side: FedAvg, and a bank of prototypes clustered per class.
 
-    θ = Σ_i p_i θ_i                                                           FedAvg, by nodes
+    θ = Σ_i p_i θ_i                                                           FedAvg, weighted by nodes
     new rows of B, class c = the means of FINCH's clusters of {P_i^c: client i knows class c}     by cosine
 
 B is a queue of at most ``queue`` rows per class in all: new rows replace the oldest. With ``queue=0`` it holds the last round's
-rows, and a class that no client of the cohort knows keeps its own (ours). B is sent with θ, and clients predict with it
+rows, and a class that no client of the cohort knows keeps its rows (ours). B is sent with θ, and clients predict with it
 (`fedgraph_flwr.clients.fggp`, which lists the differences from the authors' code). With ``head=initial`` the head is not
 averaged: clients start every round from its initial values. Written from memory of the paper and checked against the authors'
-code (GuanchengWan/FGGP fedced9). That code numbers the prototypes of a client without some class from 0 (models/fggp.py, line
-299), so that they are taken for other classes; here each keeps its class. Leaves a client: what FedAvg sends, and a prototype [D]
-of each class. Cost on the server: n² products a class.
+code (GuanchengWan/FGGP fedced9). That code numbers the prototypes from 0 even if a client has no nodes of some class
+(models/fggp.py, line 299), so they are taken for other classes. Here each prototype keeps its class.
+Leaves a client: what FedAvg sends, and a prototype [D] of each class.
+Cost on the server: n² products per class.
 """
 
 from typing import ClassVar
@@ -21,7 +22,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fggp
-from fedgraph_flwr.methods.fggp import BANK, TOLD, Params, bank
+from fedgraph_flwr.methods.fggp import BANK, PROTOTYPES, Params, bank
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -29,14 +30,14 @@ from fedgraph_flwr.wire.messages import Arrays
 
 
 class FGGP(GraphStrategy):
-    """FedAvg that also keeps the bank, in `memory`."""
+    """FedAvg with a bank of prototypes in `memory`."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fggp.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """A head that is not averaged predicts nothing."""
+        """Refuse predictions by a head that is not averaged."""
         params = method_params(cls, cfg)
         if params.head == "initial" and params.inference == "classifier":
             raise FedGraphError(
@@ -45,7 +46,7 @@ class FGGP(GraphStrategy):
             )
 
     def before_train(self, arrays: Arrays) -> Groups:
-        """Send the bank so far."""
+        """Send the current bank."""
         return {BANK: self.memory[BANK]} if BANK in self.memory else {}
 
     def before_evaluate(self, arrays: Arrays) -> Groups:
@@ -54,7 +55,7 @@ class FGGP(GraphStrategy):
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Average θ and extend the bank."""
-        self.extend_bank(reduced.each(TOLD))
+        self.extend_bank(reduced.each(PROTOTYPES))
         averaged = super().step(arrays, reduced)
         if self.params.head == "average":
             return averaged

@@ -144,11 +144,11 @@ def _finish(fleet: Hosts, out: Path, disturb: dict[str, Callable[[Hosts], None]]
         assert code == 1, told
         assert told.count("error: ") == 1
         assert "Traceback" not in told
-        _mend(fleet)
+        _repair(fleet)
     raise AssertionError("it never ended")
 
 
-def _mend(fleet: Hosts) -> None:
+def _repair(fleet: Hosts) -> None:
     """Start anew what is dead, as a supervisor would."""
     if "superlink" not in fleet.processes or fleet.processes["superlink"].poll() is not None:
         fleet.start_superlink()

@@ -235,15 +235,15 @@ def made(monkeypatch):
 def test_what_no_step_changes_is_stacked_once_a_run(run, made):
     run(*WORDS, "rounds=3", "stack=4", sizes=SIZES)
     assert made == [4]
-    assert not stacking._kept.former  # and dropped at its end
-    assert not stacking._kept.latter
+    assert not stacking._cached.previous  # and dropped at its end
+    assert not stacking._cached.current
 
 
 def test_what_a_round_did_not_use_is_dropped(run, made, monkeypatch):
     """Of five clients two take part in a round: nobody else's inputs stay stacked."""
     held = []
-    turn = stacking.Kept.turn
-    monkeypatch.setattr(stacking.Kept, "turn", lambda kept: turn(kept) or held.append(len(kept.former)))
+    turn = stacking.StackCache.turn
+    monkeypatch.setattr(stacking.StackCache, "turn", lambda cache: turn(cache) or held.append(len(cache.previous)))
     words = ["strategy.fraction=0.4", "evaluation.clients=cohort", "stack=4", "rounds=6"]
     run(*WORDS, *words, sizes=(13, 12, 15, 14, 13))
     assert max(held) <= 4  # of one bucket: inputs, batches, targets, scores

@@ -167,7 +167,7 @@ def test_the_generator_is_trained_for_its_steps_and_reads_the_whole_graph(steps)
     torch.testing.assert_close(client.memory["z"], z)
 
 
-def test_who_mends_again_has_what_it_had():
+def test_a_reloaded_client_has_the_same_generated_neighbours():
     client = client_of()
     tree = {"z": torch.rand(4, H, dtype=torch.float64), "at": torch.tensor([0, 0, 3, 7])}
     client.load(tree)
@@ -203,11 +203,11 @@ def test_prototypes_cross_once_and_before_them_it_is_fedavg(run, monkeypatch):
     "words", [[], ["strategy.fraction=0.67"], ["strategy.fraction=0.67", "evaluation.clients=cohort"]]
 )
 def test_the_encoder_is_scored_as_fedavg_is(run, words):
-    """Round R's model before the graphs are mended, R + 1's after."""
+    """Round R's model without generated neighbours, R + 1's with them."""
     words = [*words, "model.dropout=0", f"model.hidden={H}", "rounds=3"]
-    mended = run("strategy=feddep", *KEYS, *words, "strategy.generator_lr=0.03", "strategy.encoder_rounds=2")
+    feddep = run("strategy=feddep", *KEYS, *words, "strategy.generator_lr=0.03", "strategy.encoder_rounds=2")
     fedavg = run("strategy=fedavg", "model=sage", *words)
-    mine, theirs = ([record["metrics"]["val_loss"] for record in read_rounds(r.out / ROUNDS)] for r in (mended, fedavg))
+    mine, theirs = ([record["metrics"]["val_loss"] for record in read_rounds(r.out / ROUNDS)] for r in (feddep, fedavg))
     assert mine[:2] == theirs[:2]
     assert mine[2] != theirs[2]
 

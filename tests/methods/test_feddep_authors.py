@@ -14,7 +14,7 @@ from fedgraph_flwr.methods.feddep_authors import (
     soft_assignment,
     target_distribution,
 )
-from fedgraph_flwr.models.feddep_authors import MendedInputs
+from fedgraph_flwr.models.feddep_authors import AugmentedInputs
 from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import derive_seed
@@ -162,17 +162,17 @@ def test_the_network_by_hand():
     first = z @ w["fuse.0.weight"] + w["fuse.0.bias"]
     hidden = np.maximum(sage("layers.0", client.graph.x.double().numpy()) + first, 0)
     expected = sage("head", hidden) + first @ w["fuse.1.weight"] + w["fuse.1.bias"]
-    inputs = MendedInputs(client.plain.x, client.plain.adj, z=torch.from_numpy(z))
+    inputs = AugmentedInputs(client.plain.x, client.plain.adj, z=torch.from_numpy(z))
     client.model.eval()
     np.testing.assert_allclose(client.model(inputs).detach(), expected, rtol=1e-10)
-    zero = MendedInputs(client.plain.x, client.plain.adj, z=torch.zeros(N, H, dtype=torch.float64))
+    zero = AugmentedInputs(client.plain.x, client.plain.adj, z=torch.zeros(N, H, dtype=torch.float64))
     torch.testing.assert_close(client.model(client.plain), client.model(zero))
 
 
 def test_generated_embeddings_are_means_over_all_slots():
     client = client_of()
     z = torch.arange(2 * P * H, dtype=torch.float64).view(2, P, H)
-    mean, used = client.mended(z, torch.tensor([1.6, 0.2], dtype=torch.float64))
+    mean, used = client.fused(z, torch.tensor([1.6, 0.2], dtype=torch.float64))
     assert used.tolist() == [2, 0]
     torch.testing.assert_close(mean[0], (z[0, 0] + z[0, 1]) / 3)
     assert not mean[1].any()

@@ -1,4 +1,4 @@
-"""FedSage+: the greedy loss by loops, peers' gradients against the features themselves, mended graphs, and what travels."""
+"""FedSage+: the greedy loss by loops, peers' gradients against the features, graphs with generated neighbours, messages."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from fedgraph_flwr.clients.feddep import FedDEPClient
 from fedgraph_flwr.clients.fedsage import FedSageClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.fedsage import drawn_neighbours, mended
+from fedgraph_flwr.methods.fedsage import drawn_neighbours, with_neighbours
 from fedgraph_flwr.methods.impaired import apart, nearest, places
 from fedgraph_flwr.models.neighgen import NeighGen
 from fedgraph_flwr.models.sage import GraphSAGE
@@ -190,7 +190,7 @@ def test_the_task_reaches_the_generator():
 
 
 @pytest.mark.parametrize("source", ["original", "impaired"])
-def test_the_mended_graph(source):
+def test_the_graph_with_generated_neighbours(source):
     client = client_of(f"strategy.source={source}", "strategy.generator_rounds=0")
     with torch.no_grad():
         client.trainable[0].count.bias += 2
@@ -201,7 +201,7 @@ def test_the_mended_graph(source):
     assert x.abs().max() < 1
     asked = hidden_of(client.graph)[at]
     assert asked.any() == (source == "original")
-    graph = mended(client.graph, x, at)
+    graph = with_neighbours(client.graph, x, at)
     new = torch.arange(N, N + at.numel())
     pairs = set(map(tuple, graph.edge_index.T.tolist()))
     assert pairs == set(map(tuple, client.graph.edge_index.T.tolist())) | set(
@@ -248,7 +248,7 @@ def test_sparse_features_stay_sparse_beside_the_generated_ones():
         torch.testing.assert_close(mine, theirs)
 
 
-def test_who_mends_again_has_what_it_had():
+def test_a_reloaded_client_has_the_same_generated_neighbours():
     """As after a resumption, where the generators are trained before the clients' memory is back."""
     graph = client_graph(0, N, num_features=40)
     graph.x = torch.where(torch.rand(graph.x.shape, generator=torch.Generator().manual_seed(0)) < 0.05, 1.0, 0.0)
@@ -378,7 +378,7 @@ def test_what_travels(run, monkeypatch):
 
 
 def test_a_client_is_sent_the_sum_of_what_its_peers_sent(run, monkeypatch):
-    """Its own rows, once per exchange: for the next step, or for the last one before it mends."""
+    """Its own rows, once per exchange: for the next step, or for the last one before phase ``mend``."""
     with recorded_messages(monkeypatch) as messages:
         run(*WORDS, "strategy.hidden_share=1", "strategy.generator_rounds=3", "rounds=1")
     ups, downs = (
@@ -432,7 +432,7 @@ def test_wrong_keys_are_refused(word):
         check_method(compose(["strategy=fedsage", f"strategy.{word}"]))
 
 
-def test_a_judge_keeps_its_mended_graph():
+def test_a_judging_client_keeps_its_generated_neighbours():
     """Restored, and asked once more: what it saves is what it was restored from."""
     client = client_of()
     tree = {"x": torch.zeros(1, 5, dtype=torch.float64), "at": torch.tensor([0])}

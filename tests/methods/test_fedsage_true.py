@@ -1,4 +1,4 @@
-"""FedSage-true: own nodes on the mended graph, and the limits in which it is the central network."""
+"""FedSage-true: own nodes on the graph with external neighbours, and the limits in which it is the central network."""
 
 import numpy as np
 import pytest
@@ -41,9 +41,9 @@ def test_one_client_is_gradient_averaging(train):
 
 
 def test_true_neighbours_change_two_layers_and_are_not_scored(train):
-    mended, cut = train(*WORDS), train(*WORDS, "strategy=fedgrad")
-    assert any(np.abs(mended.arrays[name] - cut.arrays[name]).max() > 1e-6 for name in cut.arrays)
-    for record in mended.rounds:
+    extended, cut = train(*WORDS), train(*WORDS, "strategy=fedgrad")
+    assert any(np.abs(extended.arrays[name] - cut.arrays[name]).max() > 1e-6 for name in cut.arrays)
+    for record in extended.rounds:
         assert record["clients"]["test-count"] == [float(g.test_mask.sum()) for g in world()]
 
 

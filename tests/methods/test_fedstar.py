@@ -52,7 +52,8 @@ def test_walks_that_take_long_say_so_beforehand(monkeypatch, caplog):
     assert not caplog.text
     monkeypatch.setattr(walks, "PRODUCTS", edges.nnz * N / 60)
     return_probabilities(edges, 3)
-    assert f"walks of 3 steps from {N} nodes over {edges.nnz} edges take about 4 minutes, once" in caplog.text
+    expected = f"walks of 3 steps from {N} nodes over {edges.nnz} edges, once; this takes about 4 minutes"
+    assert f"computing random {expected}" in caplog.text
 
 
 def test_the_encoding_follows_its_nodes():

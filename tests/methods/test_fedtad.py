@@ -239,7 +239,7 @@ def test_counters_of_batch_normalisation_may_stay_at_the_clients(run):
 
 
 def test_a_network_of_which_a_part_stays_at_the_clients_is_refused():
-    with pytest.raises(FedGraphError, match=r"head\.\w+ stays with the clients"):
+    with pytest.raises(FedGraphError, match=r"head\.\w+ is private"):
         check_method(compose(["strategy=fedtad", "strategy.private=[head]"]))
     assert isinstance(server_of().network(server_of().arrays), nn.Module)
 
@@ -248,7 +248,7 @@ def test_classes_of_few_nodes_are_told_as_unknown():
     graph = client_graph(0, N, num_classes=C)
     count = graph.y[graph.train_mask].bincount(minlength=C)
     few = int(count.max())
-    found = reliability(graph, 3, least=few)
+    found = reliability(graph, 3, min_nodes=few)
     assert (count < few).sum() > 0
     assert not found[(count < few).numpy()].any()
 

@@ -211,7 +211,7 @@ def test_fedsage_true_hands_out_neighbours_alone():
     found = client.features({"wanted": {"1": np.array([0, 5, 7], np.int32), "2": np.array([9], np.int32)}}, {})[0]
     assert np.array_equal(found["features"]["1"], client.graph.x[[0, 5, 7]].numpy())
     for who, ids in (("1", range(30)), ("1", [9]), ("2", [0])):
-        with pytest.raises(FedGraphError, match="wants nodes of client 0 that have no edge to it"):
+        with pytest.raises(FedGraphError, match="requested features of nodes of client 0 that have no edge to it"):
             client.features({"wanted": {who: np.array(ids, np.int32)}}, {})
     client.policy = Policy()
     with pytest.raises(FedGraphError, match=r"features of single nodes.*at least 5"):

@@ -1,1 +1,1 @@
-"""Networks on torch and PyG alone: an exported folder's ``model.py`` is a copy of one of these files."""
+"""Models that need only torch and PyG: ``model.py`` in an exported folder is a copy of one of these files."""

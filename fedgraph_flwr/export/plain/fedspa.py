@@ -1,4 +1,4 @@
-"""FedSPA's network, profile ``plain``: edges propagate by type (Tan et al., CVPR 2025, Section 4.1)."""
+"""FedSPA's model, profile ``plain``: propagation by edge type (Tan et al., CVPR 2025, Section 4.1)."""
 
 from itertools import pairwise
 
@@ -18,25 +18,25 @@ class Layer(nn.Module):
         self.phi = nn.Linear(num_in, 1)
 
     def forward(self, z: Tensor, edge_index: Tensor, weights: list[Tensor]) -> Tensor:
-        """``weights``: of each edge as one of equal, of different, and of unknown labels, [E] each."""
+        """Compute one layer; ``weights`` [E] of edges between equal, different and unknown labels."""
 
-        def arriving(h: Tensor, weight: Tensor) -> Tensor:
+        def incoming(h: Tensor, weight: Tensor) -> Tensor:
             out = torch.zeros_like(h)
             return out.index_add_(0, edge_index[1], weight[:, None] * h[edge_index[0]])
 
         hom, het, alpha = self.hom(z), self.het(z), torch.sigmoid(self.phi(z))
         same, other, unknown = weights
-        known = arriving(hom, same) + arriving(het, other)
-        return self.itself(z) + known + alpha * arriving(hom, unknown) + (1 - alpha) * arriving(het, unknown)
+        known = incoming(hom, same) + incoming(het, other)
+        return self.itself(z) + known + alpha * incoming(hom, unknown) + (1 - alpha) * incoming(het, unknown)
 
 
 class Net(nn.Module):
-    """Layers of these ``widths``: features, hidden, classes.
+    """FedSPA's model.
 
     Args:
-        widths: as above.
-        normalization: of edges, a key of `POWERS`.
-        typed: False: every edge counts as one of equal labels.
+        widths: number of features, hidden widths, number of classes.
+        normalization: edge normalisation, a key of `POWERS`.
+        typed: False: treat every edge as one between equal labels.
     """
 
     def __init__(self, widths: list[int], normalization: str = "sym", typed: bool = True):
@@ -45,7 +45,7 @@ class Net(nn.Module):
         self.normalization, self.typed = normalization, typed
 
     def forward(self, x: Tensor, edge_index: Tensor, y: Tensor | None = None, known: Tensor | None = None) -> Tensor:
-        """Features [N, F] and edges [2, E] (source, target) -> logits [N, C]; ``y`` [N] is read where ``known`` [N] is true."""
+        """Features [N, F] and edges [2, E] (source, target) -> logits [N, C]; reads ``y`` [N] where ``known`` [N] is true."""
         edge_index = remove_self_loops(edge_index)[0]
         source, target = edge_index
         into, out = POWERS[self.normalization]

@@ -11,14 +11,14 @@ NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 class Net(nn.Module):
-    """``layers`` one after the other, each hidden one normalised and activated.
+    """A sequence of layers; hidden layers are normalised and activated.
 
     Args:
-        layers: of each its kind, a key of `LAYERS`, and its arguments.
-        activations: of the hidden layers, keys of `ACTIVATIONS`.
-        norms: of the hidden layers: a key of `NORMS`, and the width.
-        input_norm: number of features that are normalised by layer first; 0: none are.
-        reverse: whether a node hears the nodes that its edges lead to.
+        layers: kind (a key of `LAYERS`) and arguments per layer.
+        activations: key of `ACTIVATIONS` per hidden layer.
+        norms: key of `NORMS` and width per hidden layer.
+        input_norm: width of a layer normalisation of the input features; 0: none.
+        reverse: aggregate from the targets of a node's outgoing edges instead of the sources of its incoming edges.
     """
 
     def __init__(
