@@ -2,9 +2,9 @@
 
     L^k = L_task^k + λ L_align^k,   L_align^k by Eq. (3)
 
-trains bases, common weights, the client's coefficients and its entity embeddings together; Eq. (2) is recomputed every step.
+The client trains bases, common weights, its coefficients and its entity embeddings together; Eq. (2) is recomputed every step.
 Leaves the client: v^k, θ_c^k, coefficients β^k without names of types, number of training nodes, scores.
-Never leaves it: the graph, the names of its types, which coefficient is whose, entity embeddings.
+Never leaves it: the graph, the names of its types, the type of each coefficient, entity embeddings.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ from fedgraph_flwr.wire.messages import Arrays, derive_seed
 
 
 class FedHGNClient(GraphClient):
-    """Trains on its task and towards the nearest coefficients of the others.
+    """Client that trains on its task and aligns its coefficients with the nearest coefficients of other clients.
 
     Attributes:
-        pool: the others' coefficients [P, B] by name, as last received.
+        pool: coefficients of the other clients, as last received, [P, B] by name.
     """
 
     own_requests = (POOL,)
@@ -39,7 +39,10 @@ class FedHGNClient(GraphClient):
 
     def __init__(self, cfg: RunConfig, graph: Any, *args: Any, **kwargs: Any):
         if not isinstance(graph, HeteroGraph):
-            raise FedGraphError(f"strategy={cfg.strategy.name} needs typed nodes and edges, such as dataset=aifb")
+            raise FedGraphError(
+                f"strategy={cfg.strategy.name} needs a heterogeneous graph, got one type of nodes: set a dataset with node and"
+                " edge types, such as dataset=aifb"
+            )
         if cfg.strategy.private_schema:
             held = [a for a, n in graph.counts.items() if n or a == graph.target]
             edge_types: list[EdgeType] = [r for r, index in graph.edges.items() if index.size(1)]
@@ -55,36 +58,37 @@ class FedHGNClient(GraphClient):
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """The network must have bases."""
+        """Require a model with bases."""
         if not isinstance(model, HeteroModel) or not model.num_bases:
             raise FedGraphError(
-                f"strategy={cfg.strategy.name} needs a model with bases: model=rgcn or simple_hgn, model.bases >= 1"
+                f"strategy={cfg.strategy.name} needs a model with bases, got model={cfg.model.name}:"
+                " set model=rgcn or model=simple_hgn, and model.bases to 1 or more"
             )
 
     def describe(self) -> dict[str, Any]:
-        """Without the numbers of types, unless the schema is shared."""
-        told = super().describe()
+        """Return the description, without the numbers of types unless the schema is shared."""
+        description = super().describe()
         if self.cfg.strategy.private_schema:
-            del told["num_features"]
-        return told
+            del description["num_features"]
+        return description
 
     @phase
     def tell_coefficients(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """β as initialised; with a shared schema, which rows are of types that the client holds."""
+        """Return the initial β, and with a shared schema the rows of the client's types."""
         rows = {} if self.cfg.strategy.private_schema else {ROWS: {n: r.numpy() for n, r in self.rows.items()}}
         return {**self.send()[0], **rows}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
-        """The pools of this round; none while a model is only scored."""
+        """Store the pools of this round; there are none for an evaluation."""
         self.pool = {n: torch.from_numpy(p).to(self.device, self.dtype) for n, p in groups.get(POOL, {}).items()}
 
     def send(self) -> ReplyContent:
-        """β of the types that the client holds."""
+        """Return β of the client's types."""
         own = {n: b.detach()[self.rows[n]].cpu().numpy() for n, b in self.model.coefficients.items()}
         return {COEFFICIENTS: own}, {}
 
     def batches(self) -> Iterator[Batch]:
-        """What each step reads: all training nodes, or ``batch_size`` of them with sampled neighbours."""
+        """Yield the batch of each step: all training nodes, or ``batch_size`` of them with sampled neighbours."""
         if self.whole is not None:
             yield from [Batch(self.whole, None, self.batch.y)] * self.local_steps
             return
@@ -99,7 +103,7 @@ class FedHGNClient(GraphClient):
                 yield Batch(inputs, None, self.y[torch.from_numpy(chosen).to(self.device)])
 
     def loss(self) -> Tensor:
-        """L_task + λ L_align of one batch."""
+        """Return L_task + λ L_align of one batch."""
         loss = super().loss()
         if self.params.align:
             for name, pool in self.pool.items():
@@ -108,6 +112,6 @@ class FedHGNClient(GraphClient):
 
     @property
     def pull(self) -> float:
-        """λ; the authors' program counts its zero placeholders of round 1 once for every layer of the network."""
+        """Weight λ; the authors' code counts its zero placeholders of round 1 once per layer of the model."""
         zeros = self.params.first_pool == "zeros" and self.server_round == 1
         return self.params.align * (self.cfg.model.layers if zeros else 1)

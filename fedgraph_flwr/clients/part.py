@@ -1,7 +1,7 @@
-"""Base of the parts of a method at the client, and the client as parts use it.
+"""Base class of a method's client parts, and the client interface that parts use.
 
-A part changes local training at fixed points. Its state is that of the client: `round_state` and `term_state` within
-a training, `memory` beyond it, each below names of its own, so that parts combine and checkpoints hold them.
+A part changes local training at fixed points. It stores its state in the client, under its own names: in `round_state` and
+`term_state` during a training, in `memory` between rounds. So parts can be combined, and checkpoints contain their state.
 """
 
 # ruff: noqa: D102 (`base` documents the members of a client)
@@ -61,7 +61,7 @@ class Trainee(Protocol):
 
 
 Step = Callable[[Optimizer], Tensor]
-"""Leaves a gradient in the model's parameters and returns the loss."""
+"""Function that writes a gradient to the model's parameters and returns the loss."""
 
 
 class ClientPart:
@@ -72,9 +72,9 @@ class ClientPart:
         serves: tasks that it can train.
         adds: whether it adds a term to the objective.
         reads_hidden: whether its term reads `Trainee.hidden`.
-        stacks: whether clients with it can be computed together; then its term reads nothing but `term_state`.
-        of_nodes: whether it reads training nodes by their rows, so that it serves tasks of nodes only.
-        own_requests: groups of requests that differ by client, as of `GraphClient`.
+        stacks: whether clients with it can be stacked; then its term reads only `term_state`.
+        of_nodes: whether it reads training nodes by their rows, so that it serves only tasks on nodes.
+        own_requests: groups of requests that differ by client, as in `GraphClient`.
         predicts_with: names in `memory` that predictions read.
         tunes: whether predictions train on the client's training nodes first.
     """
@@ -93,49 +93,49 @@ class ClientPart:
 
     @property
     def idle(self) -> bool:
-        """Whether its keys make it do nothing."""
+        """Whether its keys disable it."""
         return False
 
     def check(self, cfg: RunConfig, model: Model) -> None:
         """Refuse a configuration that the part cannot serve.
 
         Raises:
-            FedGraphError: with the reason.
+            FedGraphError: the part cannot serve the configuration.
         """
 
     def note(self, cfg: RunConfig) -> str:
-        """A message for the user at the start, where the configuration makes another method of the part; else nothing."""
+        """Return a message for the start of the run if the configuration turns the part into another method; else ""."""
         return ""
 
     def receive(self, client: Trainee, groups: dict[str, Arrays]) -> None:
-        """Take groups of arrays that come with a model to train or evaluate."""
+        """Store groups of arrays that arrive with a model to train or evaluate."""
 
     def begin(self, client: Trainee) -> None:
-        """Prepare for the local training that starts from the model as it is."""
+        """Prepare for local training, which starts from the current model."""
 
     def term(self, client: Trainee) -> Tensor | None:
-        """A term of the objective on `batch`."""
+        """Return a term of the objective on `batch`."""
         return None
 
     def gradient(self, client: Trainee, inner: Step, optimizer: Optimizer) -> Tensor:
-        """Leave the gradient of a step in the parameters; ``inner`` leaves that of the parts before."""
+        """Write the gradient of a step to the parameters; ``inner`` writes the gradient of the preceding parts."""
         return inner(optimizer)
 
     def end(self, client: Trainee) -> None:
-        """Keep what follows from the training just done."""
+        """Update the state after local training."""
 
     def send(self, client: Trainee) -> dict[str, Arrays]:
-        """Groups of arrays that travel back with the trained parameters."""
+        """Return groups of arrays to send with the trained parameters."""
         return {}
 
     def parameters(self, client: Trainee) -> Mapping[str, Tensor]:
-        """Values of the model's tensors by which the client is scored, by name; others keep theirs."""
+        """Return values of the model's tensors for scoring, by name; other tensors keep their values."""
         return {}
 
 
 @contextmanager
 def only(client: Trainee, *parts: ClientPart) -> Iterator[None]:
-    """Train with these parts alone."""
+    """Train with only these parts."""
     previous, client.active = client.active, parts
     try:
         yield
@@ -152,9 +152,9 @@ def with_parameters(
     Random draws within are those that would follow without it, so two models train under the same dropout masks.
 
     Args:
-        client: whose model it is.
-        tensors: by name; a tensor without a value keeps its own.
-        optimizer: of the training within; None: a new one.
+        client: client with the model.
+        tensors: values by name; other tensors keep their values.
+        optimizer: optimiser for training inside the context; None: a new one.
     """
     own, previous = client.model.state_dict(), client.optimizer
     kept = {name: tensor.clone() for name, tensor in own.items()}
@@ -169,12 +169,12 @@ def with_parameters(
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values that later training does not change."""
+    """Return copies that later training does not change."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
 def assign(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Overwrite the tensors of these names; other tensors keep their values."""
+    """Overwrite the named tensors; other tensors keep their values."""
     for name, value in values.items():
         tensors[name].copy_(value)

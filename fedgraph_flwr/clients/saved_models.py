@@ -1,4 +1,4 @@
-"""The models that a client saves while it is scored, so that it can predict with them after the run.
+"""Models that a client saves at its evaluations, so that it can predict with them after the run.
 
 A party's own node saves whole models in its state folder. A simulated client saves only its private tensors, since the rest
 is in the run folder. The server names the round of the best model; under ``evaluation.select=own_best_val`` the client's own

@@ -1,4 +1,4 @@
-"""Coefficients alignment (FedHGN, Fu & King, IJCAI 2023, section 4.2): its keys, wire names and mathematics, for both sides.
+"""Coefficients alignment (FedHGN, Fu & King, IJCAI 2023, section 4.2): keys, wire names and mathematics, for both sides.
 
     L_align = Σ_{a ∈ A} min_{b ∈ other clients' node types} ‖β_a − b‖² + Σ_{r ∈ R} min_{b ∈ ... edge types} ‖β_r − b‖²  Eq. (3)
 
@@ -34,7 +34,7 @@ TELL = "tell_coefficients"
 class Params:
     """Keys of FedHGN."""
 
-    align: float = 0.5  # λ of the local objective, section 5.1; 0: no pools travel
+    align: float = 0.5  # λ of the local objective, section 5.1; 0: no pools are sent
     # round 1 aligns with: initial coefficients | empty: nothing | zeros, as in the authors' code
     first_pool: str = choice("initial", ("initial", "empty", "zeros"))
     batch_size: int = 0  # training nodes per step; 0: all

@@ -1,7 +1,7 @@
 """Training data of methods that generate missing neighbours: a graph in which some nodes are hidden.
 
-A row is one predicted neighbour. Its candidates are the true neighbours that it may stand in for: only its distance from the
-nearest one counts.
+A row is one predicted neighbour. Its candidates are the true neighbours that it may represent; the loss uses its distance to the
+nearest one.
 """
 
 from collections.abc import Sequence

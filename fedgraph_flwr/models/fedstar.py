@@ -1,4 +1,4 @@
-"""FedStar's decoupled network (Tan et al., AAAI 2023, arXiv:2211.12814): a channel for features, and one for structure alone.
+"""FedStar's decoupled model (Tan et al., AAAI 2023, arXiv:2211.12814): one channel for features, one for structure.
 
     s^0 = s W_s + b_s,   h^0 = X W_x + b_x                                 s the structure encoding of `structure_encoding`
     h^l = dropout(ReLU(MLP([h ‖ s]_v + Σ_{u → v} [h ‖ s]_u)))              GIN of the feature channel, on h^{l-1} and s^{l-1}
@@ -7,9 +7,9 @@
     s^l = tanh(Â s^{l-1} W_s^l + b_s^l)                                    GCN of the structure channel
     logits = dropout(ReLU([h^L ‖ s^L] W_f W_p)) W_c                        with their biases
 
-``structure.`` and ``structure_convs.`` are the channel that clients share; all else, the fusion W_f too, is a client's own. The
-authors' task is one label a graph; for one a node the sum over a graph's nodes between W_f and W_p is left out (ours), and L is
-2, not 3. It helps where clients' features are of unlike worlds and the shapes of their graphs are not.
+Clients share the structure channel, ``structure.`` and ``structure_convs.``. All other parameters are private, including the
+fusion W_f. The authors classify graphs. For nodes, the sum over a graph's nodes between W_f and W_p is left out, and L is 2 instead of 3
+(ours). It helps where clients' features come from different domains but their graphs have similar structure.
 Cost: walks · E · N products, once, when the graph is prepared.
 
 Shapes: X [N, F], s [N, walks + degrees], Â [N, N], h and s^l [N, H], W_f [2H, H], W_p [H, H], W_c [H, C].
@@ -33,7 +33,7 @@ from fedgraph_flwr.numerics.walks import return_probabilities
 
 @dataclass
 class ChannelInputs(Inputs):
-    """What both channels read.
+    """Inputs of both channels.
 
     Attributes:
         s: structure encoding [N, walks + degrees].
@@ -45,9 +45,10 @@ class ChannelInputs(Inputs):
 
 
 def structure_encoding(edge_index: Tensor, num_nodes: int, walks: int, degrees: int) -> Tensor:
-    """How likely walks of 1..walks steps return, and the degree, clipped to [1, degrees], as one-hot: [N, walks + degrees].
+    """Return the structure encoding s, [N, walks + degrees].
 
-    Edges as stored, without loops; the degree counts those that arrive.
+    It joins the return probabilities of walks of 1..walks steps and the in-degree, clipped to [1, degrees], as one-hot. Edges are
+    used as stored, without loops.
     """
     source, target = edge_index
     adj = adjacency(edge_index[:, source != target], num_nodes)
@@ -57,17 +58,17 @@ def structure_encoding(edge_index: Tensor, num_nodes: int, walks: int, degrees: 
 
 
 class FedStar(Model):
-    """The network above.
+    """FedStar's model.
 
     Args:
         num_features: F.
         num_classes: C.
         hidden: H.
-        layers: L, of both channels.
-        dropout: after each feature layer, and before the classifier.
-        walks: longest random walk of the encoding.
-        degrees: largest degree that it tells apart.
-        convolution: ``gin``, ``gcn`` or ``none``, of the feature channel.
+        layers: L, layers per channel.
+        dropout: rate after each feature layer, and before the classifier.
+        walks: length of the longest random walk in the encoding.
+        degrees: largest degree with its own one-hot column.
+        convolution: convolution of the feature channel, ``gin``, ``gcn`` or ``none``.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class FedStar(Model):
         hidden: int,
         layers: int,
         dropout: float,
-        # longest random walk whose chance of return is told; walks x edges x nodes products, once
+        # length of the longest random walk in the structure encoding; costs walks x edges x nodes products, once
         walks: Annotated[int, Range()] = 16,
-        degrees: Annotated[int, Range()] = 16,  # largest degree that is told apart
+        degrees: Annotated[int, Range()] = 16,  # largest degree with its own one-hot column
         # gin: sums over neighbours | (ours) gcn: means over neighbours | (ours) none: only the node
         convolution: Literal["gin", "gcn", "none"] = "gin",
     ):
@@ -106,14 +107,14 @@ class FedStar(Model):
     def prepare(
         self, graph: Graph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> ChannelInputs:
-        """Also the structure encoding, and A without weights."""
+        """Prepare also the structure encoding, and A without weights."""
         inputs = super().prepare(graph, device, dtype)
         s = structure_encoding(graph.edge_index, graph.num_nodes, self.walks, self.degrees)
         plain = SparseMatrix(adjacency(graph.edge_index, graph.num_nodes), dtype)
         return ChannelInputs(inputs.x, inputs.adj, s.to(dtype), plain).to(device)
 
     def encode(self, inputs: ChannelInputs) -> Tensor:
-        """ReLU([h^L ‖ s^L] W_f W_p), [N, H]."""
+        """Return ReLU([h^L ‖ s^L] W_f W_p), [N, H]."""
         h, s = self.features_in(inputs.x), self.structure(inputs.s)
         for feature, structure in zip(self.feature_convs, self.structure_convs, strict=True):
             both = torch.cat([h, s], 1)
@@ -126,15 +127,15 @@ class FedStar(Model):
 
     @staticmethod
     def structure_step(conv: Any, s: Tensor, inputs: ChannelInputs) -> Tensor:
-        """s^l of s^{l-1}, [N, H]."""
+        """Return s^l from s^{l-1}, [N, H]."""
         return torch.tanh(inputs.adj @ (s @ conv.weight) + conv.bias)
 
     def classify(self, h: Tensor, inputs: ChannelInputs) -> Tensor:
-        """Logits [N, C]."""
+        """Return logits [N, C]."""
         return self.head(dropout(h, self.dropout, self.training))
 
     def representations(self, inputs: ChannelInputs) -> dict[str, Tensor]:
-        """Also the structure channel's s^L, which depends on shared parameters alone."""
+        """Return also the structure channel's s^L, which depends only on shared parameters."""
         s = self.structure(inputs.s)
         for structure in self.structure_convs:
             s = self.structure_step(structure, s, inputs)

@@ -189,8 +189,8 @@ WRONG_KEYS = {
     "strategy=fedomd model=gcn": "strategy=fedomd needs model=fedomd, got model=gcn",
     "strategy=fedhero model=gcn": "strategy=fedhero needs model=fedhero, got model=gcn",
     "strategy=fedstruct model=gcn": "strategy=fedstruct needs model=fedstruct, got model=gcn",
-    "strategy=fedhgn model=gcn": "strategy=fedhgn needs a model with bases: model=rgcn or simple_hgn",
-    "strategy=fedhgn model.bases=0": "strategy=fedhgn needs a model with bases: model=rgcn or simple_hgn",
+    "strategy=fedhgn model=gcn": "strategy=fedhgn needs a model with bases, got model=",
+    "strategy=fedhgn model.bases=0": "strategy=fedhgn needs a model with bases, got model=",
 }
 
 

@@ -665,7 +665,7 @@ def test_wrong_input_is_one_sentence(run, typed_files, words, message):
 
 
 def test_graphs_of_one_type_are_refused(run):
-    with pytest.raises(FedGraphError, match="needs typed nodes and edges, such as dataset=aifb"):
+    with pytest.raises(FedGraphError, match="needs a heterogeneous graph, got one type of nodes"):
         run("strategy=fedhgn")
     with pytest.raises(FedGraphError, match="model=rgcn needs a graph with typed nodes and edges"):
         run("strategy=fedavg", "model=rgcn")
