@@ -3,11 +3,11 @@
     min_θ F_i(θ) + R_i + G_i,   R_i = (α/2) ‖h_i + θ − w‖²,   G_i = ⟨θ, c − c_i⟩                          (1)
     h_i ← h_i + θ_i − w                                                                                   (2)
 
-w is the model received, h_i this client's drift. The paper's G_i is ⟨θ, g_i − g⟩/(η K) with the last local updates g_i and
-their mean g; the authors' program has in their place SCAFFOLD's control variates, option II, which agree but for the correction
-c − c_i that those updates held. Ours is the program's, and as in SCAFFOLD option I where steps are not gradients.
-``train.local_steps`` steps from w stand for the minimum. The loss told is F_i alone. Leaves the client: beside what FedAvg
-sends, the change of c_i.
+w is the received model, h_i this client's drift. The paper's G_i is ⟨θ, g_i − g⟩/(η K) with the last local updates g_i and their
+mean g. The authors' code uses SCAFFOLD's control variates, option II, instead; they differ by the correction c − c_i in those
+updates. We follow the authors' code, with SCAFFOLD's option I where steps are not gradients. ``train.local_steps`` steps from w
+approximate the minimum. The reported loss is F_i only.
+Leaves the client: what FedAvg sends, and the change of c_i.
 """
 
 from fedgraph_flwr.clients.part import Trainee

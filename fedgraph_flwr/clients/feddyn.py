@@ -3,8 +3,9 @@
     θ_i = argmin_θ F_i(θ) − ⟨g_i, θ⟩ + (α/2) ‖θ − x‖²                                                     Eq. (1)
     g_i ← g_i − α (θ_i − x),   which is ∇F_i(θ_i) at the minimum                                          Eq. (2)
 
-in place of the minimum, ``train.local_steps`` steps from x, the model received: far from the minimum, α must be large enough
-for the server's sum of θ_i − x to die out. The loss told is F_i alone. Leaves the client: what FedAvg sends.
+x is the received model. ``train.local_steps`` steps from x approximate the minimum. Far from the minimum, α must be large enough
+for the server's sum of θ_i − x to decay. The reported loss is F_i only.
+Leaves the client: what FedAvg sends.
 """
 
 from fedgraph_flwr.clients.part import Trainee

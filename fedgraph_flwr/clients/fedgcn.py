@@ -47,7 +47,7 @@ from fedgraph_flwr.wire.trees import Tree
 
 
 class FedGCNClient(GraphClient):
-    """FedAvg's client on propagated features; `memory` holds z of its own, then external nodes, and d of the external ones."""
+    """FedAvg's client on propagated features; `memory` contains z of own and external nodes, and d of the external ones."""
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgcn.uplink)

@@ -35,7 +35,7 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
-TEMPERATURE = 20.0  # of the authors' code
+TEMPERATURE = 20.0  # as in the authors' code
 LARGE = 1e15  # bound of moments of labels above 1, which hubs have; replies must be finite
 
 

@@ -61,7 +61,7 @@ class FedOMDClient(GraphClient):
     model: OrthoGCN
     stacks: ClassVar[tuple[str, ...] | None] = ("target",)
     target: dict[str, Tensor] | None = None  # from `receive` with the last model; None or empty: no moment term
-    cached: CachedForward | None = None  # of the statistics that left last
+    cached: CachedForward | None = None  # forward pass of the statistics sent last
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -6,8 +6,8 @@
     ŷ_v = argmin_j ‖f_i(v) − C̄^j‖₂                                                                    Eq. (4)
 
 f_i are hidden features, the input of the head (`Model.encode`). C̄ is constant through a round's steps; a class without a
-prototype adds nothing. A client keeps its own model and is scored with it. The global scores are those of Eq. (4), or of its
-own model as long as there are no prototypes. λ = 0 is Local.
+prototype adds nothing. A client keeps its own model and is scored with it. The global scores are those of Eq. (4), or of the
+client's model until the first prototypes arrive. λ = 0 is Local.
 Leaves the client: for each class the mean embedding of its training nodes, in the trained model without dropout, and their
 number. The prototype of a class with one training node is that node's embedding; ``min_nodes`` leaves out classes with fewer
 nodes. No part of the model leaves the client.

@@ -201,8 +201,8 @@ class FedSPAClient(GraphClient):
         """Return (N_i / Σ_j N_j) I_i under masks that cancel in the sum over ``peers``.
 
         Raises:
-            RunFailed: there is no key, or too few clients, or this is the round's second sum and not over remaining clients of
-                the first: equal masks, or the difference of two sums, would reveal this client's values.
+            RunFailed: the key is missing, or there are too few clients, or this is the round's second sum and includes clients
+                outside the first. Equal masks, or the difference of two sums, would reveal this client's values.
         """
         if self.sealer is None:
             raise RunFailed(f"client {self.graph.client} should mask its Fisher diagonals but has published no key")

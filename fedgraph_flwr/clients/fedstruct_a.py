@@ -4,7 +4,7 @@
     g_i = ∇_θf Σ_{v∈V~_i} CE(y_v, ŷ_v),   ∂/∂s_v^(L_s) = ŷ_v − y_v                                   Theorem 1, Lemma 1
 
 Leaves the client: its edges (once), g_i, the residuals of its training nodes, |V~_i|, scores.
-Never leaves it: X, Y, H; but a residual reveals the label of its node.
+Never leaves it: X, Y, H. A residual, however, reveals the label of its node.
 """
 
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ class FedStructAClient(FedGradClient):
     """A client with only the feature branch: the decoupled one, or any other model.
 
     Attributes:
-        z: s_v^(L_s) of its own nodes [N, C], as trained and as scored.
+        z: s_v^(L_s) of own nodes [N, C], for training and for scoring.
     """
 
     Params: ClassVar[type] = FedStructAParams

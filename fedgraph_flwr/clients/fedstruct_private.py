@@ -31,14 +31,14 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, moved
 
 
 class PrivateFedStructClient(FedStructClient):
-    """FedStruct-B's client, which keeps s_u of its own nodes private.
+    """FedStruct-B's client with private s_u.
 
     Attributes:
-        s: structure features of its own nodes, [N, d_s].
+        s: structure features of own nodes, [N, d_s].
         met: by client i, ā_vu of the rows of i that meet this client's nodes (b of its J·n_i), [b, N].
         met_rows: by client j, which of this client's J·N rows meet j's nodes.
-        parts: Σ_j s̄^(j) of its own nodes, [J·N, C]: ``train`` with dropout, ``scored`` without.
-        embedding: number of the phase 1 that they are of.
+        parts: Σ_j s̄^(j) of own nodes, [J·N, C]: ``train`` with dropout, ``scored`` without.
+        embedding: number of the phase 1 that computed them.
     """
 
     uplink = staticmethod(fedstruct.private_uplink)
@@ -46,14 +46,14 @@ class PrivateFedStructClient(FedStructClient):
     repeats: ClassVar[Mapping[str, int]] = {
         **FedStructClient.repeats,
         "embed": 4,
-    }  # once for each model that is scored apart
+    }  # once per model that is scored separately
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.params.local_epochs > 1 or not self.trains_structure:
             raise FedGraphError(
-                f"{self.cfg.strategy.name} takes strategy.features=hop2vec and local_epochs=1, since only its owner steps s_u;"
-                f" got {self.params.features} and {self.params.local_epochs}"
+                f"strategy={self.cfg.strategy.name} needs strategy.features=hop2vec and strategy.local_epochs=1,"
+                f" got strategy.features={self.params.features} and strategy.local_epochs={self.params.local_epochs}"
             )
         self.s = torch.from_numpy(self.structure_features()).to(self.device, self.dtype)
         self.met: dict[int, Matrix] = {}

@@ -1,8 +1,8 @@
-"""The parts of a method at the client, as the configuration combines them.
+"""A method's client parts, combined by the configuration.
 
-objective         F_i plus the terms of ``strategy.objective``, under SAM's gradient where it has `sam`
+objective         F_i plus the terms of ``strategy.objective``, with SAM's gradient if it contains `sam`
 variates          corrections of that gradient, by ``strategy.variates``
-personalization   a model of the client's own, by ``strategy.personalization``: it trains on F_i and its own term alone
+personalization   a personal model, by ``strategy.personalization``, trained on F_i and its own term only
 """
 
 from collections.abc import Mapping

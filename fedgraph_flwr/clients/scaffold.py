@@ -3,9 +3,9 @@
     y_i ← y_i − η (g_i(y_i) + c − c_i),   K times from y_i = x                                           Eq. (3)
     c_i⁺ = g_i(x)   (option I)   or   c_i − c + (x − y_i)/(K η)   (option II)                            Eq. (4)
 
-g_i holds the weight decay. Option I takes the gradient of the first step, which is at x and over all training nodes; it is
-right under any optimiser, to which g_i + c − c_i goes (ours: the paper has plain SGD). A parameter without a gradient, such as
-that of an edge type which the client lacks, and its c_i are left as they are.
+g_i includes the weight decay. Option I uses the gradient of the first step, at x and over all training nodes. It is correct for
+any optimiser, which receives g_i + c − c_i as its gradient (ours: the paper uses plain SGD). A parameter without a gradient, such
+as that of an edge type that the client does not have, stays unchanged, and so does its c_i.
 Leaves the client: FedAvg's uploads, and c_i⁺ − c_i.
 """
 

@@ -1,4 +1,4 @@
-"""Stages of a graph whose edges have times: training, validation and test each read the edges up to their own cut."""
+"""Stages of a temporal graph: training, validation and test each read the edges up to their own time."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -13,14 +13,14 @@ from fedgraph_flwr.errors import FedGraphError
 
 
 class Staged(Protocol):
-    """What this needs of a client."""
+    """Interface of a client as `later_inputs` uses it."""
 
     cfg: RunConfig
     device: torch.device
     combined: Parts
 
     def inherits(self, names: Iterable[str]) -> bool:
-        """Whether the client's methods of these names are the base's."""
+        """Return whether the client inherits the named methods from the base class."""
 
     def inputs_of(self, graph: Any, **variant: Any) -> Any:
         """Prepare the model's inputs of a graph."""
@@ -30,7 +30,7 @@ def later_inputs(client: Staged, whole: ClientGraph) -> list[tuple[Tensor, Any]]
     """Return the nodes of validation and of test, and the model's inputs with the edges that each stage may read.
 
     Raises:
-        FedGraphError: the method or the task does not predict nodes from the model's inputs alone.
+        FedGraphError: the method or the task does not predict nodes from the model's inputs only.
     """
     cfg = client.cfg
     own = ("predict", "predict_shared", "infer", "logits", "build_inputs", "inputs_of")

@@ -101,7 +101,7 @@ class StateFolder:
         """Return the state after a round.
 
         Raises:
-            FedGraphError: there is no such checkpoint.
+            FedGraphError: the checkpoint does not exist.
         """
         return self._read(f"round_{server_round:06d}")[0]
 

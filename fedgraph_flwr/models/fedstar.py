@@ -8,8 +8,8 @@
     logits = dropout(ReLU([h^L ‖ s^L] W_f W_p)) W_c                        with their biases
 
 Clients share the structure channel, ``structure.`` and ``structure_convs.``. All other parameters are private, including the
-fusion W_f. The authors classify graphs. For nodes, the sum over a graph's nodes between W_f and W_p is left out, and L is 2 instead of 3
-(ours). It helps where clients' features come from different domains but their graphs have similar structure.
+fusion W_f. The authors classify graphs. For nodes, the sum over a graph's nodes between W_f and W_p is left out, and L is 2
+instead of 3 (ours). It helps where clients' features come from different domains but their graphs have similar structure.
 Cost: walks · E · N products, once, when the graph is prepared.
 
 Shapes: X [N, F], s [N, walks + degrees], Â [N, N], h and s^l [N, H], W_f [2H, H], W_p [H, H], W_c [H, C].

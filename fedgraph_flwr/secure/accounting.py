@@ -24,7 +24,7 @@ from scipy.special import log_ndtr
 
 from fedgraph_flwr.config.schema import PrivacyConfig
 
-STEPS = 100  # of the bisection, more than the bits of a float64
+STEPS = 100  # bisection steps, more than the bits of a float64
 ORDERS = np.unique(np.round(np.geomspace(2, 1e6, 2000)))
 """Integer orders of the Rényi divergence: every one up to about 150, then 0.7 % apart."""
 
@@ -82,14 +82,14 @@ def cost(rules: PrivacyConfig, clients: int, releases: int) -> float:
 
 
 def spent_text(spent: dict[str, Any], scores: str) -> str:
-    """Return a sentence for the user: the privacy spent, what it covers, and what it does not.
+    """Return a message for the user: the privacy spent, what it covers, and what it does not.
 
     Args:
         spent: ``privacy`` of a summary.
         scores: ``privacy.scores`` of the run.
     """
     if spent["epsilon"] is None:
-        return "privacy: updates were clipped, but without noise there is no finite ε"
+        return "privacy: updates were clipped, but without noise ε is infinite"
     budget = f" (budget {spent['budget']:g})" if spent.get("budget") else ""
     uncovered = "; not covered: scores, training losses and numbers of scored nodes" if scores == "exact" else ""
     sign = "≤" if spent.get("noise") == "distributed" else "="

@@ -53,7 +53,7 @@ def value_multiplier(rules: PrivacyConfig, groups: int, cohort: int) -> float:
         cohort: n.
 
     Raises:
-        FedGraphError: the bits alone cost more than z allows.
+        FedGraphError: the bits cost more than z allows.
     """
     z = rules.noise_multiplier
     if not rules.adaptive or not z:

@@ -32,7 +32,7 @@ def clipped_model(model: Arrays, origin: Arrays, bound: float) -> Arrays:
 def clipped_groups(
     sent: Mapping[str, Arrays], declared: Groups, received: Arrays, rules: PrivacyConfig, norms: Mapping[str, float]
 ) -> dict[str, Arrays]:
-    """The groups of a reply, each that is added up clipped to its norm; with distributed noise its update alone.
+    """Clip each summed group of a reply to its norm; with distributed noise clip only the update.
 
     Adaptive norms add the group of bits. With distributed noise, the update is then in units of its norm.
 
@@ -41,7 +41,7 @@ def clipped_groups(
         declared: the uplink of the phase.
         received: the shared parameters that came with the request.
         rules: the run's privacy.
-        norms: of the groups that are added up.
+        norms: clipping norms of the summed groups.
     """
     bounded: dict[str, Arrays] = {}
     bits: Arrays = {}

@@ -31,7 +31,7 @@ LARGEST_VARIANCE = 2.0**42
 
 
 class DistributedNoise:
-    """What one client adds to its terms.
+    """Noise that one client adds to its terms.
 
     Args:
         rules: the run's privacy.

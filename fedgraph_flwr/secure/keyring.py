@@ -43,7 +43,10 @@ SIGNATURES = "signatures"
 SIGNATURE_FIELD = {SIGNATURE: ArrayField((96,), "uint8", optional=True)}
 
 _HALF = 48  # bytes of r, and of s
-_DIGITS, _GROUP = 40, 5  # of a fingerprint: 132 bits; finding two lists of keys with the same one takes 2^66 hashes
+_DIGITS, _GROUP = (
+    40,
+    5,
+)  # a fingerprint has 132 bits; two lists of keys with the same fingerprint take 2^66 hashes to find
 
 
 class Keyring:
@@ -137,7 +140,7 @@ def read_key(path: str) -> EllipticCurvePrivateKey:
     """Read a party's own key.
 
     Raises:
-        FedGraphError: there is no such file, or it holds no EC P-384 key in OpenSSH's format.
+        FedGraphError: the file does not exist, or contains no EC P-384 key in OpenSSH's format.
     """
     key = _load(Path(path).expanduser(), load_ssh_private_key, f"key={path} of --node-config", None)
     if not (isinstance(key, EllipticCurvePrivateKey) and isinstance(key.curve, SECP384R1)):

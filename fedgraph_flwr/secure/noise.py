@@ -42,7 +42,7 @@ class SecureNoise:
     """Independent variates from a ChaCha20 stream.
 
     Args:
-        key: of the stream, 32 bytes; default: a new one from the operating system.
+        key: key of the stream, 32 bytes; default: a new one from the operating system.
     """
 
     def __init__(self, key: bytes | None = None):

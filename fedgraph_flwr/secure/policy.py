@@ -5,13 +5,13 @@ networks: [gcn, sage]             # empty: all
 tasks: [nodes, links]             # default: nodes; with links, updates and scores depend on single edges
 modules: [mymethods, my:metric]   # code beyond this package and those with an entry point here: packages, or single metrics
 phases: [describe, train]         # empty: all of the method
-messages: {acquire: 8}            # of a phase and round: fewer than the method allows itself
-rounds: 1000                      # of a run
-min_clients: 3                    # of a run, of every exchange (`strategy.min_clients`), and of every secure sum
+messages: {acquire: 8}            # maximum per phase and round, if lower than the method's own limit
+rounds: 1000                      # maximum per run
+min_clients: 3                    # minimum per run, per exchange (`strategy.min_clients`) and per secure sum
 max_share: 0.5                    # largest share of one client in the weights of a secure sum
-min_nodes: 20                     # of this node's graph in every statistic
-max_parameters: 1000000           # of the model, and of every model that the method trains in addition
-max_width: 256                    # of a layer of the model
+min_nodes: 20                     # minimum nodes of this node's graph in every statistic
+max_parameters: 1000000           # maximum per model, including additional models of the method
+max_width: 256                    # maximum width of a layer
 check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
 reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
 required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values
@@ -252,7 +252,7 @@ def read_policy(path: str) -> Policy:
         body = OmegaConf.to_container(OmegaConf.create(text or "{}"))
     except OSError as error:
         raise FedGraphError(f"policy={path} of --node-config cannot be read: {error.strerror}") from error
-    except Exception as error:  # of the YAML parser, which has many
+    except Exception as error:  # the YAML parser raises many types
         raise FedGraphError(f"policy={path} of --node-config is not valid YAML{line_of(error)}") from error
     if "${" in text:
         raise FedGraphError(

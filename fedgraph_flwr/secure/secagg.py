@@ -19,9 +19,9 @@ Secrets are `LIMBS` elements of Shamir's field (`fedgraph_flwr.secure.shamir`); 
 from them.
 
 Every client receives all p_j. Its masks are keyed by a digest of them, of the published keys, of the members and of the model it
-received (`agreed`). If a server sends two clients different lists, no pair of masks cancels and there is no sum. A client refuses
-a list, and survivors of one, in which one client's share exceeds `Member.max_share` or fewer than `Member.floor` clients have
-weight. t exceeds half of the clients that published keys, so that no secret is reconstructed both ways.
+received (`agreed`). If a server sends two clients different lists, no pair of masks cancels and the sum is useless. A client
+refuses a list, and survivors of one, in which one client's share exceeds `Member.max_share` or fewer than `Member.floor`
+clients have weight. t exceeds half of the clients that published keys, so that no secret is reconstructed both ways.
 
 Not detected: a client that adds other values than it trained, within the range. If clients pin no keys
 (`fedgraph_flwr.secure.keyring`), a server that distributes its own keys is not detected either.

@@ -5,7 +5,7 @@
 n clients replied, f of them (``strategy.byzantine``) may send anything. The breakdown point of a rule is the largest share f / n
 for which its result stays bounded by the honest updates. All rules weigh clients equally, because weights are claims that a
 malicious client can choose. The rules apply to declared means and sums, not to other uploads that a method combines. No rule
-detects an attack that is no larger than the differences among honest clients.
+detects an attack within the differences among honest clients.
 """
 
 from collections.abc import Callable, Mapping

@@ -19,8 +19,8 @@ def draw(clients: Iterable[int], size: int, seed: int, *stream: str | int, rule:
 
     Args:
         clients: indices to draw from.
-        size: number of clients to draw; all of them if there are no more.
-        seed: of the run.
+        size: number of clients to draw; all clients if there are fewer.
+        seed: seed of the run.
         stream: names the draw, such as ``"cohort", 3``.
         rule: `LOWEST_HASHES`, or `CHOICE` to continue a run that started with it.
 

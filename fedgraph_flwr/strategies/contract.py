@@ -141,7 +141,7 @@ class Composed(Method, Protocol):
 
 
 class ServerPart:
-    """One part of a method on the server; it has no state of its own but what it keeps in the strategy's `memory`."""
+    """One part of a method on the server; it stores its state in the strategy's `memory`."""
 
     def groups(self, server: Composed, arrays: Arrays) -> Mapping[int, Mapping[str, Any]]:
         """Groups of arrays that travel to each client of the cohort with the model."""

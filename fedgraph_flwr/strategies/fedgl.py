@@ -5,7 +5,7 @@
     pseudo graph:       a node's k largest H̄_u · H̄_v above 0, each by their sum
     θ = Σ_i p_i θ_i                                                                                  FedAvg
 
-Each client receives the labels of its own nodes and the entries among them, every ``every`` rounds. Written from memory of the
+Each client receives the labels of its nodes and the entries among them, every ``every`` rounds. Written from memory of the
 paper, hence without its numbers of equations, and from OpenFGL's code. That code leaves the pseudo graph out by default, and
 uses logits as embeddings; here they are hidden features, as in the paper. No N x N matrix: products are computed in blocks of
 rows, of which the k largest entries are kept. Leaves a client: FedAvg's uploads; once, unprotected, the global ids of its

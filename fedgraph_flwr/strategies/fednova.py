@@ -1,4 +1,4 @@
-"""FedNova: averages what clients do in a step, not how far they get (Wang et al., NeurIPS 2020, arXiv:2007.07481, Section 5).
+"""FedNova: averages updates per local step (Wang et al., NeurIPS 2020, arXiv:2007.07481, Section 5).
 
     d_i = (x − y_i) / (η ‖a_i‖₁),   x ← x − τ_eff Σ_i p_i η d_i                                           (1)
     τ_eff = Σ_i p_i ‖a_i‖₁,   or Σ_i p_i K_i in the proximal variant                                      (2)
@@ -12,9 +12,10 @@ A robust rule R takes updates per step, with τ_eff and ‖a_i‖₁ from the co
 
     x ← x + τ_eff R((y_1 − x)/‖a_1‖₁, ..., (y_n − x)/‖a_n‖₁)
 
-Running statistics are ȳ, or the rule's. Clients of equal ‖a_i‖₁ make it FedAvg (τ_eff S = 1, but for the proximal variant). One
-without steps counts in τ_eff alone. The authors' momentum on the server is not here: their runs leave it out. K_i and ‖a_i‖₁
-follow from the configuration. Leaves the client: what FedAvg sends.
+Running statistics are ȳ, or the rule's. With equal ‖a_i‖₁ FedNova equals FedAvg (τ_eff S = 1), except in the proximal variant. A
+client without steps counts only in τ_eff. Server momentum, which the authors implement but do not use, is left out. K_i and
+‖a_i‖₁ follow from the configuration.
+Leaves the client: what FedAvg sends.
 """
 
 from fedgraph_flwr.config import RunConfig
@@ -27,13 +28,13 @@ from fedgraph_flwr.wire.messages import MODEL, Arrays
 
 
 class FedNova(GraphStrategy):
-    """Weighs clients by what a step of theirs is worth."""
+    """FedAvg with updates normalised by the number of local steps."""
 
     uplink = staticmethod(fednova.uplink)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
-        """‖a_i‖₁ must be known."""
+        """Refuse settings with unknown ‖a_i‖₁."""
         fednova.check(cfg)
 
     @classmethod

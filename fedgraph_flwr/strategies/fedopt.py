@@ -6,9 +6,9 @@
     FedYogi      v_t = v_{t−1} − (1 − β2) Δ_t² sign(v_{t−1} − Δ_t²)
     θ^{t+1} = θ^t + η m_t / (√v_t + τ)
 
-The algorithm asks for v_{−1} ≥ τ²; it is τ² here. There is no bias correction. p_i by ``strategy.weighting``, where Algorithm 2
-has the plain mean. Running statistics of a model, which no gradient trains, are averaged: a step along their signs could make
-a variance negative.
+The algorithm requires v_{−1} ≥ τ²; here it equals τ². Moments have no bias correction. p_i follows ``strategy.weighting``, while
+Algorithm 2 uses the plain mean. Running statistics of a model, which gradients do not train, are averaged: a step along their
+signs could make a variance negative.
 Leaves the client: what FedAvg sends.
 """
 
@@ -22,10 +22,10 @@ from fedgraph_flwr.wire.messages import Arrays
 
 
 class Adaptive(ServerPart):
-    """Common step of the three; keeps m and v in `memory`, as ``first`` and ``second``."""
+    """Common step of the three optimisers; stores m and v in `memory`, as ``first`` and ``second``."""
 
     def second_moment(self, keys: Any, previous: np.ndarray, square: np.ndarray) -> np.ndarray:
-        """v_t from v_{t−1} and Δ_t², elementwise."""
+        """Return v_t from v_{t−1} and Δ_t², elementwise."""
         raise NotImplementedError
 
     def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:

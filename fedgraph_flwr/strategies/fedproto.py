@@ -38,7 +38,7 @@ class FedProto(GraphStrategy):
         return self.before_train(arrays)
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """Compute Eq. (6); there are no shared parameters. A class with a noised count below 1/2 keeps its prototype."""
+        """Compute Eq. (6); no parameters are shared. A class with a noised count below 1/2 keeps its prototype."""
         total, found = reduced[PROTOTYPES]["sum"], reduced[PROTOTYPES]["count"]
         known = found > 0.5
         if known.any():

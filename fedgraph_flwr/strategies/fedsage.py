@@ -1,18 +1,18 @@
 """FedSage+ (Zhang et al., NeurIPS 2021, arXiv:2106.13430), server side: jointly trained generators, then FedAvg.
 
-    generate   predicted neighbours x̃ of its training nodes, from each client                  ``generator_rounds`` times
-    judge      all x̃ to all; from client j, x̃ − x for the nearest x among neighbours it draws of its own     the same
+    generate   each client sends predicted neighbours x̃ of its training nodes                  ``generator_rounds`` times
+    judge      all x̃ to all clients; client j returns x̃ − x for the nearest x among neighbours drawn from its nodes     the same
     mend       Σ_{j≠i} (x̃ − x_j) to client i, for its last step; each client adds its predictions to its graph    once
     train      FedAvg of GraphSAGE
 
 Σ_j (x̃ − x_j) is, up to a factor, the gradient of the peers' losses at x̃, from which a client computes that of its generator.
 In the paper a client sends its head and its latent vectors, from which the peers compute x̃, and receives the gradient at the
-head: the same numbers for some hundred times the bytes (a head of 2048 x P F against R x F). The authors' code, OpenFGL and
-FedStruct's code read the peers' features directly. Generators are never averaged. Leaves a client: see
-`fedgraph_flwr.clients.fedsage`. The server sees x̃ and each x̃ − x_j, so it can compute the features of the nodes that client j
-drew, as it could from the paper's gradients by solving for them. With ``privacy.secagg=true`` it sees only the sums over all
-peers, and so does client i, for four more exchanges per generator round.
-Cost: 2 generator_rounds + 1 exchanges at first; then FedAvg's.
+head. That gives the same numbers for about a hundred times the bytes (a head of 2048 x P F instead of R x F). The authors' code,
+OpenFGL and FedStruct's code read the peers' features directly. Generators are never averaged.
+Leaves a client: see `fedgraph_flwr.clients.fedsage`. The server sees x̃ and each x̃ − x_j, so it can compute the features of the
+nodes that client j drew; it could also solve for them from the paper's gradients. With ``privacy.secagg=true`` the server and
+client i see only the sums over all peers, for four more exchanges per generator round.
+Cost: 2 generator_rounds + 1 exchanges before round 1; then FedAvg's.
 """
 
 from collections.abc import Mapping

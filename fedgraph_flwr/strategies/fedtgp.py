@@ -57,7 +57,7 @@ class FedTGP(FedProto):
         self.memory[GENERATOR] = as_arrays(self.generator.state_dict())
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
-        """Train on the cohort's prototypes; there are no shared parameters to change."""
+        """Train on the cohort's prototypes; no parameters are shared."""
         groups = reduced.each(PROTOTYPES)
         count = np.stack([group["count"] for group in groups])
         if count.any():

@@ -70,7 +70,7 @@ class Loop:
         self.strategy, self.cfg, self.recorder, self.grid = strategy, strategy.cfg, strategy.recorder, grid
         self.connection = Connection(grid, self._describe)
         self._rule = cohorts.LOWEST_HASHES
-        self._silent: set[int] = set()  # of the cohort, those whose node did not respond in the previous round
+        self._silent: set[int] = set()  # clients of the cohort whose node did not respond in the previous round
 
     def run(self) -> Result:
         """Run from the first node to the last score."""
@@ -231,11 +231,11 @@ class Loop:
 
         A SuperLink accepts a restarted node only after it has missed its heartbeats, which takes longer than a round.
         """
-        method, away, began, pause = self.strategy, self._silent, time.perf_counter(), 1.0
+        method, away, started, pause = self.strategy, self._silent, time.perf_counter(), 1.0
         if not away:
             return
         while away and len(method.cohort) - len(away) < method.min_clients:
-            left = self.cfg.strategy.timeout - (time.perf_counter() - began)
+            left = self.cfg.strategy.timeout - (time.perf_counter() - started)
             if left <= pause:
                 return  # the round reports who is missing
             log(WARNING, "round %d waits for unresponsive clients %s", method.server_round, sorted(away))

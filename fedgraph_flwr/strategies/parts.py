@@ -1,6 +1,6 @@
 """Parts of a method on the server: what it makes of the mean of the clients' models, chosen by the configuration.
 
-A part keeps its state in the strategy's `memory`, below names of its own, so that checkpoints hold it.
+A part stores its state in the strategy's `memory`, under its own names, so that checkpoints contain it.
 """
 
 from fedgraph_flwr.config import StrategyConfig
@@ -12,7 +12,7 @@ from fedgraph_flwr.strategies.fedopt import Adagrad, Adam, Yogi
 from fedgraph_flwr.strategies.scaffold import Scaffold
 
 OPTIMIZERS: dict[str, type[ServerPart]] = {"momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}
-"""By ``strategy.server_optimizer``; ``average`` takes the mean as it is."""
+"""Server optimisers by ``strategy.server_optimizer``; ``average`` uses the mean unchanged."""
 
 
 VARIATES: dict[str, type[ServerPart]] = {"scaffold": Scaffold, "feddyn": FedDyn, "feddc": FedDC}

@@ -188,7 +188,7 @@ class SecureSums:
         return total / weight
 
     def _unit(self, group: str) -> float:
-        """What clients divided their values by: adaptive clipping norms."""
+        """Return the unit of a group's values: its adaptive clipping norm."""
         adaptive = self.rules.adaptive and group != CLIPPED
         return float(self.strategy.privacy.norms[group]) if adaptive else 1.0
 

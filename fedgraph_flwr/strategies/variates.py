@@ -27,7 +27,7 @@ class Variates(ServerPart):
         }
 
     def step(self, server: Composed, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
-        """Record whose reply arrived; the mean stays as it is."""
+        """Record the clients that replied; return the mean unchanged."""
         acknowledged = _acknowledged(server).copy()
         acknowledged[reduced.clients] = server.server_round
         server.memory[ACKNOWLEDGED] = acknowledged
