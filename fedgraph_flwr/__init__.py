@@ -4,7 +4,7 @@
 
     run = fg.run(strategy="fedprox", dataset="cora", num_clients=10)
 
-docs/python.md tells of all names here; they are imported when they are first used.
+docs/python.md describes all names here. They are imported on first use.
 """
 
 import importlib

@@ -281,7 +281,7 @@ def train(cfg: RunConfig, progress: Shown = "auto") -> Run:
         error.add_note(
             f"to resume: fedgraph_flwr.load_run({cfg.out!r}).resume()"
             if done.resumable
-            else "there is no checkpoint yet"
+            else "no checkpoint was saved, so the run cannot be resumed"
         )
         raise
     return done

@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         train(cfg, progress=False if args.quiet else "auto")
     except KeyboardInterrupt:
-        nothing = f"there is no checkpoint to resume from (checkpoint_every={cfg.checkpoint_every})"
+        nothing = f"no checkpoint was saved (checkpoint_every={cfg.checkpoint_every}), so the run cannot be resumed"
         hint = f"to resume: fedgraph-flwr run resume={cfg.out}" if run.resumable else nothing
         print(f"interrupted; {hint}", file=sys.stderr)
         return 130

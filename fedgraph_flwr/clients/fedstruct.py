@@ -5,7 +5,7 @@
     g_i = ∇_θ Σ_{v∈V~_i} CE(y_v, ŷ_v),   G_S^i = ∇_S of the same                                     Eqs. (21), (22), (24)
 
 Leaves the client, for the server: a public key (signed if the node has a long-lived key), the ids of its nodes, the ids of
-the nodes within L_s hops of them, s_u of its own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of
+the nodes within L_s hops of them, s_u of own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of
 `fedgraph_flwr.methods.hops`. Never leaves it: X, Y, embeddings of X, and edges outside of a sealed B.
 """
 
@@ -60,7 +60,7 @@ class FedStructClient(FedGradClient):
         self.rows: Matrix = sp.csr_matrix((0, 0))
         self.support = np.zeros(0, np.int64)
         self.reached = np.zeros(0, bool)
-        self.begun: Tensor | None = None
+        self.started: Tensor | None = None
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -241,7 +241,7 @@ class FedStructClient(FedGradClient):
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take S of the support, [Q, d_s]."""
-        self.begun = None
+        self.started = None
         if STRUCTURE in groups:
             s = torch.from_numpy(groups[STRUCTURE]["s"]).to(self.device, self.dtype)
             self.inputs.s = s.requires_grad_(self.trains_structure)
@@ -253,16 +253,16 @@ class FedStructClient(FedGradClient):
 
     def predict(self) -> Tensor:
         """Compute logits [N, C], and cache the part of g before any dropout, half of a round's work, for the gradient."""
-        self.begun = self.model.g.begin(self.inputs.s)
+        self.started = self.model.g.begin(self.inputs.s)
         self.model.eval()
         with torch.no_grad():
-            embedded = self.model.g.finish(self.begun)
+            embedded = self.model.g.finish(self.started)
             return self.model.feature_part(self.inputs) + self.model.structure_part(times(self.inputs.rows, embedded))
 
     def loss(self) -> Tensor:
         """Compute Eq. (7) from only the rows of the training nodes."""
-        begun, self.begun = self.begun, None
-        embedded = self.model.g.finish(self.model.g.begin(self.inputs.s) if begun is None else begun)
+        started, self.started = self.started, None
+        embedded = self.model.g.finish(self.model.g.begin(self.inputs.s) if started is None else started)
         features = self.model.feature_part(self.inputs)[self.train_nodes]
         return self.summed_loss(features + self.model.structure_part(times(self.train_rows, embedded)))
 
@@ -282,7 +282,7 @@ class FedStructClient(FedGradClient):
 
     def release(self) -> None:
         """Free what the next message replaces: clients that share a process would hold all of it at once."""
-        self.gradients, self.begun = {}, None
+        self.gradients, self.started = {}, None
         if self.trains_structure:
             self.inputs.s = None
 

@@ -30,7 +30,7 @@ CHOICES = {
 """The groups of which a file is chosen by name."""
 
 EXTENSIBLE = {group: cls for group, cls in CHOICES.items() if "params" in {f.name for f in fields(cls)}}
-"""Those whose files add keys of their own to the schema's."""
+"""Groups whose files add keys to the schema's."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
         if file.resolve() in chain:
             raise FedGraphError(f"{path}: extends: {other} is circular: remove it")
         if not file.is_file():
-            raise FedGraphError(f"{path}, line {lines['extends']}: extends: {other}, but there is no file {file}")
+            raise FedGraphError(f"{path}, line {lines['extends']}: extends: {other}, but {file} does not exist")
         below = read(file, chain).upon(below)
     content_keys = flat(content)
     places = {key: f"{path}, line {line}" for key, line in lines.items()}

@@ -1,7 +1,7 @@
 """Parts that a configuration combines into a method, and their older spellings.
 
-A part has a name and keys below it (``strategy.adam.tau``), a field of `StrategyConfig` each. Before there were parts, methods
-had classes and keys of their own: `modernise` reads both.
+A part has a name and keys below it (``strategy.adam.tau``), a field of `StrategyConfig` each. Earlier releases had one class and
+separate keys per method; `modernise` reads both forms.
 """
 
 from collections.abc import Mapping

@@ -132,7 +132,7 @@ def check(section: Any, group: str) -> None:
         for item in value if "listed" in f.metadata else ():
             one_of(item, f.metadata["listed"], key)
             if value.count(item) > 1:
-                raise FedGraphError(f"{key} must list different words, got {value}")
+                raise FedGraphError(f"{key} lists '{item}' more than once, got {value}; list each value once")
         for item in value if isinstance(value, list | tuple) else [value]:
             if isinstance(item, int | float) and not isinstance(item, bool):
                 f.metadata.get("range", Range()).check(item, key)
@@ -360,7 +360,7 @@ class EvaluationConfig(Section, group="evaluation"):
 
 @dataclass
 class TaskConfig(Section, group="task"):
-    """What is predicted."""
+    """The prediction task."""
 
     name: str = choice("nodes", tuple(TASKS))  # nodes: one class per node | links: hidden edges
     # links: share of the training edges that a step predicts, and hides; 0: it predicts all and hides none
@@ -423,9 +423,9 @@ class AlaKeys(Section, group="strategy.ala"):
     mixed: list[str] = field(default_factory=lambda: ["head"])
     sample: float = number(0.8, high=1, without_low=True)  # s, the paper's 80 %
     eta: float = 1.0  # η, the paper's
-    # of the standard deviation of ten losses, at which first learning stops (the authors' code)
+    # standard deviation of ten losses at which the first training stage stops (the authors' code)
     threshold: float = 0.1
-    passes: int = number(100, low=1)  # (ours) of first learning, at most
+    passes: int = number(100, low=1)  # (ours) maximum passes of the first training stage
 
 
 @dataclass
@@ -824,7 +824,7 @@ class RunConfig(Section):
         scores, metric = TASKS[self.task.name], self.evaluation.metric
         if metric not in scores and not is_own(metric):
             raise FedGraphError(
-                f"evaluation.metric={metric} is no score of task={self.task.name}: expected {', '.join(scores)} or module:name"
+                f"evaluation.metric={metric} is not available for task={self.task.name}, expected {', '.join(scores)} or module:name"
             )
         if self.privacy.scores == "none" and (needing := [key for key, holds in by_scores.items() if holds]):
             raise FedGraphError(

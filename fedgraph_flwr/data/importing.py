@@ -633,7 +633,7 @@ def client_graph(
         seed: seed of the split.
 
     Raises:
-        FedGraphError: the index is outside 0..M-1, or there are no training nodes.
+        FedGraphError: the index is outside 0..M-1, or the client has no training nodes.
     """
     if not 0 <= client < num_clients:
         raise FedGraphError(f"--client must be in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")

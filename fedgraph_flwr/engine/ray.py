@@ -255,8 +255,8 @@ class _Share:
     actor: Any
     files: Any = None  # client files in the object store, if the actor's machine may not have them
     kept: Any = None  # the last copy of the private state, in the object store: it outlives the actor
-    since: list[_Call] = field(default_factory=list)  # what was answered after it
-    flying: dict[Any, _Call] = field(default_factory=dict)  # what is being answered, oldest first
+    since: list[_Call] = field(default_factory=list)  # calls completed after it
+    flying: dict[Any, _Call] = field(default_factory=dict)  # calls in progress, oldest first
     deaths: int = 0
 
 

@@ -88,7 +88,7 @@ def export(predictor: Predictor, folder: Path, run: Path | None = None) -> Path:
         EDGE in meaning.schema.nodes or meaning.schema.tables.time or meaning.schema.tables.edge_label
     ):
         raise FedGraphError(
-            f"{predictor.source} was trained on edges with columns of their own, which exported code does not read yet: use"
+            f"{predictor.source} was trained with edge columns, which exported code does not support yet: use"
             " `fedgraph-flwr predict`"
         )
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in plain.weights.items()}
@@ -207,8 +207,8 @@ class Exported:
     """An exported folder, loaded back; predicts as `Predictor` does.
 
     Attributes:
-        plain: the network.
-        dtype: of its weights.
+        plain: the model.
+        dtype: type of its weights.
         meaning: what features and classes mean.
         client: whose it was; None: the shared one.
         round: after which it was taken.
@@ -239,7 +239,7 @@ def load_export(folder: Path) -> Exported:
     """Read what `export` wrote; nothing in the folder is executed.
 
     Raises:
-        FedGraphError: it is no such folder.
+        FedGraphError: it is not an exported folder.
     """
     try:
         told = json.loads((folder / INDEX).read_bytes())

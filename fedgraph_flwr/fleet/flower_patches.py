@@ -330,7 +330,7 @@ class ForkingExecutor:
             os.pwrite(self.held, str(os.getpid()).encode(), 0)
             if numpy := sys.modules.get("numpy"):
                 numpy.random.seed()  # from system entropy, since forks would draw equal numbers
-            sys.dont_write_bytecode = False  # of the bundle, else each child would compile it
+            sys.dont_write_bytecode = False  # otherwise each child process would compile the bundle
             sys.pycache_prefix = str(self.lock.with_name("bytecode"))
             client.install_from_fab = functools.partial(_install_once, client.install_from_fab, self.lock.parent)
             client.run_clientapp(

@@ -66,7 +66,7 @@ def declaration(name: str) -> Declaration:
     """Read the declaration of the strategy ``name``.
 
     Raises:
-        FedGraphError: there is no such strategy, or a declared value is invalid.
+        FedGraphError: the strategy does not exist, or a declared value is invalid.
     """
     body = group_file("strategy", name).get("declares", {})
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Declaration), body))  # type: ignore[return-value]

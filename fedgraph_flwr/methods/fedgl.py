@@ -27,7 +27,7 @@ PSEUDO = "pseudo"
 class Params:
     """Keys of FedGL."""
 
-    label_weight: float = 0.1  # of the pseudo labels' cross-entropy
+    label_weight: float = 0.1  # weight of the pseudo labels' cross-entropy
     graph_weight: float = 0.1  # (ours) of the pseudo graph relative to the client's own; OpenFGL leaves it out (0)
     threshold: float = number(0.5, high=1)  # a prediction below it counts as 0
     neighbours: int = number(20, low=1)  # (ours) per node in the pseudo graph; 100 in OpenFGL

@@ -27,7 +27,7 @@ class Params:
     mean: str = choice("weighted", ("weighted", "uniform"))
     warmup: int = 20  # rounds before the first split
     length: int = number(5, low=2, high=1000)  # GCFL+: norms in a series (10 for some datasets)
-    # GCFL+: norms of updates | gradient (the authors' code): of the last step's gradient
+    # GCFL+: norms of updates | gradient (the authors' code): norms of the last step's gradient
     series: str = choice("update", ("update", "gradient"))
     standardize: bool = False  # GCFL+: each series is divided by its standard deviation
 
@@ -50,7 +50,7 @@ def halves(similarity: np.ndarray, members: Sequence[int]) -> tuple[list[int], l
     """Split members by the minimum cut of their similarities (Stoer & Wagner, 1997) into two sides, each ascending.
 
     Args:
-        similarity: of each pair, none below 0, [n, n].
+        similarity: similarity of each pair, at least 0, [n, n].
         members: the names of its rows, ascending.
     """
     graph = nx.Graph()

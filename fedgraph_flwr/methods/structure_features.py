@@ -26,7 +26,7 @@ from fedgraph_flwr.wire.messages import derive_seed
 
 Array = NDArray[Any]
 _ORCA_MAX = 2**31 - 1  # orbit-count returns 32-bit numbers, which overflow silently
-_KEPT_VERSION = 1  # of the result of `node2vec`
+_KEPT_VERSION = 1  # version of the stored result of `node2vec`
 HOP2VEC_SCALE = 0.05  # standard deviation of the initial values, as in the authors' code
 
 

@@ -152,7 +152,7 @@ class Model(nn.Module):
         """Return the tensors that travel, by name, in the model's order; counters (whole numbers) never travel.
 
         Args:
-            prefixes: name prefixes of tensors that travel; ``head`` stands for the head's.
+            prefixes: name prefixes of shared tensors; ``head`` means the head's prefixes.
             private: name prefixes of those that stay, in addition to the model's own `private`; ``head`` as above.
         """
         wanted, kept = self._prefixes(prefixes), self.private + self._prefixes(private)

@@ -2,7 +2,7 @@
 
     logits = Σ_{l=1}^{L} β_l P^l f(X)
 
-f is `mlp.MLP`, optionally after layer normalisation of X; P = D̃^{-1} Ã (`layers.random_walk_adjacency`). There is no term
+f is `mlp.MLP`, optionally after layer normalisation of X; P = D̃^{-1} Ã (`layers.random_walk_adjacency`). The sum has no term
 l = 0. Powers are applied one after the other, never formed.
 
 Shapes: X [N, F], f(X) [N, C], P [N, N] → logits [N, C].

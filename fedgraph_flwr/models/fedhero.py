@@ -35,7 +35,7 @@ class DualInputs(Inputs):
         edges: A without loops and duplicates (row: target, column: source).
         raw: features, dense [N, F].
         square: ‖x_u‖², [N].
-        distance: ‖x_u − x_v‖² of all pairs, [N, N], if it is no larger than X (N <= F); else None.
+        distance: ‖x_u − x_v‖² of all pairs, [N, N], if N <= F; else None.
     """
 
     edges: Pattern

@@ -48,7 +48,7 @@ class StructureInputs(Inputs):
     s: Tensor | None = None
 
 
-class Perceptron(nn.Module):
+class NormedMLP(nn.Module):
     """Layer normalisation of the input, then linear layers with ReLU and dropout between them: [·, d_in] → [·, d_out]."""
 
     def __init__(self, widths: Sequence[int], dropout: float):
@@ -66,13 +66,13 @@ class Perceptron(nn.Module):
         """Apply the first linear layer, which does not depend on dropout."""
         return self.first(self.norm(x))
 
-    def finish(self, begun: Tensor) -> Tensor:
+    def finish(self, started: Tensor) -> Tensor:
         """Apply the remaining layers."""
-        return self.rest(begun)
+        return self.rest(started)
 
-    def hidden(self, begun: Tensor) -> Tensor:
+    def hidden(self, started: Tensor) -> Tensor:
         """Apply the remaining layers up to the last ReLU."""
-        return self.rest[:-2](begun)
+        return self.rest[:-2](started)
 
     def last(self, h: Tensor) -> Tensor:
         """Apply the last dropout and linear layer."""
@@ -135,10 +135,10 @@ class FedStruct(Model):
             )
         self.num_classes = num_classes
         self.structure_width = structure_width if structure_mlp else num_classes
-        self.f = Perceptron([num_features, *[hidden] * (layers - 1), num_classes], dropout)
-        self.g: Perceptron | Identity = Identity()
+        self.f = NormedMLP([num_features, *[hidden] * (layers - 1), num_classes], dropout)
+        self.g: NormedMLP | Identity = Identity()
         if structure_mlp:
-            self.g = Perceptron([structure_width, *structure_layers, num_classes], dropout)
+            self.g = NormedMLP([structure_width, *structure_layers, num_classes], dropout)
         last = len(self.f.rest) - 1
         self.head_prefixes = (f"f.rest.{last}." if last > 0 else "f.", "g.", "feature_beta", "structure_beta")
         self.feature_weights = hop_weights(_first(beta, hops), hops)

@@ -24,7 +24,7 @@ class NeighGen(nn.Module):
         num_features: F.
         hidden: width of the encoder.
         latent: Z.
-        widths: of the MLP's layers.
+        widths: widths of the MLP's layers.
         neighbours: P.
         p: dropout of the encoder and before W.
     """

@@ -17,7 +17,7 @@ from fedgraph_flwr.report.units import duration, percent, points, size
 _NAMES = {"auc": "AUC", "macro_f1": "macro F1", "mrr": "MRR", **{f"hits_{k}": f"hits@{k}" for k in (1, 3, 10)}}
 
 MAX_NAMED = 5
-"""Maximum number of clients named in a sentence."""
+"""Maximum number of clients listed by name."""
 
 _AVERAGED = {
     "clients": "the mean of its clients",
@@ -104,7 +104,7 @@ def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Marku
 
 
 def _without(run: FinishedRun) -> str:
-    """Return a sentence about clients excluded from the mean, if any."""
+    """Return a note on clients excluded from the mean, if any."""
     left_out = run.left_out
     if not left_out:
         return ""

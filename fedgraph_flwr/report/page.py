@@ -44,7 +44,7 @@ class Page:
 
         Args:
             title: title of the chart.
-            how: one sentence on how to read it, also used as text alternative.
+            how: how to read it, also used as text alternative.
             kind: function of the script that draws it.
             height: height in pixels.
             wide: whether it spans the page's width.

@@ -10,7 +10,7 @@ from fedgraph_flwr.sweeps.summary import SweepSummary
 
 
 def draw(tally: SweepSummary) -> Figure:
-    """Draw the plot that the sweep's ``figure`` selects."""
+    """Draw the sweep's plot, by its key ``figure``."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     (_lines if isinstance(tally.sweep.figure, str) else _points)(tally, axes)

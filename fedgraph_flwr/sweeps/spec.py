@@ -273,7 +273,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
     """Return the keys of a file and of those that it extends, with their lines."""
     if not path.is_file():
         others = sorted(other.name for other in path.parent.glob("*.y*ml"))
-        raise FedGraphError(f"there is no table {path}{'; available: ' + ', '.join(others) if others else ''}")
+        raise FedGraphError(f"table {path} does not exist{'; available: ' + ', '.join(others) if others else ''}")
     try:
         text = path.read_text()
         body, tree = yaml.safe_load(text), yaml.compose(text)
@@ -288,7 +288,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
     if below.resolve() in (path.resolve(), *seen):
         raise FedGraphError(f"{places['extends']}: extends: {other} is circular")
     if not below.is_file():
-        raise FedGraphError(f"{places['extends']}: extends: {other}, but there is no file {below}")
+        raise FedGraphError(f"{places['extends']}: extends: {other}, but {below} does not exist")
     lower, its_places = _read(below, (path.resolve(), *seen))
     return lower | body, its_places | places
 

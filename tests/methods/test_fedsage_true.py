@@ -72,7 +72,7 @@ def test_foreign_nodes_are_not_handed_out(train, monkeypatch):
 
     nosy.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedSageTrueClient, "wanted", nosy)
-    with pytest.raises(RunFailed, match="not its own"):
+    with pytest.raises(RunFailed, match="nodes that client 0 does not have"):
         train(*WORDS)
 
 

@@ -84,7 +84,7 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
         (["strategy=fedproto", "strategy.personalization=apfl"], "trains a second model beside the shared parameters"),
         (["strategy.personalization=norm"], "strategy.private: 'norms.' matches no parameter of model=gcn"),
         (["strategy=fedgrad", "strategy.objective=[prox]"], "its client, FedGradClient, has its own `train`; expected"),
-        (["strategy.objective=[prox,prox]"], "strategy.objective must list different words"),
+        (["strategy.objective=[prox,prox]"], "strategy.objective lists 'prox' more than once"),
         (["strategy.objective=[porx]"], "strategy.objective 'porx' unknown; did you mean 'prox'"),
         (["strategy.objective=[moon]", "model.layers=1"], "model.layers must be >= 2, got 1"),
         (

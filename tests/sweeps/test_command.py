@@ -150,7 +150,7 @@ def test_default_jobs_use_each_core_once(monkeypatch):
     [
         (["--jobs", "-1", "strategy=fedavg"], "--jobs must be at least 0"),
         (["toy.yaml", "--search", "3"], "--search does not apply to a sweep file"),
-        (["nonsense"], "there is no table nonsense"),
+        (["nonsense"], "table nonsense does not exist"),
         (["strategy=fedavg", "--baseline", "fedavgg"], "did you mean 'fedavg'"),
         ([*SMALL, "seed=0..1", "out=x"], "out=x, but each run of a sweep has its own folder"),
     ],

@@ -392,7 +392,7 @@ def test_a_file_extends_another(toy):
         (TOY.replace("seeds: [0, 1]", "seeds: [0, 0]"), "toy.yaml, line 11: seeds must be distinct integers"),
         (TOY.replace("seeds: [0, 1]", "seeds: 3..1"), "'3..1' must be a range"),
         (TOY + "against: FedAvgg\n", "baseline: column 'FedAvgg' unknown (toy.yaml, line 16); did you mean 'FedAvg'"),
-        (TOY + "extends: none.yaml\n", "toy.yaml, line 16: extends: none.yaml, but there is no file"),
+        (TOY + "extends: none.yaml\n", "toy.yaml, line 16: extends: none.yaml, but none.yaml does not exist"),
         (TOY + "extends: toy.yaml\n", "toy.yaml, line 16: extends: toy.yaml is circular"),
         (TOY.replace("[strategy=local]", "[strategy=local, out=x]"), "toy.yaml, line 9: out=x, but each run"),
         ("methods: [fedavg]\nsettings: [few]\n", "toy.yaml, line 2: settings must map names"),
@@ -409,7 +409,7 @@ def test_wrong_tables_end_with_2_and_name_the_line(toy, text, told, capsys):
 
 def test_a_missing_file_and_those_of_others_are_refused(toy, capsys):
     sweep("none.yaml", code=2)
-    assert "there is no table none.yaml; available: toy.yaml" in capsys.readouterr().err
+    assert "none.yaml does not exist; available: toy.yaml" in capsys.readouterr().err
     toy.with_suffix(".md").write_text("# My notes\n")
     sweep(toy, code=2)
     assert "toy.md is not a sweep's table" in capsys.readouterr().err

@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_refused_before_the_run(words, match):
 
 def test_a_score_of_another_task_is_refused():
     with pytest.raises(
-        FedGraphError, match=r"evaluation.metric=accuracy is no score of task=links: expected mrr, hits_1"
+        FedGraphError, match=r"evaluation.metric=accuracy is not available for task=links, expected mrr, hits_1"
     ):
         compose([*WORDS, "evaluation.metric=accuracy"])
 
