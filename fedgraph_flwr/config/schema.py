@@ -824,7 +824,8 @@ class RunConfig(Section):
         scores, metric = TASKS[self.task.name], self.evaluation.metric
         if metric not in scores and not is_own(metric):
             raise FedGraphError(
-                f"evaluation.metric={metric} is not available for task={self.task.name}, expected {', '.join(scores)} or module:name"
+                f"evaluation.metric={metric} is not available for task={self.task.name}, expected {', '.join(scores)} or"
+                " module:name"
             )
         if self.privacy.scores == "none" and (needing := [key for key, holds in by_scores.items() if holds]):
             raise FedGraphError(

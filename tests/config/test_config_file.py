@@ -74,7 +74,9 @@ def test_files_extend_others(written, tmp_path):
     written("extends: mine.yaml", "loop.yaml")
     with pytest.raises(FedGraphError, match=r"extends: mine\.yaml is circular"):
         compose([], written("extends: loop.yaml"))
-    with pytest.raises(FedGraphError, match=r"mine\.yaml, line 2: extends: none\.yaml, but .*none\.yaml does not exist"):
+    with pytest.raises(
+        FedGraphError, match=r"mine\.yaml, line 2: extends: none\.yaml, but .*none\.yaml does not exist"
+    ):
         compose([], written("rounds: 1\nextends: none.yaml"))
 
 

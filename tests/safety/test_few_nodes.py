@@ -189,7 +189,9 @@ def test_fedgl_sends_zeros_for_nodes_that_hear_few():
 def test_fedsage_judges_no_single_node_in_the_clear():
     """The difference from the nearest feature row is that row, for a server that knows what it asked about."""
     groups = {"proposed": {"1": np.zeros((3, 5), np.float32)}, "owners": {"1": np.arange(3, dtype=np.int32)}}
-    with pytest.raises(FedGraphError, match=r"features of single nodes.*at least min_nodes=5.*set privacy\.secagg=true"):
+    with pytest.raises(
+        FedGraphError, match=r"features of single nodes.*at least min_nodes=5.*set privacy\.secagg=true"
+    ):
         made(FedSageClient, "strategy=fedsage").judge(groups, {})
     for words, policy in ((["privacy.secagg=true"], {}), ([], {"min_nodes": 1})):
         assert made(FedSageClient, "strategy=fedsage", *words, **policy).judge(groups, {})[0]["apart"]["1"].any()
