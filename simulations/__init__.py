@@ -1,1 +1,1 @@
-"""The papers' tables and figures as YAML, and the script that runs them."""
+"""The papers' tables and plots as YAML, and scripts that summarise the results."""

@@ -1,9 +1,9 @@
-"""Rounds and bytes that every method needs to a validation accuracy: ``python -m simulations.budget --seeds 0 1 2``.
+"""Rounds and bytes that each method needs to reach a validation accuracy: ``python -m simulations.budget --seeds 0 1 2``.
 
-CSBM clients whose homophily differs (`WORDS`); methods are the files of ``conf/strategy`` that train on plain graphs without
-pooling them, each as its YAML has it, with its own network where it names one. ``results/budget.csv`` holds the curves, a row a
-round; runs that are there are left (delete it where `WORDS` change). ``results/budget.md`` and the plot tell what `needed` makes
-of them at one target.
+The clients are CSBM graphs with different homophily (`WORDS`). Methods are the files of ``conf/strategy`` that train on graphs
+with one node type and do not pool them, with the settings and model in their YAML. ``results/budget.csv`` contains the curves,
+one row per round. Stored runs are not repeated; delete the file if `WORDS` change. ``results/budget.md`` and the plot show
+`needed` at one target.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FIELDS = ["method", "seed", "round", "validation", "bytes"]
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows there are."""
+    """Return the stored rows."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:
@@ -34,24 +34,24 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def methods() -> list[str]:
-    """Those that serve plain graphs, and whose data stay with the clients."""
+    """Return the methods for graphs with one node type whose data stay with the clients."""
     chosen = [(name, compose([f"strategy={name}"])) for name in group_names("strategy")]
     return [n for n, cfg in chosen if not (cfg.strategy.pooled or models.network(cfg.model).heterogeneous)]
 
 
 def keeps(method: str) -> str:
-    """Which parameters a method is scored by."""
-    told = compose([f"strategy={method}"]).strategy
-    return "clients'" if told.personal or told.private or told.shared != [""] else "shared"
+    """Return which parameters a method is scored with."""
+    rules = compose([f"strategy={method}"]).strategy
+    return "clients'" if rules.personal or rules.private or rules.shared != [""] else "shared"
 
 
 def curve(method: str, seed: int) -> list[dict[str, Any]]:
-    """Validation accuracy after each round, and the bytes sent by then in both directions, those of the setup included."""
+    """Return validation accuracy and total bytes in both directions after each round, including the setup."""
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as out:
-        told = run(compose([*WORDS, f"strategy={method}", f"seed={seed}", f"out={out}"]), rounds.append)
+        summary = run(compose([*WORDS, f"strategy={method}", f"seed={seed}", f"out={out}"]), rounds.append)
     sent = [sum(p["bytes_up"] + p["bytes_down"] for p in r["phases"].values()) for r in rounds]
-    rows, total = [], told["bytes_up"] + told["bytes_down"] - sum(sent)
+    rows, total = [], summary["bytes_up"] + summary["bytes_down"] - sum(sent)
     for record, more in zip(rounds, sent, strict=True):
         total += more
         if "metrics" in record:
@@ -61,7 +61,7 @@ def curve(method: str, seed: int) -> list[dict[str, Any]]:
 
 
 def targets(rows: Sequence[dict[str, str]], share: float) -> dict[str, float]:
-    """By seed, a share of the median over the methods of their best validation accuracy."""
+    """Return, per seed, a share of the median over methods of the best validation accuracy."""
     best: dict[str, dict[str, float]] = {}
     for row in rows:
         reached = best.setdefault(row["seed"], {})
@@ -70,7 +70,7 @@ def targets(rows: Sequence[dict[str, str]], share: float) -> dict[str, float]:
 
 
 def needed(rows: Sequence[dict[str, str]], target: dict[str, float]) -> dict[str, list[tuple[int, int] | None]]:
-    """Round and bytes at which each method's validation accuracy first reaches its seed's target; None: it never does."""
+    """Return the round and bytes at which each method first reaches its seed's target; None if it does not."""
     found: dict[tuple[str, str], tuple[int, int] | None] = {}
     for row in sorted(rows, key=lambda row: int(row["round"])):
         key = row["method"], row["seed"]
@@ -80,7 +80,7 @@ def needed(rows: Sequence[dict[str, str]], target: dict[str, float]) -> dict[str
 
 
 def ranked(need: dict[str, list[tuple[int, int] | None]]) -> list[str]:
-    """Methods by the mean of their bytes; last those that miss the target with a seed."""
+    """Return the methods by mean bytes; methods that miss the target with a seed come last."""
 
     def mean(name: str) -> float:
         return statistics.mean(at[1] if at else float("inf") for at in need[name])
@@ -88,17 +88,17 @@ def ranked(need: dict[str, list[tuple[int, int] | None]]) -> list[str]:
     return sorted(need, key=lambda name: (mean(name), name))
 
 
-def told(target: dict[str, float]) -> str:
-    """The targets, in words."""
+def shown(target: dict[str, float]) -> str:
+    """Return the targets as text."""
     return ", ".join(f"{100 * value:.1f}" for value in target.values()) + " %"
 
 
 def summarise(need: dict[str, list[tuple[int, int] | None]], target: dict[str, float], share: float) -> str:
-    """The Markdown table: means over the seeds that reach the target."""
+    """Return the Markdown table: means over the seeds that reach the target."""
     lines = ["# Rounds and bytes to one validation accuracy on CSBM with heterogeneous clients", ""]
     lines += [f"`{' '.join(WORDS)}`", ""]
     lines += [
-        f"The accuracy is {100 * share:g} % of what the median method reaches: {told(target)} (seeds {', '.join(target)}).",
+        f"The accuracy is {100 * share:g} % of what the median method reaches: {shown(target)} (seeds {', '.join(target)}).",
         "",
     ]
     lines += ["| method | scored by | seeds that reach it | rounds | MB |"]
@@ -140,7 +140,7 @@ def draw(need: dict[str, list[tuple[int, int] | None]], target: dict[str, float]
         axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xscale("log")
     figure.suptitle(
-        f"To {told(target)} validation accuracy (by seed), CSBM, 10 clients of unlike homophily", fontsize=9
+        f"To {shown(target)} validation accuracy (by seed), CSBM, 10 clients of unlike homophily", fontsize=9
     )
     figure.savefig(PATH.with_suffix(".png"), dpi=130)
 

@@ -1,10 +1,10 @@
-"""What of the papers' tables the stored runs reach, counted from the CSVs: ``python -m simulations.reproduction [PAPER ...]``.
+"""Compare the stored runs with the papers' tables: ``python -m simulations.reproduction [PAPER ...]``.
 
-With ``--write`` it puts the README's table between its marks anew.
+With ``--write`` the command updates the README's table between its marks.
 
-A cell is a setting and a method of which the paper prints a figure. It is within a deviation where our mean over the seeds
-differs from the figure by no more than the deviation printed beside it, or, where none is, than our own. A method is ahead of
-another where the 95 % interval of their difference, paired by seed, lies above 0, and behind where it lies below.
+A cell is a setting and a method with a published score. It is within a deviation if our mean over the seeds differs from that
+score by at most the published standard deviation, or by at most ours if none is published. A method is ahead of another if the
+95 % interval of their difference, paired by seed, is above 0, and behind if it is below 0.
 """
 
 import math
@@ -32,7 +32,7 @@ BASELINES = {"Local": ("local",), "FedAvg": ("fedavg", "fedgrad")}  # FedGrad av
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of a paper, and ours over the seeds that ended; NaN where none has."""
+    """One published score, and our mean over the finished seeds; NaN without any."""
 
     setting: str
     method: str
@@ -52,12 +52,12 @@ class Cell:
 
 
 def papers() -> list[str]:
-    """The papers, by the names of their protocols."""
+    """Return the papers by the names of their protocols."""
     return [name for name in group_names("protocol") if any(FOLDER.glob(f"{name}_table*.yaml"))]
 
 
 def tables(paper: str) -> list[SweepSummary]:
-    """The stored tables of a paper as it numbers them; those of what was tried have longer names."""
+    """Return the stored tables that the paper numbers; tables of further experiments have longer names."""
     paths = [path for path in sorted(FOLDER.glob(f"{paper}_table*.yaml")) if re.fullmatch(r"\w+_table\d+", path.stem)]
     return [tally for path in paths if (tally := _tally(path)).values]
 
@@ -70,7 +70,7 @@ def _tally(path: Path) -> SweepSummary:
 
 
 def cells(tally: SweepSummary, paper: str) -> Iterator[Cell]:
-    """The cells of a table of which the paper prints a figure."""
+    """Yield the cells of a table with a published score."""
     for setting, printed in tally.sweep.paper.items():
         for method, text in printed.items():
             match = PRINTED.match(str(text))
@@ -84,61 +84,61 @@ def cells(tally: SweepSummary, paper: str) -> Iterator[Cell]:
 
 
 def strategy(tally: SweepSummary, method: str) -> str:
-    """The strategy that a column runs; empty for what runs none."""
+    """Return the strategy of a column; empty if it runs none."""
     words = [*tally.sweep.common, *tally.sweep.methods[method]]
     return next((word.partition("=")[2] for word in reversed(words) if word.startswith("strategy=")), "")
 
 
 def column(tally: SweepSummary, strategies: tuple[str, ...]) -> str:
-    """The column of one of the strategies as the protocol has it, or else with a network of its own; empty: there is none."""
+    """Return the column of one of the strategies, preferably with the protocol's model; empty without one."""
     having = [method for method in tally.sweep.methods if strategy(tally, method) in strategies]
     return min(having, key=lambda method: len(tally.sweep.methods[method]), default="")
 
 
 def counts(paper: str) -> str:
-    """A row a table: its cells, how many of the method's own and of the others lie within a deviation, above and below."""
+    """Return one row per table: how many cells of the method and of other methods are within a deviation, above and below."""
     lines = ["| | the method: within | above | below | other methods: within | above | below | not run |"]
     lines.append("|---" * 8 + "|")
     for tally in tables(paper):
         found = list(cells(tally, paper))
-        told = [
+        numbers = [
             sum(cell.verdict == verdict for cell in found if cell.own == own)
             for own in (True, False)
             for verdict in ("within", "above", "below")
         ]
         missing = sum(cell.verdict == "missing" for cell in found)
-        lines.append(f"| {_link(tally)} | " + " | ".join(map(str, [*told, missing])) + " |")
+        lines.append(f"| {_link(tally)} | " + " | ".join(map(str, [*numbers, missing])) + " |")
     return "\n".join(lines)
 
 
 def below(paper: str) -> str:
-    """The cells that lie below the paper's figure by more than a deviation: ours, and the paper's."""
+    """Return the cells below the published score by more than a deviation: our score, and the published one."""
     lines = []
     for tally in tables(paper):
         by_method: dict[str, list[str]] = {}
         for cell in cells(tally, paper):
             if cell.verdict == "below":
                 by_method.setdefault(cell.method, []).append(f"{cell.setting} {cell.mean:.1f} ({cell.paper:.1f})")
-        lines += [f"- {_link(tally)}, {method}: {', '.join(told)}" for method, told in by_method.items()]
+        lines += [f"- {_link(tally)}, {method}: {', '.join(texts)}" for method, texts in by_method.items()]
     return "\n".join(lines) or "No cell."
 
 
 def ahead(paper: str) -> str:
-    """In how many settings each of the method's own columns is ahead of Local and FedAvg, level, and behind."""
+    """Return in how many settings each column of the method is ahead of Local and FedAvg, level, and behind."""
     lines = ["| | " + " | ".join(f"compared with {name}: ahead | level | behind" for name in BASELINES) + " |"]
     lines.append("|---" * (1 + 3 * len(BASELINES)) + "|")
     for tally in tables(paper):
         columns = {method: strategy(tally, method) for method in tally.sweep.methods}
         for method in (name for name, of in columns.items() if of.startswith(paper)):
-            told: list[str] = []
+            numbers: list[str] = []
             for kinds in BASELINES.values():
                 other = column(tally, kinds)
                 gaps = [paired(tally.shown(s, method), tally.shown(s, other)) for s in tally.sweep.settings if other]
                 known = [gap for gap in gaps if gap and gap.n > 1]
                 up, down = (sum(sign * gap.mean > gap.half for gap in known) for sign in (1, -1))
-                told += map(str, (up, len(known) - up - down, down)) if known else [""] * 3
-            if any(told):
-                lines.append(f"| {_link(tally)}, {method} | " + " | ".join(told) + " |")
+                numbers += map(str, (up, len(known) - up - down, down)) if known else [""] * 3
+            if any(numbers):
+                lines.append(f"| {_link(tally)}, {method} | " + " | ".join(numbers) + " |")
     return "\n".join(lines)
 
 
@@ -147,12 +147,12 @@ def _link(tally: SweepSummary) -> str:
 
 
 def main_table(paper: str) -> SweepSummary:
-    """The first table of a paper that has the method's own column."""
+    """Return the first table of a paper with a column of its method."""
     return next(tally for tally in tables(paper) if column(tally, (paper,)))
 
 
 def rows(paper: str) -> dict[str, tuple[list[str], float]]:
-    """A paper's main table by setting: Local, FedAvg, the method and its printed figure; and how far ours lies above that."""
+    """Return a paper's main table by setting: Local, FedAvg, the method, its published score; and our score minus that one."""
     tally = main_table(paper)
     names = [column(tally, kinds) for kinds in (*BASELINES.values(), (paper,))]
     found = {}
@@ -160,13 +160,13 @@ def rows(paper: str) -> dict[str, tuple[list[str], float]]:
         means = [tally.mean(setting, name) if name else None for name in names]
         match = PRINTED.match(str(printed.get(names[-1], "")))
         if match and means[-1]:
-            told = [f"{mean.mean:.1f}" if mean else "" for mean in means]
-            found[setting] = [*told, f"{float(match[1]):.1f}"], means[-1].mean - float(match[1])
+            scores = [f"{mean.mean:.1f}" if mean else "" for mean in means]
+            found[setting] = [*scores, f"{float(match[1]):.1f}"], means[-1].mean - float(match[1])
     return found
 
 
 def glance() -> str:
-    """Of each paper's main table the row that lies lowest against the printed figure, and the one that lies highest."""
+    """Return two rows per main table: lowest and highest relative to the published score."""
     lines = ["| | Local | FedAvg | the method | paper |", "|---|---|---|---|---|"]
     for paper in papers():
         found = rows(paper)
@@ -178,21 +178,21 @@ def glance() -> str:
 
 
 def whole() -> str:
-    """All rows of the papers' main tables."""
+    """Return all rows of the papers' main tables."""
     lines = ["| | Local | FedAvg | the method | paper |", "|---|---|---|---|---|"]
     for paper in papers():
         name = column(main_table(paper), (paper,))
-        lines += [f"| {name}, {setting} | " + " | ".join(told) + " |" for setting, (told, _) in rows(paper).items()]
+        lines += [f"| {name}, {setting} | " + " | ".join(scores) + " |" for setting, (scores, _) in rows(paper).items()]
     return "\n".join(lines)
 
 
 def written(text: str) -> str:
-    """A README whose table is that of the present rows."""
+    """Return a README whose table has the current rows."""
     return GLANCE.sub(lambda match: f"{match[1]}{glance()}\n", text)
 
 
 def picture(paper: str) -> str:
-    """All of it, as the page on reproduction shows it."""
+    """Return the whole comparison, as the page on reproduction shows it."""
     heads = (
         "Cells of the paper's tables, compared with the published scores:",
         "Columns of the method, paired by seed:",
@@ -208,7 +208,7 @@ def picture(paper: str) -> str:
 
 
 def main(words: list[str]) -> None:
-    """The command."""
+    """Run the command."""
     if "--write" in words:
         README.write_text(written(README.read_text()))
         return

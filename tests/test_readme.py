@@ -211,6 +211,6 @@ def test_the_figures_of_a_paragraph_stand_in_the_tables_that_it_links(name):
 
 
 def test_the_three_figures_of_hostile_clients():
-    nobody = ours("robust", "CSBM, nobody lies", "mean")
+    nobody = ours("robust", "CSBM, no attack", "mean")
     liars, median = (ours("robust", "CSBM, sign flip, 3", rule) for rule in ("mean", "median"))
     assert f"from {nobody} % to {liars} %. `strategy.aggregator=median` keeps {median} %." in TEXT.replace("\n", " ")
