@@ -96,9 +96,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--client-column", metavar="NAME", help="column with each node's client (partition=planted)")
     given.add_argument("--classes", default="", metavar="A,B,C", help="class names in label order (default: sorted)")
     given.add_argument(
+        "--own-party",
+        default="",
+        metavar="NAME",
+        help="this party's name in the edge table, if edges name accounts of other parties",
+    )
+    given.add_argument(
         "--undirected", action="store_true", help="each row of the edge table represents both directions"
     )
-    add_table_arguments(parser.add_argument_group("columns and formats of the tables (stored in the schema)"))
+    columns = parser.add_argument_group("columns and formats of the tables (stored in the schema)")
+    add_table_arguments(columns, parties=True)
     treated = parser.add_argument_group("features (default: from the schema, else detected)")
     treated.add_argument(
         "--schema",
@@ -243,6 +250,8 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
         )
     for line in one_class(graph.y, masks, names):
         print(line)
+    if isinstance(graph, ClientGraph) and graph.foreign.numel():
+        print(f"{graph.foreign.size(1)} records name other parties: match them with `fedgraph-flwr link` before a run")
     print(f"wrote {path}; use: {use}")
 
 
@@ -354,8 +363,18 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
     of_edges = [word.strip() for word in args.edge_columns.split(",") if word.strip()]
     columns = Columns.of(layout, features, of_edges)
     if args.nodes:
+        if args.own_party and args.client is None and (args.name or args.out):
+            raise FedGraphError(
+                f"--own-party {args.own_party} makes the file of one party: pass --client I and --num-clients M"
+            )
         return from_tables(
-            args.nodes, args.edges, columns, classes=classes, undirected=args.undirected, treatment=treatment
+            args.nodes,
+            args.edges,
+            columns,
+            classes=classes,
+            undirected=args.undirected,
+            treatment=treatment,
+            own_party=args.own_party,
         )
 
     if args.data:
@@ -372,7 +391,8 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
     stored = treatment.schema.tables.to_dict()
     for key, value in given.to_dict().items():
         if key in stored and stored[key] != value:
-            option = key if key in ("separator", "encoding") else f"{key.replace('_', '-')}-column"
+            whole = key in ("separator", "encoding") or key.startswith(("party", "match", "id_"))
+            option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"
             print(f"--{option} {value!r} overrides {stored[key]!r} of {treatment.where}")
     return given.over(treatment.schema.tables)
 

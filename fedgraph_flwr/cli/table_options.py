@@ -19,8 +19,8 @@ _ROLES = {
 }
 
 
-def add_table_arguments(group: Any) -> None:
-    """Add options for column names, file formats and value formats."""
+def add_table_arguments(group: Any, parties: bool = False) -> None:
+    """Add options for column names, file formats and value formats, and with ``parties`` those of edges between parties."""
     for role, text in _ROLES.items():
         group.add_argument(f"--{role}-column", metavar="NAME", help=text)
     group.add_argument(
@@ -29,6 +29,32 @@ def add_table_arguments(group: Any) -> None:
     group.add_argument(
         "--encoding", metavar="NAME", help="encoding of CSV files, such as cp1252 or utf-16 (default: detected)"
     )
+    if parties:
+        group.add_argument(
+            "--party-columns",
+            default="",
+            metavar="SOURCE,TARGET",
+            help="columns of the edge table with the parties of source and target (default: the schema's, else none)",
+        )
+        group.add_argument(
+            "--party-prefix",
+            default="",
+            metavar="SIGN",
+            help="instead, the sign after a party's name at the start of an id, such as : in A:17",
+        )
+        group.add_argument(
+            "--match-columns",
+            default="",
+            metavar="NAME:KIND,...",
+            help="columns of the edge table that identify a record at both parties: value_date:date,amount:amount,reference",
+        )
+        group.add_argument(
+            "--id-form",
+            default="",
+            choices=("", "text", "number"),
+            metavar="text|number",
+            help="number: parties compare ids without leading zeros (default: the schema's, else text)",
+        )
     for option, example in (("decimal", "','"), ("thousands", "'.'")):
         group.add_argument(
             f"--{option}",
@@ -52,6 +78,7 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
 
     roles = [role.replace("-", "_") for role in (*_ROLES, "client")]
     given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
+    given |= {name: getattr(args, name, "") for name in ("party_columns", "party_prefix", "match_columns", "id_form")}
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
 
 

@@ -41,6 +41,7 @@ def check_file(graph: Any, where: str) -> Any:
         _tensor(graph.ids, "ids", torch.uint8, (graph.y.size(0) if graph.ids.numel() else 0, None))
         if isinstance(graph, ClientGraph):
             _check_cuts(graph)
+            _check_foreign(graph)
     except FedGraphError as error:
         raise FedGraphError(f"{where}: {error}") from None
     return graph
@@ -69,6 +70,23 @@ def _check_cuts(graph: ClientGraph) -> None:
         _tensor(owner, f"{key}_owner", torch.int64, (cut.size(1),))
         _within(owner, f"{key}_owner", graph.num_clients)
         _edge_data(graph, f"{key}_edge_", cut.size(1), graph.num_edge_features)
+
+
+def _check_foreign(graph: ClientGraph) -> None:
+    """Check the records that name other parties."""
+    if not isinstance(graph.linking, dict) or not isinstance(parties := graph.linking.get("parties", []), list):
+        raise FedGraphError(f"linking must be a mapping with a list of parties, got {graph.linking!r}")
+    _edges(graph.foreign, "foreign", graph.num_nodes, len(parties))
+    count = graph.foreign.size(1)
+    _tensor(graph.foreign_out, "foreign_out", torch.bool, (count,))
+    for key in ("foreign_id", "foreign_key"):
+        _tensor(getattr(graph, key), key, torch.uint8, (count, None))
+    for key, dtype in (("time", torch.int64), ("y", torch.int64)):
+        values = getattr(graph, f"foreign_edge_{key}")
+        _tensor(values, f"foreign_edge_{key}", dtype, (count if values.numel() else 0,))
+    if graph.foreign_edge_attr.numel():
+        _tensor(graph.foreign_edge_attr, "foreign_edge_attr", torch.float32, (count, graph.num_edge_features))
+        _finite(graph.foreign_edge_attr, "foreign_edge_attr", "record")
 
 
 def _edge_data(graph: Graph, prefix: str, edges: int, features: int) -> None:

@@ -51,6 +51,10 @@ def _no_splits() -> Tensor:
     return torch.zeros(0, dtype=torch.int8)
 
 
+def _no_marks() -> Tensor:
+    return torch.zeros(0, dtype=torch.bool)
+
+
 def _no_words() -> Tensor:
     return torch.zeros(0, 0, dtype=torch.uint8)
 
@@ -86,7 +90,7 @@ def check_dtypes(tensors: Any, where: str) -> None:
 
 
 _VERSION_2 = (*EDGE_FIELDS, "targets", "graph_id")
-_OPTIONAL = ("name", "group", "schema", "part", "ids", *_VERSION_2)
+_OPTIONAL = ("name", "group", "schema", "part", "ids", "linking", *_VERSION_2)
 
 
 def rows_of(tensor: Tensor, order: Tensor) -> Tensor:
@@ -203,13 +207,16 @@ class Graph:
 
         content = {f.name: getattr(self, f.name) for f in fields(self)}
         empty = [key for key, value in content.items() if key in _OPTIONAL and len(value) == 0]
+        empty += [key for key, value in content.items() if key.startswith("foreign")]  # they stay in the party's file
         return Data(**{key: value for key, value in content.items() if key not in empty})
 
     def save(self, path: Path | str | BinaryIO) -> None:
         """Write tensors as safetensors and other fields as JSON in the header, atomically to a path or to an open file."""
         tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
+        values = {key: value for key, value in values.items() if key != "linking" or value}
         empty = [key for key in tensors if key.endswith(_VERSION_2) and not sum(tensors[key].shape)]
+        empty += [key for key in tensors if key.startswith("foreign") and not tensors[key].numel()]
         tensors = {key: tensor for key, tensor in tensors.items() if key not in empty}
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
@@ -283,6 +290,13 @@ class ClientGraph(Graph):
         client: index of this client, 0..M-1.
         num_clients: M.
         num_global_nodes: nodes of the whole graph.
+        foreign: rows of the party's edge table that name another party, not yet matched, int64 [2, R]: own node, and the
+            position of the other party in ``linking["parties"]``. Like ``ids``, they stay in the party's file.
+        foreign_out: whether the own node is the source, bool [R].
+        foreign_id: id of the other end as written (`pack_words`), uint8 [R, width].
+        foreign_key: values that identify the record, in normal form (`parties`), uint8 [R, width].
+        foreign_edge_attr: features of foreign records, float32 [R, D]; likewise ``_time`` and ``_y``.
+        linking: ``party``, ``parties`` and ``form`` of the records, or of linked files ``link``: the same text at all parties.
     """
 
     node_id: Tensor = field(default_factory=_no_ids)
@@ -302,6 +316,14 @@ class ClientGraph(Graph):
     cut_in_edge_time: Tensor = field(default_factory=_no_ids)
     cut_in_edge_y: Tensor = field(default_factory=_no_ids)
     cut_in_edge_split: Tensor = field(default_factory=_no_splits)
+    foreign: Tensor = field(default_factory=_no_edges)
+    foreign_out: Tensor = field(default_factory=_no_marks)
+    foreign_id: Tensor = field(default_factory=_no_words)
+    foreign_key: Tensor = field(default_factory=_no_words)
+    foreign_edge_attr: Tensor = field(default_factory=_no_features)
+    foreign_edge_time: Tensor = field(default_factory=_no_ids)
+    foreign_edge_y: Tensor = field(default_factory=_no_ids)
+    linking: dict[str, Any] = field(default_factory=dict)
 
     def until(self, stage: int) -> Self:
         """As `Graph.until`, of cut edges too."""

@@ -35,6 +35,7 @@ from fedgraph_flwr.data.columns import (
 )
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words
 from fedgraph_flwr.data.hetero import HeteroGraph
+from fedgraph_flwr.data.parties import PartyRule, Records, divide, linking_of, repeated
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, stored
 from fedgraph_flwr.data.split import split_graph
@@ -53,6 +54,7 @@ class Columns:
         features: names or patterns such as ``x_*``; empty for every other column of the node table.
         edge_features: names or patterns of columns of the edge table; empty for those of the schema, if there is one.
         separator: field separator of a CSV, "" to detect it; likewise ``encoding``.
+        party_columns: as in `TableLayout`; likewise ``party_prefix``, ``match_columns`` and ``id_form``.
     """
 
     id: str = "id"
@@ -67,6 +69,10 @@ class Columns:
     separator: str = ""
     encoding: str = ""
     edge_features: Sequence[str] = ()
+    party_columns: str = ""
+    party_prefix: str = ""
+    match_columns: str = ""
+    id_form: str = ""
 
     @classmethod
     def of(cls, layout: TableLayout, features: Sequence[str] = (), edge_features: Sequence[str] = ()) -> "Columns":
@@ -87,7 +93,16 @@ class Columns:
     @property
     def edge_others(self) -> list[str]:
         """Columns of an edge table with another role than feature."""
-        return [name for name in (self.source, self.target, self.time, self.edge_label) if name]
+        parties = [name.strip() for name in self.party_columns.split(",")]
+        return [name for name in (self.source, self.target, self.time, self.edge_label, *parties) if name]
+
+    def parties(self, own: str) -> PartyRule | None:
+        """Return the rule that names the parties of ends, for the party ``own``; None without one.
+
+        Raises:
+            FedGraphError: the rule is incomplete.
+        """
+        return PartyRule.parse(own, self.party_columns, self.party_prefix, self.match_columns, self.id_form)
 
 
 _DEFAULTS = Columns()
@@ -150,6 +165,7 @@ def from_tables(
     classes: Sequence[str] = (),
     undirected: bool = False,
     treatment: Treatment = AS_FOUND,
+    own_party: str = "",
 ) -> Graph:
     """Build a graph from a node table and an edge table.
 
@@ -161,6 +177,8 @@ def from_tables(
         classes: class names in label order; empty for the schema's, else the sorted values that occur.
         undirected: whether each row represents both directions.
         treatment: column options (`columns`) and the schema to follow.
+        own_party: this party's name, if edges may name accounts of other parties (`parties`). The result is then a
+            `ClientGraph` with foreign records.
 
     Raises:
         FedGraphError: a file, column or id is missing, an id is repeated, an edge names an unknown id, a value does not
@@ -178,10 +196,15 @@ def from_tables(
     undirected = undirected or bool(treatment.schema and treatment.schema.undirected)
     usable = feature_columns(table, columns.features, columns.others, where)
     carried = edge_feature_columns(links, columns, str(edges), treatment)
-    treatment.check_names({NODE: usable, EDGE: carried})
+    rule = columns.parties(own_party)
+    treatment.check_names({NODE: usable, EDGE: [*carried, *(rule.key_columns if rule else ())]})
+    found = None
+    if rule:
+        found = divide(links, (columns.source, columns.target), ids.index, rule, (str(edges), where), treatment)
     joined = edge_data(links, carried, columns, str(edges), treatment)
-    ends = edge_ends(links, columns, str(edges), ids, ids)
+    ends = found.ends if found else edge_ends(links, columns, str(edges), ids, ids)
     edge_index, rows = arranged(ends, len(table), undirected, str(edges), treatment, bool(joined.fields))
+    rows = found.own[rows] if found and joined.fields else rows
     made = features(NODE, table, usable, where, treatment)
     if not made.x.size(1):
         raise FedGraphError(f"{where} has no feature column; its other columns: {', '.join(usable) or 'none'}")
@@ -207,7 +230,36 @@ def from_tables(
         ids=pack_words(ids.index.to_numpy()),
         **{key: values[rows] for key, values in joined.fields.items()},
     )
+    if rule and found:
+        graph = with_records(graph, found, rule, joined.fields, undirected)
     return check(graph, where, labelled=bool(columns.label))
+
+
+def with_records(
+    graph: Graph, found: Records, rule: PartyRule, data: Mapping[str, Tensor], undirected: bool
+) -> ClientGraph:
+    """Return a graph with the foreign records of its edge table.
+
+    Args:
+        graph: the party's own graph.
+        found: the divided rows.
+        rule: how the parties of ends are named.
+        data: fields of the table's rows.
+        undirected: whether each row represents both directions.
+    """
+    chosen = torch.arange(found.rows.numel())
+    if not data and not rule.key:  # such edges count once
+        chosen = torch.from_numpy(~repeated(found, rule.id_form, undirected)).nonzero().view(-1)
+    values: dict[str, Any] = {f"foreign_{key}": tensor[found.rows[chosen]] for key, tensor in data.items()}
+    return ClientGraph(
+        **vars(graph),
+        foreign=torch.stack([found.node[chosen], found.party[chosen]]),
+        foreign_out=found.outgoing[chosen],
+        foreign_id=pack_words(found.ids[chosen.numpy()]),
+        foreign_key=pack_words(found.keys[chosen.numpy()]),
+        linking=linking_of(rule, found),
+        **values,
+    )
 
 
 @dataclass(frozen=True)
@@ -637,13 +689,13 @@ def client_graph(
     """
     if not 0 <= client < num_clients:
         raise FedGraphError(f"--client must be in 0..{num_clients - 1} for --num-clients {num_clients}, got {client}")
-    own = ClientGraph(
-        **vars(graph),
-        node_id=torch.arange(graph.num_nodes),
-        client=client,
-        num_clients=num_clients,
-        num_global_nodes=graph.num_nodes,
-    )
+    place: dict[str, Any] = {
+        "node_id": torch.arange(graph.num_nodes),
+        "client": client,
+        "num_clients": num_clients,
+        "num_global_nodes": graph.num_nodes,
+    }
+    own = ClientGraph(**{**vars(graph), **place})
     if not bool((own.train_mask | own.val_mask | own.test_mask).any()):
         own = split_graph(own, split or SplitConfig(), seed)
     if not bool(own.train_mask.any()):

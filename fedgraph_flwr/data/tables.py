@@ -37,6 +37,10 @@ class TableLayout:
         source: column of the edge table; likewise ``target``, ``time`` and ``edge_label``.
         separator: field separator of a CSV.
         encoding: encoding of a CSV.
+        party_columns: columns of the edge table with the parties of source and target, ``SOURCE,TARGET``.
+        party_prefix: text after a party's name at the start of an id.
+        match_columns: columns of the edge table that identify a record, ``NAME:KIND,...``.
+        id_form: form in which parties compare ids, ``text`` or ``number``.
     """
 
     id: str = ""
@@ -49,6 +53,10 @@ class TableLayout:
     edge_label: str = ""
     separator: str = ""
     encoding: str = ""
+    party_columns: str = ""
+    party_prefix: str = ""
+    match_columns: str = ""
+    id_form: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "separator", SEPARATORS.get(self.separator, self.separator))
