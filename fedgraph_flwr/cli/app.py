@@ -23,6 +23,7 @@ COMMANDS = {
     "partition": ("fedgraph_flwr.cli.partition", "partition a dataset into client files, or describe the partition"),
     "datasets": ("fedgraph_flwr.cli.datasets", "list datasets, their availability and their files"),
     "import": ("fedgraph_flwr.cli.import_tables", "import your graph from tables or a saved PyG object"),
+    "link": ("fedgraph_flwr.cli.link", "match records of edges between parties, without showing the others"),
     "schema": ("fedgraph_flwr.cli.schema", "show the schema of your tables, or merge statistics of parties"),
     "keys": ("fedgraph_flwr.cli.keys", "list configuration keys with type, range, default and meaning"),
     "completion": ("fedgraph_flwr.cli.completion", "print a completion script for bash, zsh or fish"),

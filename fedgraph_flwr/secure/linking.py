@@ -1,0 +1,745 @@
+"""One party's side of `fedgraph-flwr link`: the messages that match records of edges between parties.
+
+    announce    public key and number of nodes, signed                                       through the server, readable
+    introduce   name, form of keys, rules, schema                                            sealed, like all that follow
+    commit      size of the padded set, hash of its masks            ask   (routed) hashes of the keys, padded
+    mask        the masks, shuffled
+    double      the other party's masks times the own scalar, in their order
+    match       for each shared record: row of the own end; data of edges that start here
+    resolve     (one_sided=disclose) rows of the accounts that the other party's one-sided records name
+    confirm     hash of the cut edges between the two, and of the linked file
+    write       nothing: the party writes its file
+
+A dry run ends with `count` after the sets: replies to masks are shuffled, so that both sides learn a number only. The mathematics
+is in `matching`, the resulting files in `data.linking`. `simulate` runs the same messages between files on one machine.
+"""
+
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from torch import Tensor
+
+from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.data.graph import ClientGraph, unpack_words
+from fedgraph_flwr.data.linking import (
+    DATA,
+    Edges,
+    Ints,
+    cut_digest,
+    file_digest,
+    id_form,
+    linked,
+    numbering,
+    own_order,
+    record_keys,
+    undirected,
+    with_stubs,
+)
+from fedgraph_flwr.data.parties import normal_ids
+from fedgraph_flwr.data.schema import Schema, agreed_schema
+from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
+from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.matching import REPLY, Mask, as_rows, bucket, commitment, shared, shuffled
+from fedgraph_flwr.secure.sealed import Sealer
+from fedgraph_flwr.wire.messages import Arrays
+
+MATCHES = ("payments", "routed", "ids")
+ONE_SIDED = ("drop", "stub", "disclose")
+SHARED = ("edges", "overlap")
+
+ANNOUNCE, WRITE, COUNT = "announce", "write", "count"
+
+MOST_PER_NODE = 1.2
+"""Largest set of identities of a party, per announced node."""
+
+
+@dataclass(frozen=True)
+class LinkRules:
+    """Rules of a link run, the same at all parties.
+
+    Attributes:
+        match: ``payments`` (private intersection of records), ``routed`` (hashes of records, for parties that know each other's
+            accounts) or ``ids`` (private intersection of identities).
+        one_sided: what becomes of records that only one party has: ``drop``, ``stub`` (a node without features, at that party
+            only) or ``disclose`` (the other party learns of it).
+        shared: what becomes of shared identities: ``edges`` between two nodes, or ``overlap``: one node at both clients.
+        max_ids: most records or identities of a party for one peer.
+        min_shared: fewest shared ones of a pair; a pair that shares fewer, but at least one, is refused.
+        max_share: largest share of the own set that may be shared.
+        dry_run: whether only numbers are learnt.
+    """
+
+    match: str = "payments"
+    one_sided: str = "drop"
+    shared: str = "edges"
+    max_ids: int = 1_000_000
+    min_shared: int = 0
+    max_share: float = 1.0
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        one_of(self.match, MATCHES, "match")
+        one_of(self.one_sided, ONE_SIDED, "one_sided")
+        one_of(self.shared, SHARED, "shared")
+        at_least(self.max_ids, 1, "max_ids")
+        at_least(self.min_shared, 0, "min_shared")
+        if not 0 < self.max_share <= 1:
+            raise FedGraphError(f"max_share must be above 0 and at most 1, got {self.max_share}")
+        if self.match == "ids" and self.one_sided != "drop":
+            raise FedGraphError(
+                f"one_sided={self.one_sided} applies to records, not to match=ids: leave it out (one_sided=drop)"
+            )
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases in order; each is named for what a party sends in it."""
+        sets = ["ask"] if self.match == "routed" else ["commit", "mask", "double"]
+        found = [COUNT] if self.dry_run else ["match", *(["resolve"] if self.discloses else []), "confirm", WRITE]
+        return [ANNOUNCE, "introduce", *sets, *found]
+
+    @property
+    def discloses(self) -> bool:
+        """Whether a party's one-sided records become known to the other party."""
+        return self.one_sided == "disclose" and not self.dry_run
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The rules that all parties must have alike; the others are limits of each party."""
+        values = asdict(self)
+        return {key: values[key] for key in ("match", "one_sided", "shared", "dry_run")}
+
+
+@dataclass
+class PairCount:
+    """Numbers of a party's records with one other party.
+
+    Attributes:
+        records: own records, or identities.
+        shared: those that both have.
+        conflicts: shared records whose edge label differs; the source's counts.
+        unknown: disclosed records that name an account that the other party does not have.
+    """
+
+    records: int = 0
+    shared: int = 0
+    conflicts: int = 0
+    unknown: int = 0
+
+
+class LinkParty:
+    """One party's state over the phases of a link run.
+
+    Args:
+        graph: the party's imported client file.
+        rules: the run's rules, with this party's limits.
+        keyring: signs the party's announcement and verifies those of others.
+        memory: state of earlier phases (`state`).
+
+    Attributes:
+        names: names of the parties, by client.
+        counts: numbers by peer, for the party's report.
+        absent: records that name a party which no client is, by name.
+    """
+
+    def __init__(self, graph: ClientGraph, rules: LinkRules, keyring: Keyring, memory: Mapping[str, Any] | None = None):
+        self.graph, self.rules, self.keyring, self.client = graph, rules, keyring, graph.client
+        stored = memory or {}
+        private = stored.get("private")
+        self.sealer = Sealer(self.client, private.tobytes() if private is not None else None)
+        root = stored.get("root")
+        self.root: bytes = root.tobytes() if root is not None else secrets.token_bytes(32)
+        self.session: bytes = stored["session"].tobytes() if "session" in stored else b""
+        self.nodes: list[int] = stored["nodes"].tolist() if "nodes" in stored else []
+        self.names: dict[int, str] = {}
+        if "names" in stored:
+            self.names = dict(enumerate(json.loads(stored["names"].tobytes())))
+        self.pairs: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in stored.get("pairs", {}).items()}
+        if "keys" in stored:
+            self.sealer.meet({k: key.tobytes() for k, key in enumerate(stored["keys"])})
+        self.counts: dict[int, PairCount] = {}
+        self.absent: dict[str, int] = {}
+        self._values: dict[int, tuple[Ints, list[bytes]]] = {}
+        self._done: ClientGraph | None = None
+        self._prepared: tuple[ClientGraph, Ints, int] | None = None
+        self._intersections: dict[int, tuple[Ints, Ints]] = {}
+
+    # --- state between messages ---------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as a nested dict of arrays; it holds secrets and stays with the party."""
+        tree: dict[str, Any] = {"private": _bytes(self.sealer.private), "root": _bytes(self.root)}
+        if self.session:
+            keys = {**self.sealer.peers, self.client: self.sealer.public}
+            tree |= {"session": _bytes(self.session), "nodes": np.array(self.nodes)}
+            tree |= {"keys": as_rows([keys[k] for k in sorted(keys)], 32)}
+        if self.names:
+            tree["names"] = _bytes(json.dumps([self.names[k] for k in sorted(self.names)]).encode())
+        if self.pairs:
+            tree["pairs"] = {str(k): dict(found) for k, found in self.pairs.items() if found}
+        return tree
+
+    # --- phases -------------------------------------------------------------------------------------------------------
+
+    def announcement(self) -> Arrays:
+        """Return what the party publishes: its key and its number of nodes, signed if it has a long-lived key."""
+        return {**self._public, **self.keyring.sign(ANNOUNCE, _announced(self._public))}
+
+    @property
+    def _public(self) -> Arrays:
+        return {"key": _bytes(self.sealer.public), "nodes": np.array([self.graph.num_nodes], dtype=np.int64)}
+
+    def meet(self, announced: Mapping[int, Arrays], signatures: Mapping[str, Any]) -> None:
+        """Take the announcements of all parties, by client.
+
+        Raises:
+            RunFailed: a client is missing, or an announcement is not its party's.
+        """
+        if sorted(announced) != list(range(self.graph.num_clients)):
+            raise RunFailed(
+                f"link needs all {self.graph.num_clients} clients, got announcements of {sorted(announced)}"
+            )
+        statements = {k: _announced(arrays) for k, arrays in announced.items()}
+        self.keyring.check(ANNOUNCE, _announced(self._public), statements, signatures)
+        self.sealer.meet({k: arrays["key"].tobytes() for k, arrays in announced.items()})
+        self.nodes = [int(announced[k]["nodes"][0]) for k in sorted(announced)]
+        self.session = hashlib.sha256(b"fedgraph link" + b"".join(statements[k] for k in sorted(statements))).digest()
+
+    def step(self, phase: str, envelopes: Mapping[int, NDArray[np.uint8]], before: str) -> dict[int, NDArray[np.uint8]]:
+        """Open the envelopes of the phase before, and return those of this phase by receiver.
+
+        Args:
+            phase: one of `LinkRules.phases` after ``announce``.
+            envelopes: sealed contents of the other parties, by sender.
+            before: the phase in which they were sealed.
+
+        Raises:
+            RunFailed: an envelope is missing, altered or repeated, or a peer breaks the protocol.
+        """
+        inbox: dict[int, Arrays] = {}
+        if before != ANNOUNCE:
+            if sorted(envelopes) != self.peers:
+                raise RunFailed(f"client {self.client} needs a message of every peer, got those of {sorted(envelopes)}")
+            inbox = {k: self._opened(k, before, envelopes[k]) for k in self.peers}
+            try:
+                getattr(self, f"_take_{before}")(inbox)
+            except (KeyError, ValueError, TypeError, IndexError) as error:
+                raise RunFailed(
+                    f"client {self.client} received an invalid message in phase '{before}' of link"
+                ) from error
+        make: Callable[[int], Arrays] | None = getattr(self, f"_make_{phase}", None)
+        return {k: self._sealed(k, phase, make(k)) for k in self.peers} if make else {}
+
+    @property
+    def peers(self) -> list[int]:
+        """The other clients."""
+        return [k for k in range(self.graph.num_clients) if k != self.client]
+
+    def _opened(self, peer: int, step: str, envelope: NDArray[np.uint8]) -> Arrays:
+        content = self.sealer.open(peer, f"link {step}", envelope)["content"].tobytes()
+        size = int.from_bytes(content[:8], "little")
+        try:
+            return load(content[8 : 8 + size])
+        except SafetensorError as error:
+            raise RunFailed(
+                f"client {peer} sealed an invalid message for client {self.client} in phase '{step}'"
+            ) from error
+
+    def _sealed(self, peer: int, step: str, arrays: Arrays) -> NDArray[np.uint8]:
+        """Seal arrays padded with zeros to a power of two, so that sizes tell little."""
+        raw = save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
+        content = len(raw).to_bytes(8, "little") + raw
+        padded = content.ljust(max(1024, 1 << (len(content) - 1).bit_length()), b"\0")
+        return self.sealer.seal(peer, f"link {step}", {"content": _bytes(padded)})
+
+    # --- introduce ----------------------------------------------------------------------------------------------------
+
+    def introduction(self) -> dict[str, Any]:
+        """Return what the parties must know of each other, and have alike where it matters."""
+        graph = self.graph
+        schema = agreed_schema(graph.schema, "the import")
+        return {
+            "name": graph.linking.get("party", ""),
+            "form": graph.linking.get("form", ""),
+            "rules": self.rules.common,
+            "schema": schema.to_dict() if schema else {},
+            "undirected": undirected(graph),
+            "data": [key for key in DATA if _has(graph, key)],
+        }
+
+    def _make_introduce(self, peer: int) -> Arrays:
+        if self.rules.match != "ids" and "party" not in self.graph.linking:
+            raise FedGraphError(
+                f"the file of client {self.client} names no party: import it with --own-party and --party-columns"
+            )
+        return {"introduction": _bytes(json.dumps(self.introduction()).encode())}
+
+    def _take_introduce(self, inbox: Mapping[int, Arrays]) -> None:
+        own = self.introduction()
+        found = {k: json.loads(arrays["introduction"].tobytes()) for k, arrays in inbox.items()}
+        for peer, other in found.items():
+            for key in ("rules", "form", "undirected"):
+                if other[key] != own[key] and not (key == "form" and self.rules.match == "ids"):
+                    raise RunFailed(
+                        f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
+                        f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, --id-form,"
+                        " --undirected), and link with the same"
+                    )
+            if own["schema"] and other["schema"]:
+                schemas = (
+                    Schema.from_dict(values["schema"], f"client {k}")
+                    for k, values in ((self.client, own), (peer, other))
+                )
+                first, second = schemas
+                if difference := first.difference(second):
+                    raise RunFailed(f"clients {self.client} and {peer} have different schemas: {sanitize(difference)}")
+        self.names = {k: str(values["name"]) for k, values in sorted({**found, self.client: own}.items())}
+        for peer, name in self.names.items():
+            if name and peer != self.client and name == self.names[self.client]:
+                raise RunFailed(
+                    f"clients {min(peer, self.client)} and {max(peer, self.client)} both call themselves"
+                    f" '{sanitize(name, 60)}': import one with another --own-party"
+                )
+
+    # --- the sets -----------------------------------------------------------------------------------------------------
+
+    def values(self, peer: int) -> tuple[Ints, list[bytes]]:
+        """Return the rows and keys of what may be shared with a peer: records, or identities."""
+        if peer not in self._values:
+            graph = self.graph
+            if self.rules.match == "ids":
+                if not len(graph.ids):
+                    raise FedGraphError(f"the file of client {self.client} has no ids: import its tables again")
+                ids = normal_ids(unpack_words(graph.ids), id_form(graph))
+                self._values[peer] = np.arange(len(ids)), [str(word).encode() for word in ids]
+            else:
+                parties = self.graph.linking["parties"]
+                place = parties.index(self.names[peer]) if self.names[peer] in parties else -1
+                rows = np.flatnonzero(graph.foreign[1].numpy() == place)
+                self._values[peer] = rows, record_keys(graph, rows, self.names[peer])
+            if len(self._values[peer][1]) > self.rules.max_ids:
+                raise RunFailed(
+                    f"client {self.client} has {len(self._values[peer][1])} records for client {peer}, at most"
+                    f" {self.rules.max_ids} are accepted (max_ids)"
+                )
+        return self._values[peer]
+
+    def _purpose(self, peer: int) -> bytes:
+        first, second = sorted((self.client, peer))
+        return b"fedgraph link" + self.session + f"{self.rules.match}:{first}:{second}:".encode()
+
+    def _mask(self, peer: int) -> Mask:
+        return Mask(hashlib.sha256(b"fedgraph link scalar" + self.root + self.session + f"{peer}".encode()).digest())
+
+    def _make_commit(self, peer: int) -> Arrays:
+        masks, places = self._mask(peer).masks(self.values(peer)[1], self._purpose(peer))
+        self.pairs[peer] = {"masks": masks, "places": places}
+        return {"size": np.array([len(masks)]), "commitment": commitment(masks)}
+
+    def _take_commit(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            size = int(arrays["size"][0])
+            self._check_size(peer, size)
+            self.pairs[peer] |= {"size": np.array([size]), "commitment": _shape(arrays["commitment"], (32,))}
+
+    def _check_size(self, peer: int, size: int) -> None:
+        most = self.rules.max_ids
+        if self.rules.match == "ids":
+            most = min(most, math.ceil(MOST_PER_NODE * self.nodes[peer]))
+        if size != bucket(size) or size > bucket(most):
+            raise RunFailed(
+                f"client {peer} announces a set of {size} for client {self.client}, which accepts powers of two up to"
+                f" {bucket(most)} (max_ids {self.rules.max_ids}, {self.nodes[peer]} announced nodes)"
+            )
+
+    def _make_mask(self, peer: int) -> Arrays:
+        return {"masks": self.pairs[peer]["masks"]}
+
+    def _take_mask(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            pair = self.pairs[peer]
+            masks = _shape(arrays["masks"], (int(pair["size"][0]), 32))
+            if not np.array_equal(commitment(masks), pair["commitment"]):
+                raise RunFailed(f"client {peer} sent other masks than it committed to before it saw those of others")
+            pair["doubled"] = self._mask(peer).double(masks, f"client {peer}")
+
+    def _make_double(self, peer: int) -> Arrays:
+        doubled = self.pairs[peer]["doubled"]
+        return {"doubled": doubled[shuffled(len(doubled))] if self.rules.dry_run else doubled}
+
+    def _take_double(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            pair = self.pairs[peer]
+            pair["replies"] = _shape(arrays["doubled"], (len(pair["masks"]), REPLY))
+            del pair["masks"]
+            self._check_shared(peer)
+
+    def _make_ask(self, peer: int) -> Arrays:
+        values = self.values(peer)[1]
+        hashes = [hashlib.sha256(self._purpose(peer) + value).digest()[:REPLY] for value in values]
+        padded = bucket(len(hashes))
+        order = shuffled(padded)
+        rows = as_rows([*hashes, *(secrets.token_bytes(REPLY) for _ in range(padded - len(hashes)))], REPLY)[order]
+        self.pairs[peer] = {"replies": rows, "places": np.argsort(order)[: len(values)]}
+        return {"hashes": rows}
+
+    def _take_ask(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            self._check_size(peer, len(arrays["hashes"]))
+            self.pairs[peer]["doubled"] = _shape(arrays["hashes"], (len(arrays["hashes"]), REPLY))
+            self._check_shared(peer)
+
+    # --- what is shared -----------------------------------------------------------------------------------------------
+
+    def intersection(self, peer: int) -> tuple[Ints, Ints]:
+        """Return the shared values: their place among `values`, and the place of each among the peer's masks [S]."""
+        if peer not in self._intersections:
+            pair = self.pairs[peer]
+            own, remote = shared(pair["replies"], pair["doubled"])
+            value = np.full(len(pair["replies"]), -1)
+            value[pair["places"]] = np.arange(len(pair["places"]))
+            real = value[own] >= 0
+            self._intersections[peer] = value[own][real], remote[real]
+        return self._intersections[peer]
+
+    def _check_shared(self, peer: int) -> None:
+        """Refuse to continue where a pair shares too few or too many.
+
+        Raises:
+            RunFailed: names the numbers and the limit.
+        """
+        records = len(self.values(peer)[1])
+        pair = self.pairs[peer]
+        if self.rules.dry_run and self.rules.match != "routed":  # the order is lost, the number is not
+            found = len(shared(pair["replies"], pair["doubled"])[0])
+        else:
+            found = len(self.intersection(peer)[0])
+        self.counts[peer] = PairCount(records, found)
+        pair["found"] = np.array([records, found])
+        if 0 < found < self.rules.min_shared:
+            raise RunFailed(
+                f"clients {self.client} and {peer} share fewer than {self.rules.min_shared} (min_shared): nothing is revealed"
+            )
+        if found > self.rules.max_share * max(records, 1):
+            raise RunFailed(
+                f"clients {self.client} and {peer} share more than {self.rules.max_share:g} of the set of client"
+                f" {self.client} (max_share): nothing is revealed"
+            )
+
+    # --- match --------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> tuple[ClientGraph, Ints, int]:
+        """Return the graph with stubs, the place of each node among the party's own (-1: a lower client's), and their number."""
+        if self._prepared:
+            return self._prepared
+        graph = self.graph
+        if self.rules.one_sided == "stub":
+            graph, _ = with_stubs(graph, self._unmatched())
+        order = own_order(graph).numpy()
+        owned = np.ones(graph.num_nodes, dtype=bool)
+        if self._overlaps:
+            for peer in self.peers:
+                if peer < self.client:
+                    owned[self.intersection(peer)[0]] = False
+        order = order[owned[order]]
+        rows = np.full(graph.num_nodes, -1)
+        rows[order] = np.arange(order.size)
+        self._prepared = graph, rows, order.size
+        return self._prepared
+
+    @property
+    def _overlaps(self) -> bool:
+        return self.rules.match == "ids" and self.rules.shared == "overlap"
+
+    def _unmatched(self) -> Ints:
+        """Return the records that no other party has, also those of parties that are no client."""
+        alone = np.ones(self.graph.foreign.size(1), dtype=bool)
+        for peer in self.peers:
+            alone[self.values(peer)[0][self.intersection(peer)[0]]] = False
+        return np.flatnonzero(alone)
+
+    def _sends_data(self, peer: int, rows: Ints) -> NDArray[np.bool_]:
+        """Return for which records this party's data count: those that start here, or of the lower client."""
+        if undirected(self.graph):
+            return np.full(rows.size, self.client < peer)
+        return self.graph.foreign_out.numpy()[rows]
+
+    def _make_match(self, peer: int) -> Arrays:
+        _, places, count = self._prepare()
+        own, remote = self.intersection(peer)
+        order = np.argsort(remote)
+        own, remote = own[order], remote[order]
+        told: Arrays = {"count": np.array([count]), "position": remote}
+        if self.rules.match == "ids":
+            return told | {"row": places[own]}
+        rows = self.values(peer)[0][own]
+        node = self.graph.foreign[0].numpy()[rows]
+        told |= {"row": places[node], **self._data(rows[self._sends_data(peer, rows)], "")}
+        if self.rules.discloses:
+            alone = np.setdiff1d(self.values(peer)[0], rows)
+            ids = normal_ids(unpack_words(self.graph.foreign_id)[alone], id_form(self.graph))
+            told |= {
+                "alone_id": as_rows([self._account(peer, str(word)) for word in ids], REPLY),
+                "alone_row": places[self.graph.foreign[0].numpy()[alone]],
+                "alone_out": self.graph.foreign_out.numpy()[alone],
+                **self._data(alone, "alone_"),
+            }
+        return told
+
+    def _account(self, peer: int, word: str) -> bytes:
+        return hashlib.sha256(self._purpose(peer) + b"account" + word.encode()).digest()[:REPLY]
+
+    def _data(self, rows: Ints, prefix: str) -> Arrays:
+        """Return the data of records, under the names of the message."""
+        chosen = torch.from_numpy(rows)
+        held = (key for key in DATA if getattr(self.graph, f"foreign_{key}").numel())
+        return {f"{prefix}{key}": getattr(self.graph, f"foreign_{key}")[chosen].numpy() for key in held}
+
+    def _take_match(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            own, _ = self.intersection(peer)
+            positions = np.sort(self.pairs[peer]["places"][own])
+            if not np.array_equal(arrays["position"], positions):
+                raise RunFailed(
+                    f"clients {self.client} and {peer} matched different records: one replied to the masks in another order"
+                )
+            count = int(arrays["count"][0])
+            _shape(arrays["row"], (positions.size,))
+            rows = np.concatenate([arrays["row"], arrays.get("alone_row", arrays["row"][:0])])
+            least = -1 if self._overlaps else 0
+            if not 0 <= count < 2**40 or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
+                raise RunFailed(f"client {peer} sent rows of nodes that it does not have")
+            self.pairs[peer]["match"] = arrays
+
+    def _make_resolve(self, peer: int) -> Arrays:
+        _, places, _ = self._prepare()
+        return {"row": np.where((found := self._named(peer)) >= 0, places[found], -1)}
+
+    def _named(self, peer: int) -> Ints:
+        """Return the own node that each one-sided record of a peer names; -1 for an unknown account."""
+        ids = normal_ids(unpack_words(self.graph.ids), id_form(self.graph))
+        accounts = {self._account(peer, str(word)): node for node, word in enumerate(ids)}
+        asked = self.pairs[peer]["match"]["alone_id"]
+        return np.array([accounts.get(row.tobytes(), -1) for row in asked], dtype=np.int64)
+
+    def _take_resolve(self, inbox: Mapping[int, Arrays]) -> None:
+        for peer, arrays in inbox.items():
+            own, _ = self.intersection(peer)
+            alone = len(self.values(peer)[0]) - own.size
+            rows = _shape(arrays["row"], (alone,))
+            if rows.size and not -1 <= rows.min() <= rows.max() < int(self.pairs[peer]["match"]["count"][0]):
+                raise RunFailed(f"client {peer} sent rows of nodes that it does not have")
+            self.pairs[peer]["resolve"] = {"row": rows}
+
+    # --- the linked file ----------------------------------------------------------------------------------------------
+
+    def result(self) -> ClientGraph:
+        """Return the linked graph."""
+        if self._done is None:
+            graph, places, count = self._prepare()
+            counts = [
+                int(self.pairs[k]["match"]["count"][0]) if k != self.client else count for k in range(graph.num_clients)
+            ]
+            given: dict[int, int] = {}
+            edges: dict[int, Edges] = {}
+            for peer in self.peers:
+                start = sum(counts[:peer])
+                if self.rules.match == "ids":
+                    self._identities(peer, start, given, edges)
+                else:
+                    edges[peer] = self._edges(peer, start)
+            numbers = numbering(places.copy(), self.client, counts, given)
+            if (numbers.ids < 0).any() or np.unique(numbers.ids).size < numbers.ids.size:
+                raise RunFailed(f"client {self.client} received inconsistent owners of shared nodes")
+            self._done = linked(graph, numbers, edges)
+        return self._done
+
+    def _identities(self, peer: int, start: int, given: dict[int, int], edges: dict[int, Edges]) -> None:
+        own, far = self._ordered(peer), self.pairs[peer]["match"]["row"]
+        if self._overlaps:
+            if peer < self.client:
+                for node, row in zip(own.tolist(), far.tolist(), strict=True):
+                    if row >= 0:
+                        given.setdefault(node, start + row)
+            return
+        if any(_has(self.graph, key) for key in DATA):
+            raise FedGraphError(
+                "edges of these files carry data, which edges between equal identities do not have: pass --shared overlap"
+            )
+        directions = np.repeat([True, False], own.size)
+        edges[peer] = Edges(np.tile(own, 2), directions, start + np.tile(far, 2))
+
+    def _ordered(self, peer: int) -> Ints:
+        """Return the own shared values in the order in which the peer sends its rows."""
+        own, _ = self.intersection(peer)
+        return own[np.argsort(self.pairs[peer]["places"][own])]
+
+    def _edges(self, peer: int, start: int) -> Edges:
+        graph, arrays = self.graph, self.pairs[peer]["match"]
+        rows = self.values(peer)[0][self._ordered(peer)]
+        far = arrays["row"]
+        sends = self._sends_data(peer, rows)
+        data: dict[str, Tensor] = {}
+        for key in DATA:
+            if not _has(graph, key):
+                continue
+            values = getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)].clone()
+            received = torch.from_numpy(np.array(arrays[key])) if key in arrays else values[:0]
+            taken = torch.from_numpy(~sends)
+            if received.shape != values[taken].shape or received.dtype != values.dtype:
+                raise RunFailed(f"client {peer} sent {key} of other edges than those that start there")
+            if key == "edge_attr" and not bool(torch.isfinite(received).all()):
+                raise RunFailed(f"client {peer} sent {key} that are not finite")
+            if key == "edge_y":
+                self.counts.setdefault(peer, PairCount()).conflicts = int((values[taken] != received).sum())
+            values[taken] = received
+            data[key] = values
+        node, outgoing = graph.foreign[0].numpy()[rows], graph.foreign_out.numpy()[rows]
+        parts = [Edges(node, outgoing, start + far, data)]
+        if self.rules.discloses:
+            parts += self._disclosed(peer, start)
+        joined = _joined(parts)
+        if not undirected(graph):
+            return joined
+        both = {key: torch.cat([values, values]) for key, values in joined.data.items()}
+        return Edges(np.tile(joined.node, 2), np.repeat([True, False], joined.node.size), np.tile(joined.far, 2), both)
+
+    def _disclosed(self, peer: int, start: int) -> list[Edges]:
+        """Return the edges of one-sided records: the own ones that the peer resolved, then the peer's."""
+        graph, arrays = self.graph, self.pairs[peer]["match"]
+        own, _ = self.intersection(peer)
+        alone = np.setdiff1d(self.values(peer)[0], self.values(peer)[0][own])
+        far = self.pairs[peer]["resolve"]["row"]
+        known = far >= 0
+        self.counts.setdefault(peer, PairCount()).unknown = int((~known).sum())
+        chosen = torch.from_numpy(alone[known])
+        data = {key: getattr(graph, f"foreign_{key}")[chosen] for key in DATA if _has(graph, key)}
+        local = Edges(
+            graph.foreign[0].numpy()[alone[known]], graph.foreign_out.numpy()[alone[known]], start + far[known], data
+        )
+        named = self._named(peer)
+        held = named >= 0
+        rest = torch.from_numpy(held)
+        data = {key: torch.from_numpy(np.array(arrays[f"alone_{key}"]))[rest] for key in DATA if _has(graph, key)}
+        remote = Edges(named[held], ~arrays["alone_out"][held], start + arrays["alone_row"][held], data)
+        return [local, remote]
+
+    def _make_confirm(self, peer: int) -> Arrays:
+        graph = self.result()
+        return {
+            "edges": _bytes(cut_digest(graph, peer)),
+            "file": _bytes(file_digest(graph)),
+            "total": np.array([graph.num_global_nodes]),
+        }
+
+    def _take_confirm(self, inbox: Mapping[int, Arrays]) -> None:
+        graph = self.result()
+        files = {self.client: file_digest(graph)}
+        for peer, arrays in inbox.items():
+            if (
+                arrays["edges"].tobytes() != cut_digest(graph, peer)
+                or int(arrays["total"][0]) != graph.num_global_nodes
+            ):
+                raise RunFailed(
+                    f"clients {self.client} and {peer} have different edges between them: nothing is written; link again"
+                )
+            files[peer] = _shape(arrays["file"], (32,)).tobytes()
+        name = hashlib.sha256(b"".join(files[k] for k in sorted(files))).hexdigest()
+        graph.linking = {"party": self.graph.linking.get("party", ""), "link": name}
+
+    # --- report -------------------------------------------------------------------------------------------------------
+
+    def report(self) -> list[str]:
+        """Return lines for this party: numbers per peer, and records without a peer."""
+        lines = []
+        what = "identities" if self.rules.match == "ids" else "records"
+        for peer in self.peers:
+            records, found = (int(n) for n in self.pairs[peer]["found"])
+            count = self.counts.get(peer, PairCount())
+            name = f"client {peer}" + (f" ('{sanitize(self.names[peer], 60)}')" if self.names.get(peer) else "")
+            alone = "" if self.rules.match == "ids" else f", {records - found} one-sided ({self.rules.one_sided})"
+            more = f", {count.conflicts} with another label there (the source's counts)" if count.conflicts else ""
+            more += f", {count.unknown} name accounts that it does not have" if count.unknown else ""
+            lines.append(f"{name}: {records} {what}, {found} shared{alone}{more}")
+        if self.rules.match != "ids":
+            parties, known = self.graph.linking["parties"], set(self.names.values())
+            counts = torch.bincount(self.graph.foreign[1], minlength=len(parties)).tolist()
+            for party, records in zip(parties, counts, strict=True):
+                if party not in known and records:
+                    listing = ", ".join(f"'{sanitize(name, 60)}'" for name in self.names.values())
+                    lines.append(
+                        f"{records} records name '{sanitize(party, 60)}', which no client is ({listing}): one-sided"
+                        f" ({'drop' if self.rules.discloses else self.rules.one_sided})"
+                    )
+        return lines
+
+
+def simulate(parties: Sequence[LinkParty], relay: Callable[[str, dict[Any, Any]], None] | None = None) -> None:
+    """Run all phases between parties in this process, with the same messages as on a fleet.
+
+    Args:
+        parties: one per client, in any order.
+        relay: sees each phase's messages, as the server does; it may alter them.
+
+    Raises:
+        FedGraphError: as a phase.
+    """
+    by_client = {party.client: party for party in sorted(parties, key=lambda party: party.client)}
+    announced: dict[Any, Any] = {client: party.announcement() for client, party in by_client.items()}
+    if relay:
+        relay(ANNOUNCE, announced)
+    signatures = {str(k): arrays["signature"] for k, arrays in announced.items() if "signature" in arrays}
+    for party in by_client.values():
+        party.meet(announced, signatures)
+    before, post = ANNOUNCE, dict[Any, Any]()
+    for phase in next(iter(by_client.values())).rules.phases[1:]:
+        sent: dict[Any, Any] = {}
+        for client, party in by_client.items():
+            inbox = {sender: envelope for (sender, receiver), envelope in post.items() if receiver == client}
+            sent |= {(client, receiver): envelope for receiver, envelope in party.step(phase, inbox, before).items()}
+        if relay:
+            relay(phase, sent)
+        before, post = phase, sent
+
+
+def _announced(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the statement that a party signs: its key and its number of nodes."""
+    nodes = _shape(arrays["nodes"], (1,))
+    return hashlib.sha256(_shape(arrays["key"], (32,)).tobytes() + int(nodes[0]).to_bytes(8, "little")).digest()
+
+
+def _bytes(content: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(content, np.uint8)
+
+
+def _shape(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array of a message if it has the expected shape."""
+    if array.shape != shape:
+        raise ValueError(f"expected shape {shape}, got {array.shape}")
+    return array
+
+
+def _has(graph: ClientGraph, key: str) -> bool:
+    return bool(getattr(graph, key).numel() or getattr(graph, f"foreign_{key}").numel())
+
+
+def _joined(parts: Sequence[Edges]) -> Edges:
+    keys = {key for part in parts for key in part.data}
+    data = {key: torch.cat([part.data[key] for part in parts if key in part.data]) for key in keys}
+    node, outgoing, far = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("node", "outgoing", "far")
+    )
+    return Edges(node, outgoing, far, data)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)

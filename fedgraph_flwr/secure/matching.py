@@ -1,0 +1,146 @@
+"""Private set intersection by X25519: which values two parties share, without a list of the others.
+
+    H(v) ∈ curve                     SHA-256 with a counter until the number is a u-coordinate of Curve25519
+    a H(v), shuffled and padded      A's masks, b H(w) are B's: commitments cross first, then the masks
+    b (a H(v)), in A's order         B's reply to A, and a (b H(w)) A's to B: equal values have equal 16 bytes
+
+A scalar is new for every run and peer, so masks of two runs or two peers have nothing in common. Who only sees masks cannot test
+a guess, since that needs the scalar (decisional Diffie-Hellman). A peer can test a guess only by putting it into its own set
+before it sees a mask: the commitment fixes the set, its size is announced and bounded.
+
+Why only on-curve numbers: a random 32-byte number is the u-coordinate of a point on the curve or on its twist, and a mask keeps
+which one. That would reveal one bit of each value. X25519's scalars are multiples of 8, so a mask has no part of small order.
+Points of small order, whose product is zero, are refused. `cryptography` exposes X25519 but no map to the curve, so this module
+decides by a Jacobi symbol whether a number is on it. It uses nothing else of the field's arithmetic and no secret in it except
+the value itself, on the party's own machine.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from numpy.typing import NDArray
+
+from fedgraph_flwr.errors import RunFailed
+
+P = 2**255 - 19
+A = 486662
+POINT, REPLY = 32, 16
+"""Bytes of a mask, and of a doubly masked value: 128 bits tell values apart."""
+
+FEWEST = 64
+"""Least size of a padded set."""
+
+Bytes = NDArray[np.uint8]
+
+
+def jacobi(a: int, n: int = P) -> int:
+    """Return the Jacobi symbol of a number: 1 for a square modulo the prime n, -1 for no square, 0 for 0."""
+    sign = 1
+    a %= n
+    while a:
+        twos = (a & -a).bit_length() - 1
+        if twos:
+            a >>= twos
+            if twos & 1 and n & 7 in (3, 5):
+                sign = -sign
+        if a & n & 3 == 3:
+            sign = -sign
+        a, n = n % a, a
+    return sign if n == 1 else 0
+
+
+def on_curve(u: int) -> bool:
+    """Return whether u is the coordinate of a point of Curve25519: v² = u³ + A u² + u has a solution."""
+    return jacobi(((u + A) * u + 1) * u) == 1
+
+
+def point(value: bytes, purpose: bytes) -> bytes:
+    """Return the point of a value, 32 bytes: the first hash on the curve (two on average)."""
+    start = hashlib.sha256(purpose)
+    start.update(value)
+    for counter in range(256):
+        drawn = start.copy()
+        drawn.update(bytes([counter]))
+        u = int.from_bytes(drawn.digest(), "little") % 2**255
+        if u < P and on_curve(u):
+            return u.to_bytes(POINT, "little")
+    raise AssertionError("256 hashes off the curve")  # probability 2^-256
+
+
+def bucket(size: int) -> int:
+    """Return the padded size of a set: the next power of two."""
+    return max(FEWEST, 1 << max(size - 1, 0).bit_length())
+
+
+class Mask:
+    """One party's secret scalar for one peer and one run.
+
+    Args:
+        secret: 32 bytes; default: new ones.
+    """
+
+    def __init__(self, secret: bytes | None = None):
+        self.secret = secret or secrets.token_bytes(32)
+        self._scalar = X25519PrivateKey.from_private_bytes(self.secret)
+
+    def masks(self, values: Sequence[bytes], purpose: bytes) -> tuple[Bytes, NDArray[np.int64]]:
+        """Return the masks of a set, padded and shuffled, and the place of each value among them.
+
+        Shapes: masks [bucket, 32], places [n].
+        """
+        padded = bucket(len(values))
+        made = [self._times(point(value, purpose)) for value in values]
+        made += [X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(padded - len(values))]
+        order = shuffled(padded)
+        return as_rows(made, POINT)[order], np.argsort(order)[: len(values)]
+
+    def double(self, masks: Bytes, sender: str) -> Bytes:
+        """Return the first 16 bytes of each mask times the own scalar, [n, 16].
+
+        Raises:
+            RunFailed: a point has small order.
+        """
+        raw = masks.tobytes()
+        try:
+            made = [self._times(raw[i : i + POINT])[:REPLY] for i in range(0, len(raw), POINT)]
+        except ValueError as error:
+            raise RunFailed(f"{sender} sent a mask that is no point of the curve's large group") from error
+        return as_rows(made, REPLY)
+
+    def _times(self, u: bytes) -> bytes:
+        return self._scalar.exchange(X25519PublicKey.from_public_bytes(u))
+
+
+def shuffled(size: int) -> NDArray[np.int64]:
+    """Return a random order [size] from the operating system's generator."""
+    return np.argsort(np.frombuffer(secrets.token_bytes(8 * size), np.uint64), kind="stable")
+
+
+def as_rows(values: Iterable[bytes], width: int) -> Bytes:
+    """Return texts of equal length as rows, uint8 [n, width]."""
+    return np.frombuffer(b"".join(values), np.uint8).reshape(-1, width)
+
+
+def commitment(masks: Bytes) -> Bytes:
+    """Return the hash of a masked set, in any order [32]."""
+    rows = np.ascontiguousarray(masks).view(">u8").reshape(len(masks), -1)
+    ordered = masks[np.lexsort(rows.T[::-1])]
+    return np.frombuffer(hashlib.sha256(ordered.tobytes()).digest(), np.uint8)
+
+
+def shared(local: Bytes, remote: Bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of the rows that two arrays share, ascending in the first.
+
+    Raises:
+        RunFailed: an array holds a row twice, which honest sets never do.
+    """
+    names = [np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1]))).ravel() for rows in (local, remote)]
+    for values in names:
+        if np.unique(values).size < values.size:
+            raise RunFailed("a set of masks holds one value twice: its sender altered it")
+    _, first, second = np.intersect1d(names[0], names[1], assume_unique=True, return_indices=True)
+    order = np.argsort(first)
+    return first[order].astype(np.int64), second[order].astype(np.int64)

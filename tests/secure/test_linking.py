@@ -1,0 +1,524 @@
+"""Matching of records between parties: its result is the partition of the whole graph, and its messages reveal nothing else."""
+
+import itertools
+from collections import Counter
+from dataclasses import fields, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load
+from torch import Tensor
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.data.graph import read_digest, unpack_words
+from fedgraph_flwr.data.importing import client_graph
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.partition.clients import cut
+from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.linking import LinkParty, LinkRules, simulate
+from fedgraph_flwr.secure.matching import Mask
+from fedgraph_flwr.secure.sealed import Sealer
+from tests.data.linked_banks import BANKS, KEY, banks
+
+PAYMENTS = LinkRules()
+
+
+def link(files, rules=PAYMENTS, relay=None):
+    parties = [LinkParty(graph, rules, Keyring(graph.client)) for graph in files]
+    simulate(parties, relay)
+    return sorted(parties, key=lambda party: party.client)
+
+
+def assert_equal(actual, expected, skip=()):
+    for f in fields(expected):
+        left, right = getattr(actual, f.name), getattr(expected, f.name)
+        if isinstance(right, Tensor) and f.name not in skip:
+            assert left.dtype == right.dtype, f.name
+            assert left.shape == right.shape, f.name
+            assert torch.equal(left, right), f.name
+
+
+@pytest.mark.parametrize("match", ["payments", "routed"])
+@pytest.mark.parametrize("data", [True, False])
+def test_linked_files_equal_the_partition_of_the_whole_graph(tmp_path, match, data):
+    made = banks(tmp_path, data=data)
+    parties = link([made.client(bank) for bank in BANKS], LinkRules(match=match))
+    linked = [party.result() for party in parties]
+    whole = made.whole(linked)
+    starts = [0, *torch.tensor([graph.num_nodes for graph in linked]).cumsum(0).tolist()]
+    parts = [torch.arange(a, b) for a, b in itertools.pairwise(starts)]
+    for actual, expected in zip(linked, cut(whole, parts), strict=True):
+        assert actual.cut_out.size(1) > 20
+        assert_equal(actual, expected)
+        assert unpack_words(actual.ids).tolist() == unpack_words(expected.ids).tolist()
+        assert (actual.client, actual.num_clients, actual.num_global_nodes) == (
+            expected.client,
+            expected.num_clients,
+            expected.num_global_nodes,
+        )
+    print("\n".join(parties[0].report()))
+
+
+@pytest.fixture
+def files(tmp_path):
+    made = banks(tmp_path, accounts=12, payments=40)
+    return [made.client(bank) for bank in BANKS]
+
+
+def content(messages):
+    """All bytes that cross the server in one phase."""
+    if messages and isinstance(next(iter(messages.values())), dict):
+        return [array.tobytes() for arrays in messages.values() for array in arrays.values()]
+    return [envelope.tobytes() for envelope in messages.values()]
+
+
+def pieces(transcript):
+    return {raw[i : i + 16] for raw in transcript for i in range(len(raw) - 15)}
+
+
+def test_a_transcript_holds_no_id_and_nothing_of_an_earlier_run(files):
+    transcripts = []
+    for _ in range(2):
+        seen = []
+        link(files, relay=lambda phase, messages, seen=seen: seen.extend(content(messages)))
+        transcripts.append(seen)
+    first, second = map(pieces, transcripts)
+    assert len(first) > 50_000
+    assert not first & second
+    words = {word.encode() for graph in files for word in unpack_words(graph.ids)}
+    joined = b"\n".join(transcripts[0])
+    assert not [word for word in words if word in joined]
+
+
+def test_masks_hide_values_also_from_who_opens_them(files):
+    """What a peer opens of two runs has nothing in common either, and no hash of a known value."""
+    seen = []
+    for _ in range(2):
+        parties = [LinkParty(graph, LinkRules(), Keyring(graph.client)) for graph in files]
+        opened = parties[1].sealer.open
+        rows = set()
+
+        def spy(sender, step, envelope, opened=opened, rows=rows):
+            arrays = opened(sender, step, envelope)
+            if step == "link mask":
+                raw = arrays["content"].tobytes()
+                size = int.from_bytes(raw[:8], "little")
+                rows.update(row.tobytes() for row in load(raw[8 : 8 + size])["masks"])
+            return arrays
+
+        parties[1].sealer.open = spy
+        simulate(parties)
+        seen.append(rows)
+    assert len(seen[0]) >= 128
+    assert not seen[0] & seen[1]
+    sizes = {len(rows) for rows in seen}
+    assert sizes <= {128, 192, 256}  # of two peers, each a power of two, whatever the number of records
+
+
+def test_sizes_of_messages_are_powers_of_two(files, monkeypatch):
+    sizes, seal = set(), Sealer.seal
+
+    def spy(self, receiver, step, arrays):
+        sizes.add(arrays["content"].size)
+        return seal(self, receiver, step, arrays)
+
+    monkeypatch.setattr(Sealer, "seal", spy)
+    link(files)
+    assert min(sizes) == 1024
+    assert [size for size in sizes if size & (size - 1)] == []
+
+
+def test_a_second_reply_of_one_party_is_refused(files):
+    def again(phase, messages):
+        if phase == "mask":
+            parties[1].step("double", {0: messages[0, 1], 2: messages[2, 1]}, "mask")
+
+    parties = [LinkParty(graph, PAYMENTS, Keyring(graph.client)) for graph in files]
+    with pytest.raises(RunFailed, match="client 1 received a second envelope of client 0 for step 'link mask'"):
+        simulate(parties, again)
+
+
+def swapped(phase_wanted):
+    """A relay that gives two receivers each other's message of one sender."""
+
+    def relay(phase, messages):
+        if phase == phase_wanted:
+            messages[0, 1], messages[0, 2] = messages[0, 2], messages[0, 1]
+
+    return relay
+
+
+def altered(phase_wanted):
+    def relay(phase, messages):
+        if phase == phase_wanted:
+            envelope = messages[0, 1].copy()
+            envelope[40] ^= 1
+            messages[0, 1] = envelope
+
+    return relay
+
+
+def replayed(phase_wanted):
+    """A relay that sends an earlier phase's message again."""
+    earlier = {}
+
+    def relay(phase, messages):
+        if phase == phase_wanted:
+            messages[0, 1] = earlier[0, 1]
+        if phase != "announce":
+            earlier.update(messages)
+
+    return relay
+
+
+def wrong_key(phase, messages):
+    """A server that replaces a party's key."""
+    if phase == "announce":
+        messages[0] = {**messages[0], "key": messages[1]["key"]}
+
+
+@pytest.mark.parametrize("phase", ["introduce", "commit", "mask", "double", "match", "confirm"])
+@pytest.mark.parametrize("attack", [swapped, altered, replayed])
+def test_a_server_that_swaps_alters_or_repeats_a_message_is_refused(files, phase, attack):
+    if attack is replayed and phase == "introduce":
+        pytest.skip("nothing was sealed before")
+    with pytest.raises(RunFailed, match="cannot open the envelope"):
+        link(files, relay=attack(phase))
+
+
+def test_a_replaced_key_is_refused(files):
+    with pytest.raises(RunFailed, match="received a list of keys in which its own differs"):
+        link(files, relay=wrong_key)
+
+
+def test_a_missing_message_is_refused(files):
+    def relay(phase, messages):
+        if phase == "mask":
+            del messages[0, 1]
+
+    with pytest.raises(RunFailed, match=r"client 1 needs a message of every peer, got those of \[2\]"):
+        link(files, relay=relay)
+
+
+class Malicious(LinkParty):
+    """A party that changes one phase's message to client 1."""
+
+    phase = ""
+    change = staticmethod(lambda arrays: arrays)
+
+    def _sealed(self, peer, step, arrays):
+        return super()._sealed(peer, step, self.change(dict(arrays)) if (step, peer) == (self.phase, 1) else arrays)
+
+
+def reordered(arrays):
+    return arrays | {"doubled": arrays["doubled"][::-1]}
+
+
+def other_masks(arrays):
+    return arrays | {"masks": np.concatenate([arrays["masks"][1:], arrays["masks"][:1] ^ 4])}
+
+
+def small_order(arrays):
+    return arrays | {"masks": np.zeros_like(arrays["masks"])}
+
+
+def doubled_twice(arrays):
+    return arrays | {"doubled": np.repeat(arrays["doubled"][:1], len(arrays["doubled"]), axis=0)}
+
+
+def short(arrays):
+    return arrays | {"doubled": arrays["doubled"][1:]}
+
+
+def huge(arrays):
+    return arrays | {"size": np.array([2**30])}
+
+
+def odd_size(arrays):
+    return arrays | {"size": np.array([100])}
+
+
+def far_row(arrays):
+    return arrays | {"row": arrays["row"] + 1000}
+
+
+def other_row(arrays):
+    return arrays | {"row": np.where(arrays["row"] == 0, 1, 0)}
+
+
+def other_count(arrays):
+    return arrays | {"count": arrays["count"] + 1}
+
+
+def not_finite(arrays):
+    return arrays | {"edge_attr": arrays["edge_attr"] * np.float32("nan")}
+
+
+def fewer_edges(arrays):
+    return arrays | {"edge_time": arrays["edge_time"][1:]}
+
+
+@pytest.mark.parametrize(
+    ("phase", "change", "message"),
+    [
+        ("double", reordered, "clients 0 and 1 matched different records: one replied to the masks in another order"),
+        ("mask", other_masks, "client 0 sent other masks than it committed to"),
+        ("mask", small_order, "client 0 sent other masks than it committed to"),
+        ("double", doubled_twice, "a set of masks holds one value twice"),
+        ("double", short, "received an invalid message in phase 'double'"),
+        (
+            "commit",
+            huge,
+            "client 0 announces a set of 1073741824 for client 1, which accepts powers of two up to 1048576",
+        ),
+        ("commit", odd_size, "client 0 announces a set of 100 for client 1"),
+        ("match", far_row, "client 0 sent rows of nodes that it does not have"),
+        ("match", other_row, "clients . and . have different edges between them: nothing is written"),
+        ("match", other_count, "have different edges between them: nothing is written"),
+        ("match", not_finite, "client 0 sent edge_attr that are not finite"),
+        ("match", fewer_edges, "client 0 sent edge_time of other edges than those that start there"),
+    ],
+)
+def test_a_malicious_party_is_named(files, phase, change, message):
+    first = Malicious(files[0], LinkRules(), Keyring(0))
+    first.phase, first.change = phase, change
+    parties = [first, *(LinkParty(graph, LinkRules(), Keyring(graph.client)) for graph in files[1:])]
+    with pytest.raises(RunFailed, match=message):
+        simulate(parties)
+
+
+def test_a_point_of_small_order_is_refused():
+    with pytest.raises(RunFailed, match="client 3 sent a mask that is no point of the curve's large group"):
+        Mask().double(np.zeros((2, 32), np.uint8), "client 3")
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_ids": 10}, "records for client 1, at most 10 are accepted"),
+        ({"min_shared": 10_000}, "clients 0 and 1 share fewer than 10000 .min_shared.: nothing is revealed"),
+        ({"max_share": 0.1}, "clients 0 and 1 share more than 0.1 of the set of client 0 .max_share."),
+    ],
+)
+def test_limits_of_a_party(files, limits, message):
+    with pytest.raises(RunFailed, match=message):
+        link(files, LinkRules(**limits))
+
+
+def test_a_dry_run_learns_numbers_only(files):
+    phases = []
+    full, dry = (link(files, LinkRules(dry_run=value)) for value in (False, True))
+    link(files, LinkRules(dry_run=True), relay=lambda phase, messages: phases.append(phase))
+    assert phases == ["announce", "introduce", "commit", "mask", "double", "count"]
+    hits = []
+    for party, other in zip(full, dry, strict=True):
+        assert other.report() == party.report()
+        for peer in party.peers:
+            hits += np.isin(other.intersection(peer)[0], party.intersection(peer)[0]).tolist()
+    assert not all(hits)  # which of its records are shared, a party cannot tell: the replies were shuffled
+
+
+def test_the_order_of_files_changes_nothing(files, tmp_path):
+    for name, order in (("one", files), ("two", files[::-1])):
+        for party in link(order):
+            party.result().save(tmp_path / name / f"{party.client}.safetensors")
+    for client in range(3):
+        first, second = (read_digest(tmp_path / name / f"{client}.safetensors") for name in ("one", "two"))
+        assert first == second
+
+
+def test_all_linked_files_have_one_name(files):
+    names = {party.result().linking["link"] for party in link(files)}
+    assert len(names) == 1
+    other = replace(files[0], x=files[0].x + 1)
+    assert link([other, *files[1:]])[1].result().linking["link"] not in names
+    assert not names & {""}
+
+
+def test_a_party_resumes_from_its_state(files):
+    """As on a node whose process ends between messages."""
+
+    class Forgetful(LinkParty):
+        def step(self, phase, envelopes, before):
+            fresh = LinkParty(self.graph, self.rules, self.keyring, self.state())
+            sent = fresh.step(phase, envelopes, before)
+            self.__dict__.update(fresh.__dict__)
+            return sent
+
+    parties = [Forgetful(graph, LinkRules(one_sided="disclose"), Keyring(graph.client)) for graph in files]
+    simulate(parties)
+    for party, other in zip(parties, link(files, LinkRules(one_sided="disclose")), strict=True):
+        assert_equal(party.result(), other.result())
+        assert party.report() == other.report()
+
+
+def pairs_of(graph):
+    """Cut edges of a linked file as ids or global ids of both ends, with multiplicity."""
+    out = torch.stack([graph.node_id[graph.cut_out[0]], graph.cut_out[1]])
+    into = torch.stack([graph.cut_in[1], graph.node_id[graph.cut_in[0]]])
+    return sorted(map(tuple, torch.cat([out, into], dim=1).t().tolist()))
+
+
+def named(parties):
+    words = [word for party in parties for word in unpack_words(party.result().ids).tolist()]
+    return [[(words[a], words[b]) for a, b in pairs_of(party.result())] for party in parties]
+
+
+def test_disclosed_records_are_edges_at_both(tmp_path):
+    """One record of A alone becomes an edge of both; with copies, the larger number counts, never the sum."""
+    made = banks(tmp_path, accounts=12, payments=40)
+    parties = link([made.client(bank) for bank in BANKS], LinkRules(one_sided="disclose"))
+    expected = {bank: [] for bank in BANKS}
+    for a, b in itertools.permutations(BANKS, 2):
+        counted = []
+        for bank in (a, b):
+            book = made.books[bank]
+            counted.append(Counter(map(tuple, book[(book.from_bank == a) & (book.to_bank == b)][KEY].values)))
+        for key, count in (counted[0] | counted[1]).items():  # the larger multiplicity
+            for bank in (a, b):
+                expected[bank] += [(key[1], key[3])] * count
+    for bank, found in zip(BANKS, named(parties), strict=True):
+        assert sorted(found) == sorted(expected[bank])
+    assert "one-sided (disclose)" in parties[0].report()[0]
+
+
+def test_disclosed_records_of_unknown_accounts_are_counted(tmp_path):
+    made = banks(tmp_path, accounts=12, payments=40, data=False)
+    odd = made.books["A"].query("to_bank == 'B'").iloc[:2].assign(target="B9999")
+    made.books["A"] = pd.concat([made.books["A"], odd])
+    parties = link([made.client(bank) for bank in BANKS], LinkRules(one_sided="disclose", match="routed"))
+    assert "2 name accounts that it does not have" in parties[0].report()[0]
+
+
+def test_stubs_are_nodes_of_one_party(tmp_path):
+    made = banks(tmp_path, accounts=12, payments=40)
+    files = [made.client(bank) for bank in BANKS]
+    plain, stubbed = link(files), link(files, LinkRules(one_sided="stub"))
+    book = made.books["A"]
+    for party, other in zip(plain, stubbed, strict=True):
+        before, after = party.result(), other.result()
+        stubs = after.y == -1
+        assert after.num_nodes > before.num_nodes
+        assert int(stubs.sum()) == after.num_nodes - before.num_nodes
+        assert not bool(after.x[stubs].any())
+        assert before.cut_out.size(1) == after.cut_out.size(1)
+        assert not bool((after.train_mask | after.val_mask | after.test_mask)[stubs].any())
+    ends = book[(book.from_bank == "A") | (book.to_bank == "A")]
+    after = stubbed[0].result()
+    assert after.edge_index.size(1) + after.cut_out.size(1) + after.cut_in.size(1) == len(
+        ends
+    )  # every record counts once
+    assert after.edge_index.size(1) == len(after.edge_attr) == len(after.edge_time)
+
+
+def test_an_undirected_edge_is_booked_by_either_side(tmp_path):
+    made = banks(tmp_path, accounts=12, payments=40, data=False, undirected=True)
+    flipped = made.books["B"]
+    flipped[["from_bank", "source", "to_bank", "target"]] = flipped[
+        ["to_bank", "target", "from_bank", "source"]
+    ].to_numpy()
+    parties = link([made.client(bank) for bank in BANKS])
+    for party in parties:
+        graph = party.result()
+        assert graph.cut_out.size(1) == graph.cut_in.size(1) > 10
+        assert torch.equal(graph.cut_out.unique(dim=1), graph.cut_in.unique(dim=1))
+
+
+def test_identities_become_edges_or_one_node(tmp_path):
+    made = banks(tmp_path, accounts=12, payments=40, data=False)
+    made.books = {bank: book[(book.from_bank == bank) & (book.to_bank == bank)] for bank, book in made.books.items()}
+    made.columns = replace(made.columns, party_columns="", match_columns="")
+    renamed = {"B": {"B0001": "A0001", "B0002": "A0002"}, "C": {"C0001": "A0001", "C0005": "B0005"}}
+    for bank, names in renamed.items():
+        made.nodes[bank]["id"] = made.nodes[bank]["id"].replace(names)
+        made.books[bank] = made.books[bank].replace(names)
+    files = [client_graph(made.read(*write(made, bank)), BANKS.index(bank), 3) for bank in BANKS]
+    for party in link(files, LinkRules(match="ids")):
+        graph = party.result()
+        assert graph.num_global_nodes == sum(file.num_nodes for file in files)
+        assert graph.cut_out.size(1) == graph.cut_in.size(1) == {0: 3, 1: 4, 2: 3}[party.client]
+    overlapping = [party.result() for party in link(files, LinkRules(match="ids", shared="overlap"))]
+    assert overlapping[0].num_global_nodes == sum(file.num_nodes for file in files) - 4
+    gids = [dict(zip(unpack_words(g.ids).tolist(), g.node_id.tolist(), strict=True)) for g in overlapping]
+    for one, other in itertools.combinations(gids, 2):
+        for word in one.keys() & other.keys():
+            assert one[word] == other[word]
+        assert len(set(one.values()) & set(other.values())) == len(one.keys() & other.keys())
+    assert sorted(set().union(*(g.values() for g in gids))) == list(range(overlapping[0].num_global_nodes))
+    assert all(bool((g.node_id.diff() > 0).all()) for g in overlapping)
+
+
+def write(made, bank):
+    paths = [made.folder / f"{bank}_{name}.csv" for name in ("nodes", "edges")]
+    for path, table in zip(paths, (made.nodes[bank], made.books[bank]), strict=True):
+        table.to_csv(path, index=False)
+    return paths
+
+
+def test_a_differing_label_is_counted_and_the_sources_counts(tmp_path):
+    made = banks(tmp_path, accounts=12, payments=40)
+    made.books["B"]["label"] = "ok"
+    parties = link([made.client(bank) for bank in BANKS])
+    assert "with another label there (the source's counts)" in parties[1].report()[0]
+    for graph in (party.result() for party in parties):
+        assert set(graph.cut_out_edge_y.tolist()) | set(graph.cut_in_edge_y.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"party": "a"}, "clients 0 and 1 both call themselves 'a'"),
+        (
+            {"form": "ids number; key date,amount,text"},
+            "clients 0 and 1 differ in form: ids text; key date,amount,text here",
+        ),
+    ],
+)
+def test_parties_that_disagree_are_named(files, change, message):
+    files[1].linking = files[1].linking | change
+    with pytest.raises(RunFailed, match=message):
+        link(files)
+
+
+def test_records_of_a_party_that_is_no_client_are_counted(files):
+    files[1].linking = files[1].linking | {"party": "bank b"}
+    report = link(files)[0].report()
+    assert report[0].startswith("client 1 ('bank b'): 0 records, 0 shared")
+    assert any("records name 'b', which no client is ('a', 'bank b', 'c'): one-sided (drop)" in line for line in report)
+    assert any("records name 'x', which no client is" in line for line in report)
+
+
+def test_a_file_without_parties_is_refused(files):
+    files[0].linking = {}
+    with pytest.raises(FedGraphError, match="the file of client 0 names no party: import it with --own-party"):
+        link(files)
+
+
+def test_the_command_links_files(tmp_path, capsys):
+    made = banks(tmp_path, accounts=12, payments=40)
+    paths = []
+    for bank in BANKS:
+        made.client(bank).save(tmp_path / f"{bank}.safetensors")
+        paths.append(str(tmp_path / f"{bank}.safetensors"))
+    assert cli.main(["link", "--simulate", *paths, "--out", str(tmp_path / "linked")]) == 0
+    said = capsys.readouterr().out
+    assert "wrote 3 files" in said
+    assert "client 1 ('b')" in said
+    again = ["link", "--simulate", *paths[::-1], "--out", str(tmp_path / "again"), "--match", "routed"]
+    assert cli.main(again) == 0
+    for client in range(3):
+        one, two = (read_digest(tmp_path / name / f"client_{client:04d}.safetensors") for name in ("linked", "again"))
+        assert one == two
+    assert cli.main(["link", "--simulate", *paths, "--dry-run"]) == 0
+    for args, message in (
+        (["--simulate", *paths], "--simulate needs --out DIR"),
+        (["--simulate", *paths[:2], "--out", "x"], "client 0 of 3, got 2 files: add the file of client 2"),
+        (["--simulate", paths[0], paths[0], paths[1], "--out", "x"], "are both client 0"),
+        (["--simulate", *paths, "--out", "x", "--match", "names"], "match 'names'"),
+        (["--simulate", *paths, "--out", "x", "--one-sided", "stub", "--match", "ids"], "applies to records"),
+        ([], "link needs the files of all parties"),
+    ):
+        assert cli.main(["link", *args]) == 2
+        assert message in capsys.readouterr().err
