@@ -63,6 +63,7 @@ def test_sums_of_actors_are_those_of_one_process(go, words):
     assert_same_arrays(two.arrays, go(*words, actors=1).arrays)
 
 
+@pytest.mark.slow
 def test_no_array_comes_back_from_a_client(go, monkeypatch):
     seen = []
     receive = RayGrid._receive
@@ -74,6 +75,7 @@ def test_no_array_comes_back_from_a_client(go, monkeypatch):
     assert not any(content.array_records for content in seen)
 
 
+@pytest.mark.slow
 def test_a_killed_actor_adds_nothing_twice(go):
     from tests.engine.test_ray import kill_an_actor
 
@@ -84,6 +86,7 @@ def test_a_killed_actor_adds_nothing_twice(go):
     assert_same_arrays(go(actors=2, on_round=kill).arrays, go(actors=1).arrays)
 
 
+@pytest.mark.slow
 def test_a_client_that_fails_is_named_and_left_out(go):
     words = ["strategy.client=tests.engine.misbehaving:Raising", "strategy.min_clients=1", "dtype=float64"]
     added = go(*words, actors=2)
@@ -91,6 +94,7 @@ def test_a_client_that_fails_is_named_and_left_out(go):
     assert_close(added, go(*words))
 
 
+@pytest.mark.slow
 def test_wrong_answers_are_refused_where_they_are_made(go):
     words = ["strategy.client=tests.engine.misbehaving:Misbehaving", "strategy.min_clients=1", "dtype=float64"]
     assert_close(go(*words, actors=2), go(*words))

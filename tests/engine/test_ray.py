@@ -80,20 +80,19 @@ def assert_same(ray: Finished, inline: Finished) -> None:
     "words",
     [
         ["strategy=fedavg", "strategy.fraction=0.6"],
-        ["strategy=fedomd", "strategy.exchange=two_phase"],
+        pytest.param(["strategy=fedomd", "strategy.exchange=two_phase"], marks=SLOW),
         pytest.param(["strategy=fedspa"], marks=SLOW),
         pytest.param(["strategy=local", "evaluation.trained=true"], marks=SLOW),
         pytest.param(["strategy=fedstruct_private", "partition=planted"], marks=SLOW),
-        ["strategy=fedstruct", "dataset.cut_degree=3", "ray.live_clients=1"],  # rows fill, so that they are dense
-        ["strategy=central"],
+        pytest.param(  # rows fill, so that they are dense
+            ["strategy=fedstruct", "dataset.cut_degree=3", "ray.live_clients=1"], marks=SLOW
+        ),
+        pytest.param(["strategy=central"], marks=SLOW),
         pytest.param(["strategy=local", "ray.live_clients=1"], marks=SLOW),
-        ["strategy=fedspa", "ray.live_clients=2", "ray.actors=1"],
-        [
-            "strategy=fedomd",
-            "strategy.cmd_range=unit",
-            "privacy.secagg=true",
-            "ray.live_clients=2",
-        ],  # masks are new each time, the sum is not
+        pytest.param(["strategy=fedspa", "ray.live_clients=2", "ray.actors=1"], marks=SLOW),
+        pytest.param(  # masks are new each time, the sum is not
+            ["strategy=fedomd", "strategy.cmd_range=unit", "privacy.secagg=true", "ray.live_clients=2"], marks=SLOW
+        ),
     ],
     ids=lambda words: "-".join(word.partition("=")[2] for word in words),
 )
@@ -101,7 +100,8 @@ def test_ray_gives_the_parameters_of_the_inline_engine(both, words):
     assert_same(*both(*words))
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", pytest.param("scaffold", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
 def test_distributed_noise_gives_the_parameters_of_the_inline_engine(both, tmp_path, strategy):
     """The noise is seeded; integers add up to the same sum in any order."""
     words = ["strategy.weighting=uniform", "privacy.secagg=true", "privacy.secagg_bits=20", "privacy.dp=distributed"]
@@ -116,7 +116,8 @@ def test_distributed_noise_gives_the_parameters_of_the_inline_engine(both, tmp_p
     assert not np.allclose(ray.arrays["head.weight"], still.arrays["head.weight"], atol=0.1), "the noise is there"
 
 
-@pytest.mark.parametrize("model", ["gine", pytest.param("gatv2", marks=SLOW), pytest.param("pna", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gine", "gatv2", "pna"])
 def test_models_with_edge_features_give_the_parameters_of_the_inline_engine(both, client_files, model):
     assert_same(*both(client_files(num_edge_features=3), "num_clients=3", f"model={model}"))
 
@@ -132,7 +133,7 @@ def kill_an_actor() -> None:
     actors()[0].kill()
 
 
-@pytest.mark.parametrize("words", [["strategy=fedspa", "rounds=5"], WIDE])
+@pytest.mark.parametrize("words", [["strategy=fedspa", "rounds=5"], pytest.param(WIDE, marks=SLOW)])
 def test_a_killed_actor_loses_nothing(both, words, caplog):
     """With phases and little private state, and with so much that exchanges since its last copy are done again."""
 
@@ -166,6 +167,7 @@ def test_an_interrupted_run_goes_on_on_another_engine(both, tmp_path):
     assert whole.summary["rounds"] == 6
 
 
+@pytest.mark.slow
 def test_an_exchange_is_one_call_an_actor_and_the_model_goes_once(both, monkeypatch):
     calls, puts = [], []
     send, put = RayGrid._send, engine.ray.put
@@ -202,7 +204,7 @@ def test_an_actor_that_dies_of_every_attempt_ends_the_run_with_a_sentence(pool, 
             RunFailed,
             "no machine has enough resources for client_cpus=1000 and client_gpus=0; Ray has",
         ),
-        (["device=cuda"], FedGraphError, "device=cuda, but this node has no GPU"),
+        pytest.param(["device=cuda"], FedGraphError, "device=cuda, but this node has no GPU", marks=SLOW),
     ],
 )
 def test_what_cannot_be_had_is_one_sentence(pool, tmp_path, words, error, sentence):
@@ -305,6 +307,7 @@ def test_a_cluster_that_never_answers_is_one_sentence(data, tmp_path):
     assert done.stderr.splitlines()[-1] == f"error: {address} did not respond within 3 s"
 
 
+@pytest.mark.slow
 def test_runs_of_python_share_a_session(pool, tmp_path):
     keys = {"num_clients": 2, "dataset.nodes_per_client": [30, 50], "rounds": 2, "progress": False}
     with fg.ray_session():  # within the tests' own: theirs
