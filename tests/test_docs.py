@@ -282,6 +282,7 @@ def test_every_method_has_a_page_with_its_equations_and_every_key_a_row(site):
     assert not [key.name for group in sections() for key in keys_of(group) if f"<code>{key.name}</code>" not in keys]
 
 
+@pytest.mark.slow
 def test_the_index_lists_every_method_once_under_the_purpose_that_it_declares(site):
     text = (site[1] / "methods.html").read_text()
     for name in group_names("strategy"):

@@ -64,7 +64,7 @@ def first(recorded: Callable[..., Any]) -> Callable[..., Finished]:
     return lambda *form: recorded(*form)[0]
 
 
-@forms
+@some_forms
 def test_runs_and_nobody_fails(form, first):
     finished = first(*form)
     assert finished.summary["failures"] == {}

@@ -34,6 +34,7 @@ def start(place: Path, *words: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_processes_side_by_side_give_the_same_values(toy):
     sweep(toy, "--only", "few/FedAvg")
     alone_ = {(r["method"], r["seed"]): r["value"] for r in rows(toy.with_suffix(".csv"))}
@@ -160,6 +161,7 @@ def test_wrong_input(toy, words, told, capsys):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_old_command_is_the_new_one(toy):
     words = [sys.executable, "-m", "simulations.run", "toy.yaml", "--dry-run"]
     done = subprocess.run(
