@@ -4,7 +4,8 @@
     W_i ← clip(W_i − η ∇_{Θ̂} L(Θ̂_i, D_i^s) ⊙ (Θ^{t−1} − Θ_i^{t−1}), 0, 1)           weight learning, W_i = 1 at first
 
 Θ^{t−1} is the model as received, Θ_i^{t−1} the client's own after its last training. Both equations are of Algorithm 1 and
-apply only to the last p layers; all others take Θ^{t−1}. D_i^s are s of the client's training nodes, newly drawn each time.
+apply only to the last p layers; all others take Θ^{t−1}. D_i^s are s of the client's training nodes, newly drawn each time, and
+on a fleet at least the policy's ``min_nodes``.
 When there is a Θ_i^{t−1} to mix for the first time, W_i is learned until the standard deviation of the last ten losses is below
 a threshold (and for at most `passes`: ours); later rounds make one pass. Training then starts from Θ̂_i, and the client is
 scored with Θ̂_i. No layer to mix, or η = 0, is FedAvg. Leaves the client: FedAvg's uploads. W_i never leaves it.
@@ -87,7 +88,7 @@ class Ala(ClientPart):
 
     def sampled(self, client: Trainee) -> Any:
         """The batch D_i^s."""
-        size = max(1, int(self.keys.sample * client.num_train))
+        size = max(1, int(self.keys.sample * client.num_train), client.policy.min_nodes)
         nodes = client.train_nodes[torch.randperm(client.num_train)[:size].to(client.device)]
         return client.batch._replace(inputs=client.inputs, nodes=nodes, y=client.y[nodes])
 

@@ -6,7 +6,8 @@
 
 Leaves the client, for the server: a public key (signed if the node has a long-lived key), the ids of its nodes, the ids of
 the nodes within L_s hops of them, s_u of own nodes, gradients, |V~_i|, scores. For other clients, sealed: B_i^k of
-`fedgraph_flwr.methods.hops`. Never leaves it: X, Y, embeddings of X, and edges outside of a sealed B.
+`fedgraph_flwr.methods.hops`. Never leaves it: X, Y, embeddings of X, and edges outside of a sealed B. On a fleet, the rows of G_S
+with fewer training nodes behind them than the policy's ``min_nodes`` are zero, because the row of one node reveals its label.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ class FedStructClient(FedGradClient):
         found: the J combinations of the finished blocks of columns, each [N, w].
         support: global ids of the Q nodes within L_s hops, ascending.
         reached: the support nodes within reach of training nodes, bool [Q]; all others have zero gradients.
+        few: the support nodes within reach of fewer training nodes than the policy's ``min_nodes``, bool [Q].
     """
 
     Params: ClassVar[type] = FedStructParams
@@ -59,7 +61,7 @@ class FedStructClient(FedGradClient):
         self.owner = np.zeros(0, np.int64)
         self.rows: Matrix = sp.csr_matrix((0, 0))
         self.support = np.zeros(0, np.int64)
-        self.reached = np.zeros(0, bool)
+        self.reached = self.few = np.zeros(0, bool)
         self.started: Tensor | None = None
 
     @classmethod
@@ -175,6 +177,7 @@ class FedStructClient(FedGradClient):
         train = self.train_nodes.cpu().numpy()
         chosen = rows[np.concatenate([train + j * own for j in range(combinations)])]
         self.reached = hops.filled(chosen)
+        self.few = hops.nodes_behind(chosen, train.size) < self.policy.min_nodes
         self.inputs.rows, self.train_rows = self.operand(rows), self.operand(chosen)
 
     def operand(self, matrix: Matrix) -> SparseMatrix | Tensor:
@@ -187,6 +190,12 @@ class FedStructClient(FedGradClient):
         """Return the initial s_u of the client's own nodes, [N, d_s]."""
         width, dtype = self.model.structure_width, np.float64 if self.dtype == torch.float64 else np.float32
         if self.params.features == "degree":
+            if self.policy.min_nodes > 1:
+                raise FedGraphError(
+                    f"client {self.graph.client} would send the degree of each node, its node's policy requires at least"
+                    f" {self.policy.min_nodes} nodes in every statistic (min_nodes): set strategy.features=hop2vec, or"
+                    " min_nodes: 1 there"
+                )
             own, n = self.graph, self.graph.num_nodes
             ends = ((own.edge_index[0], own.cut_out[0]), (own.edge_index[1], own.cut_in[0]))
             outgoing, incoming = (torch.cat(end).bincount(minlength=n).numpy() for end in ends)
@@ -272,7 +281,13 @@ class FedStructClient(FedGradClient):
             return {}, {}
         rows = self.gradients["s"] if self.reached.all() else self.gradients["s"][torch.from_numpy(self.reached)]
         self.release()
-        return {STRUCTURE: {"s": rows.cpu().numpy()}}, {}
+        return {STRUCTURE: {"s": self.without_few(rows.cpu().numpy())}}, {}
+
+    def without_few(self, rows: np.ndarray) -> np.ndarray:
+        """Zero the rows of `reached` nodes that are `few`: one training node's row reveals its label."""
+        if self.few.any():
+            rows[self.few[self.reached]] = 0
+        return rows
 
     def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Score the model, and free the inputs that the next message replaces."""

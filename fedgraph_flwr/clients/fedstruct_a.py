@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
 from fedgraph_flwr.models import Model
@@ -44,7 +45,17 @@ class FedStructAClient(FedGradClient):
 
     @phase
     def reveal(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-        """Reply with the edges from this client's nodes, by global ids [2, E]."""
+        """Reply with the edges from this client's nodes, by global ids [2, E].
+
+        Raises:
+            FedGraphError: the policy requires several nodes in every statistic; each edge, and later each residual, is of one.
+        """
+        if self.policy.min_nodes > 1:
+            raise FedGraphError(
+                f"client {self.graph.client} would send its edges and a residual of each training node, which reveals its label;"
+                f" its node's policy requires at least {self.policy.min_nodes} nodes in every statistic (min_nodes): use"
+                " strategy=fedstruct, or min_nodes: 1 there"
+            )
         node = self.graph.node_id
         inner = node[self.graph.edge_index]
         outgoing = torch.stack([node[self.graph.cut_out[0]], self.graph.cut_out[1]])

@@ -162,7 +162,7 @@ class PrivateFedStructClient(FedStructClient):
     def send(self) -> ReplyContent:
         """Send U_i of Eq. (52), for the nodes within reach of training nodes."""
         upstream = self.rows.T @ to_numpy(self.gradients["parts"])
-        return {STRUCTURE: {"s": upstream[self.reached]}}, {}
+        return {STRUCTURE: {"s": self.without_few(upstream[self.reached])}}, {}
 
     @phase
     def step_own(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:

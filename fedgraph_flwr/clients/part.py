@@ -18,6 +18,7 @@ from fedgraph_flwr.config import TASKS, RunConfig, StrategyConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
+from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree
 
@@ -33,6 +34,7 @@ class Trainee(Protocol):
     inputs: Any
     y: Tensor
     batch: Any
+    policy: Policy
     train_nodes: Tensor
     server_round: int
     steps: int

@@ -24,6 +24,7 @@ from fedgraph_flwr.secure.adaptive import received_norms
 from fedgraph_flwr.secure.clipping import clipped_groups
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.protections import check_sent
 from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, SECAGG, UNMASK, Member
 from fedgraph_flwr.wire.messages import (
@@ -46,6 +47,8 @@ class Respondent(Protocol):
     graph: ClientGraph
     device: torch.device
     dtype: torch.dtype
+    batch: Any
+    policy: Policy
     class_weights: Tensor | None
     keyring: Keyring
     member: Member
@@ -53,6 +56,9 @@ class Respondent(Protocol):
     server_round: int
     exchange: int
     own_requests: ClassVar[tuple[str, ...]]
+
+    @property
+    def num_train(self) -> int: ...
 
     @property
     def declared(self) -> dict[str, Groups]: ...
@@ -145,12 +151,21 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
 def take_class_weights(client: Respondent, group: Arrays) -> None:
     """Set the class weights that the server computed over all clients.
 
+    Weights w_v leave (Σ w_v)² / Σ w_v² training nodes in a gradient: few, if only a rare class has weight.
+
     Raises:
-        FedGraphError: they are missing or negative, or do not match this graph's classes.
+        FedGraphError: they are missing or negative, do not match this graph's classes, or leave too few training nodes.
     """
     check_arrays(group, {"w": (client.graph.num_classes,)}, "the server")
     if (group["w"] < 0).any():
         raise FedGraphError(f"the server sent class weights {group['w'].tolist()}, expected no negative value")
+    weights = group["w"].astype(np.float64)[client.batch.y.cpu().numpy()]
+    behind = weights.sum() ** 2 / max((weights**2).sum(), np.finfo(np.float64).tiny)
+    if client.num_train and behind < client.policy.min_nodes:
+        raise FedGraphError(
+            f"the server's class weights leave {behind:.3g} training nodes of client {client.graph.client} in a step, its node's"
+            f" policy requires at least {client.policy.min_nodes} (min_nodes): set train.class_weights=local"
+        )
     client.class_weights = torch.from_numpy(group["w"]).to(client.device, client.dtype)
 
 

@@ -30,6 +30,7 @@ from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, from_run_confi
 from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.errors import FedGraphError, located, sanitize, unknown
 from fedgraph_flwr.methods.uplink import declared
+from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
@@ -61,6 +62,9 @@ ASKED = "fedgraph-asked"
 
 NODE_KEYS = ("graph", "state", "policy", "key", "peers", "device", "threads")
 """Keys of a SuperNode's ``--node-config``; docs/fleet.md documents them."""
+
+_OPTIONAL = {"resume": int, "run": str, "best": int, "keep": bool, "checkpoint": bool, "evaluate": bool}
+"""Scalars that some messages have, and their types."""
 
 _PATHS = ("graph", "state", "policy", "key", "peers")
 _ENGINE_KEYS = ("partition-id", "num-partitions", "live")
@@ -137,7 +141,7 @@ def _answer(message: Message, context: Context) -> RecordDict:
         _keep(client, version, context)
     groups = groups_of(message.content)
     if client.policy.check_start:
-        _judge_start(client, context, phase, fresh, groups.get(MODEL, {}))
+        _judge_start(client, context, phase, fresh, groups)
     # The first exchange of a phase in a round keeps the stream that it had before exchanges were counted.
     seed = derive_seed(cfg.seed, client.graph.client, server_round, phase, *([earlier] if earlier else []))
     reseed(seed, client.device)
@@ -162,19 +166,22 @@ def _starts(client: GraphClient, context: Context, config: Mapping[str, Any]) ->
     return (early or ledger.suspect) and config["phase"] not in (DESCRIBE, EVALUATE) and "resume" not in config
 
 
-def _judge_start(client: GraphClient, context: Context, phase: str, fresh: bool, received: Mapping[str, Any]) -> None:
+def _judge_start(
+    client: GraphClient, context: Context, phase: str, fresh: bool, groups: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Refuse parameters that training must not start with, and record it in the ledger.
 
     Raises:
         FedGraphError: names the tensor.
     """
-    ledger = _ledger(client, context)
+    ledger, received = _ledger(client, context), groups.get(MODEL, {})
     before = ledger.suspect, ledger.loaded
     try:
         if fresh and not received and ledger.loaded:  # an evaluation brought parameters, which training would keep
             received = {name: tensor.detach().cpu().numpy() for name, tensor in client.shared.items()}
         if fresh:
             _check_start(client, received)
+            _check_variates(groups.get(VARIATES, {}))
             ledger.suspect = ledger.suspect and not (received and phase == TRAIN)
         elif received and phase in (DESCRIBE, EVALUATE):
             ledger.loaded = True
@@ -214,6 +221,20 @@ def _check_start(client: GraphClient, received: Mapping[str, Any]) -> None:
             )
 
 
+def _check_variates(received: Mapping[str, Any]) -> None:
+    """Refuse variates before any training: one step along chosen ones makes the first parameters those that a server chooses.
+
+    Raises:
+        FedGraphError: names the tensor.
+    """
+    for name, array in received.items():
+        if np.any(array):
+            raise FedGraphError(
+                f"the server starts this run with a variate of '{sanitize(name, 60)}' that is not zero: this node's policy"
+                " accepts none as a start (check_start)"
+            )
+
+
 def _config(message: Message) -> dict[str, Any]:
     """Return the scalars of a message, after checking those that every message has.
 
@@ -222,11 +243,20 @@ def _config(message: Message) -> dict[str, Any]:
     """
     record = message.content.get(CONFIG)
     config: dict[str, Any] = {"exchange": 0, **(record if isinstance(record, ConfigRecord) else {})}
-    for key, kind in (("phase", str), ("round", int), ("exchange", int), ("resume", int)):
-        if (key in config or key != "resume") and type(config.get(key)) is not kind:
+    kinds = {"phase": str, "round": int, "exchange": int}
+    kinds |= {key: kind for key, kind in _OPTIONAL.items() if key in config}
+    if config.get("keep"):
+        kinds["best"] = int
+    for key, kind in kinds.items():
+        if type(config.get(key)) is not kind:
             raise FedGraphError(
                 f"the server's message has {key}={sanitize(config.get(key), 60)}, expected {kind.__name__}"
             )
+    if "resume" in config and (config["phase"] != DESCRIBE or config["resume"] < 0):
+        raise FedGraphError(
+            f"the server resumes after round {config['resume']} in a message of phase '{sanitize(config['phase'], 60)}', expected"
+            f" phase '{DESCRIBE}' and no negative round"
+        )
     return config
 
 
@@ -348,10 +378,11 @@ def _find(cfg: RunConfig, context: Context) -> tuple[GraphClient, int]:
 def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: Any) -> None:
     """Refuse a model by its size before any memory is allocated for it.
 
-    A model that cannot be built on the meta device, for example one with custom code, is checked after it is built.
+    A model that cannot be built on the meta device, for example one with custom code, is built only if the policy lists it or the
+    client's class; then it is checked after it is built.
 
     Raises:
-        FedGraphError: the model is larger than the policy accepts.
+        FedGraphError: the model is larger than the policy accepts, or cannot be counted.
     """
     sizes = []
     for extra in (0, 1):
@@ -366,8 +397,14 @@ def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: 
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 sizes.append(shell.build_model())
         except (AttributeError, NotImplementedError, RuntimeError) as error:
-            log(DEBUG, "model=%s is not counted on the meta device: %r", cfg.model.name, error)
-            return
+            if cfg.model.name in policy.networks or cfg.strategy.client in policy.strategies:
+                log(DEBUG, "model=%s is not counted on the meta device: %r", cfg.model.name, error)
+                return
+            raise FedGraphError(
+                f"model={sanitize(cfg.model.name, 80)} of {sanitize(cfg.strategy.client, 80)} cannot be counted before it is"
+                f" built ({located(error, public=True)}): make it build on torch's meta device, or list the model under networks"
+                " or the client under strategies of this node's policy"
+            ) from error
     policy.check_model(*sizes)
 
 

@@ -254,7 +254,8 @@ class TrainConfig(Section, group="train"):
     loss: str = choice("cross_entropy", ("cross_entropy", "weighted", "focal"))
     # weighted: class weights from each client's training nodes | from all clients', which report their shares
     class_weights: str = choice("local", ("local", "federated"))
-    focal_gamma: float = 2.0  # focal: exponent; 0 is cross_entropy
+    # focal: exponent; 0 is cross_entropy, and a large one would leave one node in a gradient
+    focal_gamma: float = number(2.0, low=0, high=10)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -159,6 +159,14 @@ def filled(matrix: Matrix) -> Array:
     return np.bincount(matrix.indices, minlength=matrix.shape[1]) > 0
 
 
+def nodes_behind(matrix: Matrix, nodes: int) -> Array:
+    """Count the nodes with an entry in each column of J stacked combinations: [J·nodes, w] → int64 [w]."""
+    parts = [matrix[start : start + nodes] != 0 for start in range(0, max(matrix.shape[0], 1), max(nodes, 1))]
+    if isinstance(matrix, np.ndarray):
+        return np.asarray(np.logical_or.reduce(parts).sum(axis=0))
+    return np.bincount(sum(parts[1:], parts[0]).tocsr().indices, minlength=matrix.shape[1])
+
+
 def supported(combinations: Sequence[Matrix]) -> tuple[Array, Matrix]:
     """Return the columns of J combinations [N, n] that have an entry, int64 [Q], and the combinations stacked, [J·N, Q]."""
     if any(isinstance(part, np.ndarray) for part in combinations):

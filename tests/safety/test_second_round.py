@@ -1,0 +1,153 @@
+"""Requests of a second round of attacks on honest nodes: each succeeded before, by the default policy."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.fedala import Ala
+from fedgraph_flwr.clients.fedstruct import FedStructClient
+from fedgraph_flwr.clients.fedstruct_a import FedStructAClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.hops import nodes_behind
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
+from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
+from fedgraph_flwr.models.gcn import GCN
+from tests.conftest import client_graph
+from tests.safety.test_few_nodes import made
+from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
+from tests.safety.test_reading import SGD, binning
+
+WIDE = ["model.hidden=64", "train.local_steps=1", *SGD]
+
+# --- the start of a run -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resume", [0, 3, -1])
+def test_a_message_that_trains_claims_no_resumption(node, resume):  # noqa: F811
+    """In round 0 it was believed and trained planted parameters: one message, whatever the seed."""
+    asked = node(*WIDE)
+    planted = binning(model_of(asked), 64, 5)[0]
+    assert f"resumes after round {resume} in a message of phase 'train'" in asked.request(
+        "train", 0, {"model": planted}, resume=resume
+    )
+    assert "other parameters than its seed=0 gives" in asked.request("train", 0, {"model": planted})
+    assert "expected phase 'describe' and no negative round" in node(*WIDE).request("describe", resume=-1)
+
+
+@pytest.mark.parametrize("kind", ["scaffold", "feddc"])
+def test_no_variate_plants_parameters_in_the_first_round(node, kind):  # noqa: F811
+    """From the parameters of the seed, one step along c = (seed's - planted) / lr ends at the planted ones."""
+    asked = node(f"strategy.variates={kind}", *WIDE, "train.local_steps=2")
+    seeds = model_of(asked)
+    planted = binning(seeds, 64, 5)[0]
+    variate = {name: (seeds[name] - planted[name]) / 1e-3 for name in seeds}
+    first = {ACKNOWLEDGED: {"round": np.zeros(1, np.int64)}, "model": seeds}
+    assert "starts this run with a variate of '" in asked.request("train", 1, {**first, VARIATES: variate})
+    zeros = {name: np.zeros_like(array) for name, array in seeds.items()}
+    reply = node(f"strategy.variates={kind}", *WIDE).request("train", 1, {**first, VARIATES: zeros})
+    assert not isinstance(reply, str), reply
+
+
+@pytest.mark.parametrize(
+    ("scalars", "message"),
+    [
+        ({"keep": True, "run": "r"}, "has best=None, expected int"),
+        ({"keep": True, "run": "r", "best": "x"}, "has best=x, expected int"),
+        ({"keep": "yes", "run": "r", "best": 1}, "has keep=yes, expected bool"),
+        ({"checkpoint": True, "run": 7}, "has run=7, expected str"),
+        ({"evaluate": "yes"}, "has evaluate=yes, expected bool"),
+    ],
+)
+def test_scalars_of_a_message_have_their_types(node, scalars, message):  # noqa: F811
+    """Some were tracebacks at the node."""
+    asked = node()
+    assert message in asked.request("train", 1, {"model": model_of(asked)}, **scalars)
+
+
+# --- steps on few nodes -----------------------------------------------------------------------------------------------
+
+
+def test_fedala_learns_weights_on_no_single_node():
+    """With a small ``ala.sample``, the start of training, and so the reply, followed from the gradient of one node."""
+    for floor, nodes in ((0, 1), (5, 5)):
+        client = made(GraphClient, "strategy=fedala", "strategy.ala.sample=0.01", min_nodes=floor)
+        (part,) = client.combined.all
+        assert isinstance(part, Ala)
+        assert len(part.sampled(client).nodes) == nodes
+
+
+@pytest.mark.parametrize(("weights", "behind"), [([0, 0, 1], "2"), ([1e-6, 1e-6, 1], "2")])
+def test_class_weights_of_the_server_leave_enough_nodes(weights, behind):
+    """Weight for one rare class made a gradient of its two nodes only."""
+    graph = client_graph(0, 40)
+    graph.y = torch.arange(40) % 2
+    graph.y[graph.train_mask.nonzero().view(-1)[:2]] = 2
+    words = ["train.loss=weighted", "train.class_weights=federated"]
+    client = made(GraphClient, *words, graph=graph)
+    with pytest.raises(FedGraphError, match=rf"class weights leave {behind} training nodes of client 0"):
+        client.plain_reply("train", {CLASS_WEIGHTS: {"w": np.array(weights, np.float64)}}, {})
+    client.plain_reply("train", {CLASS_WEIGHTS: {"w": np.array([0.5, 0.6, 3.0])}}, {})
+    made(GraphClient, *words, graph=graph, min_nodes=0).plain_reply(
+        "train", {CLASS_WEIGHTS: {"w": np.array(weights, np.float64)}}, {}
+    )
+
+
+def test_the_focal_loss_leaves_more_than_one_node():
+    """With gamma=1e6 the gradient was that of the worst-predicted node."""
+    with pytest.raises(FedGraphError, match=r"train\.focal_gamma must be .*10"):
+        compose(["train.loss=focal", "train.focal_gamma=1e6"])
+
+
+# --- FedStruct --------------------------------------------------------------------------------------------------------
+
+
+def test_fedstruct_a_sends_neither_edges_nor_labels():
+    """All edges, and the label of each training node as its residual."""
+    with pytest.raises(FedGraphError, match=r"would send its edges and a residual of each training node.*at least 5"):
+        made(FedStructAClient, "strategy=fedstruct_a").reveal({}, {})
+    assert made(FedStructAClient, "strategy=fedstruct_a", min_nodes=1).reveal({}, {})[0]["graph"]["edges"].size
+
+
+def test_fedstruct_sends_no_row_of_one_training_node():
+    """ā_vu (ŷ_v - y_v) is zero nowhere, and negative at the label of v."""
+    words = ["strategy=fedstruct", "dtype=float64"]
+    shown = {}
+    for floor in (0, 5):
+        client = made(FedStructClient, *words, min_nodes=floor)
+        rows = np.zeros((40, 40))
+        train = client.train_nodes.numpy()
+        rows[train[0], 0] = rows[train[:4], 1] = rows[train[:5], 2] = 0.5
+        client.support = np.arange(40)
+        client.set_rows(rows)
+        assert nodes_behind(rows[train], len(train))[:4].tolist() == [1, 4, 5, 0]
+        client.gradients = {"s": torch.ones(40, 3)}
+        shown[floor] = client.send()[0]["structure"]["s"].any(1).tolist()
+    assert shown == {0: [True, True, True], 5: [False, False, True]}
+
+
+def test_fedstruct_sends_no_degree_of_a_single_node():
+    words = ["strategy=fedstruct", "strategy.features=degree"]
+    with pytest.raises(FedGraphError, match=r"would send the degree of each node.*at least 5"):
+        made(FedStructClient, *words).structure_features()
+    assert made(FedStructClient, *words, min_nodes=1).structure_features().any()
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+class Uncountable(GCN):
+    """A model that reads a value while it is built, which the meta device has none of."""
+
+    def __init__(self, *sizes, **keywords):
+        super().__init__(*sizes, **keywords)
+        float(next(self.parameters()).sum())
+
+
+def test_a_model_that_cannot_be_counted_is_not_built(node):  # noqa: F811
+    """It was built first and counted afterwards."""
+    words, policy = [f"model={__name__}:Uncountable"], {"modules": ["tests"]}
+    assert "cannot be counted before it is built (RuntimeError" in node(*words, policy=policy).request("describe")
+    listed = node(*words, policy={**policy, "networks": [f"{__name__}:Uncountable"]})
+    assert not isinstance(listed.request("describe"), str)
