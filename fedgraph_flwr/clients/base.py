@@ -92,7 +92,7 @@ class GraphClient(Side, NumPyClient):
         needs_others: what `predict` needs from other clients, as text; empty: nothing.
         makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
         serves: tasks that the method can train; a subclass serves node classification unless it declares more.
-        later: nodes of validation and test, and the model's inputs with the edges that these stages may read (``edge_split``).
+        later: items of later stages, and the model's inputs with the edges that these stages may read (``edge_split``).
         own_requests: groups of requests that differ by client; all others bind the masks of secure sums, so that a server
             cannot send two clients different ones.
         tunes: whether `predict` trains on the client's training nodes first.
@@ -123,8 +123,8 @@ class GraphClient(Side, NumPyClient):
         self.cfg = cfg
         self.file = file
         self.params = method_params(type(self), cfg)
-        whole, graph = graph, graph.until(0)
-        self.task = kind_of(cfg)(cfg, graph)
+        whole = graph
+        self.task = kind_of(cfg)(cfg, whole)
         self.graph: ClientGraph = self.task.graph
         self.device = torch.device(device)
         self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
@@ -144,18 +144,20 @@ class GraphClient(Side, NumPyClient):
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits, noise)
         reseed(derive_seed(cfg.seed, "model"), self.device)
         self.model = self.build_model().to(self.device, self.dtype)
-        if self.makes_graphs and self.model.reads_edges and graph.num_edge_features:
+        features = self.graph.num_edge_features
+        if self.makes_graphs and self.model.reads_edges and features:
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} runs the model on graphs that it makes, whose edges have no features, but"
-                f" model={cfg.model.name} reads {graph.num_edge_features} features per edge: use a model without edge features"
+                f" model={cfg.model.name} reads {features} features per edge: use a model without edge features"
             )
-        self.inputs = self.build_inputs()
-        self.later = [] if whole is graph else later_inputs(self, whole)
+        inputs = self.build_inputs()
+        self.later = later_inputs(self, whole, inputs)
+        self.inputs = self.task.training_inputs(inputs, self)
         self.y = self.task.y.to(self.device)
         self.train_nodes = self.task.masks["train"].nonzero().view(-1).to(self.device)
         self.batch = Batch(self.inputs, self.train_nodes, self.y[self.train_nodes])
         weighted = cfg.train.loss == "weighted"
-        self.class_weights = class_weights(self.batch.y, graph.num_classes) if weighted else None
+        self.class_weights = class_weights(self.batch.y, self.task.width) if weighted else None
         self.optimizer: Optimizer | None = None
 
     # --- hooks of a method --------------------------------------------------------------------------------------------
@@ -163,11 +165,12 @@ class GraphClient(Side, NumPyClient):
     def build_model(self) -> models.Model:
         """Build the model; every client and the server build it from the same seed."""
         graph = self.graph
-        return models.build(self.cfg.model, graph.num_features, self.task.width, graph.num_edge_features)
+        sizes = graph.num_features, self.task.width, graph.num_edge_features
+        return kind_of(self.cfg).network(self.cfg.model, *sizes)
 
     def build_inputs(self) -> Any:
         """Prepare the model's inputs from the client's graph."""
-        return self.inputs_of(self.graph)
+        return self.inputs_of(self.graph, **self.task.variant)
 
     def inputs_of(self, graph: Any, **variant: Any) -> Any:
         """Prepare the model's inputs from a graph; cached next to the client's file if it has one.
@@ -291,10 +294,7 @@ class GraphClient(Side, NumPyClient):
         """Return the logits [N, C] of the model as it is, without dropout."""
         self.model.eval()
         with torch.no_grad():
-            logits = self.logits(self.inputs)
-            for nodes, inputs in self.later:
-                logits[nodes] = self.logits(inputs)[nodes]
-            return logits
+            return self.task.predictions(self.logits, self.inputs, self.later)
 
     def personal_parameters(self) -> Mapping[str, Tensor]:
         """Return tensors of the model, by name, that `predict` uses instead of the current ones."""
@@ -465,7 +465,7 @@ class GraphClient(Side, NumPyClient):
     @phase
     def labels(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Return the share of training nodes in each class, for `methods.labels`."""
-        share = shares(self.batch.y.cpu().numpy(), self.graph.num_classes, self.policy.min_nodes)
+        share = shares(self.batch.y.cpu().numpy(), self.task.width, self.policy.min_nodes)
         return {LABELS: {"share": share}}, {}
 
     # --- after the run ------------------------------------------------------------------------------------------------

@@ -6,13 +6,14 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint
 from fedgraph_flwr.models import network
+from fedgraph_flwr.tasks import kind_of
 
 
 def describe(cfg: RunConfig, graph: ClientGraph, num_train: int, width: int) -> dict[str, Any]:
     """The client's index, the sizes of its graph, and the fingerprint of its schema."""
     nodes = graph.part.bincount().tolist() if graph.part.numel() else graph.num_nodes
     sizes = {"num_train": num_train, "num_features": graph.num_features, "num_classes": width}
-    if network(cfg.model).reads_edges:
+    if network(cfg.model).reads_edges or kind_of(cfg).reads_edges:
         sizes["num_edge_features"] = graph.num_edge_features
     schema = fingerprint(graph)
     return {

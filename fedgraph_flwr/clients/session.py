@@ -384,15 +384,15 @@ def _check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: 
     Raises:
         FedGraphError: the model is larger than the policy accepts, or cannot be counted.
     """
-    sizes = []
+    sizes, task = [], kind_of(cfg)
     for extra in (0, 1):
         shell = object.__new__(kind)
-        features, classes = graph.num_features, graph.num_classes + extra
+        features, classes = graph.num_features, task.num_classes(graph) + extra
         varied = [f + extra for f in features] if isinstance(features, list) else features + extra
         shell.cfg, shell.params, shell.graph = cfg, method_params(kind, cfg), SimpleNamespace()  # type: ignore[assignment]
         sizes_known = {"num_features": varied, "num_classes": classes, "num_edge_features": graph.num_edge_features}
         vars(shell.graph).update(sizes_known)
-        shell.task = SimpleNamespace(width=kind_of(cfg).outputs(cfg, classes))  # type: ignore[assignment]
+        shell.task = SimpleNamespace(width=task.outputs(cfg, classes))  # type: ignore[assignment]
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 sizes.append(shell.build_model())

@@ -3,35 +3,33 @@
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
 from fedgraph_flwr.clients.parts import Parts
-from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.tasks import Task
+from fedgraph_flwr.tasks.base import Learner, Stages
 
 
-class Staged(Protocol):
+class Staged(Learner, Protocol):
     """Interface of a client as `later_inputs` uses it."""
 
-    cfg: RunConfig
-    device: torch.device
     combined: Parts
+    task: Task
 
     def inherits(self, names: Iterable[str]) -> bool:
         """Return whether the client inherits the named methods from the base class."""
 
-    def inputs_of(self, graph: Any, **variant: Any) -> Any:
-        """Prepare the model's inputs of a graph."""
 
-
-def later_inputs(client: Staged, whole: ClientGraph) -> list[tuple[Tensor, Any]]:
-    """Return the nodes of validation and of test, and the model's inputs with the edges that each stage may read.
+def later_inputs(client: Staged, whole: ClientGraph, inputs: Any) -> Stages:
+    """Return the items of later stages, and the model's inputs with the edges that each stage may read.
 
     Raises:
         FedGraphError: the method or the task does not predict nodes from the model's inputs only.
     """
+    if (found := client.task.later(client, inputs)) is not None:
+        return found
+    if whole.until(0) is whole:
+        return []
     cfg = client.cfg
     own = ("predict", "predict_shared", "infer", "logits", "build_inputs", "inputs_of")
     plain = client.inherits(own) and not client.combined.all

@@ -51,6 +51,7 @@ def _check_plain(graph: Graph) -> None:
     n = _length(graph.y, "y")
     _tensor(graph.x, "x", torch.float32, (n, None))
     _finite(graph.x, "x")
+    _whole(graph, "num_edge_classes", 0)
     _edges(graph.edge_index, "edge_index", n, n)
     _edge_data(graph, "edge_", graph.edge_index.size(1), graph.num_edge_features)
     if graph.targets.numel():
@@ -99,6 +100,8 @@ def _edge_data(graph: Graph, prefix: str, edges: int, features: int) -> None:
         _tensor(values, f"{prefix}{key}", dtype, (edges if isinstance(values, Tensor) and values.numel() else 0,))
     if y.numel() and int(y.min()) < -1:
         raise FedGraphError(f"{prefix}y must be 0, 1, ..., or -1 where unknown, got {int(y.min())}")
+    if y.numel() and graph.num_edge_classes:
+        _within(y.clamp(min=0), f"{prefix}y", graph.num_edge_classes)
     _within(split, f"{prefix}split", 3)
 
 

@@ -120,6 +120,7 @@ class Graph:
         edge_split: first stage that may read an edge, int8 [E]: 0 training, 1 validation, 2 test; empty: all read every edge.
         targets: real or binary targets of nodes, float32 [N, T], NaN where unknown; [0, 0] without any.
         graph_id: the graph that each node belongs to, int64 [N], if this is many graphs side by side; else empty.
+        num_edge_classes: number of classes of ``edge_y``, over the whole dataset; 0 without any.
     """
 
     x: Tensor
@@ -139,6 +140,7 @@ class Graph:
     edge_split: Tensor = field(default_factory=_no_splits)
     targets: Tensor = field(default_factory=_no_features)
     graph_id: Tensor = field(default_factory=_no_ids)
+    num_edge_classes: int = 0
 
     @property
     def num_nodes(self) -> int:
@@ -208,16 +210,17 @@ class Graph:
         content = {f.name: getattr(self, f.name) for f in fields(self)}
         empty = [key for key, value in content.items() if key in _OPTIONAL and len(value) == 0]
         empty += [key for key, value in content.items() if key.startswith("foreign")]  # they stay in the party's file
+        empty += [] if self.num_edge_classes else ["num_edge_classes"]
         return Data(**{key: value for key, value in content.items() if key not in empty})
 
     def save(self, path: Path | str | BinaryIO) -> None:
         """Write tensors as safetensors and other fields as JSON in the header, atomically to a path or to an open file."""
         tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {key: tensors.pop(key) for key in list(tensors) if not isinstance(tensors[key], Tensor)}
-        values = {key: value for key, value in values.items() if key != "linking" or value}
         empty = [key for key in tensors if key.endswith(_VERSION_2) and not sum(tensors[key].shape)]
         empty += [key for key in tensors if key.startswith("foreign") and not tensors[key].numel()]
         tensors = {key: tensor for key, tensor in tensors.items() if key not in empty}
+        values = {key: value for key, value in values.items() if value or key not in ("linking", "num_edge_classes")}
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
     @classmethod
@@ -261,6 +264,9 @@ def edge_tensors(data: Any, where: str) -> dict[str, Any]:
         if key != "edge_attr" and (tensor.is_floating_point() or tensor.dim() != 1):
             raise FedGraphError(f"{where}: {key} must be integers [E], got {tensor.dtype} {list(tensor.shape)}")
         held[key] = tensor.view(len(tensor), -1).to(torch.float32) if key == "edge_attr" else tensor.to(torch.int64)
+    if "edge_y" in held:
+        largest = int(held["edge_y"].max()) if len(held["edge_y"]) else 0
+        return held | {"num_edge_classes": max(int(getattr(data, "num_edge_classes", 0)), largest + 1, 2)}
     return held
 
 

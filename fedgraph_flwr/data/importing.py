@@ -228,6 +228,7 @@ def from_tables(
         group=group_codes(table, columns.client, where),
         schema=stored(agreed, {NODE: made.fitted} | joined.fitted, undirected, columns.layout),
         ids=pack_words(ids.index.to_numpy()),
+        num_edge_classes=len(joined.classes),
         **{key: values[rows] for key, values in joined.fields.items()},
     )
     if rule and found:
@@ -581,6 +582,7 @@ def from_data(
             "edge_attr",
             "edge_time",
             "edge_y",
+            "num_edge_classes",
         }
     ):
         treatment.say(f"{where}: ignored: {', '.join(dropped)}")

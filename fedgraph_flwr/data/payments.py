@@ -149,6 +149,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 5) -> Graph:
         val_mask=none.clone(),
         test_mask=none.clone(),
         num_classes=2,
+        num_edge_classes=2,
         name=cfg.name,
         group=torch.from_numpy(p.bank),
         edge_attr=torch.from_numpy(edge_features(p, spec).astype(np.float32)),

@@ -225,6 +225,7 @@ def _joined(
         val_mask=torch.cat([stored.val_mask, none]),
         test_mask=torch.cat([stored.test_mask, none]),
         num_classes=stored.num_classes,
+        num_edge_classes=stored.num_edge_classes,
         name=stored.name,
         schema=stored.schema,
         ids=pack_words(union.index.to_numpy()),

@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, make_dataclass
 from typing import Annotated, Any, Literal, Unpack, get_args, get_origin
 
@@ -148,14 +148,18 @@ def _default(value: Any) -> Any:
     return None if value is inspect.Parameter.empty else list(value) if isinstance(value, tuple) else value
 
 
-def probe(cfg: ModelConfig) -> Model:
+def probe(cfg: ModelConfig, make: Callable[..., Model] = build) -> Model:
     """Build the model for the smallest graph sizes, to find errors that do not depend on the graph.
 
     torch's random state does not change.
+
+    Args:
+        cfg: the model's configuration.
+        make: builds it, as `build` does.
     """
     with torch.random.fork_rng(devices=[]):
         try:
-            return build(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
+            return make(cfg, [0, 0] if network(cfg).heterogeneous else 1, 2)
         except (MemoryError, RuntimeError) as error:
             raise FedGraphError(
                 f"model={cfg.name} cannot be created with this configuration ({first_line(error)})"

@@ -19,11 +19,15 @@ class Inputs:
         adj: propagation matrix, [N, N]; row target, column source.
         propagated: S X of the `narrow` X, if the model's first layer needs S (X W): (S X) W is the same without a
             sparse product in every step.
+        item_index: nodes of the items that a readout predicts, [2, V] for edges; None without a readout.
+        item_attr: features of these items [V, D]; None without any.
     """
 
     x: Tensor | SparseMatrix
     adj: SparseMatrix
     propagated: Tensor | None = field(default=None, kw_only=True)
+    item_index: Tensor | None = field(default=None, kw_only=True)
+    item_attr: Tensor | None = field(default=None, kw_only=True)
 
     def narrow(self, width: int) -> Tensor | None:
         """Return X if it is dense and not wider than the first layer's output; otherwise S X costs more than it saves."""

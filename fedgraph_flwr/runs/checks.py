@@ -22,7 +22,7 @@ from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
-from fedgraph_flwr.tasks import Task, kind_of, task_class
+from fedgraph_flwr.tasks import Task, kind_of, probe, task_class
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 MAX_PARAMETERS = 2**16
@@ -53,7 +53,7 @@ def check_method(cfg: RunConfig) -> None:
     adversaries.check(cfg, model_group is not None and not isinstance(model_group, Sum))
     if cfg.privacy.secagg:
         _check_secagg(cfg)
-    model = models.probe(cfg.model)
+    model = probe(cfg)
     _check_released_buffers(cfg, model)
     _check_task(cfg, sides[1])
     for side in (*sides, Parts(cfg.strategy)):
@@ -145,7 +145,7 @@ def not_stacked(cfg: RunConfig) -> str:
     """Return why ``stack`` has no effect; empty if clients are computed as one."""
     if cfg.engine not in STACKING:
         return f"engine={cfg.engine}"
-    return refusal(cfg, client_class(cfg), models.probe(cfg.model))
+    return refusal(cfg, client_class(cfg), probe(cfg))
 
 
 def tasks_of(cfg: RunConfig, client: type[GraphClient]) -> frozenset[str]:

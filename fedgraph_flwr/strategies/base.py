@@ -47,6 +47,7 @@ from fedgraph_flwr.strategies.replies import ReplyReader
 from fedgraph_flwr.strategies.requests import Groups, GroupsFor, requests, with_own
 from fedgraph_flwr.strategies.scoring import as_list
 from fedgraph_flwr.strategies.secagg import SecureSums
+from fedgraph_flwr.tasks import kind_of, probe
 from fedgraph_flwr.wire.messages import (
     CONFIG,
     DESCRIBE,
@@ -158,7 +159,7 @@ class GraphStrategy(Side, FlowerFedAvg):
     def build_model(self) -> models.Model:
         """The network for the clients' graphs, initialised from torch's global generator."""
         sizes = self.num_features(), self.agreed("num_classes"), self.agreed("num_edge_features") or 0
-        return models.build(self.cfg.model, *sizes)
+        return kind_of(self.cfg).network(self.cfg.model, *sizes)
 
     def num_features(self) -> Any:
         """Return F, the number of features, which determines the shapes of the shared parameters."""
@@ -339,7 +340,7 @@ class GraphStrategy(Side, FlowerFedAvg):
     @cached_property
     def buffers(self) -> set[str]:
         """Names of the shared tensors that no gradient trains, such as running statistics. They are always averaged."""
-        return {name for name, _ in models.probe(self.cfg.model).named_buffers()}
+        return {name for name, _ in probe(self.cfg).named_buffers()}
 
     @property
     def filing(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fedgraph_flwr.strategies.connection import difference
 from fedgraph_flwr.strategies.contract import Method
 from fedgraph_flwr.strategies.reducing import origin_of
 from fedgraph_flwr.strategies.scoring import check_scores, score_fields
+from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, MODEL, PROTOCOL, SPEAKS, TRAIN, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, Axis, NumberField, ReplySchema, like, up_to
 
@@ -167,7 +168,7 @@ class ReplyReader:
         many = NumberField(0, LARGEST, whole=True, length=up_to(4096))
         network = models.network(self.cfg.model)
         fields = {"num_features": many if network.heterogeneous else whole, "num_classes": whole, SPEAKS: whole}
-        if network.reads_edges:
+        if network.reads_edges or kind_of(self.cfg).reads_edges:
             fields["num_edge_features"] = whole
         if self.cfg.strategy.private_schema:
             fields["num_features"] = replace(fields["num_features"], optional=True)

@@ -1,11 +1,12 @@
 """Tasks: what is predicted, how predictions are read from a network's outputs, and how they are scored."""
 
+from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.tasks.base import Batch, Learner, Scorer, Task
 from fedgraph_flwr.tasks.links import Links
 from fedgraph_flwr.tasks.nodes import Nodes
 
-__all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of", "task_class"]
+__all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of", "probe", "task_class"]
 
 _KINDS: dict[str, type[Task]] = {"nodes": Nodes, "links": Links}
 
@@ -13,6 +14,11 @@ _KINDS: dict[str, type[Task]] = {"nodes": Nodes, "links": Links}
 def kind_of(cfg: RunConfig) -> type[Task]:
     """The class of the task that a run configures."""
     return task_class(cfg.task.name)
+
+
+def probe(cfg: RunConfig) -> models.Model:
+    """Build the run's model for the smallest graph sizes, as `models.probe` does."""
+    return models.probe(cfg.model, kind_of(cfg).network)
 
 
 def task_class(name: str) -> type[Task]:

@@ -1,16 +1,18 @@
 """What every task has: which items are predicted, how predictions are read from a network's outputs, their loss and scores.
 
-An item is what is predicted: a node, or a pair of nodes. A network gives outputs [N, W] for the nodes of a graph, and a task
-reads predictions from them without parameters of its own. So every method that trains a network by its loss serves every task.
+An item is what is predicted: a node, a pair of nodes, a stored edge. A network gives outputs [N, W] for the nodes of a graph or,
+with a readout (`models.readout`), outputs [V, W] for items. A task reads predictions from them without parameters of its own. So
+every method that trains a network by its loss serves every task.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.config import EvaluationConfig, RunConfig
+from fedgraph_flwr import models
+from fedgraph_flwr.config import EvaluationConfig, ModelConfig, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.evaluation import chance, metrics
 
@@ -30,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class Learner(Protocol):
-    """The parts of a client that a task's steps read."""
+    """The parts of a client that a task reads."""
 
     cfg: RunConfig
     graph: ClientGraph
@@ -39,6 +41,13 @@ class Learner(Protocol):
     dtype: torch.dtype
     server_round: int
     exchange: int
+
+    def inputs_of(self, graph: Any, **variant: Any) -> Any:
+        """Prepare the model's inputs of a graph."""
+
+
+Stages = list[tuple[Tensor, Any]]
+"""Items that a later stage predicts, as rows of all outputs, and the model's inputs for them."""
 
 
 class Scorer(Protocol):
@@ -55,14 +64,15 @@ class Task:
 
     Args:
         cfg: the run's configuration.
-        graph: the client's graph.
+        graph: the client's graph, with the edges of all stages.
 
     Attributes:
         METRICS: scores of the task, the default headline first.
         ITEMS: what is predicted, as reports call it.
         classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
         typed: whether its graphs may have typed nodes and edges.
-        graph: what the network may read: without the edges that are predicted.
+        reads_edges: whether it reads edge features, whatever the network does.
+        graph: what the network may read in training: without the edges of later stages, and without those that are predicted.
         y: targets of all items [V].
         masks: training, validation and test items, bool [V], by split.
     """
@@ -71,6 +81,7 @@ class Task:
     ITEMS: ClassVar[str] = "nodes"
     classes: ClassVar[bool] = False
     typed: ClassVar[bool] = False
+    reads_edges: ClassVar[bool] = False
 
     graph: ClientGraph
     y: Tensor
@@ -78,7 +89,17 @@ class Task:
 
     def __init__(self, cfg: RunConfig, graph: Any):
         self.cfg = cfg
-        self.graph = graph
+        self.graph = graph.until(0)
+
+    @classmethod
+    def network(cls, cfg: ModelConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
+        """Build the model of ``cfg`` with W outputs, and the task's readout if it has one."""
+        return models.build(cfg, num_features, width, num_edge_features)
+
+    @classmethod
+    def num_classes(cls, graph: Any) -> int:
+        """C of a graph: the number of classes of its items."""
+        return int(graph.num_classes)
 
     @classmethod
     def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
@@ -88,7 +109,38 @@ class Task:
     @property
     def width(self) -> int:
         """W on this graph."""
-        return self.outputs(self.cfg, int(self.graph.num_classes))
+        return self.outputs(self.cfg, self.num_classes(self.graph))
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """Keys on which `graph` depends besides the client's file, for cached inputs."""
+        return {}
+
+    def training_inputs(self, inputs: Any, client: Learner) -> Any:
+        """Return the model's inputs of `graph`, completed for the training items."""
+        return inputs
+
+    def later(self, client: Learner, inputs: Any) -> Stages | None:
+        """Return the stages by which all items are predicted; None: by the training inputs, or as node classification has them.
+
+        Args:
+            client: whose items they are.
+            inputs: of the model, of `graph`.
+        """
+        return None
+
+    def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: Stages) -> Tensor:
+        """Return the outputs of all items.
+
+        Args:
+            compute: the model's pass.
+            inputs: the training inputs.
+            later: other stages, whose items replace those of the training inputs.
+        """
+        found = compute(inputs)
+        for rows, own in later:
+            found[rows] = compute(own)[rows]
+        return found
 
     def step(self, whole: Batch, index: int, client: Learner) -> Batch:
         """The batch of a local step; by default all training items.

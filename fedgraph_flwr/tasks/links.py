@@ -11,7 +11,7 @@ ids, so that a client and the pooled graph agree on it.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -53,6 +53,15 @@ class Links(Task):
         self.y = torch.ones(self.items["train"].shape[1])
         self.masks = {"train": torch.ones(len(self.y), dtype=torch.bool)}
         self.graph = without(graph, np.concatenate([self.items["val"], self.items["test"]], axis=1))
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """The graph lacks the edges that this seed hides."""
+        return {
+            "task": "links",
+            "seed": self.cfg.seed,
+            "split": [self.cfg.split.train, self.cfg.split.val, self.cfg.split.test],
+        }
 
     @classmethod
     def outputs(cls, cfg: RunConfig, num_classes: int) -> int:

@@ -2,59 +2,17 @@
 
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from fedgraph_flwr.config import TASKS, EvaluationConfig, RunConfig
-from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.numerics.losses import task_loss
-from fedgraph_flwr.tasks.base import Task
+from fedgraph_flwr.config import TASKS, RunConfig
+from fedgraph_flwr.tasks.classification import Classification
 
 
-class Nodes(Task):
+class Nodes(Classification):
     """Classes of nodes: outputs are logits [N, C], targets int64 [N], -1 where unknown."""
 
     METRICS: ClassVar = TASKS["nodes"]
-    classes: ClassVar = True
     typed: ClassVar = True
 
     def __init__(self, cfg: RunConfig, graph: Any):
         super().__init__(cfg, graph)
-        self.y = graph.y
-        self.masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
-
-    @classmethod
-    def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
-        """C."""
-        return num_classes
-
-    @staticmethod
-    def loss(predictions: Tensor, y: Tensor, cfg: RunConfig, weights: Tensor | None = None) -> Tensor:
-        """``train.loss`` of logits [V, C] against classes [V]."""
-        return task_loss(predictions, y, cfg.train, weights)
-
-    def scorer(self, floor: int) -> metrics.Scored:
-        """Validation and test nodes, without those of a class that has fewer than the floor."""
-        return metrics.Scored(self.y, self._kept(floor), self.graph.part, self.masks["train"].nonzero().view(-1))
-
-    def confusion(self, logits: Tensor, floor: int) -> list[float]:
-        """Confusion matrix of the test nodes, row after row; -n for a count below n, the floor."""
-        test = self._kept(floor)["test"] & (self.y >= 0)
-        return metrics.counts_of(logits.cpu()[test], self.y[test], self.width, floor)
-
-    def _kept(self, floor: int) -> dict[str, Tensor]:
-        """Validation and test nodes, without those of classes that have fewer than the floor in a split.
-
-        A model that always predicts one class would count them, and a loss can hold the counts of all.
-        """
-        scored = {split: self.masks[split] for split in metrics.SPLITS}
-        return metrics.without_small_classes(scored, self.y, self.width, floor)
-
-    @classmethod
-    def wanted(cls, cfg: EvaluationConfig, width: int) -> tuple[str, ...]:
-        """As `metrics.wanted`, of C classes."""
-        return metrics.wanted(cfg, width)
-
-    @classmethod
-    def score_names(cls, cfg: EvaluationConfig, width: int) -> set[str]:
-        """As `metrics.score_names`, of C classes."""
-        return metrics.score_names(cfg, width)
+        self.y, self.part = self.graph.y, self.graph.part
+        self.masks = {"train": self.graph.train_mask, "val": self.graph.val_mask, "test": self.graph.test_mask}

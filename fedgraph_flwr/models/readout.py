@@ -1,0 +1,88 @@
+"""Readouts: models that predict items made of nodes, on top of the outputs of any model.
+
+    Z = model(X, edges) [N, H],   logits_e = W_2 ReLU(W_s z_u + W_t z_v + W_e e + b_1) + b_2     of an edge e from u to v
+
+The readout's parameters are ``readout.``, part of the head: methods that keep the head private keep them private, too.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.base import Model
+from fedgraph_flwr.models.layers import Linear, dropout, glorot
+from fedgraph_flwr.models.plain import Plain
+
+READOUT = "readout."
+"""Prefix of the names of a readout's parameters."""
+
+
+class EdgeReadout(nn.Module):
+    """Logits of edges from the outputs of their ends and their features: an MLP with one hidden layer, on [z_u ‖ z_v ‖ e].
+
+    Args:
+        width: H, of a node's outputs.
+        num_edge_features: D.
+        num_classes: C.
+        hidden: width of the hidden layer.
+        dropout: of the hidden layer.
+
+    Shapes: Z [N, H], ends [2, V], e [V, D] or None → [V, C].
+    """
+
+    def __init__(self, width: int, num_edge_features: int, num_classes: int, *, hidden: int, dropout: float):
+        super().__init__()
+        self.source, self.target = Linear(width, hidden), Linear(width, hidden, bias=False)
+        self.edge = glorot(num_edge_features, hidden) if num_edge_features else None
+        self.last = Linear(hidden, num_classes)
+        self.dropout = dropout
+
+    def forward(self, z: Tensor, inputs: Any) -> Tensor:
+        """Return [V, C]."""
+        if inputs.item_index is None:
+            raise ValueError("inputs without items cannot be read out")
+        source, target = inputs.item_index
+        h = self.source(z)[source] + self.target(z)[target]
+        if self.edge is not None:
+            h = h + inputs.item_attr @ self.edge
+        return self.last(dropout(h.relu(), self.dropout, self.training))
+
+
+class OfItems(Model):
+    """Mixin of a model with a readout: its outputs are those of items, not of nodes."""
+
+    stacks = False
+    readout: nn.Module
+
+    def classify(self, h: Tensor, inputs: Any) -> Tensor:
+        """Compute logits [V, C] of the items of ``inputs``."""
+        return self.readout(super().classify(h, inputs), inputs)
+
+    def grads(self, *args: Any) -> None:
+        """Leave gradients to autograd."""
+        return None
+
+    def plain(self) -> Plain:
+        """Refuse: exported code predicts nodes."""
+        raise FedGraphError("a model of edges cannot be exported yet: use `fedgraph-flwr predict`")
+
+
+def attach(model: Model, readout: nn.Module) -> Model:
+    """Return the model with a readout of its outputs, as part of its head."""
+    model.__class__ = _with_readout(type(model))  # type: ignore[arg-type]
+    model.readout = readout
+    model.head_prefixes = (*model.head_prefixes, READOUT)
+    return model
+
+
+@functools.cache
+def _with_readout(kind: type[Model]) -> type[Model]:
+    return type(kind.__name__, (OfItems, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def items_of(index: Tensor, attr: Tensor, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    """Return the fields of `Inputs` for items with these ends [2, V] and features [V, D], on a device."""
+    return {"item_index": index.to(device), "item_attr": attr.to(device, dtype) if attr.size(1) else None}

@@ -1,0 +1,58 @@
+"""Tasks with one class per item, scored by what a network says of each."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedgraph_flwr.config import EvaluationConfig, RunConfig
+from fedgraph_flwr.evaluation import metrics
+from fedgraph_flwr.numerics.losses import task_loss
+from fedgraph_flwr.tasks.base import Task
+
+
+class Classification(Task):
+    """Classes of items: outputs are logits [V, C], targets int64 [V], -1 where unknown.
+
+    Attributes:
+        part: in the pooled graph of the Central reference, the client of each item [V]; else empty.
+    """
+
+    classes: ClassVar = True
+    part: Tensor
+
+    @classmethod
+    def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
+        """C."""
+        return num_classes
+
+    @staticmethod
+    def loss(predictions: Tensor, y: Tensor, cfg: RunConfig, weights: Tensor | None = None) -> Tensor:
+        """``train.loss`` of logits [V, C] against classes [V]."""
+        return task_loss(predictions, y, cfg.train, weights)
+
+    def scorer(self, floor: int) -> metrics.Scored:
+        """Validation and test items, without those of a class that has fewer than the floor."""
+        return metrics.Scored(self.y, self._kept(floor), self.part, self.masks["train"].nonzero().view(-1))
+
+    def confusion(self, logits: Tensor, floor: int) -> list[float]:
+        """Confusion matrix of the test items, row after row; -n for a count below n, the floor."""
+        test = self._kept(floor)["test"] & (self.y >= 0)
+        return metrics.counts_of(logits.cpu()[test], self.y[test], self.width, floor)
+
+    def _kept(self, floor: int) -> dict[str, Tensor]:
+        """Validation and test items, without those of classes that have fewer than the floor in a split.
+
+        A model that always predicts one class would count them, and a loss can hold the counts of all.
+        """
+        scored = {split: self.masks[split] for split in metrics.SPLITS}
+        return metrics.without_small_classes(scored, self.y, self.width, floor)
+
+    @classmethod
+    def wanted(cls, cfg: EvaluationConfig, width: int) -> tuple[str, ...]:
+        """As `metrics.wanted`, of C classes."""
+        return metrics.wanted(cfg, width)
+
+    @classmethod
+    def score_names(cls, cfg: EvaluationConfig, width: int) -> set[str]:
+        """As `metrics.score_names`, of C classes."""
+        return metrics.score_names(cfg, width)
