@@ -425,7 +425,8 @@ def _keep_models(client: GraphClient, folder: StateFolder, config: Mapping[str, 
     values: dict[str, Any] = {}
     if client.saved_models.what == WHOLE:
         values = {"config": dataclasses.asdict(client.cfg), "file": str(client.file.absolute()) if client.file else ""}
-        values |= {key: getattr(client.graph, key) for key in ("schema", "num_classes", "num_features")}
+        values |= {key: getattr(client.graph, key) for key in ("schema", "num_features")}
+        values["num_classes"] = client.task.num_classes(client.graph)
     for name, tree in client.saved_models.state.items():
         parts = flatten({key: tree[key] for key in ("model", "method") if key in tree})
         folder.write_model(name, parts, values | {"round": int(tree["round"])})

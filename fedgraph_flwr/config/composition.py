@@ -348,7 +348,7 @@ def _group(group: str, name: str) -> tuple[str, DictConfig]:
     if group == "protocol":
         return str(path), body
     metric = {"evaluation": {"metric": body.pop("metric")}} if group == "task" and "metric" in body else {}
-    for other in (*_WISHES.get(group, ()), "declares"):
+    for other in (*_WISHES.get(group, ()), *([_BY_TASK] if group == "dataset" else []), "declares"):
         body.pop(other, None)
     return str(path), OmegaConf.create({group: _network(body) if group == "model" else body, **metric})
 
@@ -379,8 +379,9 @@ def _own_wishes(path: Path) -> dict[str, str]:
     return {"partition": "planted" if clients_of(path) else "louvain"}
 
 
-# A strategy may set a default model, a dataset a default partition and model.
-_WISHES = {"strategy": ("model",), "dataset": ("partition", "model")}
+# A strategy or a task may set a default model, a dataset a default partition and model, and further defaults by task.
+_WISHES = {"strategy": ("model",), "task": ("model",), "dataset": ("partition", "model")}
+_BY_TASK = "tasks"
 
 
 def _wishes(group: str, name: str) -> dict[str, str]:
@@ -391,6 +392,13 @@ def _wishes(group: str, name: str) -> dict[str, str]:
         return _own_wishes(own) if (own := imported_path(name)).is_file() else {}
     body = load(path) if path else {}
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
+
+
+def _by_task(dataset: str, task: str) -> list[tuple[str, DictConfig]]:
+    """Return the defaults that a dataset's file has for a task, as a layer."""
+    path = group_path("dataset", dataset)
+    found = load(path).get(_BY_TASK, {}).get(task) if path else None
+    return [(f"{path} ({_BY_TASK}.{task})", found)] if found else []
 
 
 def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
@@ -424,10 +432,11 @@ def _layers(given: dict[str, Any]) -> list[tuple[str, DictConfig]]:
     if file.is_file():
         own.append(_own_wishes(file))
     partition = choose("partition", *(c.get("partition") for c in (*chosen_below, by_protocol, *own)))
-    model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol)))
-
     task = choose("task", by_protocol.get("task"))
+    model = choose("model", *(c.get("model") for c in (*chosen_below, *own, by_protocol, _wishes("task", task))))
+
     layers += [_group("dataset", dataset), _group("partition", partition), _group("model", model), _group("task", task)]
+    layers += _by_task(dataset, task)
     if file.is_file():
         layers.append((str(file), OmegaConf.create(_own_defaults(file))))
     layers.append(_chosen("strategy", strategy, given))

@@ -283,6 +283,7 @@ class TrainConfig(Section, group="train"):
 METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precision")
 TASKS = {
     "nodes": METRICS,
+    "edges": ("average_precision", "auc", "macro_f1", "accuracy", "balanced_accuracy"),
     "links": ("mrr", "hits_1", "hits_3", "hits_10", "auc", "average_precision"),
 }
 """Scores of each task, the default headline first."""
@@ -363,7 +364,10 @@ class EvaluationConfig(Section, group="evaluation"):
 class TaskConfig(Section, group="task"):
     """The prediction task."""
 
-    name: str = choice("nodes", tuple(TASKS))  # nodes: one class per node | links: hidden edges
+    # nodes: one class per node | edges: one class per stored edge | links: hidden edges
+    name: str = choice("nodes", tuple(TASKS))
+    # edges: whether a client also reads the edges between its nodes and other clients', and predicts those that leave its nodes
+    between: bool = True
     # links: share of the training edges that a step predicts, and hides; 0: it predicts all and hides none
     disjoint: float = number(0.3, high=1)
     negatives: int = number(1, low=1, high=1000)  # links: pairs without an edge per training edge

@@ -63,9 +63,10 @@ def predict(run: FinishedRun) -> Predicted:
         graph = predictor.own
         if graph is None:
             raise FedGraphError("the client files are not on this machine")
-        test = graph.test_mask & (graph.y >= 0)
-        chances.append(predictor.logits(graph)[test].double().softmax(1).numpy())
-        labels.append(graph.y[test].numpy())
+        logits, task = predictor.items(graph)
+        test = task.masks["test"] & (task.y >= 0)
+        chances.append(logits[test].double().softmax(1).numpy())
+        labels.append(task.y[test].numpy())
     found = Predicted(np.concatenate(chances), np.concatenate(labels), min(of, MAX_CLIENTS), of)
     if not found.y.size:
         raise FedGraphError("no client has a labelled test node")
@@ -251,6 +252,10 @@ def hidden_map(page: Page, run: FinishedRun) -> Markup:
     if run.cfg.privacy.scores != "exact" or not run.clients or not run.summary:
         raise FedGraphError(
             "a map requires a finished run with privacy.scores=exact and its client files on this machine"
+        )
+    if kind_of(run.cfg).ITEMS != "nodes":
+        raise FedGraphError(
+            f"a map shows classes of nodes, and task={run.cfg.task.name} predicts {kind_of(run.cfg).ITEMS}"
         )
     of = 1 if run.cfg.strategy.pooled else len(run.clients)
     features, labels, owners = [], [], []

@@ -158,7 +158,7 @@ def _client_table(
     if graphs:
         columns["nodes"] = lambda c: (count(graphs[c]["nodes"]), graphs[c]["nodes"])
         columns["edges"] = lambda c: (count(graphs[c]["edges"]), graphs[c]["edges"])
-        if kind_of(run.cfg).classes:
+        if kind_of(run.cfg).ITEMS == "nodes":
             columns["training nodes"] = lambda c: (count(graphs[c]["train"]), graphs[c]["train"])
         columns["cut edges"] = lambda c: (count(graphs[c]["cut_edges"]), graphs[c]["cut_edges"])
         columns["homophily"] = lambda c: _share(graphs[c]["edge_homophily"])

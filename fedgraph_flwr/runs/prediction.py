@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from logging import WARNING
 from pathlib import Path
@@ -41,6 +41,7 @@ from fedgraph_flwr.moved import FILES
 from fedgraph_flwr.runs.checks import client_class
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
 from fedgraph_flwr.tasks import Task, kind_of
+from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.wire.messages import EVALUATE, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
@@ -96,6 +97,28 @@ class Predictions:
             FedGraphError: the suffix is unknown, or the folder is not writable.
         """
         write_frame(self.to_frame(), path)
+
+
+@dataclass
+class EdgePredictions(Predictions):
+    """Predictions for edges; ``ids`` are those of the edges.
+
+    Attributes:
+        ends: ids of their sources and targets [2, N].
+    """
+
+    ends: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), dtype=object))
+
+    def at(self, rows: np.ndarray) -> "EdgePredictions":
+        """Return the predictions at these positions [K]."""
+        return replace(self, ids=self.ids[rows], logits=self.logits[torch.as_tensor(rows)], ends=self.ends[:, rows])
+
+    def to_frame(self) -> Any:
+        """Return a pandas table: ``edge``, ``source``, ``target``, ``p_<class>`` for each class, ``class``."""
+        frame = super().to_frame().rename(columns={"id": "edge"})
+        frame.insert(1, "source", self.ends[0])
+        frame.insert(2, "target", self.ends[1])
+        return frame
 
 
 @dataclass
@@ -174,7 +197,7 @@ class Predictor:
         return self.meaning.where
 
     def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions:
-        """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph.
+        """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph; with ``task=edges``, all edges.
 
         Args:
             graph: a `Graph` or `HeteroGraph` (`data.prediction_input` reads tables), or a PyG ``Data`` or ``HeteroData``.
@@ -188,14 +211,30 @@ class Predictor:
             raise FedGraphError(
                 f"{self.source} was trained for task={self.cfg.task.name}: pass pairs of nodes (--pairs)"
             )
-        return Predictions(names_of(graph, ids), self.logits(graph), self.meaning.classes, self.threshold)
+        logits, task = self.items(graph)
+        if not isinstance(task, Edges):
+            return Predictions(names_of(graph, ids), logits, self.meaning.classes, self.threshold)
+        place = task.order.argsort()
+        names = names_of(graph, ids)
+        known = (
+            dict(zip(graph.node_id.tolist(), names, strict=True))
+            if hasattr(graph, "node_id")
+            else dict(enumerate(names))
+        )
+        ends = [[known.get(node, node) for node in row] for row in task.ends[:, place].tolist()]
+        edges = np.arange(place.numel()).astype(object)
+        return EdgePredictions(edges, logits[place], self.meaning.classes, self.threshold, np.array(ends, dtype=object))
 
     def logits(self, graph: Any) -> Tensor:
-        """Return logits [N, C] of a graph, as used by `predict`."""
-        logits, classes = self._predicted(self.as_graph(graph)), len(self.meaning.classes)
+        """Return logits [V, C] of a graph's items, as used by `predict`."""
+        return self.items(graph)[0]
+
+    def items(self, graph: Any) -> tuple[Tensor, Task]:
+        """Return logits [V, C] of a graph's items, and the task with their targets and masks in this order."""
+        (logits, task), classes = self._predicted(self.as_graph(graph)), len(self.meaning.classes)
         if logits.shape[1] != classes:
             raise FedGraphError(f"{self.source} names {classes} classes, but its model predicts {logits.shape[1]}")
-        return logits
+        return logits, task
 
     @property
     def task(self) -> type[Task]:
@@ -213,7 +252,7 @@ class Predictor:
         Raises:
             FedGraphError: another task, or an id that the graph does not have.
         """
-        if self.task.ITEMS != "edges":
+        if self.task.classes:
             raise FedGraphError(
                 f"{self.source} was trained for task={self.cfg.task.name}, which predicts no pairs of nodes"
             )
@@ -226,7 +265,7 @@ class Predictor:
                 " node table, or leave their pairs out"
             )
         rows = torch.tensor([[place[end] for end in pair] for pair in named]).reshape(-1, 2).T
-        return PairPredictions(named.T, self.task.read(self._predicted(graph), rows).numpy())
+        return PairPredictions(named.T, self.task.read(self._predicted(graph)[0], rows).numpy())
 
     def network(self, graph: Any) -> models.Model:
         """Return the trained model for graphs with the features of this one."""
@@ -258,15 +297,16 @@ class Predictor:
     @cached_property
     def threshold(self) -> float | None:
         """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
-        if self.own is None or self.own.num_classes != 2:
+        if self.own is None or len(self.meaning.classes) != 2:
             return None
-        return metrics.threshold(self._predicted(self.own), self.own.y, self.own.val_mask)
+        logits, task = self._predicted(self.own)
+        return metrics.threshold(logits, task.y, task.masks["val"])
 
-    def _predicted(self, graph: Any) -> Tensor:
+    def _predicted(self, graph: Any) -> tuple[Tensor, Task]:
         with same_process_state():
             client = self._ready(graph)
             shared = self.client is None and self.cfg.strategy.personal
-            return (client.predict_shared() if shared else client.predict()).detach().cpu()
+            return (client.predict_shared() if shared else client.predict()).detach().cpu(), client.task
 
     def plain(self) -> Plain:
         """Return the model as a module of plain PyG, with the parameters used for predictions.
@@ -335,6 +375,8 @@ class Predictor:
         if isinstance(own, HeteroGraph) != typed:
             kinds = ("homogeneous", "heterogeneous")
             raise FedGraphError(f"{self.source} expects a {kinds[typed]} graph, got a {kinds[not typed]} one")
+        if self.task is Edges:
+            own = replace(own, num_edge_classes=len(self.meaning.classes))
         client = kind(self.task.for_prediction(self.cfg), own)
         client.model.load_state_dict(self._fitting(client.model, own), strict=False)
         if self.memory:
@@ -421,7 +463,7 @@ def load_node(state: Path, at: str = "") -> Predictor:
     parts, values = read_tensors(path)
     with _blamed(path):
         own, schema = unflatten(parts), values["schema"]
-        classes = schema["agreed"]["classes"] if schema else map(str, range(values["num_classes"]))
+        classes = schema["agreed"][kind_of(cfg).CLASSES] if schema else map(str, range(values["num_classes"]))
         fitted, both = fitted_schema(schema, str(path)), bool(schema.get("undirected"))
         meaning = InputSpec(tuple(classes), values["num_features"], fitted, both, str(path))
         file = Path(values["file"]) if values["file"] else None

@@ -3,12 +3,13 @@
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.tasks.base import Batch, Learner, Scorer, Task
+from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.links import Links
 from fedgraph_flwr.tasks.nodes import Nodes
 
 __all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of", "probe", "task_class"]
 
-_KINDS: dict[str, type[Task]] = {"nodes": Nodes, "links": Links}
+_KINDS: dict[str, type[Task]] = {"nodes": Nodes, "edges": Edges, "links": Links}
 
 
 def kind_of(cfg: RunConfig) -> type[Task]:

@@ -69,6 +69,7 @@ class Task:
     Attributes:
         METRICS: scores of the task, the default headline first.
         ITEMS: what is predicted, as reports call it.
+        CLASSES: key of a schema with the names of the classes.
         classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
         typed: whether its graphs may have typed nodes and edges.
         reads_edges: whether it reads edge features, whatever the network does.
@@ -79,6 +80,7 @@ class Task:
 
     METRICS: ClassVar[tuple[str, ...]]
     ITEMS: ClassVar[str] = "nodes"
+    CLASSES: ClassVar[str] = "classes"
     classes: ClassVar[bool] = False
     typed: ClassVar[bool] = False
     reads_edges: ClassVar[bool] = False

@@ -1,0 +1,256 @@
+"""Edge classification: one class per stored edge, such as whether a payment is laundering.
+
+An edge is an item of one client, the owner of its source. With ``task.between`` a client reads the edges between its nodes and
+those of others, too: their other ends are nodes without features, as the client knows nothing else of them. It predicts those
+that leave its nodes. Labels are no features, so all edges stay messages, except with ``split.kind=temporal``: then training reads
+no edge after its cut, and validation none after the next.
+
+The ratio split orders each client's edges by a keyed hash of the global ids of their ends, so that a client and the pooled graph
+agree on it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgraph_flwr import models
+from fedgraph_flwr.config import TASKS, ModelConfig, RunConfig
+from fedgraph_flwr.data.graph import EDGE_FIELDS, ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
+from fedgraph_flwr.tasks import pairs
+from fedgraph_flwr.tasks.base import Learner, Stages
+from fedgraph_flwr.tasks.classification import Classification
+from fedgraph_flwr.wire.messages import derive_seed
+
+STAGES = ("train", "val", "test")
+
+
+class Edges(Classification):
+    """Classes of stored edges: outputs are logits [V, C], of the training edges first, targets int64 [V].
+
+    Attributes:
+        order: place of each item among the client's edges, which are its inner edges, then those that leave its nodes [V].
+        stage: first stage that reads each item as a message, [V]; 0 where all stages read every edge.
+        ends: global ids of the items' sources and targets [2, V].
+    """
+
+    METRICS: ClassVar = TASKS["edges"]
+    ITEMS: ClassVar = "edges"
+    CLASSES: ClassVar = "edge_classes"
+    reads_edges: ClassVar = True
+
+    def __init__(self, cfg: RunConfig, graph: ClientGraph):
+        self.cfg = cfg
+        if graph.schema.get("undirected"):
+            raise FedGraphError(
+                "task=edges predicts each edge once, but these tables were imported with --undirected, which lists it twice:"
+                " import them without it, and set model.reverse=true for messages in both directions"
+            )
+        self.whole = graph if cfg.task.between else _without_cut_edges(graph)
+        self.graph = self.until(0)
+        inner, leaving = self.whole.edge_index, self.whole.cut_out
+        ends = torch.cat([graph.node_id[inner], torch.stack([graph.node_id[leaving[0]], leaving[1]])], dim=1)
+        data = {key: _own_rows(self.whole, key) for key in ("edge_y", "edge_split")}
+        y = data["edge_y"] if data["edge_y"].numel() else torch.full((ends.size(1),), -1)
+        part = graph.part[inner[0]] if graph.part.numel() else graph.part  # the pooled graph has no edges to others
+        used = self._used(y, ends, part, data["edge_split"])
+        self.order = torch.cat([(used == 0).nonzero().view(-1), (used != 0).nonzero().view(-1)])
+        self.y, self.part = y[self.order], part[self.order] if part.numel() else part
+        self.stage = data["edge_split"][self.order] if data["edge_split"].numel() else torch.zeros_like(self.y)
+        self.ends = ends[:, self.order]
+        self.masks = {split: used[self.order] == number for number, split in enumerate(STAGES)}
+
+    def until(self, stage: int) -> ClientGraph:
+        """Return the graph that a stage reads."""
+        return with_foreign_ends(self.whole.until(stage))
+
+    def _used(self, y: Tensor, ends: Tensor, part: Tensor, split: Tensor) -> Tensor:
+        """Return the split that uses the label of each edge, int8 [V]: 0 to 2, or -1 for none."""
+        found = torch.full(y.shape, -1, dtype=torch.int8)
+        known = (y >= 0).nonzero().view(-1)
+        if split.numel():
+            found[known] = split[known]
+            return found
+        if self.cfg.split.kind == "temporal" and known.numel():
+            raise FedGraphError(
+                f"client {self.graph.client}: split.kind=temporal needs edges that were split by their times: import the tables"
+                " with --time-column and --split temporal, or set split.kind=ratio"
+            )
+        owner = part[known].numpy() if part.numel() else np.zeros(known.numel(), dtype=np.int64)
+        place = self._hashed(ends[:, known].numpy(), np.stack([owner, y[known].numpy()]))
+        order, owner = known.numpy()[place], owner[place]
+        shares = self.cfg.split.train, self.cfg.split.val, self.cfg.split.test
+        for client in np.unique(owner):
+            for number, rows in enumerate(pairs.split_pairs(order[owner == client], shares)):
+                found[torch.from_numpy(rows)] = number
+        return found
+
+    def _hashed(self, ends: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Return items in the order of a keyed hash of their ends [V]; with ``split.stratify``, each group evenly along it.
+
+        Args:
+            ends: global ids [2, V].
+            groups: client and class of each item [2, V].
+        """
+        key = pairs.mixed(_copies(ends) + np.uint64(derive_seed(self.cfg.seed, "edges")))
+        order = np.argsort(pairs.mixed(pairs.keyed(ends, 0) ^ key), kind="stable")
+        return order[np.argsort(_even(groups[:, order]), kind="stable")] if self.cfg.split.stratify else order
+
+    @classmethod
+    def network(cls, cfg: ModelConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
+        """A model with ``model.hidden`` outputs per node, and an `EdgeReadout` of them."""
+        model = models.build(cfg, num_features, cfg.hidden, num_edge_features)
+        sizes = cfg.hidden, num_edge_features, width
+        return attach(model, EdgeReadout(*sizes, hidden=cfg.hidden, dropout=cfg.dropout))
+
+    @classmethod
+    def num_classes(cls, graph: Any) -> int:
+        """C: classes of edges.
+
+        Raises:
+            FedGraphError: the edges have no labels.
+        """
+        agreed = graph.schema.get("agreed", {}).get("edge_classes", ())
+        found = graph.num_edge_classes or len(agreed)
+        if not found and graph.edge_y.numel():  # a file of an earlier version
+            found = max(int(graph.edge_y.max()) + 1, 2)
+        if not found:
+            where = f"dataset '{graph.name}'" if graph.name else "the graph"
+            raise FedGraphError(
+                f"task=edges needs labels of edges, which {where} does not have: import the tables with --edge-label-column, or"
+                " choose dataset=payments"
+            )
+        return int(found)
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """The graph has nodes for the ends at other clients."""
+        return {"task": "edges", "between": self.cfg.task.between}
+
+    def training_inputs(self, inputs: Any, client: Learner) -> Any:
+        """With the training edges as items."""
+        return self._reading(inputs, 0, self.masks["train"].nonzero().view(-1), client)
+
+    def later(self, client: Learner, inputs: Any) -> Stages:
+        """All items, each as its stage predicts it."""
+        if not bool(self.stage.any()):
+            every = torch.arange(self.order.numel())
+            return [(every, self._reading(inputs, 0, every, client))]
+        found: Stages = []
+        for number in range(len(STAGES)):
+            rows = (self.stage == number).nonzero().view(-1)
+            own = inputs if not number else client.inputs_of(self.until(number), stage=number, **self.variant)
+            found.append((rows, self._reading(own, number, rows, client)))
+        return found
+
+    def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: Stages) -> Tensor:
+        """Every item is of a later stage."""
+        found = [(rows, compute(own)) for rows, own in later]
+        first = found[0][1]
+        logits = first.new_zeros(self.order.numel(), first.size(1))
+        for rows, values in found:
+            logits[rows] = values
+        return logits
+
+    def _reading(self, inputs: Any, stage: int, rows: Tensor, client: Learner) -> Any:
+        """Return inputs with these items, all of which the stage reads."""
+        graph = self.graph if not stage else self.until(stage)
+        read = torch.ones(self.order.numel(), dtype=torch.int64)
+        read[self.order] = (self.stage <= stage).to(torch.int64)
+        edges = (read.cumsum(0) - 1)[self.order[rows]]
+        attr = graph.edge_attr[edges] if graph.num_edge_features else graph.edge_attr
+        return replace(inputs, **items_of(graph.edge_index[:, edges], attr, client.device, client.dtype))
+
+    @classmethod
+    def for_prediction(cls, cfg: RunConfig) -> RunConfig:
+        """All edges of a new graph are read; those of a client's own file keep their stages."""
+        return replace(cfg, split=replace(cfg.split, kind="ratio"))
+
+    @classmethod
+    def check(cls, cfg: RunConfig) -> None:
+        """Edges are split at random or by time."""
+        if cfg.split.kind not in ("ratio", "temporal"):
+            raise FedGraphError(
+                f"task=edges splits edges at random or by time, got split.kind={cfg.split.kind}: set split.kind to ratio or"
+                " temporal"
+            )
+
+
+def _copies(ends: np.ndarray) -> np.ndarray:
+    """Return how many earlier edges have the same ends [2, V], uint64 [V]."""
+    order, place = np.lexsort((np.arange(ends.shape[1]), ends[1], ends[0])), np.arange(ends.shape[1])
+    new = np.ones(order.size, dtype=bool)
+    new[1:] = (np.diff(ends[:, order], axis=1) != 0).any(0)
+    found = np.empty(order.size, dtype=np.uint64)
+    found[order] = place - np.maximum.accumulate(np.where(new, place, 0))
+    return found
+
+
+def _even(groups: np.ndarray) -> np.ndarray:
+    """Return places in (0, 1) [V] that spread the items of each group (client, class) [2, V] evenly, in their order."""
+    _, of, size = np.unique(groups, axis=1, return_inverse=True, return_counts=True)
+    order = np.argsort(of.ravel(), kind="stable")
+    rank = np.empty(order.size)
+    rank[order] = np.arange(order.size) - np.repeat(np.cumsum(size) - size, size)
+    return np.asarray((rank + 0.5) / size[of.ravel()])
+
+
+def _own_rows(graph: ClientGraph, key: str) -> Tensor:
+    """Return a field of the client's edges: the inner ones, then those that leave its nodes."""
+    held = [rows for rows in (getattr(graph, key), getattr(graph, f"cut_out_{key}")) if rows.numel()]
+    return torch.cat(held) if held else getattr(graph, key)
+
+
+def _without_cut_edges(graph: ClientGraph) -> ClientGraph:
+    """Return a client's graph with its inner edges only."""
+    empty: dict[str, Any] = {}
+    for cut in ("cut_out", "cut_in"):
+        empty[cut] = getattr(graph, cut)[:, :0]
+        empty |= {key: getattr(graph, key)[:0] for key in (f"{cut}_owner", *(f"{cut}_{name}" for name in EDGE_FIELDS))}
+    return replace(graph, **empty)
+
+
+def with_foreign_ends(graph: ClientGraph) -> ClientGraph:
+    """Return a client's graph with its cut edges, whose other ends are nodes without features and labels.
+
+    The edges are its inner ones, then those that leave its nodes, then those that reach them.
+
+    Raises:
+        FedGraphError: some cut edges lack data that the inner edges have.
+    """
+    if not graph.cut_out.size(1) + graph.cut_in.size(1):
+        return graph
+    n = graph.num_nodes
+    far = torch.cat([graph.cut_out[1], graph.cut_in[1]])
+    foreign, place = far.unique(return_inverse=True)
+    out, into = (n + place).split([graph.cut_out.size(1), graph.cut_in.size(1)])
+    edges = torch.cat(
+        [graph.edge_index, torch.stack([graph.cut_out[0], out]), torch.stack([into, graph.cut_in[0]])], dim=1
+    )
+    data: dict[str, Any] = {}
+    for key in EDGE_FIELDS:
+        parts = [getattr(graph, name) for name in (key, f"cut_out_{key}", f"cut_in_{key}")]
+        if held := [part for part in parts if part.numel()]:
+            data[key] = torch.cat(held)
+            if len(data[key]) != edges.size(1):
+                raise FedGraphError(
+                    f"client {graph.client}: only some of its edges have {key}: import its edges with the same columns, or set"
+                    " task.between=false"
+                )
+    count = foreign.numel()
+    none = torch.zeros(count, dtype=torch.bool)
+    masks = ("train_mask", "val_mask", "test_mask")
+    data |= {mask: torch.cat([getattr(graph, mask), none]) for mask in masks}
+    return replace(
+        _without_cut_edges(graph),
+        x=torch.cat([graph.x, graph.x.new_zeros(count, graph.num_features)]),
+        edge_index=edges,
+        y=torch.cat([graph.y, torch.full((count,), -1)]),
+        node_id=torch.cat([graph.node_id, foreign]),
+        **data,
+    )

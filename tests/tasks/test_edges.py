@@ -1,0 +1,384 @@
+"""task=edges: labels of stored edges, without leaks, and scores of a plain loop."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
+from torch_geometric.nn import GCNConv
+
+import fedgraph_flwr as fg
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import SplitConfig, compose, group_names
+from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors
+from fedgraph_flwr.data.split import split_graph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import load_client
+from fedgraph_flwr.partition.clients import cut, pool
+from fedgraph_flwr.runs.checks import check_method, client_class, tasks_of
+from fedgraph_flwr.runs.prediction import load_predictor
+from fedgraph_flwr.tasks.edges import Edges, with_foreign_ends
+from fedgraph_flwr.testing import assert_same_arrays
+
+WORDS = ["task=edges", "model.hidden=8", "num_clients=1", "rounds=2", "dtype=float64", "model.dropout=0"]
+
+NODES, EDGES, FIRST, SECOND = 40, 300, 599, 799
+
+
+def random_graph(seed: int = 0) -> Graph:
+    """A multigraph whose edges have two features, times and a label that depends on the first feature."""
+    rng = np.random.default_rng(seed)
+    attr = rng.standard_normal((EDGES, 2))
+    none = torch.zeros(NODES, dtype=torch.bool)
+    return Graph(
+        x=torch.from_numpy(rng.standard_normal((NODES, 5))).float(),
+        edge_index=torch.from_numpy(rng.integers(NODES, size=(2, EDGES))),
+        y=torch.arange(NODES) % 2,
+        train_mask=torch.ones(NODES, dtype=torch.bool),
+        val_mask=none,
+        test_mask=none.clone(),
+        num_classes=2,
+        num_edge_classes=2,
+        edge_attr=torch.from_numpy(attr).float(),
+        edge_time=torch.from_numpy(rng.permutation(1000)[:EDGES]),
+        edge_y=torch.from_numpy((attr[:, 0] + rng.standard_normal(EDGES) > 0.5).astype(np.int64)),
+    )
+
+
+def clients_of(graph: Graph, parts: int = 1) -> list[ClientGraph]:
+    return cut(graph, [torch.arange(NODES)[torch.arange(NODES) % parts == i] for i in range(parts)])
+
+
+def client(graph: Any, *words: str) -> GraphClient:
+    own = graph if isinstance(graph, ClientGraph) else clients_of(graph)[0]
+    return GraphClient(compose([*WORDS, *words]), own)
+
+
+def task_of(made: GraphClient) -> Edges:
+    assert isinstance(made.task, Edges)
+    return made.task
+
+
+def timed(graph: Graph) -> Graph:
+    """The graph, split at two times."""
+    return split_graph(graph, SplitConfig(kind="temporal", until=[FIRST, SECOND]), seed=0)
+
+
+def with_noise_after(graph: Graph, time: int, seed: int = 9) -> Graph:
+    """The graph with other ends, features and labels of all edges after a time, and fewer of them."""
+    rng = np.random.default_rng(seed)
+    late = graph.edge_time > time
+    count = int(late.sum())
+    ends, attr, y = graph.edge_index.clone(), graph.edge_attr.clone(), graph.edge_y.clone()
+    ends[:, late] = torch.from_numpy(rng.integers(NODES, size=(2, count)))
+    attr[late] = 1e3 * torch.from_numpy(rng.standard_normal((count, 2))).float()
+    y[late] = torch.from_numpy(rng.integers(2, size=count))
+    kept = (~late | (torch.rand(EDGES, generator=torch.Generator().manual_seed(1)) < 0.7)).nonzero().view(-1)
+    changed = replace(graph, edge_index=ends, edge_attr=attr, edge_y=y)
+    return changed.with_edges(ends[:, kept], kept)
+
+
+def trained(made: GraphClient) -> dict[str, torch.Tensor]:
+    made.train()
+    return {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+
+
+MODELS = ["gine", "gatv2", "transformer", "pna", "gcn", "sage", "mlp", "gat", "acm"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_predict_each_edge(model):
+    made = client(random_graph(), f"model={model}", "model.hidden=8")
+    before = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+    assert made.predict().shape == (EDGES, 2)
+    made.train()
+    assert {name.split(".")[0] for name in made.model.head_names()} >= {"readout"}
+    changed = {name for name, tensor in made.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert any(name.startswith("readout.") for name in changed)
+    assert any(not name.startswith("readout.") for name in changed)
+
+
+def plain_loop(graph: Graph, made: GraphClient, items: dict[str, torch.Tensor], steps: int) -> torch.nn.ModuleDict:
+    """PyG's layers and a plain readout on [z_u ‖ z_v ‖ e] in float64, trained from the client's own start."""
+    convolutions = {"layers.0": GCNConv(5, 8).double(), "head": GCNConv(8, 8).double()}
+    first, last = torch.nn.Linear(18, 8).double(), torch.nn.Linear(8, 2).double()
+    tensors = made.model.state_dict()
+    with torch.no_grad():
+        for name, layer in convolutions.items():
+            layer.lin.weight.copy_(tensors[f"{name}.weight"].T)
+            layer.bias.copy_(tensors[f"{name}.bias"])
+        parts = [tensors[f"readout.{name}"] for name in ("source.weight", "target.weight", "edge")]
+        first.weight.copy_(torch.cat(parts).T)
+        first.bias.copy_(tensors["readout.source.bias"])
+        last.weight.copy_(tensors["readout.last.weight"].T)
+        last.bias.copy_(tensors["readout.last.bias"])
+    net = torch.nn.ModuleDict({"a": convolutions["layers.0"], "b": convolutions["head"], "first": first, "last": last})
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    x, edges = graph.x.double(), graph.edge_index
+    rows = items["train"]
+
+    def logits() -> torch.Tensor:
+        z = net["b"](torch.relu(net["a"](x, edges)), edges)
+        e = torch.cat([z[edges[0]], z[edges[1]], graph.edge_attr.double()], dim=1)
+        return net["last"](torch.relu(net["first"](e)))
+
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(logits()[rows], graph.edge_y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    net.logits = logits().detach()
+    return net
+
+
+def places(made: GraphClient) -> dict[str, torch.Tensor]:
+    """Stored places of the edges of each split, of a client that owns all nodes."""
+    task = task_of(made)
+    return {split: task.order[mask] for split, mask in task.masks.items()}
+
+
+def test_one_client_equals_a_plain_pyg_loop_and_scikit_learn():
+    graph = random_graph()
+    made = client(graph, "model=gcn", "train.local_steps=3", "train.weight_decay=0", "train.lr=0.01")
+    items = places(made)
+    assert sorted(torch.cat(list(items.values())).tolist()) == list(range(EDGES))
+    assert [len(items[split]) for split in ("train", "val", "test")] == [180, 60, 60]
+    net = plain_loop(graph, made, items, steps=3)
+    made.train()
+    logits = made.predict()
+    assert torch.allclose(logits, net.logits[task_of(made).order], rtol=0, atol=1e-12)
+    scores = made.score(logits)
+    chance = net.logits.softmax(1)[:, 1].numpy()
+    y, test = graph.edge_y.numpy(), items["test"].numpy()
+    assert scores["test-auc"][0] == pytest.approx(roc_auc_score(y[test], chance[test]))
+    assert scores["test-average_precision"][0] == pytest.approx(average_precision_score(y[test], chance[test]))
+    assert scores["test-macro_f1"][0] == pytest.approx(f1_score(y[test], chance[test] > 0.5, average="macro"))
+    val = items["val"].numpy()
+    best = max(f1_score(y[val], chance[val] >= t) for t in chance[val])
+    assert scores["val-f1_at_threshold"][0] == pytest.approx(best)
+
+
+def test_central_equals_one_client():
+    graph = clients_of(random_graph())[0]
+    alone, central = client(graph, "model=gine"), client(pool([graph]), "model=gine", "strategy=central")
+    assert_same_arrays(trained(alone), trained(central))
+    assert torch.equal(alone.predict(), central.predict())
+
+
+@pytest.mark.parametrize("words", [(), ("split.stratify=true",)])
+def test_each_edge_is_an_item_of_the_owner_of_its_source(words):
+    """Clients and the pooled graph split the same edges alike, so that their scores are of the same items."""
+    graph = random_graph()
+    clients = clients_of(graph, 3)
+    own = [task_of(client(one, *words)) for one in clients]
+    whole = task_of(client(pool(clients), *words))
+    assert sum(task.y.numel() for task in own) == EDGES == whole.y.numel()
+    for split in ("train", "val", "test"):
+        expected = sorted(map(tuple, whole.ends[:, whole.masks[split]].T.tolist()))
+        found = [map(tuple, task.ends[:, task.masks[split]].T.tolist()) for task in own]
+        assert sorted(edge for one in found for edge in one) == expected
+        for number, task in enumerate(own):
+            mask = whole.masks[split] & (whole.part == number)
+            assert torch.equal(torch.sort(whole.y[mask]).values, torch.sort(task.y[task.masks[split]]).values)
+    for number, task in enumerate(own):
+        assert (task.ends[0] % 3 == number).all()
+        if words:
+            shares = [float(task.y[task.masks[split]].double().mean()) for split in ("train", "val", "test")]
+            assert max(shares) - min(shares) < 0.1
+    inner = task_of(client(clients[0], "task.between=false"))
+    assert inner.y.numel() == clients[0].edge_index.size(1) == inner.graph.edge_index.size(1)
+
+
+def test_foreign_ends_are_nodes_without_features():
+    one = clients_of(random_graph(), 3)[0]
+    whole = with_foreign_ends(one)
+    assert whole.edge_index.size(1) == sum(cut.size(1) for cut in (one.edge_index, one.cut_out, one.cut_in))
+    assert not whole.x[one.num_nodes :].any()
+    leaving = whole.edge_index[:, one.edge_index.size(1) :][:, : one.cut_out.size(1)]
+    assert torch.equal(whole.node_id[leaving[1]], one.cut_out[1])
+
+
+@pytest.mark.parametrize("model", ["gine", "gcn"])
+def test_labels_of_scored_edges_change_no_gradient(model):
+    graph = random_graph()
+    made = client(graph, f"model={model}")
+    items = places(made)
+    y = graph.edge_y.clone()
+    for split in ("val", "test"):
+        y[items[split]] = 1 - y[items[split]]
+    assert_same_arrays(trained(made), trained(client(replace(graph, edge_y=y), f"model={model}")))
+    y[items["train"][0]] = 1 - y[items["train"][0]]
+    other = trained(client(replace(graph, edge_y=y), f"model={model}"))
+    assert not torch.equal(made.model.state_dict()["readout.last.weight"], other["readout.last.weight"])
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("model", ["gine", "gcn", "transformer"])
+def test_training_reads_no_edge_after_the_cut(model, parts):
+    """With everything after the first time replaced by noise, training has the same bits."""
+    graph = random_graph()
+    runs = [
+        client(clients_of(timed(g), parts)[0], f"model={model}", "model.hidden=8", "split.kind=temporal")
+        for g in (graph, with_noise_after(graph, FIRST))
+    ]
+    assert_same_arrays(trained(runs[0]), trained(runs[1]))
+    assert runs[0].num_train == int((clients_of(timed(graph), parts)[0].edge_split == 0).sum()) + int(
+        (clients_of(timed(graph), parts)[0].cut_out_edge_split == 0).sum()
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_validation_reads_no_edge_after_the_second_cut(parts):
+    graph = random_graph()
+    runs = [
+        client(clients_of(timed(g), parts)[0], "model=gine", "split.kind=temporal")
+        for g in (graph, with_noise_after(graph, SECOND))
+    ]
+    scores = [made.score(made.predict()) for made in runs]
+    assert scores[0]["val-loss"] == scores[1]["val-loss"]
+    assert scores[0]["test-loss"] != scores[1]["test-loss"]
+    third = client(clients_of(timed(with_noise_after(graph, FIRST)), parts)[0], "model=gine", "split.kind=temporal")
+    assert third.score(third.predict())["val-loss"] != scores[0]["val-loss"]
+
+
+def test_each_stage_predicts_as_a_graph_that_ends_with_it():
+    graph = timed(random_graph())
+    made = client(graph, "model=gine", "split.kind=temporal")
+    task, logits = task_of(made), made.predict()
+    for stage, time in ((0, FIRST), (1, SECOND)):
+        kept = (graph.edge_time <= time).nonzero().view(-1)
+        shorter = graph.with_edges(graph.edge_index[:, kept], kept)
+        shorter = replace(shorter, edge_split=torch.zeros(0, dtype=torch.int8))
+        alone = client(shorter, "model=gine", "split.train=1", "split.val=0", "split.test=0")
+        alone.model.load_state_dict(made.model.state_dict())
+        expected = torch.zeros(EDGES, 2, dtype=torch.float64)
+        expected[kept[task_of(alone).order]] = alone.predict()
+        rows = task.stage == stage
+        assert torch.equal(logits[rows], expected[task.order[rows]])
+
+
+def test_unknown_labels_are_predicted_but_not_used():
+    graph = random_graph()
+    graph.edge_y[:50] = -1
+    made = client(graph)
+    task = task_of(made)
+    used = torch.stack(list(task.masks.values())).any(0)
+    assert int(used.sum()) == EDGES - 50
+    assert set(task.order[~used].tolist()) == set(range(50))
+    assert made.predict().shape[0] == EDGES
+
+
+def test_fedper_keeps_the_readout_private():
+    made = client(random_graph(), "strategy=fedper")
+    assert not any(name.startswith("readout.") for name in made.shared)
+    assert any(name.startswith("readout.") for name in made.tensors)
+
+
+PAYMENTS = {
+    **{"dataset": "payments", "dataset.accounts": 150, "dataset.background": 600, "dataset.per_kind": 2},
+    **{"task": "edges", "num_clients": 3, "rounds": 2, "model.hidden": 8, "progress": False},
+}
+
+
+def final(path: Path) -> dict[str, torch.Tensor]:
+    """The final shared parameters of a run's folder."""
+    return read_tensors(path / "model_final.safetensors")[0]
+
+
+@pytest.fixture(scope="module")
+def inline(tmp_path_factory) -> Path:
+    """The folder of a finished run."""
+    out = tmp_path_factory.mktemp("edges") / "inline"
+    run = fg.run(out=str(out), checkpoint_every=1, **PAYMENTS)
+    assert run.summary["headline"] == "test_average_precision at best_val"
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower-simulation"])
+def test_engines_give_the_same_bits(engine, inline, tmp_path):
+    fg.run(out=str(tmp_path / "run"), engine=engine, **PAYMENTS)
+    assert_same_arrays(final(tmp_path / "run"), final(inline))
+
+
+def test_a_resumed_run_gives_the_same_bits(inline, tmp_path):
+    fg.run(out=str(tmp_path / "run"), checkpoint_every=1, **PAYMENTS | {"rounds": 1})
+    fg.load_run(tmp_path / "run").resume(rounds=2, progress=False)
+    assert_same_arrays(final(tmp_path / "run"), final(inline))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"privacy.secagg": True, "split.kind": "temporal"},
+        {"privacy.dp": "server_fixed", "privacy.noise_multiplier": 1.0, "strategy.weighting": "uniform"},
+        {"strategy": "central", "train.loss": "weighted", "model": "gine"},
+        {"strategy": "local", "train.loss": "focal"},
+    ],
+    ids=str,
+)
+def test_edges_run_under_protections_and_references(keys, tmp_path):
+    run = fg.run(out=str(tmp_path / "run"), **PAYMENTS | keys)
+    assert 0 < run.summary["test_average_precision"] <= 1
+
+
+def test_predictions_list_edges_as_they_were_scored(inline):
+    run = fg.load_run(inline)
+    found = run.predict(client=1)
+    frame = found.to_frame()
+    assert list(frame.columns) == ["edge", "source", "target", "p_0", "p_1", "class"]
+    own = load_client(run.config, 1)
+    inner = own.edge_index.size(1)
+    assert len(frame) == inner + own.cut_out.size(1)
+    assert frame["source"][:inner].tolist() == own.node_id[own.edge_index[0]].tolist()
+    assert frame["target"][inner:].tolist() == own.cut_out[1].tolist()
+    made = client_class(run.config)(run.config, own)
+    made.model.load_state_dict(final(inline), strict=False)
+    expected = made.predict()[task_of(made).order.argsort()]
+    assert torch.equal(load_predictor(inline, 1, "last").predict(own).logits, expected)
+
+
+def test_the_report_counts_edges(inline, tmp_path):
+    page = fg.load_run(inline).report(tmp_path / "report.html").read_text()
+    assert "test edges" in page
+    assert "Classes of nodes" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["strategy=fedgta"], "strategy=fedgta does not serve task=edges: set task to nodes"),
+        (["split.kind=kfold"], "task=edges splits edges at random or by time, got split.kind=kfold"),
+        (["dataset=mutag"], "graphs of one type of nodes"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_run(words, match):
+    with pytest.raises(FedGraphError, match=match):
+        check_method(compose([*WORDS, *words]))
+
+
+def test_graphs_that_do_not_fit_are_refused():
+    graph = random_graph()
+    with pytest.raises(FedGraphError, match="task=edges needs labels of edges, which the graph does not have"):
+        client(replace(graph, edge_y=torch.zeros(0, dtype=torch.int64), num_edge_classes=0))
+    with pytest.raises(FedGraphError, match="imported with --undirected, which lists it twice"):
+        client(replace(graph, schema={"undirected": True}))
+    with pytest.raises(FedGraphError, match=r"split\.kind=temporal needs edges that were split by their times"):
+        client(graph, "split.kind=temporal")
+
+
+def serving(task: str) -> list[str]:
+    """Strategies whose client declares that it serves a task."""
+    runs = {name: compose([f"strategy={name}"]) for name in group_names("strategy")}
+    return [name for name, cfg in runs.items() if task in tasks_of(cfg, client_class(cfg))]
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(n, marks=pytest.mark.slow) if n != "scaffold" else n for n in serving("edges")]
+)
+def test_every_method_that_serves_edges_is_scored(strategy, tmp_path):
+    run = fg.run(out=str(tmp_path / "run"), strategy=strategy, **PAYMENTS)
+    assert 0 < run.summary["test_average_precision"] <= 1
