@@ -45,7 +45,6 @@ from fedgraph_flwr.data.schema import check_same
 from fedgraph_flwr.data.split import grouping_seed
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.prepared import SUFFIX
-from fedgraph_flwr.tasks import kind_of
 
 VERSION = 1
 """Version of the partition code; a change of any partition's result increases it."""
@@ -369,7 +368,7 @@ def input_spec(cfg: RunConfig) -> dict[str, Any]:
     schemas = [read_header(path)[1]["schema"] for path in paths]
     alike = all(values["fitted"] == schemas[0]["fitted"] for values in schemas)
     return {
-        "classes": schemas[0]["agreed"].get(kind_of(cfg).CLASSES, []),
+        "classes": schemas[0]["agreed"].get("edge_classes" if cfg.task.name == "edges" else "classes", []),
         "schema": schemas[0]["fitted" if alike else "agreed"],
         "undirected": all(values.get("undirected", False) for values in schemas),
     }
