@@ -18,13 +18,13 @@ Tree = dict[str, Any]
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return a tree's leaves by path; NumPy arrays become tensors, sharing memory if possible."""
+    """Return a tree's leaves by path; NumPy arrays and scalars become tensors, sharing memory if possible."""
     flat: dict[str, Tensor] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
             flat |= {f"{key}/{path}": leaf for path, leaf in flatten(value).items()}
         else:
-            leaf = torch.from_numpy(np.asarray(value, order="C")) if isinstance(value, np.ndarray) else value
+            leaf = torch.from_numpy(np.asarray(value, order="C")) if isinstance(value, np.ndarray | np.generic) else value
             flat[str(key)] = leaf.detach()
     return flat
 
