@@ -24,7 +24,9 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Tensor]:
         if isinstance(value, Mapping):
             flat |= {f"{key}/{path}": leaf for path, leaf in flatten(value).items()}
         else:
-            leaf = torch.from_numpy(np.asarray(value, order="C")) if isinstance(value, np.ndarray | np.generic) else value
+            leaf = (
+                torch.from_numpy(np.asarray(value, order="C")) if isinstance(value, np.ndarray | np.generic) else value
+            )
             flat[str(key)] = leaf.detach()
     return flat
 
