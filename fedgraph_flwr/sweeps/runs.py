@@ -78,14 +78,19 @@ def majority(words: Sequence[str]) -> float:
     import torch.nn.functional as F
 
     from fedgraph_flwr.evaluation import metrics
+    from fedgraph_flwr.tasks import kind_of
 
     cfg, graphs = _clients(words)
-    label = torch.cat([g.y[g.train_mask] for g in graphs]).bincount().argmax()
+    tasks = [kind_of(cfg)(cfg, graph) for graph in graphs]
+    classes = kind_of(cfg).classes
+    label = torch.cat([task.y[task.masks["train"]] for task in tasks]).bincount().argmax() if classes else None
     scores: dict[str, list[float]] = {}
-    for g in graphs:
-        logits = F.one_hot(label, g.num_classes).float().expand(g.y.numel(), -1)
-        scored = metrics.Scored(g.y, {"test": g.test_mask})
-        told = scored.score(logits, metrics.wanted(cfg.evaluation, g.num_classes), cfg.evaluation.own)
+    for task in tasks:
+        width = task.width
+        constant = torch.zeros(task.graph.num_nodes, width)
+        if label is not None:
+            constant = F.one_hot(label, width).float().expand(task.y.numel(), -1)
+        told = task.scorer(0).score(constant, task.wanted(cfg.evaluation, width), cfg.evaluation.own)
         scores = {key: [*scores.get(key, []), *values] for key, values in told.items()}
     key = metrics.headline if cfg.evaluation.metric == "accuracy" else metrics.chance_key
     return metrics.averages(scores, [float(g.num_nodes) for g in graphs])[key(cfg.evaluation, "test")]

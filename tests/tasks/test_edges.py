@@ -20,6 +20,7 @@ from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
 from fedgraph_flwr.runs.checks import check_method, client_class, tasks_of
 from fedgraph_flwr.runs.prediction import load_predictor
+from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks.edges import Edges, with_foreign_ends
 from fedgraph_flwr.testing import assert_same_arrays
 
@@ -382,3 +383,9 @@ def serving(task: str) -> list[str]:
 def test_every_method_that_serves_edges_is_scored(strategy, tmp_path):
     run = fg.run(out=str(tmp_path / "run"), strategy=strategy, **PAYMENTS)
     assert 0 < run.summary["test_average_precision"] <= 1
+
+
+def test_a_sweep_counts_the_chance_level_of_edges(inline):
+    run = fg.load_run(inline)
+    words = [f"{key}={value}" for key, value in PAYMENTS.items() if key != "progress"]
+    assert majority(words) == pytest.approx(run.summary["metrics"]["best_val"]["test_chance_average_precision"])
