@@ -117,3 +117,10 @@ def test_on_the_whole_graph_the_pooled_model_keeps_its_score_and_one_shared_mode
     assert scores["fedavg"] == pytest.approx(float(hit[graph.test_mask].double().mean()))
     own = [load_predictor(tmp_path / "local", i).logits(graph).argmax(1) == graph.y for i in range(3)]
     assert scores["local"] == pytest.approx(np.mean([float(hit[graph.test_mask].double().mean()) for hit in own]))
+
+
+def test_the_stored_table_of_the_whole_graph_is_what_its_rows_say():
+    sweep = load(FOLDER / "federatedscope.yaml")
+    found = whole_graph.read(FOLDER / "results" / "federatedscope_whole.csv")
+    assert {row["words"] for row in found} == {" ".join(cell.words) for cell in sweep.cells({})}
+    assert (FOLDER / "results" / "federatedscope_whole.md").read_text() == whole_graph.table(sweep, found)
