@@ -283,12 +283,17 @@ class TrainConfig(Section, group="train"):
 METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precision")
 TASKS = {
     "nodes": METRICS,
+    "nodes-regression": ("rmse", "mae", "r2"),
+    "nodes-multilabel": ("average_precision", "auc", "macro_f1", "micro_f1", "subset_accuracy"),
     "edges": ("average_precision", "auc", "macro_f1", "accuracy", "balanced_accuracy"),
     "links": ("mrr", "hits_1", "hits_3", "hits_10", "auc", "average_precision"),
 }
 """Scores of each task, the default headline first."""
 
-SHARES = frozenset(chain(*TASKS.values()))
+UNBOUNDED = {"rmse": -1.0, "mae": -1.0, "r2": 1.0}
+"""Scores that may lie outside [0, 1], and the sign by which higher is better; all others are in [0, 1], higher is better."""
+
+SHARES = frozenset(chain(*TASKS.values())) - UNBOUNDED.keys()
 """Scores in [0, 1], which reports show in percent."""
 
 AVERAGES = ("clients", "test_nodes", "nodes")
@@ -357,15 +362,24 @@ class EvaluationConfig(Section, group="evaluation"):
     @property
     def watched(self) -> tuple[str, float]:
         """Name of the score that `monitor` selects, and the sign by which higher is better."""
-        return ("loss", -1.0) if self.monitor == "loss" else (self.headline, 1.0)
+        return ("loss", -1.0) if self.monitor == "loss" else (self.headline, self.sign)
+
+    @property
+    def sign(self) -> float:
+        """1 if a higher headline score is better, else -1."""
+        return UNBOUNDED.get(self.headline, 1.0)
 
 
 @dataclass
 class TaskConfig(Section, group="task"):
     """The prediction task."""
 
-    # nodes: one class per node | edges: one class per stored edge | links: hidden edges
+    # nodes: one class per node | nodes-regression: numbers per node | nodes-multilabel: yes or no per column and node |
+    # edges: one class per stored edge | links: hidden edges
     name: str = choice("nodes", tuple(TASKS))
+    loss: str = choice("mse", ("mse", "huber", "mae"))  # nodes-regression: loss of standardised targets
+    # nodes-multilabel: weight of a positive label in the loss, one for all columns or one per column; []: 1
+    positive_weights: list[float] = field(default_factory=list)
     # edges: whether a client also reads the edges between its nodes and other clients', and predicts those that leave its nodes
     between: bool = True
     # links: share of the training edges that a step predicts, and hides; 0: it predicts all and hides none
@@ -849,11 +863,12 @@ class RunConfig(Section):
             "strategy.personal=true": self.strategy.personal,
             f"evaluation.clients={self.evaluation.clients}": self.evaluation.clients != "all",
         }
-        if self.privacy.scores == "noised" and is_own(self.evaluation.metric):
+        if self.privacy.scores == "noised" and (is_own(metric) or metric in UNBOUNDED):
+            others = [name for name in scores if name not in UNBOUNDED]
+            bounded = f"set evaluation.metric to one of {', '.join(others)}, or " if others else ""
             raise FedGraphError(
                 f"privacy.scores=noised needs a metric with values in [0, 1], which is not guaranteed for"
-                f" evaluation.metric={self.evaluation.metric}: set evaluation.metric to one of {', '.join(METRICS)}, or"
-                " privacy.scores=none"
+                f" evaluation.metric={metric}: {bounded}set privacy.scores=none"
             )
         if self.privacy.scores == "noised" and (needing := [key for key, holds in per_client.items() if holds]):
             raise FedGraphError(

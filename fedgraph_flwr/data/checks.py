@@ -56,6 +56,12 @@ def _check_plain(graph: Graph) -> None:
     _edge_data(graph, "edge_", graph.edge_index.size(1), graph.num_edge_features)
     if graph.targets.numel():
         _tensor(graph.targets, "targets", torch.float32, (n, None))
+        if bool(graph.targets.isinf().any()):
+            raise FedGraphError("targets must be finite, or NaN where unknown")
+    if graph.target_stats.numel():
+        _tensor(graph.target_stats, "target_stats", torch.float64, (2, graph.num_targets))
+        if not bool(graph.target_stats.isfinite().all()) or not bool((graph.target_stats[1] > 0).all()):
+            raise FedGraphError("target_stats must be finite means and standard deviations above 0")
     _labelled(graph.graph_id, "graph_id", n)
     _labelled(graph.group, "group", n)
 
@@ -140,6 +146,7 @@ def _check_labels(graph: Graph | HeteroGraph) -> None:
             f"labels must be in 0..{graph.num_classes - 1}, or -1 where unknown; node {node} has {int(graph.y[node])}"
         )
     marked = torch.zeros(n, dtype=torch.bool)
+    labelled = graph.labelled if isinstance(graph, Graph) else graph.y >= 0
     for key in MASKS:
         mask = getattr(graph, key)
         _tensor(mask, key, torch.bool, (n,))
@@ -147,7 +154,7 @@ def _check_labels(graph: Graph | HeteroGraph) -> None:
             raise FedGraphError(
                 f"{' and '.join(MASKS)} must not overlap; node {int(twice.nonzero()[0])} is in two of them"
             )
-        if bool((unknown := mask & (graph.y < 0)).any()):
+        if bool((unknown := mask & ~labelled).any()):
             raise FedGraphError(f"{key} marks node {int(unknown.nonzero()[0])}, which has no label")
         marked |= mask
 

@@ -48,7 +48,7 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
             f"{where}: labels must be in 0..{graph.num_classes - 1}, or -1 where unknown;"
             f" node {node} has {int(graph.y[node])}"
         )
-    if labelled and not bool((graph.y >= 0).any()):
+    if labelled and not bool(graph.labelled.any()):
         raise FedGraphError(f"{where} has no labelled node")
     return graph
 

@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.data import csbm, hetero, payments, raw, typed
+from fedgraph_flwr.data import csbm, hetero, payments, planted, raw, typed
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import check, clean
 from fedgraph_flwr.data.graph import Graph, read_digest, write_bytes
@@ -149,12 +149,19 @@ def _hgb(name: str, sizes: Sizes) -> Source:
     )
 
 
-GENERATED = {"csbm": csbm.load, "payments": payments.load}
+GENERATED = {
+    "csbm": csbm.load,
+    "payments": payments.load,
+    "planted-regression": planted.regression,
+    "planted-multilabel": planted.multilabel,
+}
 """Functions that generate datasets from their keys, a seed and the number of clients."""
 
 SOURCES: dict[str, Source] = {
     "csbm": Source("generated", (0, 0, 0, 0), "generated from its keys (FedSPA, Appendix C)"),
     "payments": Source("generated", (4000, 0, 1, 2), "generated from its keys, with planted laundering patterns"),
+    "planted-regression": Source("generated", (0, 0, 4, 1), "generated from its keys, with a known best score"),
+    "planted-multilabel": Source("generated", (0, 0, 5, 1), "generated from its keys, with a known best score"),
     "cora": _planetoid("Cora", (2708, 10556, 1433, 7)),
     "citeseer": _planetoid("CiteSeer", (3327, 9104, 3703, 6)),
     "pubmed": _planetoid("PubMed", (19717, 88648, 500, 3)),

@@ -47,6 +47,10 @@ def _no_features() -> Tensor:
     return torch.zeros(0, 0)
 
 
+def _no_stats() -> Tensor:
+    return torch.zeros(0, 0, dtype=torch.float64)
+
+
 def _no_splits() -> Tensor:
     return torch.zeros(0, dtype=torch.int8)
 
@@ -89,7 +93,7 @@ def check_dtypes(tensors: Any, where: str) -> None:
         )
 
 
-_VERSION_2 = (*EDGE_FIELDS, "targets", "graph_id")
+_VERSION_2 = (*EDGE_FIELDS, "targets", "target_stats", "graph_id")
 _OPTIONAL = ("name", "group", "schema", "part", "ids", "linking", *_VERSION_2)
 
 
@@ -119,6 +123,7 @@ class Graph:
         edge_y: labels of edges, int64 [E], -1 where unknown; empty without any.
         edge_split: first stage that may read an edge, int8 [E]: 0 training, 1 validation, 2 test; empty: all read every edge.
         targets: real or binary targets of nodes, float32 [N, T], NaN where unknown; [0, 0] without any.
+        target_stats: mean and standard deviation of each target, the same at all clients, float64 [2, T]; [0, 0] for 0 and 1.
         graph_id: the graph that each node belongs to, int64 [N], if this is many graphs side by side; else empty.
         num_edge_classes: number of classes of ``edge_y``, over the whole dataset; 0 without any.
     """
@@ -141,6 +146,7 @@ class Graph:
     targets: Tensor = field(default_factory=_no_features)
     graph_id: Tensor = field(default_factory=_no_ids)
     num_edge_classes: int = 0
+    target_stats: Tensor = field(default_factory=_no_stats)
 
     @property
     def num_nodes(self) -> int:
@@ -156,6 +162,17 @@ class Graph:
     def num_edge_features(self) -> int:
         """D."""
         return self.edge_attr.size(1)
+
+    @property
+    def num_targets(self) -> int:
+        """T."""
+        return self.targets.size(1)
+
+    @property
+    def labelled(self) -> Tensor:
+        """Nodes with a label or a known target, bool [N]."""
+        known = self.y >= 0
+        return known | ~self.targets.isnan().all(1) if self.num_targets else known
 
     @property
     def has_edge_data(self) -> bool:

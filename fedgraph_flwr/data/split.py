@@ -1,6 +1,7 @@
 """Split into training, validation and test nodes: by ratios, k-fold groups, or the dataset's public masks.
 
-Unlabelled nodes (y = -1) are in no mask. The same function splits a whole graph (``scope: global``, before the partition)
+Nodes without a label (y = -1) and without a known target are in no mask.
+The same function splits a whole graph (``scope: global``, before the partition)
 and a client's graph (``scope: client``). A client's random stream depends on the seed and its index.
 """
 
@@ -61,7 +62,7 @@ def ensure_train(graph: AnyGraph, minimum: int, seed: int) -> AnyGraph:
     if missing <= 0:
         return graph
     used = graph.train_mask | graph.val_mask | graph.test_mask
-    unused = torch.nonzero((graph.y >= 0) & ~used).view(-1).numpy()
+    unused = torch.nonzero(graph.labelled & ~used).view(-1).numpy()
     chosen = _rng(graph, seed, 1).permutation(unused)[:missing]
     train_mask = graph.train_mask.clone()
     train_mask[torch.from_numpy(chosen)] = True
@@ -84,9 +85,13 @@ def _masks(graph: Graph, *members: np.ndarray) -> list[Tensor]:
 
 def _ratio(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
     """Draw floor(train·n), floor(test·n) and floor(val·n) of the n labelled nodes; if the ratios sum to 1, val is the rest."""
-    nodes = torch.nonzero(graph.y >= 0).view(-1).numpy()
+    nodes = torch.nonzero(graph.labelled).view(-1).numpy()
     rng = _rng(graph, seed, 0)
-    order = _stratified(graph.y.numpy()[nodes], rng) if cfg.stratify else rng.permutation(len(nodes))
+    order = (
+        _stratified(graph.y.numpy()[nodes] + int(graph.y.min() < 0), rng)
+        if cfg.stratify
+        else rng.permutation(len(nodes))
+    )
     nodes = nodes[order]
     # 1e-9: 0.29 * 100 is 28.999999999999996
     train, val, test = (int(ratio * len(nodes) + 1e-9) for ratio in (cfg.train, cfg.val, cfg.test))
@@ -114,7 +119,7 @@ def _kfold(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
     if not -1 <= cfg.fold < cfg.folds:
         raise FedGraphError(f"split.fold must be in 0..{cfg.folds - 1}, or -1 to rotate with the seed, got {cfg.fold}")
     fold = seed % cfg.folds if cfg.fold < 0 else cfg.fold
-    nodes = torch.nonzero(graph.y >= 0).view(-1).numpy()
+    nodes = torch.nonzero(graph.labelled).view(-1).numpy()
     nodes = _rng(graph, grouping_seed(cfg, seed), 0).permutation(nodes)
     group = (np.arange(len(nodes)) - fold) % cfg.folds  # 0: test, 1: validation
     return _masks(graph, nodes[group > 1], nodes[group == 1], nodes[group == 0])
@@ -146,7 +151,7 @@ def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]
     start = torch.full((graph.num_nodes,), never).scatter_reduce(
         0, graph.edge_index.reshape(-1), time.repeat(2), "amin"
     )
-    known = (graph.y >= 0) & (start < never)
+    known = graph.labelled & (start < never)
     stage = (time > first).to(torch.int8) + (time > second).to(torch.int8)
     masks = [known & (start <= first), known & (start > first) & (start <= second), known & (start > second)]
     return replace(graph, edge_split=stage), masks
@@ -154,7 +159,7 @@ def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]
 
 def _public(graph: Graph, cfg: SplitConfig) -> list[Tensor]:
     """Return the public masks; if validation is empty, take the share ``val`` of training nodes, the same for all seeds."""
-    labelled = graph.y >= 0
+    labelled = graph.labelled
     masks = [mask & labelled for mask in (graph.train_mask, graph.val_mask, graph.test_mask)]
     if not isinstance(graph, ClientGraph) and not any(bool(mask.any()) for mask in masks):
         raise FedGraphError(f"dataset '{graph.name}' has no public masks: use split.kind=ratio or kfold")

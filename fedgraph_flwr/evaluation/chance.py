@@ -4,6 +4,7 @@ accuracy             the most frequent training class of the client (`metrics.MA
 average precision    the share of the positive class; of more than two classes, the mean over the classes that occur
 AUC                  0.5
 balanced accuracy    1 / C over the C classes that occur
+RMSE, MAE, R²        the mean of the scored targets; of MAE, their median
 others               the best prediction of one class for every node
 """
 
@@ -11,6 +12,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+
+from fedgraph_flwr.config import UNBOUNDED
 
 MAJORITY = "majority"
 """Score of the most frequent training class of a client: the chance level of accuracy."""
@@ -33,6 +36,17 @@ Score = Callable[[np.ndarray, np.ndarray], float]
 def name_of(metric: str) -> str:
     """Return the name of a metric's chance level among a client's scores."""
     return MAJORITY if metric == "accuracy" else f"{PREFIX}{metric}"
+
+
+def sign_of(metric: str) -> float:
+    """Return 1 if a higher value of a metric or of its chance level is better, else -1."""
+    return UNBOUNDED.get(metric.removeprefix(PREFIX), 1.0)
+
+
+def metric_of(headline: str) -> str:
+    """Return the metric of a summary's ``headline``, such as ``rmse`` of ``test_rmse_by_nodes at last``."""
+    name = headline.partition(" at ")[0].removeprefix("test_")
+    return name.removesuffix("_by_test_nodes").removesuffix("_by_nodes")
 
 
 def predictor(metric: str) -> str:

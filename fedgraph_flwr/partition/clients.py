@@ -39,7 +39,29 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
                 f" ({len(clients)}), use another partition, or set split.min_train=1"
                 + (" or split.kind=ratio" if cfg.split.kind in ("public", "temporal") else "")
             )
+    clients = with_target_stats(clients)
     return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
+
+
+def with_target_stats(clients: Sequence[ClientGraph]) -> list[ClientGraph]:
+    """Return clients with mean and standard deviation of the targets over all their training nodes; given ones stay.
+
+    They correspond to the statistics that parties agree on by `schema merge`.
+    """
+    if not clients[0].num_targets or any(client.target_stats.numel() for client in clients):
+        return list(clients)
+    known = torch.cat([client.targets[client.train_mask] for client in clients]).double().numpy()
+    stats = [center_and_spread(column[~np.isnan(column)]) for column in known.T]
+    found = torch.tensor(stats, dtype=torch.float64).T.contiguous()
+    return [replace(client, target_stats=found) for client in clients]
+
+
+def center_and_spread(known: np.ndarray) -> tuple[float, float]:
+    """Return mean and standard deviation of values [K]; 0 and 1 without any, a spread of 1 for equal values."""
+    if not known.size:
+        return 0.0, 1.0
+    spread = float(known.std())
+    return float(known.mean()), spread if spread > 1e-12 * max(1.0, float(np.abs(known).max())) else 1.0
 
 
 def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> list[Tensor]:
@@ -167,6 +189,7 @@ def cut(graph: Graph, parts: list[Tensor]) -> list[ClientGraph]:
             num_clients=m,
             num_global_nodes=n,
             targets=rows_of(graph.targets, nodes),
+            target_stats=graph.target_stats,
             graph_id=rows_of(graph.graph_id, nodes),
             **data_of(intra[i][2]),
             **data_of(leaving[i][3], "cut_out_"),
@@ -239,6 +262,7 @@ def pool(clients: Sequence[ClientGraph]) -> ClientGraph:
         part=part[index],
         num_global_nodes=clients[0].num_global_nodes,
         targets=rows("targets"),
+        target_stats=clients[0].target_stats,
         graph_id=rows("graph_id"),
         **data,
     )

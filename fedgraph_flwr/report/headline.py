@@ -14,7 +14,16 @@ from fedgraph_flwr.report.page import Page, grid, note, render, table
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of, method_name
 from fedgraph_flwr.report.units import duration, percent, points, size
 
-_NAMES = {"auc": "AUC", "macro_f1": "macro F1", "mrr": "MRR", **{f"hits_{k}": f"hits@{k}" for k in (1, 3, 10)}}
+_NAMES = {
+    "auc": "AUC",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "mrr": "MRR",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
+    **{f"hits_{k}": f"hits@{k}" for k in (1, 3, 10)},
+}
 
 MAX_NAMED = 5
 """Maximum number of clients listed by name."""
@@ -74,9 +83,10 @@ def listed(items: Sequence[str]) -> str:
 
 
 def best(groups: Sequence[RunGroup]) -> RunGroup:
-    """Return the group with the highest mean, else the first; baselines (Local, Central) count only if all are baselines."""
+    """Return the group with the best mean, else the first; baselines (Local, Central) count only if all are baselines."""
     federated = [group for group in groups if not _is_baseline(group)] or list(groups)
-    return max(federated, key=lambda group: group.mean.mean if group.mean else -math.inf)
+    sign = chance.sign_of(metric_of(groups[0].runs[0]))
+    return max(federated, key=lambda group: sign * group.mean.mean if group.mean else -math.inf)
 
 
 def summaries(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Markup:

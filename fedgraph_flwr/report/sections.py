@@ -117,7 +117,8 @@ def _against(graphs: Sequence[dict[str, Any]]) -> list[tuple[str, str, dict[str,
 def _ranked(page: Page, scores: dict[str, list[float]], run: FinishedRun, metric: str, unit: str) -> Markup:
     """Plot clients in the order of the first setting's scores."""
     name, values = next(iter(scores.items()))
-    order = sorted(range(len(values)), key=lambda c: -values[c] if not math.isnan(values[c]) else math.inf)
+    sign = chance.sign_of(metric)
+    order = sorted(range(len(values)), key=lambda c: -sign * values[c] if not math.isnan(values[c]) else math.inf)
     series: list[dict[str, Any]] = [
         {
             "name": other,

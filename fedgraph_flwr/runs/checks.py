@@ -182,6 +182,11 @@ def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
         }
         if asked := [key for key, holds in of_classes.items() if holds]:
             raise FedGraphError(f"{asked[0]} needs classes of nodes, and task={cfg.task.name} has none: leave it out")
+        if cfg.evaluation.own:
+            raise FedGraphError(
+                f"evaluation.metrics={list(cfg.evaluation.own.values())} read logits of classes, and task={cfg.task.name} has"
+                f" none: expected evaluation.metric to be one of {', '.join(task.METRICS)}"
+            )
     if models.network(cfg.model).heterogeneous and not task.typed:
         raise FedGraphError(f"task={cfg.task.name} is for graphs of one type of nodes, got model={cfg.model.name}")
     task.check(cfg)

@@ -86,11 +86,13 @@ def serve(grid: Grid, run: RunConfig | Prepared, on_round: OnRound | None = None
 
 
 def below_chance(summary: Mapping[str, Any], metric: str) -> str:
-    """Return a warning if the headline score is below its chance level; empty otherwise or if one is unknown."""
+    """Return a warning if the headline score is worse than its chance level; empty otherwise or if one is unknown."""
     score, level = headline_score(summary), float(summary["chance"])
-    if not score < level:
+    sign = chance.sign_of(metric)
+    if not sign * score < sign * level:
         return ""
+    side = "below" if sign > 0 else "above"
     return (
-        f"{summary['headline']} = {score:.4f} is below its chance level {level:.4f} ({chance.predictor(metric)}):"
+        f"{summary['headline']} = {score:.4f} is {side} its chance level {level:.4f} ({chance.predictor(metric)}):"
         " by this metric, the model has learnt nothing"
     )

@@ -34,6 +34,7 @@ import yaml
 from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration, parts
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, no_yaml, unknown
+from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.moved import SWEEP_KEYS, rename_keys
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
@@ -168,10 +169,10 @@ class Sweep:
         return {f"{method}, {name}": [*words, *more] for name, more in every.items()} or {method: words}
 
     def _validation(self, setting: str, method: str, words: Sequence[str], found: Found) -> float | None:
-        """Return the mean validation score over the seeds; NaN if one failed, None if one has not run."""
+        """Return the mean validation score over the seeds, more is better; NaN if one failed, None if one has not run."""
         cells = [Cell(setting, method, seed, (*words, *self.over, f"seed={seed}")) for seed in self.seeds]
         rows = [found[cell.identity] for cell in cells if cell.identity in found]
-        return statistics.fmean(number(row, "validation") for row in rows) if len(rows) == len(cells) else None
+        return statistics.fmean(_watched(row) for row in rows) if len(rows) == len(cells) else None
 
 
 def _last(key: str, words: Sequence[str]) -> str:
@@ -345,3 +346,8 @@ def seeds_of(told: Any, place: str) -> list[int]:
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise FedGraphError(f"{place}: seeds must be distinct integers >= 0, such as 0..4, got {told!r}")
     return seeds
+
+
+def _watched(row: Mapping[str, Any]) -> float:
+    """Return a row's validation score, with the sign by which more is better."""
+    return chance.sign_of(chance.metric_of(str(row.get("headline")))) * number(row, "validation")

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fedgraph_flwr.config import UNBOUNDED
+from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, interval, paired
 from fedgraph_flwr.sweeps.rows import COUNTED, Found, failure, number
 from fedgraph_flwr.sweeps.spec import Cell, Sweep
@@ -12,7 +14,7 @@ from fedgraph_flwr.sweeps.spec import Cell, Sweep
 
 @dataclass
 class SweepSummary:
-    """Scores of a sweep in percent, by setting and by a row's method; NaN for a failed run.
+    """Scores of a sweep, in percent if they are shares, by setting and by a row's method; NaN for a failed run.
 
     Attributes:
         chosen: selected choice of each setting and column, by the name of its rows.
@@ -40,7 +42,8 @@ class SweepSummary:
             if row is None:
                 continue
             at = cell.setting, cell.method
-            self.values.setdefault(at, {})[cell.seed] = 100 * number(row, "value")
+            scale = 1 if chance.metric_of(str(row.get("headline"))) in UNBOUNDED else 100
+            self.values.setdefault(at, {})[cell.seed] = scale * number(row, "value")
             if sentence := failure(row):
                 self.failures.append((cell, sentence))
             elif row.get("headline"):
@@ -49,22 +52,32 @@ class SweepSummary:
                     self.missed.append((cell, str(row["missed"])))
             for key in ("validation", "success"):
                 if row.get(key):
-                    getattr(self, key).setdefault(at, {})[cell.seed] = 100 * number(row, key)
+                    getattr(self, key).setdefault(at, {})[cell.seed] = scale * number(row, key)
         for setting in self.sweep.settings:
             for method in self.sweep.methods:
                 names = list(self.sweep.choices(setting, method, self.found))
                 self.choices[setting, method] = names
                 self.chosen[setting, method] = self._best(setting, names)
 
+    @property
+    def sign(self) -> float:
+        """1 if a higher score is better, else -1."""
+        return chance.sign_of(chance.metric_of(next(iter(self.headlines), "")))
+
+    @property
+    def in_percent(self) -> bool:
+        """Whether the scores are shares."""
+        return not any(chance.metric_of(headline) in UNBOUNDED for headline in self.headlines)
+
     def _best(self, setting: str, names: Sequence[str]) -> str:
-        """Return the choice with the highest mean validation score, among those without a failed seed."""
+        """Return the choice with the best mean validation score, among those without a failed seed."""
         means = {
             name: statistics.mean(told.values())
             for name in names
             if len(told := self.validation.get((setting, name), {})) == len(self.values.get((setting, name), {})) > 0
             and not any(map(math.isnan, told.values()))
         }
-        return max(means, key=means.__getitem__) if means else names[0]
+        return max(means, key=lambda name: self.sign * means[name]) if means else names[0]
 
     def shown(self, setting: str, method: str) -> BySeed:
         """Return the scores of a cell by seed."""

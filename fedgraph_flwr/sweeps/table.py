@@ -62,8 +62,9 @@ def _footer(tally: SweepSummary) -> str:
     seeds = {len(values) for values in tally.values.values()}
     span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(next(iter(seeds), 0))
     of = f" of {next(iter(tally.headlines))}" if len(tally.headlines) == 1 else ""
+    unit = " in %" if tally.in_percent else ""
     text = (
-        f"Mean (standard deviation){of} in % over {span} of {len(tally.sweep.seeds)} seeds. {MADE}{tally.sweep.made}`."
+        f"Mean (standard deviation){of}{unit} over {span} of {len(tally.sweep.seeds)} seeds. {MADE}{tally.sweep.made}`."
     )
     if any(not tally.values.get((setting, name)) for (setting, _), names in tally.choices.items() for name in names):
         text += " An empty cell has not been run yet."

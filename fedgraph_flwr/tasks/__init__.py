@@ -6,10 +6,17 @@ from fedgraph_flwr.tasks.base import Batch, Learner, Scorer, Task
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.links import Links
 from fedgraph_flwr.tasks.nodes import Nodes
+from fedgraph_flwr.tasks.targets import MultiLabel, Regression
 
 __all__ = ["Batch", "Learner", "Scorer", "Task", "kind_of", "probe", "task_class"]
 
-_KINDS: dict[str, type[Task]] = {"nodes": Nodes, "edges": Edges, "links": Links}
+_KINDS: dict[str, type[Task]] = {
+    "nodes": Nodes,
+    "nodes-regression": Regression,
+    "nodes-multilabel": MultiLabel,
+    "edges": Edges,
+    "links": Links,
+}
 
 
 def kind_of(cfg: RunConfig) -> type[Task]:

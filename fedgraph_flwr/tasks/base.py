@@ -71,10 +71,11 @@ class Task:
         ITEMS: what is predicted, as reports call it.
         CLASSES: key of a schema with the names of the classes.
         classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
+        targets: whether items have several targets each, numbers or yes and no, instead of a class.
         typed: whether its graphs may have typed nodes and edges.
         reads_edges: whether it reads edge features, whatever the network does.
         graph: what the network may read in training: without the edges of later stages, and without those that are predicted.
-        y: targets of all items [V].
+        y: targets of all items [V], or [V, T].
         masks: training, validation and test items, bool [V], by split.
     """
 
@@ -82,6 +83,7 @@ class Task:
     ITEMS: ClassVar[str] = "nodes"
     CLASSES: ClassVar[str] = "classes"
     classes: ClassVar[bool] = False
+    targets: ClassVar[bool] = False
     typed: ClassVar[bool] = False
     reads_edges: ClassVar[bool] = False
 
@@ -100,7 +102,7 @@ class Task:
 
     @classmethod
     def num_classes(cls, graph: Any) -> int:
-        """C of a graph: the number of classes of its items."""
+        """C of a graph: the number of classes of its items, or of targets of each."""
         return int(graph.num_classes)
 
     @classmethod

@@ -1,0 +1,120 @@
+"""Generated graphs whose best score is known, so that a result above or far below it shows an error.
+
+planted-regression   y_v = a z(x_v) + b z(mean x_u) + ε over the neighbours u, z standardises, var ε = var y / 4.
+                     A model that reads neighbours reaches R² = 0.75, one that reads only the node 0.75 a² / (a² + b²).
+planted-multilabel   T independent bits per node, each with its own feature ±d'/2 + N(0, 1).
+                     The best AUC of each column is Φ(d' / √2).
+
+Each client is a block of nodes without edges to others (``group``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgraph_flwr.config import MAX_CLIENTS, DatasetConfig, number, typed
+from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.errors import unknown
+
+
+@dataclass
+class PlantedRegression:
+    """The keys of ``conf/dataset/planted-regression.yaml``."""
+
+    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
+    nodes: int = number(400, low=2)  # nodes per client
+    degree: float = number(6.0, without_low=True)  # mean number of neighbours
+    features: int = number(4, low=1)  # the first has the signal, the others are noise
+    own: float = 1.0  # a, weight of the node's feature
+    neighbours: float = 1.0  # b, weight of the mean of its neighbours' features
+    seed: int | None = None  # default (null): the run's seed
+
+
+@dataclass
+class PlantedMultilabel:
+    """The keys of ``conf/dataset/planted-multilabel.yaml``."""
+
+    clients: int | None = number(None, low=1, high=MAX_CLIENTS)  # planted clients (null: the run's num_clients)
+    nodes: int = number(400, low=2)  # nodes per client
+    degree: float = number(6.0, without_low=True)  # mean number of neighbours
+    columns: int = number(5, low=1)  # T
+    distance: float = 2.0  # d', distance of the two means of a column's feature, in standard deviations
+    unknown: float = number(0.0, high=1, without_high=True)  # share of unknown entries
+    seed: int | None = None  # default (null): the run's seed
+
+
+def spec_of(schema: Any, cfg: DatasetConfig, seed: int, num_clients: int) -> tuple[Any, int, int]:
+    """Return a dataset's keys, its seed and its number of clients.
+
+    Raises:
+        FedGraphError: a key or value is not accepted.
+    """
+    known = schema.__dataclass_fields__
+    for key in cfg.params:
+        if key not in known:
+            raise unknown("dataset key", key, known, f"dataset={cfg.name}")
+    spec = typed(schema, cfg.params, f"dataset={cfg.name}")
+    return spec, seed if spec.seed is None else spec.seed, spec.clients or num_clients
+
+
+def regression(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
+    """Generate ``planted-regression``."""
+    spec, seed, clients = spec_of(PlantedRegression, cfg, seed, num_clients)
+    rng = np.random.default_rng([seed, 2])
+    n = clients * spec.nodes
+    x = rng.standard_normal((n, spec.features), dtype=np.float32)
+    edges = _edges(clients, spec.nodes, spec.degree, rng)
+    degree = np.bincount(edges[1], minlength=n)
+    around = np.bincount(edges[1], x[edges[0], 0], n) / np.maximum(degree, 1)
+    signal = spec.own * _standardised(x[:, 0].astype(np.float64)) + spec.neighbours * _standardised(around)
+    y = signal + np.sqrt(signal.var() / 3) * rng.standard_normal(n)
+    return _graph(cfg.name, x, edges, y[:, None], clients)
+
+
+def multilabel(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph:
+    """Generate ``planted-multilabel``."""
+    spec, seed, clients = spec_of(PlantedMultilabel, cfg, seed, num_clients)
+    rng = np.random.default_rng([seed, 3])
+    n = clients * spec.nodes
+    bits = rng.random((n, spec.columns)) < 0.5
+    x = (bits - 0.5) * spec.distance + rng.standard_normal((n, spec.columns))
+    y = np.where(rng.random(bits.shape) < spec.unknown, np.nan, bits)
+    return _graph(cfg.name, x.astype(np.float32), _edges(clients, spec.nodes, spec.degree, rng), y, clients)
+
+
+def _standardised(values: np.ndarray) -> np.ndarray:
+    return (values - values.mean()) / values.std()
+
+
+def _edges(clients: int, nodes: int, degree: float, rng: np.random.Generator) -> np.ndarray:
+    """Draw undirected edges within each block of nodes, in both directions, sorted and distinct [2, E]."""
+    drawn = round(clients * nodes * degree / 2)
+    block = rng.integers(clients, size=drawn) * nodes
+    ends = rng.integers(nodes, size=(2, drawn)) + block
+    ends = ends[:, ends[0] != ends[1]]
+    both = np.concatenate([ends, ends[::-1]], axis=1)
+    return np.unique(both, axis=1)
+
+
+def _graph(name: str, x: np.ndarray, edges: np.ndarray, targets: np.ndarray, clients: int, **more: Any) -> Graph:
+    """Return an unsplit graph whose clients are blocks of equally many nodes."""
+    none = torch.zeros(len(x), dtype=torch.bool)
+    values: Mapping[str, Any] = {
+        "y": torch.full((len(x),), -1),
+        "num_classes": 1,
+        "group": torch.arange(clients).repeat_interleave(len(x) // clients),
+        **more,
+    }
+    return Graph(
+        x=torch.from_numpy(np.ascontiguousarray(x)),
+        edge_index=torch.from_numpy(np.ascontiguousarray(edges)),
+        train_mask=none,
+        val_mask=none.clone(),
+        test_mask=none.clone(),
+        name=name,
+        targets=torch.from_numpy(targets.astype(np.float32)),
+        **values,
+    )

@@ -1,0 +1,194 @@
+"""Several targets per node: numbers (``nodes-regression``) or yes and no (``nodes-multilabel``). Some may be unknown (NaN)."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgraph_flwr.config import TASKS, RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics, targets
+from fedgraph_flwr.tasks.base import Task
+
+
+class Targets(Task):
+    """Targets [N, T] of nodes: outputs are [N, T], the loss is a mean over the known entries of the training nodes."""
+
+    targets: ClassVar = True
+
+    def __init__(self, cfg: RunConfig, graph: ClientGraph):
+        super().__init__(cfg, graph)
+        check_targets(cfg, self.graph)
+        self.y = self.entries(self.graph.targets.double())
+        known = ~self.y.isnan().all(1)
+        self.masks = {split: getattr(graph, f"{split}_mask") & known for split in ("train", *metrics.SPLITS)}
+
+    @classmethod
+    def num_classes(cls, graph: Any) -> int:
+        """T of a graph."""
+        return int(graph.num_targets)
+
+    @classmethod
+    def outputs(cls, cfg: RunConfig, num_classes: int) -> int:
+        """T."""
+        return num_classes
+
+    @abstractmethod
+    def entries(self, given: Tensor) -> Tensor:
+        """Return targets as the loss reads them, float64 [N, T]."""
+
+    @abstractmethod
+    def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """Return all scores of outputs [V, T] against targets [V, T] as the loss reads them, with their chance levels."""
+
+    def scorer(self, floor: int) -> "ScoredTargets":
+        """Return validation and test items without entries that too few items share; see `shown`."""
+        return ScoredTargets(self, floor)
+
+    def shown(self, y: Tensor, floor: int) -> Tensor:
+        """Return scored targets [V, T] without columns that have fewer known entries than the floor."""
+        return y.masked_fill((~y.isnan()).sum(0) < floor, torch.nan)
+
+    def part_of(self) -> np.ndarray:
+        """Return the part that each item belongs to [V]; one part, except in the pooled graph of Central."""
+        part = self.graph.part
+        return part.numpy() if part.numel() else np.zeros(len(self.y), dtype=np.int64)
+
+
+class Regression(Targets):
+    """Numbers, in training standardised by statistics that all clients share; scores are in the unit of the data."""
+
+    METRICS: ClassVar = TASKS["nodes-regression"]
+
+    @property
+    def scale(self) -> Tensor:
+        """Mean and standard deviation of the targets, float64 [2, T]."""
+        return scale_of(self.graph)
+
+    def entries(self, given: Tensor) -> Tensor:
+        """Return standardised targets."""
+        return (given - self.scale[0]) / self.scale[1]
+
+    @staticmethod
+    def loss(predictions: Tensor, y: Tensor, cfg: RunConfig, weights: Tensor | None = None) -> Tensor:
+        """Return ``task.loss``, averaged over the known entries."""
+        known = ~y.isnan()
+        losses: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "huber": F.huber_loss, "mae": F.l1_loss}
+        return losses[cfg.task.loss](predictions[known], y[known].to(predictions))
+
+    def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """Return RMSE, MAE and R² in the unit of the data."""
+        mean, spread = self.scale.numpy()
+        return targets.regression(outputs * spread + mean, y * spread + mean)
+
+
+class MultiLabel(Targets):
+    """Yes or no in each of T columns: outputs are logits."""
+
+    METRICS: ClassVar = TASKS["nodes-multilabel"]
+
+    def __init__(self, cfg: RunConfig, graph: ClientGraph):
+        super().__init__(cfg, graph)
+        weights = cfg.task.positive_weights
+        if len(weights) not in (0, 1, graph.num_targets):
+            raise FedGraphError(
+                f"task.positive_weights has {len(weights)} numbers for {graph.num_targets} columns: expected one number, or one"
+                " per column"
+            )
+
+    def entries(self, given: Tensor) -> Tensor:
+        """Return the targets.
+
+        Raises:
+            FedGraphError: a target is neither 0 nor 1.
+        """
+        wrong = ~((given == 0) | (given == 1) | given.isnan())
+        if bool(wrong.any()):
+            node, column = wrong.nonzero()[0].tolist()
+            raise FedGraphError(
+                f"task={self.cfg.task.name} needs targets of 0 and 1, or NaN where unknown; node {node} has"
+                f" {float(given[node, column]):g} in column {column}: set task=nodes-regression for numbers"
+            )
+        return given
+
+    @staticmethod
+    def loss(predictions: Tensor, y: Tensor, cfg: RunConfig, weights: Tensor | None = None) -> Tensor:
+        """Return the binary cross entropy of the known entries, with ``task.positive_weights``."""
+        known = ~y.isnan()
+        given = cfg.task.positive_weights
+        factor = predictions.new_tensor(given).expand_as(predictions)[known] if given else None
+        return F.binary_cross_entropy_with_logits(predictions[known], y[known].to(predictions), pos_weight=factor)
+
+    def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """Return the scores of `targets.multilabel`."""
+        return targets.multilabel(outputs, y)
+
+    def shown(self, y: Tensor, floor: int) -> Tensor:
+        """Return scored targets without the entries of a class that has fewer of them in its column than the floor."""
+        few = [(y == value) & ((y == value).sum(0) < floor) for value in (0, 1)]
+        return y.masked_fill(few[0] | few[1], torch.nan)
+
+
+class ScoredTargets:
+    """Validation and test items of a client, prepared once for all models.
+
+    Args:
+        task: the client's.
+        floor: smallest number of items behind a score.
+    """
+
+    def __init__(self, task: Targets, floor: int):
+        self.task = task
+        self.parts: list[dict[str, tuple[Tensor, Tensor]]] = []
+        part = torch.from_numpy(task.part_of())
+        for p in range(int(part.max()) + 1 if part.numel() else 1):
+            found = {}
+            for split in metrics.SPLITS:
+                rows = (task.masks[split] & (part == p)).nonzero().view(-1)
+                y = task.shown(task.y[rows], floor)
+                kept = ~y.isnan().all(1)
+                found[split] = rows[kept], y[kept]
+            self.parts.append(found)
+
+    def score(
+        self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
+    ) -> dict[str, list[float]]:
+        """As `Scorer.score`."""
+        outputs = logits.detach().cpu()
+        found: dict[str, list[float]] = {}
+        for part in self.parts:
+            for split, (rows, y) in part.items():
+                values: dict[str, float] = {}
+                if len(rows):
+                    read = outputs[rows].double()
+                    values = self.task.values(read.numpy(), y.numpy())
+                    values["loss"] = float(self.task.loss(read, y, self.task.cfg))
+                for key in ("count", "loss", *names):
+                    value = float(len(rows)) if key == "count" else values.get(key, float("nan"))
+                    found.setdefault(f"{split}-{key}", []).append(value)
+        return found
+
+
+def scale_of(graph: Any) -> Tensor:
+    """Return mean and standard deviation of a graph's targets, float64 [2, T]; 0 and 1 where clients share none."""
+    if graph.target_stats.numel():
+        return graph.target_stats
+    return torch.tensor([[0.0], [1.0]], dtype=torch.float64).repeat(1, graph.num_targets)
+
+
+def check_targets(cfg: RunConfig, graph: Any) -> None:
+    """Refuse a graph without targets.
+
+    Raises:
+        FedGraphError: with the option that imports them.
+    """
+    if not graph.num_targets:
+        raise FedGraphError(
+            f"task={cfg.task.name} needs targets, which '{graph.name}' does not have: import them with"
+            " `fedgraph-flwr import --predict-columns NAMES`, or use a dataset that has them"
+        )
