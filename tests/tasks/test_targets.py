@@ -206,7 +206,7 @@ def test_targets_run_under_protections_and_references(task, keys, tmp_path):
         (["train.loss=weighted"], "train.loss=weighted needs classes of nodes, and task=nodes-regression has none"),
         (["evaluation.confusion=true"], "evaluation.confusion=true needs classes of nodes"),
         (["strategy=fedproto"], "strategy=fedproto does not serve task=nodes-regression"),
-        (["evaluation.metric=accuracy"], "is no score of task=nodes-regression: expected rmse, mae, r2"),
+        (["evaluation.metric=accuracy"], "is not available for task=nodes-regression, expected rmse, mae, r2"),
         (["dataset=mutag"], "graphs of one type of nodes"),
     ],
 )
