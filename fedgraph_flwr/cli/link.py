@@ -8,9 +8,12 @@ from fedgraph_flwr.errors import FedGraphError
 
 _EPILOG = """\
 Parties first import their tables with --own-party and --party-columns (`fedgraph-flwr import`).
+On a fleet, every node's policy decides about link runs (key link). Ids and disclosed records need a consent of all parties.
 examples:
   fedgraph-flwr link --simulate a.safetensors b.safetensors c.safetensors --out linked
-  fedgraph-flwr run graph=linked strategy=fedgcn
+  fedgraph-flwr link engine=my-fleet num_clients=3
+  fedgraph-flwr link --new-consent consent.json --parties 3 --purpose "fraud model" --expires 2026-12-31 --match ids
+  fedgraph-flwr link --sign-consent consent.json --key keys/node_0 --client 0
 """
 
 
@@ -24,10 +27,23 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="on a fleet: engine=CONNECTION num_clients=M ..."
+    )
+    parser.add_argument(
         "--simulate", nargs="+", type=Path, metavar="FILE", help="client files of all parties, on one machine"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="output folder of --simulate")
     add_rules(parser)
+    consent = parser.add_argument_group("consent of all parties, for --match ids and --one-sided disclose")
+    consent.add_argument(
+        "--new-consent", type=Path, metavar="FILE", help="write a consent to these rules, not yet signed"
+    )
+    consent.add_argument("--parties", type=int, metavar="M", help="number of parties of --new-consent")
+    consent.add_argument("--purpose", default="", metavar="TEXT", help="why the parties link")
+    consent.add_argument("--expires", default="", metavar="DAY", help="last day of the consent, such as 2026-12-31")
+    consent.add_argument("--sign-consent", type=Path, metavar="FILE", help="add this party's signature to a consent")
+    consent.add_argument("--key", type=Path, metavar="FILE", help="this party's private key, for --sign-consent")
+    consent.add_argument("--client", type=int, metavar="I", help="this party's client, for --sign-consent")
     parser.set_defaults(func=main)
 
 
@@ -46,7 +62,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         help="records that only one party has: leave out, keep as nodes without features, or tell the other (default: drop)",
     )
     parser.add_argument(
-        "--shared",
+        "--entities",
         default="edges",
         metavar="edges|overlap",
         help="with --match ids: join two nodes by edges, or make them one node of both clients (default: edges)",
@@ -58,24 +74,88 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         "--min-shared", type=int, default=0, metavar="N", help="refuse pairs that share fewer, unless none (default: 0)"
     )
     parser.add_argument(
-        "--max-share", type=float, default=1.0, metavar="S", help="refuse pairs that share more of a set (default: 1)"
+        "--max-shared", type=float, default=1.0, metavar="S", help="refuse pairs that share more of a set (default: 1)"
     )
     parser.add_argument("--dry-run", action="store_true", help="learn numbers only, and write nothing")
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``link``."""
-    from fedgraph_flwr.secure.linking import LinkRules
+    from fedgraph_flwr.secure.link_rules import LinkRules
 
     if args.max_ids != int(args.max_ids):
         raise FedGraphError(f"--max-ids must be a whole number, got {args.max_ids}")
-    names = ("match", "one_sided", "shared", "min_shared", "max_share", "dry_run")
+    names = ("match", "one_sided", "entities", "min_shared", "max_shared", "dry_run")
     rules = LinkRules(**{name: getattr(args, name) for name in names}, max_ids=int(args.max_ids))
+    if args.new_consent or args.sign_consent:
+        return _consent(args, rules)
+    if args.overrides and not args.simulate:
+        return _fleet(args.overrides, rules)
     if not args.simulate:
-        raise FedGraphError("link needs the files of all parties: pass --simulate FILE FILE ... --out DIR")
+        raise FedGraphError(
+            "link needs the files of all parties (--simulate FILE FILE ... --out DIR) or a fleet (engine=CONNECTION"
+            " num_clients=M)"
+        )
+    if args.overrides:
+        raise FedGraphError(f"--simulate takes files and no keys, got {args.overrides[0]}")
     if not (args.out or rules.dry_run):
         raise FedGraphError("--simulate needs --out DIR, the folder of the linked files (or --dry-run)")
     return _simulate(args.simulate, args.out, rules)
+
+
+def _consent(args: argparse.Namespace, rules: Any) -> int:
+    """Write a consent, or sign one."""
+    from fedgraph_flwr.fleet.keys import check_key
+    from fedgraph_flwr.secure.link_policy import Consent, sign_consent, write_consent
+
+    if args.new_consent:
+        if args.parties is None:
+            raise FedGraphError("--new-consent needs --parties M, --purpose TEXT and --expires DAY")
+        kept = {key: getattr(rules, key) for key in ("match", "one_sided", "entities", "max_ids")}
+        consent = Consent(parties=args.parties, purpose=args.purpose, expires=args.expires, **kept)
+        write_consent(args.new_consent, consent)
+        print(f"wrote {args.new_consent}: each party signs it with --sign-consent, then all store the same file")
+        return 0
+    if args.key is None or args.client is None:
+        raise FedGraphError("--sign-consent needs --key FILE and --client I")
+    sign_consent(args.sign_consent, args.client, check_key(args.key))
+    print(f"signed {args.sign_consent} as client {args.client}")
+    return 0
+
+
+def _fleet(overrides: list[str], rules: Any) -> int:
+    """Run the phases on a fleet; each node writes its own file."""
+    from fedgraph_flwr.api import train
+    from fedgraph_flwr.config import configuration
+    from fedgraph_flwr.runs.prepare import with_folder
+
+    cfg = with_folder(configuration([*overrides, *link_overrides(rules)]))
+    if not cfg.on_fleet:
+        raise FedGraphError(f"engine={cfg.engine} is no fleet: pass engine=CONNECTION, or link files with --simulate")
+    train(cfg)
+    done = (
+        "every node logged its numbers"
+        if rules.dry_run
+        else "every node wrote FILE.linked.safetensors next to its graph FILE"
+    )
+    print(f"{done} and its report; the server saw sizes of envelopes only ({cfg.out})")
+    return 0
+
+
+def link_overrides(rules: Any) -> list[str]:
+    """Return the keys of a link run: one round without training or scores."""
+    from dataclasses import asdict
+
+    from fedgraph_flwr.methods.link import SERVER
+    from fedgraph_flwr.secure.link_policy import LINK_CLIENT
+
+    values = {
+        f"strategy.{key}": str(value).lower() if isinstance(value, bool) else value
+        for key, value in asdict(rules).items()
+    }
+    values |= {"strategy.server": SERVER, "strategy.client": LINK_CLIENT, "strategy.on_failure": "fail"}
+    values |= {"rounds": 1, "privacy.scores": "none", "checkpoint_every": 0, "model": "gcn", "model.hidden": 8}
+    return [f"{key}={value}" for key, value in values.items()]
 
 
 def _simulate(files: list[Path], out: Path | None, rules: Any) -> int:

@@ -19,7 +19,7 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from fedgraph_flwr.config import at_least, one_of
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.linking import (
     DATA,
@@ -49,74 +48,13 @@ from fedgraph_flwr.data.parties import normal_ids
 from fedgraph_flwr.data.schema import Schema, agreed_schema
 from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.secure.link_rules import ANNOUNCE, LinkRules
 from fedgraph_flwr.secure.matching import REPLY, Mask, as_rows, bucket, commitment, shared, shuffled
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.wire.messages import Arrays
 
-MATCHES = ("payments", "routed", "ids")
-ONE_SIDED = ("drop", "stub", "disclose")
-SHARED = ("edges", "overlap")
-
-ANNOUNCE, WRITE, COUNT = "announce", "write", "count"
-
 MOST_PER_NODE = 1.2
 """Largest set of identities of a party, per announced node."""
-
-
-@dataclass(frozen=True)
-class LinkRules:
-    """Rules of a link run, the same at all parties.
-
-    Attributes:
-        match: ``payments`` (private intersection of records), ``routed`` (hashes of records, for parties that know each other's
-            accounts) or ``ids`` (private intersection of identities).
-        one_sided: what becomes of records that only one party has: ``drop``, ``stub`` (a node without features, at that party
-            only) or ``disclose`` (the other party learns of it).
-        shared: what becomes of shared identities: ``edges`` between two nodes, or ``overlap``: one node at both clients.
-        max_ids: most records or identities of a party for one peer.
-        min_shared: fewest shared ones of a pair; a pair that shares fewer, but at least one, is refused.
-        max_share: largest share of the own set that may be shared.
-        dry_run: whether only numbers are learnt.
-    """
-
-    match: str = "payments"
-    one_sided: str = "drop"
-    shared: str = "edges"
-    max_ids: int = 1_000_000
-    min_shared: int = 0
-    max_share: float = 1.0
-    dry_run: bool = False
-
-    def __post_init__(self) -> None:
-        one_of(self.match, MATCHES, "match")
-        one_of(self.one_sided, ONE_SIDED, "one_sided")
-        one_of(self.shared, SHARED, "shared")
-        at_least(self.max_ids, 1, "max_ids")
-        at_least(self.min_shared, 0, "min_shared")
-        if not 0 < self.max_share <= 1:
-            raise FedGraphError(f"max_share must be above 0 and at most 1, got {self.max_share}")
-        if self.match == "ids" and self.one_sided != "drop":
-            raise FedGraphError(
-                f"one_sided={self.one_sided} applies to records, not to match=ids: leave it out (one_sided=drop)"
-            )
-
-    @property
-    def phases(self) -> list[str]:
-        """The phases in order; each is named for what a party sends in it."""
-        sets = ["ask"] if self.match == "routed" else ["commit", "mask", "double"]
-        found = [COUNT] if self.dry_run else ["match", *(["resolve"] if self.discloses else []), "confirm", WRITE]
-        return [ANNOUNCE, "introduce", *sets, *found]
-
-    @property
-    def discloses(self) -> bool:
-        """Whether a party's one-sided records become known to the other party."""
-        return self.one_sided == "disclose" and not self.dry_run
-
-    @property
-    def common(self) -> dict[str, Any]:
-        """The rules that all parties must have alike; the others are limits of each party."""
-        values = asdict(self)
-        return {key: values[key] for key in ("match", "one_sided", "shared", "dry_run")}
 
 
 @dataclass
@@ -144,6 +82,7 @@ class LinkParty:
         rules: the run's rules, with this party's limits.
         keyring: signs the party's announcement and verifies those of others.
         memory: state of earlier phases (`state`).
+        consent: digest of the parties' signed consent, which all must have alike.
 
     Attributes:
         names: names of the parties, by client.
@@ -151,7 +90,15 @@ class LinkParty:
         absent: records that name a party which no client is, by name.
     """
 
-    def __init__(self, graph: ClientGraph, rules: LinkRules, keyring: Keyring, memory: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        graph: ClientGraph,
+        rules: LinkRules,
+        keyring: Keyring,
+        memory: Mapping[str, Any] | None = None,
+        consent: bytes = b"",
+    ):
+        self.consent = consent
         self.graph, self.rules, self.keyring, self.client = graph, rules, keyring, graph.client
         stored = memory or {}
         private = stored.get("private")
@@ -273,6 +220,7 @@ class LinkParty:
             "rules": self.rules.common,
             "schema": schema.to_dict() if schema else {},
             "undirected": undirected(graph),
+            "consent": self.consent.hex(),
             "data": [key for key in DATA if _has(graph, key)],
         }
 
@@ -287,7 +235,7 @@ class LinkParty:
         own = self.introduction()
         found = {k: json.loads(arrays["introduction"].tobytes()) for k, arrays in inbox.items()}
         for peer, other in found.items():
-            for key in ("rules", "form", "undirected"):
+            for key in ("rules", "form", "undirected", "consent"):
                 if other[key] != own[key] and not (key == "form" and self.rules.match == "ids"):
                     raise RunFailed(
                         f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
@@ -429,10 +377,10 @@ class LinkParty:
             raise RunFailed(
                 f"clients {self.client} and {peer} share fewer than {self.rules.min_shared} (min_shared): nothing is revealed"
             )
-        if found > self.rules.max_share * max(records, 1):
+        if found > self.rules.max_shared * max(records, 1):
             raise RunFailed(
-                f"clients {self.client} and {peer} share more than {self.rules.max_share:g} of the set of client"
-                f" {self.client} (max_share): nothing is revealed"
+                f"clients {self.client} and {peer} share more than {self.rules.max_shared:g} of the set of client"
+                f" {self.client} (max_shared): nothing is revealed"
             )
 
     # --- match --------------------------------------------------------------------------------------------------------
@@ -458,7 +406,7 @@ class LinkParty:
 
     @property
     def _overlaps(self) -> bool:
-        return self.rules.match == "ids" and self.rules.shared == "overlap"
+        return self.rules.match == "ids" and self.rules.entities == "overlap"
 
     def _unmatched(self) -> Ints:
         """Return the records that no other party has, also those of parties that are no client."""
@@ -573,7 +521,7 @@ class LinkParty:
             return
         if any(_has(self.graph, key) for key in DATA):
             raise FedGraphError(
-                "edges of these files carry data, which edges between equal identities do not have: pass --shared overlap"
+                "edges of these files carry data, which edges between equal identities do not have: pass --entities overlap"
             )
         directions = np.repeat([True, False], own.size)
         edges[peer] = Edges(np.tile(own, 2), directions, start + np.tile(far, 2))

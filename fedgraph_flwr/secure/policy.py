@@ -15,6 +15,7 @@ max_width: 256                    # maximum width of a layer
 check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
 reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
 required_config: {privacy.dp: [server_fixed, client_fixed]}   # keys of a run's configuration, and the accepted values
+link: {match: [payments]}         # runs that match records with other parties (`link_policy`); default: none
 
 For a method listed by name, the node accepts the sharing that its YAML declares, or less: other parameters leave a node only if
 ``required_config`` has ``strategy.shared`` or ``strategy.private``.
@@ -38,10 +39,11 @@ from torch import nn
 
 from fedgraph_flwr.config import TASKS, RunConfig, StrategyConfig, at_least, group_names, one_of, plugins, typed
 from fedgraph_flwr.config.composition import group_file
-from fedgraph_flwr.config.lookup import named_code
+from fedgraph_flwr.config.lookup import full_name, named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.errors import FedGraphError, line_of, sanitize, unknown
 from fedgraph_flwr.moved import KEYS, POLICY_KEYS, rename_config, rename_keys
+from fedgraph_flwr.secure.link_policy import LINK_CLIENT, link_policy
 from fedgraph_flwr.wire.messages import DESCRIBE
 
 LARGEST = 2**63 - 1
@@ -69,9 +71,12 @@ class Policy:
 
     Attributes:
         trusting: whether the operator of the server also runs the clients.
+        path: the policy's file; "" for the default policy.
+        linking: the values of ``link``.
     """
 
     trusting: ClassVar[bool] = False
+    path: ClassVar[str] = ""
 
     strategies: list[str] = field(default_factory=list)
     networks: list[str] = field(default_factory=list)
@@ -88,8 +93,10 @@ class Policy:
     check_start: bool = True
     reveal: list[str] = field(default_factory=list)
     required_config: dict[str, Any] = field(default_factory=dict)
+    link: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.linking = link_policy(self.link)
         for name in ("rounds", "min_clients", "max_parameters", "max_width"):
             at_least(getattr(self, name), 1, f"policy.{name}")
         at_least(self.min_nodes, 0, "policy.min_nodes")
@@ -108,7 +115,7 @@ class Policy:
         """
         name, client = cfg.strategy.name, cfg.strategy.client
         plain = client in self.strategies and cfg.strategy.variates == "none"  # variates send more than the model
-        if self.strategies and not plain:
+        if self.strategies and not plain and full_name(client) != LINK_CLIENT:  # `link` decides about those runs
             ours = group_file("strategy", name) if name in group_names("strategy") else {}
             fields = ("client", *(key for key in CHOICES if key != "server_optimizer"))
             usual = vars(StrategyConfig()) | dict(ours.items())
@@ -266,7 +273,9 @@ def read_policy(path: str) -> Policy:
     for key in body:
         if key not in (names := [f.name for f in dataclasses.fields(Policy)]):
             raise unknown("policy key", key, names, path)
-    return typed(Policy, {str(key): value for key, value in body.items()}, f"policy={path}")
+    policy: Policy = typed(Policy, {str(key): value for key, value in body.items()}, f"policy={path}")
+    policy.path = str(Path(path).expanduser().absolute())  # type: ignore[misc]
+    return policy
 
 
 def _refused(what: str, accepted: str) -> FedGraphError:

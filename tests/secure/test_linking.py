@@ -17,7 +17,8 @@ from fedgraph_flwr.data.importing import client_graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.partition.clients import cut
 from fedgraph_flwr.secure.keyring import Keyring
-from fedgraph_flwr.secure.linking import LinkParty, LinkRules, simulate
+from fedgraph_flwr.secure.link_rules import LinkRules
+from fedgraph_flwr.secure.linking import LinkParty, simulate
 from fedgraph_flwr.secure.matching import Mask
 from fedgraph_flwr.secure.sealed import Sealer
 from tests.data.linked_banks import BANKS, KEY, banks
@@ -115,6 +116,14 @@ def test_masks_hide_values_also_from_who_opens_them(files):
     assert not seen[0] & seen[1]
     sizes = {len(rows) for rows in seen}
     assert sizes <= {128, 192, 256}  # of two peers, each a power of two, whatever the number of records
+
+
+def test_scalars_are_new_for_every_run_and_peer(files):
+    secrets = []
+    for _ in range(2):
+        parties = link(files)
+        secrets += [party._mask(peer).secret for party in parties for peer in party.peers]
+    assert len(set(secrets)) == len(secrets) == 12
 
 
 def test_sizes_of_messages_are_powers_of_two(files, monkeypatch):
@@ -299,7 +308,7 @@ def test_a_point_of_small_order_is_refused():
     [
         ({"max_ids": 10}, "records for client 1, at most 10 are accepted"),
         ({"min_shared": 10_000}, "clients 0 and 1 share fewer than 10000 .min_shared.: nothing is revealed"),
-        ({"max_share": 0.1}, "clients 0 and 1 share more than 0.1 of the set of client 0 .max_share."),
+        ({"max_shared": 0.1}, "clients 0 and 1 share more than 0.1 of the set of client 0 .max_shared."),
     ],
 )
 def test_limits_of_a_party(files, limits, message):
@@ -439,7 +448,7 @@ def test_identities_become_edges_or_one_node(tmp_path):
         graph = party.result()
         assert graph.num_global_nodes == sum(file.num_nodes for file in files)
         assert graph.cut_out.size(1) == graph.cut_in.size(1) == {0: 3, 1: 4, 2: 3}[party.client]
-    overlapping = [party.result() for party in link(files, LinkRules(match="ids", shared="overlap"))]
+    overlapping = [party.result() for party in link(files, LinkRules(match="ids", entities="overlap"))]
     assert overlapping[0].num_global_nodes == sum(file.num_nodes for file in files) - 4
     gids = [dict(zip(unpack_words(g.ids).tolist(), g.node_id.tolist(), strict=True)) for g in overlapping]
     for one, other in itertools.combinations(gids, 2):

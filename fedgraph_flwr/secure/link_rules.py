@@ -1,0 +1,69 @@
+"""Rules of a link run (`linking`)."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedgraph_flwr.config import at_least, one_of
+from fedgraph_flwr.errors import FedGraphError
+
+MATCHES = ("payments", "routed", "ids")
+ONE_SIDED = ("drop", "stub", "disclose")
+ENTITIES = ("edges", "overlap")
+
+ANNOUNCE, WRITE, COUNT = "announce", "write", "count"
+
+
+@dataclass
+class LinkRules:
+    """Rules of a link run, the same at all parties.
+
+    Attributes:
+        match: ``payments`` (private intersection of records), ``routed`` (hashes of records, for parties that know each other's
+            accounts) or ``ids`` (private intersection of identities).
+        one_sided: what becomes of records that only one party has: ``drop``, ``stub`` (a node without features, at that party
+            only) or ``disclose`` (the other party learns of it).
+        entities: what becomes of shared identities: ``edges`` between two nodes, or ``overlap``: one node at both clients.
+        max_ids: most records or identities of a party for one peer.
+        min_shared: fewest shared ones of a pair; a pair that shares fewer, but at least one, is refused.
+        max_shared: largest share of the own set that may be shared.
+        dry_run: whether only numbers are learnt.
+    """
+
+    match: str = "payments"
+    one_sided: str = "drop"
+    entities: str = "edges"
+    max_ids: int = 1_000_000
+    min_shared: int = 0
+    max_shared: float = 1.0
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        one_of(self.match, MATCHES, "match")
+        one_of(self.one_sided, ONE_SIDED, "one_sided")
+        one_of(self.entities, ENTITIES, "entities")
+        at_least(self.max_ids, 1, "max_ids")
+        at_least(self.min_shared, 0, "min_shared")
+        if not 0 < self.max_shared <= 1:
+            raise FedGraphError(f"max_shared must be above 0 and at most 1, got {self.max_shared}")
+        if self.match == "ids" and self.one_sided != "drop":
+            raise FedGraphError(
+                f"one_sided={self.one_sided} applies to records, not to match=ids: leave it out (one_sided=drop)"
+            )
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases in order; each is named for what a party sends in it."""
+        sets = ["ask"] if self.match == "routed" else ["commit", "mask", "double"]
+        found = [COUNT] if self.dry_run else ["match", *(["resolve"] if self.discloses else []), "confirm", WRITE]
+        return [ANNOUNCE, "introduce", *sets, *found]
+
+    @property
+    def discloses(self) -> bool:
+        """Whether a party's one-sided records become known to the other party."""
+        return self.one_sided == "disclose" and not self.dry_run
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The rules that all parties must have alike; the others are limits of each party."""
+        values = asdict(self)
+        return {key: values[key] for key in ("match", "one_sided", "entities", "dry_run")}

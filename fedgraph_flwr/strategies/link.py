@@ -1,0 +1,64 @@
+"""Server side of `fedgraph-flwr link` on a fleet: relays sealed envelopes between the parties, before a round without training.
+
+It learns each party's key and number of nodes, who wrote to whom and when, and sizes of envelopes, which are powers of two.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods import link
+from fedgraph_flwr.methods.link import ANNOUNCED, ENVELOPES, STEP
+from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
+from fedgraph_flwr.secure.link_rules import LinkRules
+from fedgraph_flwr.secure.sealed import is_public_key
+from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_flwr.strategies.fedgrad import relayed
+from fedgraph_flwr.strategies.loop import Stage
+from fedgraph_flwr.wire.messages import Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, up_to
+
+
+class Link(GraphStrategy):
+    """Relay of one link run."""
+
+    Params: ClassVar[type] = LinkRules
+    uplink = staticmethod(link.uplink)
+
+    def stage(self) -> Stage:
+        """Nothing is trained."""
+        return Stage(down=False, up=False)
+
+    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
+        """Return a key and a number of nodes, or sealed bytes for any other client."""
+        if group == ANNOUNCED:
+            return {
+                "key": ArrayField((32,), "uint8"),
+                "nodes": ArrayField((1,), "int64", 1, LARGEST),
+                **SIGNATURE_FIELD,
+            }
+        return {str(k): ArrayField((up_to(LARGEST),), "uint8", optional=True) for k in self.clients if k != client}
+
+    def verify(self, phase: str, reply: Reply) -> None:
+        """Refuse invalid public keys."""
+        if phase == "announce" and not is_public_key(reply.groups[ANNOUNCED]["key"].tobytes()):
+            raise FedGraphError(f"client {reply.client} announced an invalid key: expected X25519")
+
+    def setup(self) -> None:
+        """Relay the announcements, then the envelopes of each step."""
+        if sorted(self.clients) != list(range(self.cfg.num_clients)):
+            raise RunFailed(f"link needs clients 0 to {self.cfg.num_clients - 1}, got {sorted(self.clients)}")
+        replies = self.request_all("announce")
+        announced = [reply.groups[ANNOUNCED] for reply in replies]
+        told: Groups = {
+            ANNOUNCED: {
+                "keys": np.stack([arrays["key"] for arrays in announced]),
+                "nodes": np.concatenate([arrays["nodes"] for arrays in announced]),
+            },
+            **signatures(replies.replies, ANNOUNCED),
+        }
+        inbox: dict[int, Groups] = dict.fromkeys(self.clients, told)
+        for _ in self.params.phases[1:]:
+            inbox = relayed(self.request_all(STEP, inbox), ENVELOPES)
