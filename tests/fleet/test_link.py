@@ -166,7 +166,7 @@ def test_rules_travel_as_keys_of_the_run(run, tmp_path):
     phases = done.summary["bytes_by_phase"]
     assert phases["link"]["exchanges"] == 8
     assert phases["announce"]["exchanges"] == 1
-    assert phases["train"]["bytes_up_by_group"] == {}
+    assert phases["train"]["bytes_up_by_group"].keys() <= {"metrics"}
     assert asdict(LinkPolicy())["match"] == []
 
 
