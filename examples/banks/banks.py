@@ -89,8 +89,8 @@ def look_at(predictions: str) -> None:
 
 
 @contextlib.contextmanager
-def fleet(folder: Path) -> Iterator[None]:
-    """Run a fleet's server and three nodes on loopback; each node has one bank's file and a state folder."""
+def fleet(folder: Path, *options: str) -> Iterator[None]:
+    """Run a fleet's server and three nodes on loopback; each node has one bank's file and a state folder, and these options."""
     address, running = f"127.0.0.1:{free_port()}", list[subprocess.Popen[bytes]]()
     os.environ |= {"FLWR_HOME": str(folder / "flwr-home"), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
@@ -106,7 +106,17 @@ def fleet(folder: Path) -> Iterator[None]:
         wait_for_line(folder / "server.log", "ready on", running[0])
         for node in range(3):
             graph = f"parts/client_{node:04d}.safetensors"
-            words = ["--server", address, "--key", f"keys/node_{node}", "--graph", graph, "--state", f"state_{node}"]
+            words = [
+                "--server",
+                address,
+                "--key",
+                f"keys/node_{node}",
+                "--graph",
+                graph,
+                "--state",
+                f"state_{node}",
+                *options,
+            ]
             start(f"node_{node}", "node", *words)
         yield
     finally:

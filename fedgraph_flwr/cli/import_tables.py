@@ -101,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="this party's name in the edge table, if edges name accounts of other parties",
     )
+    given.add_argument("--edge-classes", default="", metavar="A,B,C", help="class names of edges (default: sorted)")
     given.add_argument(
         "--undirected", action="store_true", help="each row of the edge table represents both directions"
     )
@@ -181,6 +182,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T,V,T",
         help="train, validation and test shares of a client without split column (default: 0.6,0.2,0.2)",
     )
+    made.add_argument(
+        "--split",
+        default="ratio",
+        choices=("ratio", "temporal"),
+        help="split of a client without split column: at random, or edges by their times (default: ratio)",
+    )
+    made.add_argument(
+        "--until",
+        default="",
+        metavar="T,T",
+        help="--split temporal: last times of training and validation, seconds or dates, the same for all parties (default: by"
+        " --ratio)",
+    )
     made.add_argument("--seed", type=int, default=0, help="seed of that split (default: 0)")
 
 
@@ -193,7 +207,7 @@ def main(args: argparse.Namespace) -> int:
     if (args.name and args.out) or not (args.name or args.out or args.statistics):
         raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
     known = args.schema is not None and args.schema.is_file()
-    if as_client and (args.num_clients is None or args.out is None or not (classes or known)):
+    if as_client and (args.num_clients is None or args.out is None or not (classes or args.edge_classes or known)):
         raise FedGraphError(
             "--client requires --num-clients M, --out FILE, and --classes A,B,C or --schema FILE, so that all clients"
             " use the same"
@@ -234,7 +248,12 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
         print(f"edges carry {graph.num_edge_features} features{others}; parallel edges stay separate")
     names = graph.schema["agreed"]["classes"]
     labels = torch.bincount(graph.y[graph.y >= 0], minlength=len(names)).tolist()
-    print(f"labels: {', '.join(f'{name} {count}' for name, count in list(zip(names, labels, strict=True))[:20])}")
+    if names:
+        print(f"labels: {_counted(names, labels)}")
+    of_edges = graph.schema["agreed"].get("edge_classes", [])
+    if isinstance(graph, Graph) and graph.edge_y.numel():
+        counts = torch.bincount(graph.edge_y[graph.edge_y >= 0], minlength=len(of_edges)).tolist()
+        print(f"labels of edges: {_counted(of_edges, counts)}")
     if len(names) == 2 and labels[1] > labels[0]:
         print(
             f"auc and average precision are computed for the second class, '{names[1]}':"
@@ -253,6 +272,11 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
     if isinstance(graph, ClientGraph) and graph.foreign.numel():
         print(f"{graph.foreign.size(1)} records name other parties: match them with `fedgraph-flwr link` before a run")
     print(f"wrote {path}; use: {use}")
+
+
+def _counted(names: Sequence[str], counts: Sequence[int]) -> str:
+    """Return the first class names with their counts."""
+    return ", ".join(f"{name} {count}" for name, count in list(zip(names, counts, strict=True))[:20])
 
 
 def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str]) -> list[str]:
@@ -338,7 +362,7 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, values: Mapping[str, A
 
 
 def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
-    split = _ratio(args.ratio)
+    split = replace(_ratio(args.ratio), kind=args.split, until=_until(args.until))
     if isinstance(graph, Graph):
         return client_graph(graph, args.client, args.num_clients, split, args.seed)
 
@@ -375,6 +399,7 @@ def _read(args: argparse.Namespace, classes: Sequence[str], treatment: Treatment
             undirected=args.undirected,
             treatment=treatment,
             own_party=args.own_party,
+            edge_classes=[word.strip() for word in args.edge_classes.split(",") if word.strip()],
         )
 
     if args.data:
@@ -395,6 +420,26 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
             option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"
             print(f"--{option} {value!r} overrides {stored[key]!r} of {treatment.where}")
     return given.over(treatment.schema.tables)
+
+
+def _until(text: str) -> list[int]:
+    """Return times in seconds from seconds or dates, separated by a comma.
+
+    Raises:
+        FedGraphError: a word is neither.
+    """
+    import pandas as pd
+
+    try:
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        return [
+            int(word) if word.lstrip("-").isdecimal() else int(pd.Timestamp(word, tz="UTC").timestamp())
+            for word in words
+        ]
+    except ValueError as error:
+        raise FedGraphError(
+            f"--until must be two times in seconds or dates, such as 2026-03-31, got '{text}'"
+        ) from error
 
 
 def _ratio(text: str) -> SplitConfig:

@@ -9,8 +9,9 @@ from fedgraph_flwr.cli.table_options import add_table_arguments, formats_of, lay
 from fedgraph_flwr.errors import FedGraphError
 
 _EPILOG = """\
-The output has the columns id, p_<class> for each class, and class. Tables are encoded by the schema of the run, or a client's
-own statistics. If edges name nodes of the client's stored graph, or of --graph FILE, new nodes are predicted within that graph.
+The output has the columns id, p_<class> for each class, and class; with task=edges, edge, source and target instead of id.
+Tables are encoded by the schema of the run, or a client's own statistics. If edges name nodes of the client's stored graph, or of
+--graph FILE, new nodes are predicted within that graph.
 examples:
   fedgraph-flwr predict runs/mine --nodes new_customers.csv --edges new_payments.csv --out predictions.csv
   fedgraph-flwr predict runs/mine --client 0                      # its nodes, by its personal model if it has one
@@ -93,12 +94,15 @@ def load_chosen(args: argparse.Namespace) -> Any:
 def main(args: argparse.Namespace) -> int:
     """Handle ``predict``."""
     predictor = _with_options(load_chosen(args), args)
-    graph, ids, rows = _graph(args, predictor)
+    graph, ids, read = _graph(args, predictor)
     if args.pairs is not None:
         return _score_pairs(predictor, graph, ids, args)
-    found = predictor.predict(graph, ids)
-    if rows is not None:
-        found = found.at(rows)
+    of_edges = getattr(predictor, "predicts_edges", False)
+    if read is not None and of_edges:
+        found = predictor.predict_edges(read)
+    else:
+        found = predictor.predict(graph, ids)
+        found = found if read is None else found.at(read.rows)
     if args.threshold is not None:
         if not (0 <= args.threshold <= 1 and len(found.classes) == 2):
             raise FedGraphError(
@@ -112,7 +116,7 @@ def main(args: argparse.Namespace) -> int:
     found.write(args.out)
     counts = frame["class"].value_counts()
     whose = f"client {predictor.client}'s model" if predictor.client is not None else "the shared model"
-    print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} nodes")
+    print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} {'edges' if of_edges else 'nodes'}")
     print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")
     if found.threshold is not None:
         print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3f}")
@@ -163,7 +167,7 @@ def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
 
 
 def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
-    """Return the graph to predict, its node ids from tables, and the positions of nodes to predict (None: all)."""
+    """Return the graph to predict, its node ids from tables, and the tables that it was read from (None: a stored graph)."""
     from dataclasses import replace
 
     from fedgraph_flwr.data.importing import Columns
@@ -172,7 +176,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
 
     if bool(args.nodes) != bool(args.edges):
         raise FedGraphError("incomplete input: pass both --nodes FILE and --edges FILE, or --graph FILE")
-    spec = predictor.meaning
+    spec = replace(predictor.meaning, parallel=getattr(predictor, "predicts_edges", False))
     stored = graph_file(args.graph, spec) if args.graph else None
     if not args.nodes and stored is not None:
         return stored, None, None
@@ -184,7 +188,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
         found = new_nodes(args.nodes, args.edges, Columns.of(layout), spec, stored, where, treatment)
         if found.note:
             print(found.note, file=sys.stderr)
-        return found.graph, found.ids, found.rows
+        return found.graph, found.ids, found
     if predictor.own is None:
         raise FedGraphError(
             "no input: pass --nodes FILE and --edges FILE, --graph FILE, or --client I to predict its stored graph"

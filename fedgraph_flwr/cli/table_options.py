@@ -16,6 +16,7 @@ _ROLES = {
     "target": "column of edge targets (default: the schema's, else target)",
     "time": "column of edge times, seconds or dates (default: the schema's, else none)",
     "edge-label": "column of edge labels (default: the schema's, else none)",
+    "edge-id": "column of edge ids, which predictions list (default: the schema's, else row numbers)",
 }
 
 
@@ -23,6 +24,12 @@ def add_table_arguments(group: Any, parties: bool = False) -> None:
     """Add options for column names, file formats and value formats, and with ``parties`` those of edges between parties."""
     for role, text in _ROLES.items():
         group.add_argument(f"--{role}-column", metavar="NAME", help=text)
+    group.add_argument(
+        "--windows",
+        metavar="DAYS",
+        help="add features that count earlier edges at both ends of an edge within DAYS, such as 2,0.5; needs --time-column"
+        " (default: the schema's, else none)",
+    )
     group.add_argument(
         "--separator", metavar="SIGN", help="field separator of CSV files, or its name, such as tab (default: detected)"
     )
@@ -79,7 +86,9 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
     roles = [role.replace("-", "_") for role in (*_ROLES, "client")]
     given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
     given |= {name: getattr(args, name, "") for name in ("party_columns", "party_prefix", "match_columns", "id_form")}
-    return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
+    return TableLayout(
+        separator=args.separator or "", encoding=args.encoding or "", windows=args.windows or "", **given
+    )
 
 
 def formats_of(args: argparse.Namespace) -> dict[str, dict[str, str]]:

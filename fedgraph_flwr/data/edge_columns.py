@@ -3,6 +3,8 @@
 Neither reads labels or features, and both are private: a party computes them from its own edges.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,6 +46,15 @@ def window_counts(source: Ints, target: Ints, time: Ints, num_nodes: int, window
         ],
         axis=1,
     )
+
+
+def log_counts(ends: Ints, time: Ints, windows: Sequence[int]) -> NDArray[np.float64]:
+    """Return ln(1 + `window_counts`) of edges [2, E] within each window, [E, 4 W], looking back."""
+    if not time.size:
+        return np.zeros((0, len(COUNTS) * len(windows)))
+    source, target, nodes = ends[0], ends[1], 1 + int(ends.max())
+    counts = [window_counts(source, target, time, nodes, window) for window in windows]
+    return np.concatenate([np.log1p(found) for found in counts], axis=1)
 
 
 def ports(source: Ints, target: Ints, time: Ints) -> Ints:

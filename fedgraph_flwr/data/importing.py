@@ -33,6 +33,7 @@ from fedgraph_flwr.data.columns import (
     natural,
     warn_unscaled,
 )
+from fedgraph_flwr.data.edge_columns import COUNTS, log_counts
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, pack_words
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.parties import PartyRule, Records, divide, linking_of, repeated
@@ -66,6 +67,8 @@ class Columns:
     target: str = "target"
     time: str = ""
     edge_label: str = ""
+    edge_id: str = ""
+    windows: str = ""
     separator: str = ""
     encoding: str = ""
     edge_features: Sequence[str] = ()
@@ -94,7 +97,25 @@ class Columns:
     def edge_others(self) -> list[str]:
         """Columns of an edge table with another role than feature."""
         parties = [name.strip() for name in self.party_columns.split(",")]
-        return [name for name in (self.source, self.target, self.time, self.edge_label, *parties) if name]
+        own = (self.source, self.target, self.time, self.edge_label, self.edge_id)
+        return [name for name in (*own, *parties) if name]
+
+    @property
+    def seconds(self) -> list[int]:
+        """Lengths of `windows` in seconds.
+
+        Raises:
+            FedGraphError: one is no number above 0, or edges have no times.
+        """
+        try:
+            found = [round(float(word) * 86_400) for word in self.windows.split(",") if word.strip()]
+        except ValueError:
+            found = [0]
+        if any(window <= 0 for window in found):
+            raise FedGraphError(f"--windows must be numbers of days above 0, such as 2,0.5, got '{self.windows}'")
+        if found and not self.time:
+            raise FedGraphError(f"--windows {self.windows} counts edges by their times: pass --time-column NAME, too")
+        return found
 
     def parties(self, own: str) -> PartyRule | None:
         """Return the rule that names the parties of ends, for the party ``own``; None without one.
@@ -166,6 +187,8 @@ def from_tables(
     undirected: bool = False,
     treatment: Treatment = AS_FOUND,
     own_party: str = "",
+    parallel: bool = False,
+    edge_classes: Sequence[str] = (),
 ) -> Graph:
     """Build a graph from a node table and an edge table.
 
@@ -179,6 +202,8 @@ def from_tables(
         treatment: column options (`columns`) and the schema to follow.
         own_party: this party's name, if edges may name accounts of other parties (`parties`). The result is then a
             `ClientGraph` with foreign records.
+        parallel: whether rows that repeat an edge stay separate even without data.
+        edge_classes: class names of edges, as ``classes``.
 
     Raises:
         FedGraphError: a file, column or id is missing, an id is repeated, an edge names an unknown id, a value does not
@@ -186,6 +211,8 @@ def from_tables(
     """
     table, links = (read_table(path, columns.layout, treatment.say) for path in (nodes, edges))
     where = str(nodes)
+    if columns.edge_label and columns.label == _DEFAULTS.label and columns.label not in table.columns:
+        columns = replace(columns, label="")  # labels of edges are enough
     check_roles(columns, NODE, treatment)
     ids = Ids(table, columns.id, where)
     names = agreed_classes(classes, treatment)
@@ -201,9 +228,10 @@ def from_tables(
     found = None
     if rule:
         found = divide(links, (columns.source, columns.target), ids.index, rule, (str(edges), where), treatment)
-    joined = edge_data(links, carried, columns, str(edges), treatment)
+    joined = edge_data(links, carried, columns, str(edges), treatment, edge_classes)
     ends = found.ends if found else edge_ends(links, columns, str(edges), ids, ids)
-    edge_index, rows = arranged(ends, len(table), undirected, str(edges), treatment, bool(joined.fields))
+    joined = with_counts(joined, columns.seconds, ends, len(table), found)
+    edge_index, rows = arranged(ends, len(table), undirected, str(edges), treatment, parallel or bool(joined.fields))
     rows = found.own[rows] if found and joined.fields else rows
     made = features(NODE, table, usable, where, treatment)
     if not made.x.size(1):
@@ -224,7 +252,7 @@ def from_tables(
         train_mask=masks[0] & (y >= 0),
         val_mask=masks[1] & (y >= 0),
         test_mask=masks[2] & (y >= 0),
-        num_classes=len(names),
+        num_classes=max(len(names), 1),
         group=group_codes(table, columns.client, where),
         schema=stored(agreed, {NODE: made.fitted} | joined.fitted, undirected, columns.layout),
         ids=pack_words(ids.index.to_numpy()),
@@ -280,7 +308,14 @@ class EdgeData:
     fields: dict[str, Any]
 
 
-def edge_data(links: Any, names: Sequence[str], columns: Columns, where: str, treatment: Treatment) -> EdgeData:
+def edge_data(
+    links: Any,
+    names: Sequence[str],
+    columns: Columns,
+    where: str,
+    treatment: Treatment,
+    edge_classes: Sequence[str] = (),
+) -> EdgeData:
     """Read features, times and labels of the edges of one table.
 
     Args:
@@ -289,6 +324,7 @@ def edge_data(links: Any, names: Sequence[str], columns: Columns, where: str, tr
         columns: roles of the columns.
         where: the file, for errors.
         treatment: column options and schema.
+        edge_classes: class names of edges; empty for the schema's, else the sorted values that occur.
 
     Raises:
         FedGraphError: a value does not match its column's kind, or a time is missing.
@@ -299,13 +335,52 @@ def edge_data(links: Any, names: Sequence[str], columns: Columns, where: str, tr
         found["edge_attr"] = made.x
     if columns.time:
         found["edge_time"] = edge_times(links, columns.time, where, treatment)
-    classes: Sequence[str] = treatment.schema.edge_classes if treatment.schema else ()
+    agreed = treatment.schema.edge_classes if treatment.schema else ()
+    if edge_classes and agreed and tuple(edge_classes) != agreed:
+        raise FedGraphError(
+            f"--edge-classes {','.join(edge_classes)} differ from those of {treatment.where}: {','.join(agreed)}"
+        )
+    classes: Sequence[str] = agreed or edge_classes
     if columns.edge_label:
         found["edge_y"], classes = label_codes(links, columns.edge_label, where, classes)
     has = made is not None and made.x.size(1) > 0
     return EdgeData(
         {EDGE: made.agreed} if made and has else {}, {EDGE: made.fitted} if made and has else {}, tuple(classes), found
     )
+
+
+def with_counts(
+    joined: EdgeData, windows: Sequence[int], ends: Tensor, num_nodes: int, found: Records | None = None
+) -> EdgeData:
+    """Return the data of a table's rows with ln(1 + `window_counts`) as further features.
+
+    Args:
+        joined: data of the rows, with their times.
+        windows: lengths in seconds.
+        ends: edges between own nodes [2, E].
+        num_nodes: N.
+        found: the divided rows, if some name accounts of other parties; they count, too.
+    """
+    if not windows:
+        return joined
+    time = joined.fields["edge_time"].numpy()
+    both = np.full((2, time.size), -1, dtype=np.int64)
+    both[:, found.own.numpy() if found else slice(None)] = ends.numpy()
+    if found:
+        other = [f"{party}\x1f{name}" for party, name in zip(found.party.tolist(), found.ids, strict=True)]
+        code = num_nodes + np.unique(np.array(other, dtype=str), return_inverse=True)[1]
+        pair = np.stack([found.node.numpy(), code])
+        both[:, found.rows.numpy()] = np.where(found.outgoing.numpy(), pair, pair[::-1])
+    kept = np.flatnonzero(both[0] >= 0)
+    counts = np.zeros((time.size, len(COUNTS) * len(windows)))
+    counts[kept] = log_counts(both[:, kept], time[kept], windows)
+    return with_columns(joined, torch.from_numpy(counts))
+
+
+def with_columns(joined: EdgeData, columns: Tensor) -> EdgeData:
+    """Return the data with further features of the rows [E', k]."""
+    attr = joined.fields.get("edge_attr", torch.zeros(len(columns), 0))
+    return replace(joined, fields=joined.fields | {"edge_attr": torch.cat([attr, columns.to(torch.float32)], dim=1)})
 
 
 def _edge_columns(treatment: Treatment) -> bool:
@@ -698,9 +773,10 @@ def client_graph(
         "num_global_nodes": graph.num_nodes,
     }
     own = ClientGraph(**{**vars(graph), **place})
-    if not bool((own.train_mask | own.val_mask | own.test_mask).any()):
-        own = split_graph(own, split or SplitConfig(), seed)
-    if not bool(own.train_mask.any()):
+    split = split or SplitConfig()
+    if split.kind == "temporal" or not bool((own.train_mask | own.val_mask | own.test_mask).any()):
+        own = split_graph(own, split, seed)
+    if not bool(own.train_mask.any()) and not bool((own.edge_y >= 0).any()):
         raise FedGraphError(
             f"client {client} has {own.num_nodes} nodes, none for training: mark some in its split column or train_mask"
         )

@@ -1,7 +1,7 @@
 """Input of predictions: tables, graph files and PyG objects, encoded as in training; labels are optional."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.columns import Treatment, as_words, features
+from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.graph import Graph, check_dtypes, pack_words, read_header, unpack_words
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.importing import (
@@ -25,10 +26,11 @@ from fedgraph_flwr.data.importing import (
     from_tables,
     read_saved,
     saved_features,
+    with_columns,
 )
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, fitted_schema
 from fedgraph_flwr.data.tables import read_table
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, unknown
 
 SAVED = (".pt", ".pth")
 """Suffixes of torch.save files."""
@@ -44,6 +46,7 @@ class InputSpec:
         schema: schema with the statistics that turn columns into features; None if features are used unchanged.
         undirected: whether each row of an edge table represents both directions.
         where: origin of this information, for errors.
+        parallel: whether each row of an edge table is predicted, so that repeated rows stay separate.
     """
 
     classes: tuple[str, ...]
@@ -51,6 +54,7 @@ class InputSpec:
     schema: Schema | None = None
     undirected: bool = False
     where: str = "the run"
+    parallel: bool = False
 
     def as_imported(self, path: Path) -> "InputSpec":
         """Return it with classes and schema of an imported graph's file, if the number of classes matches."""
@@ -94,12 +98,16 @@ class NewNodes:
         ids: ids of the graph's nodes [N].
         rows: positions of the table's rows in the graph [K].
         note: how they were joined to the stored graph, or "".
+        edges: positions of the edge table's rows among the graph's edges [K'], if the model predicts edges.
+        edge_ids: ids of these rows, or their numbers from 1 [K'].
     """
 
     graph: Graph
     ids: np.ndarray
     rows: np.ndarray
     note: str = ""
+    edges: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    edge_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=object))
 
 
 def tables(
@@ -123,9 +131,10 @@ def tables(
         nodes,
         edges,
         _present(columns, table),
-        classes=spec.classes,
+        classes=spec.schema.classes if spec.schema else spec.classes,
         undirected=spec.undirected,
         treatment=treatment or spec.treatment(),
+        parallel=spec.parallel,
     )
     return graph, as_words(table[columns.id])
 
@@ -174,7 +183,12 @@ def new_nodes(
     outside = [word for words in named for word in words[own.index.get_indexer(words) < 0]]
     if not outside:
         graph, ids = tables(nodes, edges, columns, spec, treatment)
-        return NewNodes(graph, ids, np.arange(len(ids)))
+        found = NewNodes(graph, ids, np.arange(len(ids)))
+        if not spec.parallel:
+            return found
+        ends = edge_ends(links, columns, str(edges), own, own)
+        _, order = arranged(ends, len(ids), False, str(edges), treatment or spec.treatment(), True)
+        return replace(found, edges=order.argsort().numpy(), edge_ids=_edge_ids(links, columns, str(edges)))
     if not isinstance(stored, Graph) or not len(stored.ids):
         missing = (
             "pass --client I or --graph FILE to name the graph that contains it"
@@ -210,7 +224,15 @@ def _joined(
     rows[fresh] = n + np.arange(k)
     union = Ids.of(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
     ends = edge_ends(links, columns, where[1], union, union)
-    added = edge_data(links, carried, columns, where[1], treatment).fields if stored.has_edge_data else {}
+    added: Mapping[str, Tensor] = {}
+    if stored.has_edge_data:
+        joined = edge_data(links, carried, columns, where[1], treatment)
+        if columns.seconds:
+            both = torch.cat([stored.edge_index, ends], dim=1).numpy()
+            time = torch.cat([stored.edge_time, joined.fields["edge_time"]]).numpy()
+            counts = log_counts(both, time, columns.seconds)[stored.edge_index.size(1) :]
+            joined = with_columns(joined, torch.from_numpy(counts))
+        added = joined.fields
     ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data)
     data = _joined_data(stored, added, order, where)
     edges = torch.cat([stored.edge_index, ends], dim=1)
@@ -233,7 +255,20 @@ def _joined(
     )
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
     note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
-    return NewNodes(graph, union.index.to_numpy(), rows, note)
+    found = NewNodes(graph, union.index.to_numpy(), rows, note)
+    if not spec.parallel:
+        return found
+    place = stored.edge_index.size(1) + order.argsort().numpy()
+    return replace(found, edges=place, edge_ids=_edge_ids(links, columns, where[1]))
+
+
+def _edge_ids(links: Any, columns: Columns, where: str) -> np.ndarray:
+    """Return the ids of an edge table's rows: those of its column, else their numbers from 1."""
+    if not columns.edge_id:
+        return np.arange(1, len(links) + 1).astype(object)
+    if columns.edge_id not in links.columns:
+        raise unknown("edge id column", columns.edge_id, map(str, links.columns), where)
+    return np.asarray(as_words(links[columns.edge_id]), dtype=object)
 
 
 def _joined_data(

@@ -34,7 +34,8 @@ class TableLayout:
 
     Attributes:
         id: column of the node table; likewise ``label``, ``split`` and ``client``.
-        source: column of the edge table; likewise ``target``, ``time`` and ``edge_label``.
+        source: column of the edge table; likewise ``target``, ``time``, ``edge_label`` and ``edge_id``.
+        windows: days within which payments at both ends of an edge are counted, separated by commas.
         separator: field separator of a CSV.
         encoding: encoding of a CSV.
         party_columns: columns of the edge table with the parties of source and target, ``SOURCE,TARGET``.
@@ -51,6 +52,8 @@ class TableLayout:
     target: str = ""
     time: str = ""
     edge_label: str = ""
+    edge_id: str = ""
+    windows: str = ""
     separator: str = ""
     encoding: str = ""
     party_columns: str = ""

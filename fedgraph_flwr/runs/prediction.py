@@ -31,7 +31,7 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, unpack_words, write_bytes
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
-from fedgraph_flwr.data.prediction_input import InputSpec, from_pyg
+from fedgraph_flwr.data.prediction_input import InputSpec, NewNodes, from_pyg
 from fedgraph_flwr.data.schema import Schema, fitted_schema
 from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import FedGraphError, first_line
@@ -237,9 +237,25 @@ class Predictor:
         return logits, task
 
     @property
+    def predicts_edges(self) -> bool:
+        """Whether it predicts edges."""
+        return self.task is Edges
+
+    @property
     def task(self) -> type[Task]:
         """The class of the run's task."""
         return kind_of(self.cfg)
+
+    def predict_edges(self, found: NewNodes) -> EdgePredictions:
+        """Predict the rows of an edge table, in its order.
+
+        Args:
+            found: the table, as `data.prediction_input.new_nodes` reads it.
+        """
+        every = self.predict(found.graph, found.ids)
+        if not isinstance(every, EdgePredictions):
+            raise FedGraphError(f"{self.source} was trained for task={self.cfg.task.name}, which predicts nodes")
+        return replace(every.at(found.edges), ids=found.edge_ids)
 
     def predict_pairs(self, graph: Any, pairs: Sequence[Sequence[Any]], ids: Any = None) -> PairPredictions:
         """Score pairs of nodes of a graph, for ``task=links``; the network reads all edges of the graph.

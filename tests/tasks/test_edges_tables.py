@@ -1,0 +1,178 @@
+"""Edges of a party's own tables: import with labels, times and counts, and predictions of new rows by their ids."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedgraph_flwr as fg
+from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.data.edge_columns import log_counts
+from fedgraph_flwr.data.graph import ClientGraph, read_tensors
+from fedgraph_flwr.runs.prediction import load_predictor
+from fedgraph_flwr.testing import assert_same_arrays
+
+ROOT = Path(__file__).parents[2]
+ROLES = ["--time-column", "at", "--edge-label-column", "fraud", "--edge-id-column", "ref", "--edge-columns", "amount"]
+
+
+def payments(rows: int, first: int, seed: int) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    amount = rng.lognormal(3, 1, rows).round(2)
+    return pd.DataFrame(
+        {
+            "ref": [f"p{first + i}" for i in range(rows)],
+            "source": rng.integers(20, size=rows),
+            "target": rng.integers(20, size=rows),
+            "at": first * 3600 + np.sort(rng.integers(rows * 3600, size=rows)),
+            "amount": amount,
+            "fraud": np.where(amount > 30, "yes", "no"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    """Tables of a bank without labels of accounts, its client file, and a finished run."""
+    folder = tmp_path_factory.mktemp("tables")
+    pd.DataFrame({"id": range(20), "age": np.arange(20) * 3}).to_csv(folder / "accounts.csv", index=False)
+    payments(200, 0, 0).to_csv(folder / "payments.csv", index=False)
+    payments(30, 1000, 1).drop(columns="fraud").to_csv(folder / "new.csv", index=False)
+    words = ["import", "--nodes", f"{folder / 'accounts.csv'}", "--edges", f"{folder / 'payments.csv'}", *ROLES]
+    words += ["--windows", "2,0.5", "--edge-classes", "no,yes", "--split", "temporal"]
+    assert (
+        main([*words, "--client", "0", "--num-clients", "1", "--out", str(folder / "parts/client_0000.safetensors")])
+        == 0
+    )
+    fg.run(
+        task="edges",
+        graph=str(folder / "parts"),
+        rounds=8,
+        out=str(folder / "run"),
+        progress=False,
+        **{"model.hidden": 16},
+    )
+    return folder
+
+
+def test_an_import_keeps_labels_stages_and_counts_of_edges(work):
+    graph, table = ClientGraph.load(work / "parts/client_0000.safetensors"), payments(200, 0, 0)
+    assert (graph.num_edge_classes, graph.num_edge_features) == (2, 9)
+    assert graph.schema["agreed"]["edge_classes"] == ["no", "yes"]
+    assert graph.edge_split.bincount().tolist() == pytest.approx([120, 40, 40], abs=2)
+    order = graph.edge_time.argsort(stable=True)
+    ends = table[["source", "target"]].to_numpy().T
+    expected = log_counts(ends, table["at"].to_numpy(), [2 * 86_400, 43_200])
+    assert np.allclose(np.sort(graph.edge_attr[:, 1:].numpy(), axis=0), np.sort(expected, axis=0), atol=1e-6)
+    assert graph.edge_y[order].tolist() == (table["fraud"] == "yes").astype(int).tolist()
+
+
+def scored(work: Path, *words: str) -> pd.DataFrame:
+    out = work / "scored.csv"
+    given = ["--nodes", str(work / "accounts.csv"), "--edges", str(work / "new.csv"), "--out", str(out)]
+    assert main(["predict", str(work / "run"), *given, *words]) == 0
+    return pd.read_csv(out)
+
+
+def test_new_payments_are_scored_by_their_ids_in_the_order_of_the_table(work):
+    found, table = scored(work, "--client", "0"), payments(30, 1000, 1)
+    assert found["edge"].tolist() == table["ref"].tolist()
+    assert found[["source", "target"]].to_numpy().tolist() == table[["source", "target"]].to_numpy().tolist()
+    assert list(found.columns[3:]) == ["p_no", "p_yes", "class"]
+    assert found["p_yes"][table["fraud"] == "yes"].mean() > found["p_yes"][table["fraud"] == "no"].mean()
+    table.drop(columns="fraud").iloc[::-1].to_csv(work / "new.csv", index=False)
+    turned = scored(work, "--client", "0").iloc[::-1].reset_index(drop=True)
+    assert turned["edge"].tolist() == found["edge"].tolist()
+    assert np.allclose(turned["p_yes"], found["p_yes"], atol=1e-5)
+
+
+def test_new_payments_between_stored_accounts_are_scored_within_the_stored_graph(work):
+    """Their counts include the stored payments, and stored payments are not listed."""
+    pd.DataFrame({"id": [99], "age": [5]}).to_csv(work / "one.csv", index=False)
+    table = payments(10, 190, 3).drop(columns="fraud").assign(source=99)
+    table.to_csv(work / "few.csv", index=False)
+    given = ["--nodes", str(work / "one.csv"), "--edges", str(work / "few.csv"), "--out", str(work / "few_scored.csv")]
+    assert main(["predict", str(work / "run"), "--client", "0", *given]) == 0
+    found = pd.read_csv(work / "few_scored.csv")
+    assert found["edge"].tolist() == table["ref"].tolist()
+    assert found["target"].tolist() == table["target"].tolist()
+
+
+def test_predictions_of_the_stored_graph_are_those_that_were_scored(work):
+    predictor = load_predictor(work / "run", 0)
+    logits, task = predictor.items(predictor.own)
+    record = fg.load_run(work / "run").summary["metrics"]["best_val"]
+    scores = task.scorer(0).score(logits, ["average_precision"])
+    assert scores["test-average_precision"][0] == pytest.approx(record["test_average_precision"])
+    assert torch.equal(predictor.predict(predictor.own).logits, logits[task.order.argsort()])
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--windows", "0"], "--windows must be numbers of days above 0"),
+        (["--split", "temporal", "--until", "soon,later"], "--until must be two times in seconds or dates"),
+    ],
+)
+def test_wrong_options_are_refused(work, words, match, tmp_path, capsys):
+    given = ["import", "--nodes", str(work / "accounts.csv"), "--edges", str(work / "payments.csv"), *ROLES, *words]
+    given += [
+        "--edge-classes",
+        "no,yes",
+        "--client",
+        "0",
+        "--num-clients",
+        "1",
+        "--out",
+        str(tmp_path / "x.safetensors"),
+    ]
+    assert main(given) != 0
+    assert match in capsys.readouterr().err
+
+
+def test_windows_need_times(work, tmp_path, capsys):
+    given = ["import", "--nodes", str(work / "accounts.csv"), "--edges", str(work / "payments.csv"), "--windows", "1"]
+    assert main([*given, "--label-column", "age", "--name", "none"]) != 0
+    assert "--windows 1 counts edges by their times: pass --time-column NAME" in capsys.readouterr().err
+
+
+def script(folder: Path, *words: str) -> str:
+    """Output of the example in a process of its own."""
+    command = [sys.executable, str(ROOT / "examples/banks/label_payments.py"), str(folder), "--accounts", "100", *words]
+    environment = {**os.environ, "FEDGRAPH_DATA": str(folder / "root"), "PYTHONPATH": str(ROOT)}
+    environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_three_banks_score_new_payments_and_a_fleet_trains_the_same_bits(tmp_path):
+    """Tables, one schema, client files, a SuperLink with three SuperNodes, and bank a's scored payments of April."""
+    said = script(tmp_path / "fleet", "--rounds", "3", "--fleet")
+    assert "273 new payments, 24 of them laundering" in said
+    run = fg.run(
+        task="edges",
+        graph=str(tmp_path / "fleet/parts"),
+        rounds=3,
+        out=str(tmp_path / "run"),
+        progress=False,
+        **{"model.hidden": 32, "train.lr": 0.02},
+    )
+    assert run.summary["rounds"] == 3
+    found = (
+        read_tensors(path / "model_final.safetensors")[0] for path in (tmp_path / "run", tmp_path / "fleet/runs/fedavg")
+    )
+    assert_same_arrays(*found)
+
+
+@pytest.mark.slow
+def test_three_banks_find_most_laundering_payments(tmp_path):
+    said = script(tmp_path / "work", "--accounts", "300")
+    hits, real = (int(word) for word in said.split("laundering: ")[-1].split(" with")[0].split(" of the "))
+    assert (real, hits) >= (87, 70)
