@@ -15,6 +15,7 @@ from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.runs.prediction import load_predictor
+from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.testing import assert_same_arrays
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +107,7 @@ def test_new_payments_between_stored_accounts_are_scored_within_the_stored_graph
 def test_predictions_of_the_stored_graph_are_those_that_were_scored(work):
     predictor = load_predictor(work / "run", 0)
     logits, task = predictor.items(predictor.own)
+    assert isinstance(task, Edges)
     record = fg.load_run(work / "run").summary["metrics"]["best_val"]
     scores = task.scorer(0).score(logits, ["average_precision"])
     assert scores["test-average_precision"][0] == pytest.approx(record["test_average_precision"])
