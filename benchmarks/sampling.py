@@ -1,0 +1,118 @@
+"""Sampled edges per second: `numerics.sampler` alone, with features gathered, and a plain torch sampler of the same draws.
+
+    python -m benchmarks.sampling [--nodes 1000000] [--degree 30] [--fanout 15,10] [--seeds 1024] [--batches 20]
+
+One thread, in CPU time. Degrees are geometric around the mean; sources are uniform, or proportional to degree with ``--skewed``.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgraph_flwr.numerics.sampler import NeighbourSampler, RowBuffer, has_numba
+
+Csr = tuple[NDArray[np.int64], NDArray[np.int32]]
+
+
+def graph(nodes: int, degree: int, skewed: bool) -> Csr:
+    """Return a random CSR of in-neighbours."""
+    random = np.random.default_rng(0)
+    indptr = np.zeros(nodes + 1, np.int64)
+    np.cumsum(random.geometric(1 / degree, nodes), out=indptr[1:])
+    total = int(indptr[-1])
+    if skewed:
+        owners = np.repeat(np.arange(nodes, dtype=np.int32), np.diff(indptr))
+        return indptr, owners[random.integers(total, size=total)]
+    return indptr, random.integers(nodes, size=total, dtype=np.int32)
+
+
+class TorchSampler:
+    """The usual sampler in torch calls: random ranks among a row's neighbours, with replacement, then `unique`."""
+
+    def __init__(self, csr: Csr, fanout: list[int]):
+        self.indptr, self.indices = map(torch.from_numpy, csr)
+        self.fanout = fanout
+        self.local = torch.full((len(self.indptr) - 1,), -1, dtype=torch.int64)
+
+    def __call__(self, seeds: Tensor) -> int:
+        """Return the number of sampled edges; the edges are numbered like those of a block."""
+        nodes, total = seeds, 0
+        for fanout in self.fanout:
+            start, degree = self.indptr[nodes], self.indptr[nodes + 1] - self.indptr[nodes]
+            ranks = (torch.rand(len(nodes), fanout) * degree[:, None]).long()
+            full = degree <= fanout
+            ranks[full] = torch.arange(fanout).expand(int(full.sum()), -1)
+            kept = ranks < degree[:, None]
+            source = self.indices[(start[:, None] + ranks)[kept]].long()
+            found = torch.unique(source)
+            self.local[nodes] = torch.arange(len(nodes))
+            frontier = found[self.local[found] < 0]
+            self.local[frontier] = torch.arange(len(nodes), len(nodes) + len(frontier))
+            nodes = torch.cat([nodes, frontier])
+            total += len(self.local[source])
+        self.local[nodes] = -1
+        return total
+
+
+def rate(batch: Callable[[int], int], batches: int) -> float:
+    """Return the median of edges per second of CPU time over batches, after two that warm up."""
+    found = []
+    for index in range(batches + 2):
+        start = time.process_time()
+        edges = batch(index)
+        found.append(edges / (time.process_time() - start))
+    return statistics.median(found[2:])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("nodes", 1_000_000), ("degree", 30), ("seeds", 1024), ("batches", 20), ("features", 100)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--fanout", default="15,10")
+    parser.add_argument("--skewed", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    fanout = [int(part) for part in args.fanout.split(",")]
+    csr = graph(args.nodes, args.degree, args.skewed)
+    order = np.random.default_rng(1).permutation(args.nodes)
+    batches = [np.resize(order[i * args.seeds :], args.seeds) for i in range(args.batches + 2)]
+    print(f"{args.nodes:,} nodes, {len(csr[1]):,} edges, fan-out {fanout}, {args.seeds} seeds, numba: {has_numba()}")
+    x = torch.rand(args.nodes, args.features)
+    sizes = []
+
+    def sampled(sampler: NeighbourSampler, rows: RowBuffer | None) -> Callable[[int], int]:
+        def batch(index: int) -> int:
+            block = sampler.sample(batches[index], index)
+            if rows is not None:
+                rows.take(block.nodes)
+            edges = sum(len(hop.col) for hop in block.hops)
+            sizes.append((len(block.nodes), edges))
+            return edges
+
+        return batch
+
+    cases: dict[str, Callable[[int], int]] = {
+        "sampler": sampled(NeighbourSampler(*csr, fanout), None),
+        "stable draws": sampled(NeighbourSampler(*csr, fanout, stable=True), None),
+        f"with {args.features} float32": sampled(NeighbourSampler(*csr, fanout), RowBuffer(x)),
+        f"with {args.features} float16": sampled(NeighbourSampler(*csr, fanout), RowBuffer(x.half())),
+        "NumPy": sampled(NeighbourSampler(*csr, fanout, backend="numpy"), None),
+        "plain torch": lambda index: TorchSampler.__call__(plain, torch.from_numpy(batches[index])),
+    }
+    plain = TorchSampler(csr, fanout)
+    found = {name: rate(batch, args.batches) for name, batch in cases.items()}
+    nodes, edges = np.mean(sizes, axis=0)
+    print(f"a batch: {nodes:,.0f} nodes, {edges:,.0f} edges")
+    for name, value in found.items():
+        print(f"{name:<20} {value / 1e6:6.1f} M edges/s  {value / found['plain torch']:5.2f} x plain torch")
+
+
+if __name__ == "__main__":
+    main()
