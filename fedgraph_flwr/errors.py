@@ -9,11 +9,14 @@ from pathlib import Path
 KEY_ALIASES = {
     **dict.fromkeys(("learning_rate", "lr", "eta"), "train.lr"),
     **dict.fromkeys(
-        ("epochs", "local_epochs", "epoch", "steps", "iterations"), "train.local_steps, full-batch steps per round"
+        ("epochs", "epoch", "steps", "iterations"),
+        "train.local_steps, optimiser steps per round, or with train.sampler, train.local_epochs",
     ),
     **dict.fromkeys(("optim", "optimiser", "optimizer", "opt"), "train.optimizer"),
     **dict.fromkeys(("wd", "weight_decay", "l2"), "train.weight_decay"),
-    **dict.fromkeys(("batch", "batch_size", "bs"), "nothing: a step is full-batch"),
+    **dict.fromkeys(("batch", "batch_size", "bs"), "train.batch_size, with train.sampler=neighbors"),
+    **dict.fromkeys(("local_epochs",), "train.local_epochs"),
+    **dict.fromkeys(("num_neighbors", "fanouts", "fan_out"), "train.fanout"),
     **dict.fromkeys(("momentum",), "train.momentum"),
     **dict.fromkeys(("loss", "criterion", "loss_fn"), "train.loss"),
     **dict.fromkeys(("class_weight", "class_weights", "pos_weight"), "train.loss=weighted, by train.class_weights"),

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients import parts
+from fedgraph_flwr.clients.batches import NeighbourBatches
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.part import ClientPart, with_parameters
 from fedgraph_flwr.clients.parts import Parts
@@ -92,7 +93,9 @@ class GraphClient(Side, NumPyClient):
         needs_others: what `predict` needs from other clients, as text; empty: nothing.
         makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
         serves: tasks that the method can train; a subclass serves node classification unless it declares more.
+        sampled: makes the batches of ``train.sampler``; None: every step reads the whole graph.
         later: items of later stages, and the model's inputs with the edges that these stages may read (``edge_split``).
+        samples: whether local training may use batches with sampled neighbours; by default, those of a subclass may not.
         own_requests: groups of requests that differ by client; all others bind the masks of secure sums, so that a server
             cannot send two clients different ones.
         tunes: whether `predict` trains on the client's training nodes first.
@@ -111,6 +114,7 @@ class GraphClient(Side, NumPyClient):
     tunes: ClassVar[bool] = False
     own_requests: ClassVar[tuple[str, ...]] = ()
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
+    samples: ClassVar[bool] = True
     stacks: ClassVar[tuple[str, ...] | None] = ()
     real: Tensor | None = None
 
@@ -118,6 +122,7 @@ class GraphClient(Side, NumPyClient):
         super().__init_subclass__(**kwargs)
         if "serves" not in vars(cls):
             cls.serves = frozenset({"nodes"})
+        cls.samples = vars(cls).get("samples", False)
 
     def __init__(self, cfg: RunConfig, graph: Any, device: torch.device | str = "cpu", file: Path | None = None):
         self.cfg = cfg
@@ -156,6 +161,9 @@ class GraphClient(Side, NumPyClient):
         self.y = self.task.y.to(self.device)
         self.train_nodes = self.task.masks["train"].nonzero().view(-1).to(self.device)
         self.batch = Batch(self.inputs, self.train_nodes, self.y[self.train_nodes])
+        self.sampled: NeighbourBatches | None = None
+        if cfg.train.sampler != "none":
+            self.sampled = NeighbourBatches(cfg, graph.client, self.model, self.inputs, self.train_nodes, self.batch.y)
         weighted = cfg.train.loss == "weighted"
         self.class_weights = class_weights(self.batch.y, self.task.width) if weighted else None
         self.optimizer: Optimizer | None = None
@@ -318,7 +326,7 @@ class GraphClient(Side, NumPyClient):
     @property
     def local_steps(self) -> int:
         """Number of steps per local training, as configured for this client."""
-        return self.cfg.train.steps_of(self.graph.client)
+        return self.sampled.steps if self.sampled else self.cfg.train.steps_of(self.graph.client)
 
     @cached_property
     def shared(self) -> dict[str, Tensor]:

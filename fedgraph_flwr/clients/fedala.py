@@ -30,6 +30,7 @@ class Ala(ClientPart):
     """A start from a mixture of the client's last model and the received one; `memory` holds both parts."""
 
     serves: ClassVar[frozenset[str]] = frozenset({"nodes"})
+    samples: ClassVar[bool] = False
     predicts_with: ClassVar[tuple[str, ...]] = ("local", "weights")
     tunes: ClassVar[bool] = True
     of_nodes: ClassVar[bool] = True

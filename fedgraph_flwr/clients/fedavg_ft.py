@@ -18,6 +18,7 @@ class Finetune(ClientPart):
     """A tuned copy of the received model."""
 
     serves: ClassVar[frozenset[str]] = frozenset({"nodes"})
+    samples: ClassVar[bool] = False
     tunes: ClassVar[bool] = True
     of_nodes: ClassVar[bool] = True
 

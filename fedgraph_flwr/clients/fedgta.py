@@ -55,6 +55,7 @@ class FedGTAClient(GraphClient):
     """FedAvg's client, which sends statistics of its labels smoothed along edges."""
 
     Params: ClassVar[type] = Params
+    samples: ClassVar[bool] = True
     uplink = staticmethod(fedgta.uplink)
 
     @classmethod

@@ -52,6 +52,7 @@ class FedOMDClient(GraphClient):
     """FedAvg's client with the orthogonality and moment terms in its objective."""
 
     Params: ClassVar[type] = Params
+    samples: ClassVar[bool] = True
     uplink = staticmethod(fedomd.uplink)
     repeats: ClassVar[Mapping[str, int]] = {
         "moments_about": 64,  # about another point for each lost client
@@ -108,8 +109,8 @@ class FedOMDClient(GraphClient):
 
     @property
     def _reuses_pass(self) -> bool:
-        """Whether the first step can use the statistics' pass: without dropout, and if clients are not stacked."""
-        return not self.model.dropout and not self.cfg.at_once
+        """Whether the first step can use the statistics' pass: without dropout and batches, and if clients are not stacked."""
+        return not self.model.dropout and not self.cfg.at_once and self.sampled is None
 
     def _step_pass(self) -> tuple[Pass, Tensor | None]:
         """Return a step's pass, and its moments if they are cached. A graph can be used once."""
@@ -145,9 +146,11 @@ class FedOMDClient(GraphClient):
         return self._statistics(z, powers=powers_about(z, torch.from_numpy(groups["point"]["mean"]).to(z.device)))
 
     def _features(self, hidden: list[Tensor]) -> Tensor:
-        """Select the features for moments: [N', H, D]."""
+        """Select the features for moments: [N', H, D]; of a batch, those of its training nodes."""
+        if self.batch.nodes is None:
+            hidden = [features[: len(self.batch.y)] for features in hidden]
         z = torch.stack(hidden, dim=1)
-        if self.params.cmd_nodes == "train":
+        if self.params.cmd_nodes == "train" and self.batch.nodes is not None:
             z = z[self.batch.nodes]
         return torch.sigmoid(z) if self.params.cmd_act == "sigmoid" else z
 

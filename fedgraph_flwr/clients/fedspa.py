@@ -111,6 +111,7 @@ class FedSPAClient(GraphClient):
     """FedAvg's client that also sends its high-frequency area and its Fisher diagonals, or their deviations."""
 
     Params: ClassVar[type] = Params
+    samples: ClassVar[bool] = True
     uplink = staticmethod(fedspa.uplink)
     repeats: ClassVar[Mapping[str, int]] = {"share_again": 64}  # over fewer and fewer clients
     secrets: ClassVar[tuple[str, ...]] = ("key", "summed")
@@ -131,6 +132,11 @@ class FedSPAClient(GraphClient):
             raise FedGraphError(
                 f"strategy={cfg.strategy.name} weights the channels theta_hom and theta_het, which model={cfg.model.name} does "
                 "not have or strategy.shared leaves out: set model=fedspa, or strategy.posterior=false"
+            )
+        if (folds := method_params(cls, cfg).folds) > 1 and cfg.train.sampler != "none":
+            raise FedGraphError(
+                f"strategy.folds={folds} changes the edge types of a whole graph in every step, which train.sampler="
+                f"{cfg.train.sampler} does not support: set strategy.folds=1 or train.sampler=none"
             )
 
     def describe(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Moon(ClientPart):
     """The contrastive term of the local objective; keeps z_prev in `memory`."""
 
     serves: ClassVar[frozenset[str]] = frozenset({"nodes"})
+    samples: ClassVar[bool] = False
     adds: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = True
     of_nodes: ClassVar[bool] = True

@@ -75,6 +75,7 @@ class ClientPart:
         adds: whether it adds a term to the objective.
         reads_hidden: whether its term reads `Trainee.hidden`.
         stacks: whether clients with it can be stacked; then its term reads only `term_state`.
+        samples: whether it trains with batches with sampled neighbours.
         of_nodes: whether it reads training nodes by their rows, so that it serves only tasks on nodes.
         own_requests: groups of requests that differ by client, as in `GraphClient`.
         predicts_with: names in `memory` that predictions read.
@@ -85,6 +86,7 @@ class ClientPart:
     adds: ClassVar[bool] = False
     reads_hidden: ClassVar[bool] = False
     stacks: ClassVar[bool] = True
+    samples: ClassVar[bool] = True
     of_nodes: ClassVar[bool] = False
     own_requests: ClassVar[tuple[str, ...]] = ()
     predicts_with: ClassVar[tuple[str, ...]] = ()

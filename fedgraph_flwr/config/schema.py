@@ -245,7 +245,7 @@ class TrainConfig(Section, group="train"):
     lr: float = number(0.01, without_low=True)  # step size
     weight_decay: float = 5e-4  # weight decay: L2 penalty in the gradient; adamw: decoupled
     momentum: float = 0.0  # sgd: momentum
-    local_steps: int = 3  # full-batch steps per round
+    local_steps: int = 3  # optimiser steps per round, each on one batch; without a sampler, on all training nodes
     # steps of client i: entry i modulo the length; empty: local_steps for all
     local_steps_by_client: list[int] = field(default_factory=list)
     # reset: at each round; auto: keep for adam and adamw, reset for sgd
@@ -256,9 +256,29 @@ class TrainConfig(Section, group="train"):
     class_weights: str = choice("local", ("local", "federated"))
     # focal: exponent; 0 is cross_entropy, and a large one would leave one node in a gradient
     focal_gamma: float = number(2.0, low=0, high=10)
+    # neighbors: steps on batches of training nodes and sampled neighbours; none: full-batch steps
+    sampler: str = choice("none", ("none", "neighbors"))
+    batch_size: int = 0  # with a sampler: maximum training nodes per step; 0: all
+    # neighbors: neighbours per node and layer, from the batch on; -1: all
+    fanout: list[int] = field(default_factory=lambda: [10, 10], metadata={"range": Range(-1)})
+    # with a sampler: passes over the training nodes per round, instead of local_steps; 0: local_steps
+    local_epochs: int = 0
+    stable_draws: bool = False  # neighbors: a deleted edge changes only draws that held it; slower
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if 0 in self.fanout:
+            raise FedGraphError(f"train.fanout must list numbers >= 1, or -1 for all neighbours, got {self.fanout}")
+        if self.sampler == "none":
+            for key in ("batch_size", "local_epochs", "stable_draws"):
+                if value := getattr(self, key):
+                    raise FedGraphError(
+                        f"train.{key}={value} has no effect with train.sampler=none: set train.sampler=neighbors"
+                    )
+        if self.local_epochs and self.local_steps_by_client:
+            raise FedGraphError(
+                f"train.local_epochs={self.local_epochs} and train.local_steps_by_client both set a round's steps: leave one out"
+            )
         if self.class_weights == "federated" and self.loss != "weighted":
             raise FedGraphError(
                 f"train.class_weights=federated has no effect with train.loss={self.loss}: set train.loss=weighted"

@@ -64,6 +64,8 @@ def refusal(cfg: RunConfig, kind: type[GraphClient], model: Any) -> str:
         return f"model={cfg.model.name}" + (" with model.norm=batch" if getattr(model, "norm", "") == "batch" else "")
     if unstackable := [part.name for part in Parts(cfg.strategy).all if not part.stacks]:
         return f"the part '{unstackable[0]}'"
+    if cfg.train.sampler != "none":
+        return f"train.sampler={cfg.train.sampler}"
     if model.ties_weights:
         return f"model={cfg.model.name}, which shares one tensor between two parameters"
     return f"train.loss={cfg.train.loss}" if cfg.train.loss == "focal" else ""

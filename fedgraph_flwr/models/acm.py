@@ -40,6 +40,8 @@ def filtered(h: Any, filters: Tensor, width: int, inputs: Inputs) -> list[Tensor
     else:
         product = h @ filters
         smooth_low, smooth_high = (inputs.adj @ product[:, : 2 * width]).chunk(2, dim=1)
+        if len(smooth_low) < len(product):  # a sampled batch
+            product = product[: len(smooth_low)]
         _, high, rest = product.split(parts, dim=1)
         products = [smooth_low, high - smooth_high, rest]
     return [torch.relu(values) for values in products]
@@ -73,6 +75,7 @@ class ACMGCN(Stack):
 
     stacks = True
     one_hop = True
+    samples = True
     adjacency = staticmethod(random_walk_adjacency)
 
     def __init__(self, num_features: int, num_classes: int, **common: Unpack[Normed]):

@@ -12,6 +12,7 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import gcn_adjacency
 from fedgraph_flwr.models.plain import Plain
+from fedgraph_flwr.numerics.blocks import MatrixNeighbours, Neighbours
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 
@@ -115,6 +116,15 @@ class Model(nn.Module):
     def hops(self) -> int | None:
         """Number of hops over which a logit depends on other nodes; None: unknown or unlimited."""
         return None
+
+    @property
+    def sampled_hops(self) -> int | None:
+        """Number of layers that read neighbours, each of which a batch samples separately; None: it cannot train in batches."""
+        return None
+
+    def neighbours(self, inputs: Any) -> Neighbours:
+        """Return the neighbours that batches are sampled from; by default the entries of ``inputs.adj``."""
+        return MatrixNeighbours(inputs.adj)
 
     @property
     def ties_weights(self) -> bool:

@@ -19,6 +19,7 @@ from fedgraph_flwr.models.layers import propagate, random_walk_adjacency
 from fedgraph_flwr.models.mlp import MLP
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.models.stack import Common
+from fedgraph_flwr.numerics.blocks import BatchInputs
 from fedgraph_flwr.numerics.hops import hop_weights
 from fedgraph_flwr.numerics.inputs import Inputs
 
@@ -35,6 +36,7 @@ class DecoupledGCN(MLP):
         common: keywords of the MLP.
     """
 
+    samples = True
     adjacency = staticmethod(random_walk_adjacency)
 
     def __init__(
@@ -54,6 +56,12 @@ class DecoupledGCN(MLP):
             )
         self.weights = hop_weights(beta, hops)
 
+    @property
+    def sampled_hops(self) -> int | None:
+        """L, unless batch normalisation or `after_hidden` may read all nodes."""
+        found = super().sampled_hops
+        return None if found is None else self.weights.shape[1]
+
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
         """Export f, followed by the mean over a node and its in-neighbours."""
         f = super().plain(layers)
@@ -67,4 +75,18 @@ class DecoupledGCN(MLP):
 
     def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
         """Compute logits [N, C]: the last linear layer of f, then propagation."""
-        return propagate(inputs.adj, self.weights, super().classify(h, inputs))[0]
+        logits = super().classify(h, inputs)
+        if isinstance(inputs, BatchInputs):
+            return propagate_batch(inputs, self.weights[0], logits)
+        return propagate(inputs.adj, self.weights, logits)[0]
+
+
+def propagate_batch(inputs: BatchInputs, weights: Any, h: Tensor) -> Tensor:
+    """Compute Σ_l weights[l] M^l H at the seeds of a batch, each M of a sampled hop: H [n, C] → [B, C]."""
+    seeds, total = inputs.layers[-1].adj.shape[0], None
+    for layer, weight in zip(inputs.layers, weights.tolist(), strict=True):
+        h = layer.adj @ h
+        term = weight * h[:seeds]
+        total = term if total is None else total + term
+    assert total is not None
+    return total

@@ -25,7 +25,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgraph_flwr.config import Range
@@ -34,6 +36,8 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import Linear, glorot, no_adjacency
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.models.stack import Norm, Stack
+from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, BatchInputs, EdgeNeighbours
+from fedgraph_flwr.numerics.draws import Entries
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -43,6 +47,40 @@ class EdgeFeatureInputs(Inputs):
 
     edge_index: Tensor
     edge_attr: Tensor | None
+
+
+@dataclass
+class EdgeFeatureBatch(EdgeFeatureInputs):
+    """What a layer reads of a sampled batch.
+
+    Attributes:
+        targets: number of nodes that receive messages, the first ones.
+        scale: in-degree over the number of drawn edges, for each edge, [E].
+        degree: in-degree of each node, [N]; 0 for those that are no targets.
+    """
+
+    targets: int
+    scale: Tensor
+    degree: Tensor
+
+
+class EdgeFeatureNeighbours(EdgeNeighbours):
+    """Edges with features, each of which is drawn."""
+
+    def __init__(self, edge_index: Tensor, num_nodes: int, attr: Tensor | None, loops: bool, dtype: torch.dtype):
+        super().__init__(edge_index, num_nodes)
+        self.attr, self.loops, self.dtype = attr, loops, dtype
+
+    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> EdgeFeatureBatch:
+        """Return the drawn edges with their features, and loops with features of zero."""
+        targets = len(hop.degree)
+        attr = None if self.attr is None else self.attr[self.positions(hop)]
+        if attr is not None and self.loops:
+            attr = torch.cat([attr, attr.new_zeros(targets, attr.size(1))])
+        scale = torch.from_numpy(hop.scale).to(self.device, self.dtype)
+        degree = torch.zeros(sources, dtype=self.dtype, device=self.device)
+        degree[:targets] = torch.from_numpy(hop.degree.copy()).to(degree)
+        return EdgeFeatureBatch(NOT_READ, NO_MATRIX, self.edges(hop, self.loops), attr, targets, scale, degree)
 
 
 class EdgeNetwork(Stack):
@@ -134,26 +172,54 @@ class EdgeNetwork(Stack):
         h, e = self.embed(inputs.x), self.first_edges(inputs)
         own = self.layers if layers is None else layers
         for index, layer in enumerate(own):
+            part = self.at(inputs, index)
+            if isinstance(part, EdgeFeatureBatch):
+                e = part.edge_attr
             if index and e is not None and self.updates:
                 source, target = inputs.edge_index
                 e = e + self.updates[index - 1](torch.cat([h[source], h[target], e], dim=1)) / 2
-            new = self.between(self.both_ways(layer, self.dropped(h) if index else h, inputs.edge_index, e), index)
-            h = (h + new) / 2 if self.residual else new
+            new = self.between(self.both_ways(layer, self.dropped(h) if index else h, part, e), index)
+            h = (h[: len(new)] + new) / 2 if self.residual else new
             found.append(h)
         return found, e
 
     def first_edges(self, inputs: EdgeFeatureInputs) -> Tensor | None:
         """Return edge features as the first convolution reads them: embedded if they are updated, [E, H]."""
+        if isinstance(inputs, BatchInputs):
+            return None
         if not self.edge_updates:
             return inputs.edge_attr
         if self.embed_edges is None:
             return self.embed.weight.new_zeros(inputs.edge_index.size(1), self.embed.weight.size(1))
         return self.embed_edges(inputs.edge_attr)
 
-    def both_ways(self, layer: Any, h: Tensor, edge_index: Tensor, e: Tensor | None) -> Tensor:
+    def both_ways(self, layer: Any, h: Tensor, inputs: EdgeFeatureInputs, e: Tensor | None) -> Tensor:
         """Convolve along the edges or, with ``reverse``, average this and a convolution against them."""
-        forth = layer[0](h, edge_index, e)
-        return (forth + layer[1](h, edge_index.flip(0), e)) / 2 if self.reverse else forth
+        if isinstance(inputs, EdgeFeatureBatch):
+            found: Tensor = layer[0](h, inputs.edge_index, e, **self.corrections(inputs))
+            return found[: inputs.targets]
+        forth = layer[0](h, inputs.edge_index, e)
+        return (forth + layer[1](h, inputs.edge_index.flip(0), e)) / 2 if self.reverse else forth
+
+    def corrections(self, inputs: EdgeFeatureBatch) -> dict[str, Tensor]:
+        """Return what a convolution needs to know of the edges that were not drawn."""
+        return {}
+
+    def reads_neighbours(self, index: int) -> bool:
+        """All but the head do."""
+        return index < len(self.layers)
+
+    @property
+    def sampled_hops(self) -> int | None:
+        """Number of convolutions; None if they read more than in-neighbours and constant edge features."""
+        return None if self.reverse or self.edge_updates else super().sampled_hops
+
+    def neighbours(self, inputs: EdgeFeatureInputs) -> EdgeFeatureNeighbours:
+        """Return the edges of the graph."""
+        edges = inputs.edge_index.size(1) - (inputs.x.shape[0] if self.loops else 0)
+        attr = None if inputs.edge_attr is None else inputs.edge_attr[:edges]
+        dtype = self.embed.weight.dtype
+        return EdgeFeatureNeighbours(inputs.edge_index[:, :edges], inputs.x.shape[0], attr, self.loops, dtype)
 
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
         """Compute logits [N, C]."""
@@ -184,11 +250,12 @@ class GINEConv(nn.Module):
         self.eps = nn.Parameter(torch.zeros(()))
         self.edge = glorot(num_edge_features, num_in) if num_edge_features else None
 
-    def forward(self, h: Tensor, edge_index: Tensor, e: Tensor | None) -> Tensor:
-        """Return [N, b]."""
+    def forward(self, h: Tensor, edge_index: Tensor, e: Tensor | None, scale: Tensor | None = None) -> Tensor:
+        """Return [N, b]; ``scale`` [E] multiplies messages."""
         source, target = edge_index
         message = h[source] if e is None or self.edge is None else h[source] + e @ self.edge
-        return self.mlp(((1 + self.eps) * h).index_add(0, target, message.relu()))
+        message = message.relu() if scale is None else message.relu() * scale.unsqueeze(1)
+        return self.mlp(((1 + self.eps) * h).index_add(0, target, message))
 
 
 class PNAConv(nn.Module):
@@ -209,8 +276,8 @@ class PNAConv(nn.Module):
         self.edge = glorot(num_edge_features, num_in) if num_edge_features else None
         self.delta = delta
 
-    def forward(self, h: Tensor, edge_index: Tensor, e: Tensor | None) -> Tensor:
-        """Return [N, b]."""
+    def forward(self, h: Tensor, edge_index: Tensor, e: Tensor | None, degrees: Tensor | None = None) -> Tensor:
+        """Return [N, b]; ``degrees`` [N] are those of d_v where not all edges are given."""
         source, target = edge_index
         message = self.pre(torch.cat([h[target], h[source]], dim=1))
         message = message if e is None or self.edge is None else message + e @ self.edge
@@ -223,12 +290,20 @@ class PNAConv(nn.Module):
             h.new_zeros(h.shape).scatter_reduce(0, index, message, extreme, include_self=False)
             for extreme in ("amin", "amax")
         )
+        if degrees is not None:
+            degree = degrees.clamp(min=1).unsqueeze(1)
         found, scale = torch.cat([mean, low, high, deviation], dim=1), (degree + 1).log() / self.delta
         return self.post(torch.cat([h, found, found * scale, found / scale], dim=1))
 
 
 class GINE(EdgeNetwork):
     """GINE of ``layers`` convolutions."""
+
+    samples = True
+
+    def corrections(self, inputs: EdgeFeatureBatch) -> dict[str, Tensor]:
+        """Scale messages, so that their sum is unbiased."""
+        return {"scale": inputs.scale}
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """`GINEConv`."""
@@ -242,6 +317,12 @@ class PNA(EdgeNetwork):
         delta: δ.
         others: as of `EdgeNetwork`.
     """
+
+    samples = True
+
+    def corrections(self, inputs: EdgeFeatureBatch) -> dict[str, Tensor]:
+        """Scale by the degrees of the graph; extremes and deviations are those of the drawn messages."""
+        return {"degrees": inputs.degree}
 
     def __init__(
         self,
@@ -306,6 +387,7 @@ class GATv2(Attention):
     """GATv2 of ``layers`` convolutions. Each node also attends to itself, with zero edge features."""
 
     loops = True
+    samples = True
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """Return PyG's ``GATv2Conv``."""
@@ -317,6 +399,8 @@ class GATv2(Attention):
 
 class GraphTransformer(Attention):
     """The graph transformer of ``layers`` convolutions; a node reads itself with separate weights."""
+
+    samples = True
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """Return PyG's ``TransformerConv``."""

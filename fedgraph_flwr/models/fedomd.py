@@ -89,6 +89,8 @@ class OrthoGCN(GCN):
         common: keywords of `GCN`; ``layers`` counts both kinds together.
     """
 
+    samples = True
+
     def __init__(
         self,
         num_features: int,

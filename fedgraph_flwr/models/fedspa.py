@@ -47,6 +47,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
@@ -55,8 +56,10 @@ from fedgraph_flwr.models.acm import filtered, smoothed
 from fedgraph_flwr.models.layers import adjacency, glorot, no_adjacency, products, random_walk_adjacency
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.models.stack import Common, Stack
+from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ
+from fedgraph_flwr.numerics.draws import Entries
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import BlockMatrix, SparseMatrix
 
 FISHER = "fisher"  # the group of arrays with the channels' Fisher diagonals
 HOM, HET, UNK = range(3)
@@ -107,6 +110,33 @@ class TypedInputs(Inputs):
     edges: SparseMatrix
 
 
+class TypedNeighbours:
+    """Neighbours of any type, as the blocks of `PlainLayer` hold them; drawn entries are scaled by d/f."""
+
+    def __init__(self, edges: SparseMatrix):
+        pointer, col, value = (part.cpu().numpy() for part in edges.rows)
+        nodes = edges.shape[1] // 2
+        row, source = np.repeat(np.arange(2 * nodes), np.diff(pointer)), col % nodes
+        upper = row < nodes
+        unknown_pairs = (row * nodes + source)[~upper] - nodes * nodes
+        self.unknown = np.isin((row * nodes + source)[upper], unknown_pairs)
+        self.indptr, self.indices = pointer[: nodes + 1], source[upper].astype(np.int32)
+        self.homophilic, self.values = (col < nodes)[upper], value[upper]
+        self.device = edges.rows.value.device
+
+    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> TypedInputs:
+        """Return the blocks of the drawn entries, [2R, 2K]."""
+        values = self.values[hop.position] * hop.scale.astype(self.values.dtype)
+        col = hop.col + np.where(self.homophilic[hop.position], 0, sources)
+        unknown = self.unknown[hop.position]
+        targets, mixed = len(hop.degree), values[unknown]
+        below, over = hop.rows[unknown] + targets, hop.col[unknown]
+        entries = [(values, hop.rows, col), (mixed, below, over), (-mixed, below, over + sources)]
+        value, row, column = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+        matrix = sp.csr_matrix((value, (row, column)), shape=(2 * targets, 2 * sources))
+        return TypedInputs(NOT_READ, NO_MATRIX, BlockMatrix.of(matrix).to(self.device))
+
+
 class PlainLayer(nn.Module):
     """Eq. (5)-(6): [N, F] → [N, H]."""
 
@@ -142,6 +172,8 @@ class PlainLayer(nn.Module):
             weights = [self.theta_self, self.theta_hom, self.theta_het, self.theta_phi_weight]
             own, hom, het, phi = products(z, weights)
             incoming, added = (inputs.edges @ torch.cat([hom, het])).chunk(2)
+            if len(added) < len(own):  # a sampled batch
+                own, phi = own[: len(added)], phi[: len(added)]
             at_zero = own + incoming
         return at_zero + self.bias + torch.sigmoid(phi + self.theta_phi_bias) * added
 
@@ -263,6 +295,8 @@ class FedSPANet(Stack):
         common: keywords of `Stack`.
     """
 
+    samples = True
+
     def __init__(
         self,
         num_features: int,
@@ -279,6 +313,15 @@ class FedSPANet(Stack):
         self.profile, self.normalization, self.sfpd = PROFILES[profile], normalization, sfpd
         self.width = common["hidden"] if self.layers else num_classes
         self.adjacency = self.profile.adjacency
+
+    @property
+    def sampled_hops(self) -> int | None:
+        """One per layer of the profile ``plain``; in others, a layer reads two hops."""
+        return super().sampled_hops if self.profile is PlainLayer else None
+
+    def neighbours(self, inputs: TypedInputs) -> TypedNeighbours:
+        """Return the neighbours of any type."""
+        return TypedNeighbours(inputs.edges)
 
     def plain(self, layers: Sequence[Any] | None = None) -> Plain:
         """Export the profile ``plain`` on dense features; the others are refused."""

@@ -9,7 +9,9 @@ Shapes: X [N, F], W^k [F, H/K], so that hidden layers have width H → logits [N
 from dataclasses import dataclass
 from typing import Any, Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,6 +20,8 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import no_adjacency
 from fedgraph_flwr.models.plain import PlainLayer
 from fedgraph_flwr.models.stack import Common, Stack
+from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, EdgeNeighbours
+from fedgraph_flwr.numerics.draws import Entries
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
@@ -26,6 +30,22 @@ class EdgeInputs(Inputs):
     """`Inputs` with the edges as a list, ``edge_index`` [2, E], each node with exactly one loop."""
 
     edge_index: Tensor
+
+
+@dataclass
+class EdgeBatch(EdgeInputs):
+    """What a layer reads of a sampled batch: drawn edges, and one loop for each of the ``targets`` first nodes."""
+
+    targets: int
+
+
+class GATNeighbours(EdgeNeighbours):
+    """Neighbours of nodes other than themselves; attention weights sum to 1 over the drawn ones, which is not unbiased."""
+
+    def layer(self, nodes: NDArray[np.int64], hop: Entries, sources: int) -> EdgeBatch:
+        """Return the drawn edges and loops."""
+        edges = self.edges(hop, loops=True)
+        return EdgeBatch(NOT_READ, NO_MATRIX, edges, targets=len(hop.degree))
 
 
 class GAT(Stack):
@@ -40,6 +60,7 @@ class GAT(Stack):
 
     adjacency = staticmethod(no_adjacency)
     dense_features = True
+    samples = True
 
     def __init__(
         self,
@@ -71,6 +92,11 @@ class GAT(Stack):
         proper = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
         return EdgeInputs(base.x, base.adj, torch.cat([proper, loops], dim=1).to(device))
 
+    def neighbours(self, inputs: EdgeInputs) -> GATNeighbours:
+        """Return the proper edges."""
+        proper = inputs.edge_index[:, inputs.edge_index[0] != inputs.edge_index[1]]
+        return GATNeighbours(proper, inputs.x.shape[0])
+
     def plain_layer(self, layer: Any) -> PlainLayer:
         """Return PyG's GATConv."""
         sizes = {"in_channels": layer.in_channels, "out_channels": layer.out_channels, "heads": layer.heads}
@@ -82,7 +108,8 @@ class GAT(Stack):
 
     def convolve(self, layer: Any, h: Any, inputs: EdgeInputs) -> Tensor:
         """Apply attention over each node's edges."""
-        return layer(h, inputs.edge_index)
+        found: Tensor = layer(h, inputs.edge_index)
+        return found[: inputs.targets] if isinstance(inputs, EdgeBatch) else found
 
     def activate(self, h: Tensor, index: int) -> Tensor:
         """Apply ELU."""

@@ -17,7 +17,7 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from fedgraph_flwr.models.base import Cost
-from fedgraph_flwr.models.layers import Linear, dropped_relu_, dropped_relu_grad_
+from fedgraph_flwr.models.layers import Linear, aggregated, dropped_relu_, dropped_relu_grad_
 from fedgraph_flwr.models.plain import PlainLayer, plain_gcn
 from fedgraph_flwr.models.stack import Normed, Stack
 from fedgraph_flwr.numerics.inputs import Inputs
@@ -34,6 +34,7 @@ class GCN(Stack):
 
     stacks = True
     one_hop = True
+    samples = True
 
     def __init__(self, num_features: int, num_classes: int, **common: Unpack[Normed]):
         super().__init__(num_features, num_classes, Linear, **common)
@@ -44,8 +45,8 @@ class GCN(Stack):
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """Compute Â H W + b, or (Â X) W + b for prepared Â X."""
-        product = h @ layer.weight
-        propagated = product if h is inputs.x and isinstance(inputs, SmoothInputs) else inputs.adj @ product
+        smooth = h is inputs.x and isinstance(inputs, SmoothInputs)
+        propagated = h @ layer.weight if smooth else aggregated(inputs.adj, h, layer.weight)
         return propagated if layer.bias is None else propagated + layer.bias
 
     def grads(self, inputs: Any, values: Mapping[str, Tensor], cost: Cost) -> tuple[Tensor, dict[str, Tensor]] | None:
@@ -91,6 +92,7 @@ class GCN(Stack):
             and not self.norms
             and self.after_hidden is None
             and all(type(layer) is Linear for layer in layers)
+            and isinstance(inputs, Inputs)
             and isinstance(inputs.adj, SparseMatrix)
             and isinstance(inputs.x, Tensor | SparseMatrix)
             and not getattr(inputs.x, "requires_grad", False)

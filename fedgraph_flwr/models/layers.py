@@ -75,6 +75,13 @@ def products(z: Tensor | SparseMatrix, weights: Sequence[Tensor]) -> Sequence[Te
     return (z @ torch.cat(list(weights), dim=1)).split([weight.size(1) for weight in weights], dim=1)
 
 
+def aggregated(adj: SparseMatrix, h: Tensor | SparseMatrix, weight: Tensor) -> Tensor:
+    """Compute S H W: S (H W), or (S H) W for a sampled S, which has far fewer rows than columns."""
+    if adj.shape[0] < adj.shape[1] and isinstance(h, Tensor):
+        return (adj @ h) @ weight
+    return adj @ (h @ weight)
+
+
 class Linear(nn.Module):
     """x W + b for dense or sparse features: [N, F] → [N, H]. Glorot weights [F, H], zero bias [H]."""
 

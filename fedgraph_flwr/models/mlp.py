@@ -19,6 +19,7 @@ class MLP(Stack):
     """MLP of ``layers`` linear layers with ReLU and dropout between them; ``norm`` and ``input_norm`` as in `Stack`."""
 
     stacks = True
+    samples = True
     adjacency = staticmethod(no_adjacency)
 
     def __init__(self, num_features: int, num_classes: int, *, input_norm: bool = False, **common: Unpack[Normed]):
@@ -27,6 +28,10 @@ class MLP(Stack):
     def plain_layer(self, layer: Any) -> PlainLayer:
         """Return torch's linear layer."""
         return plain_linear(layer)
+
+    def reads_neighbours(self, index: int) -> bool:
+        """None does."""
+        return False
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """Compute H W + b."""

@@ -20,6 +20,7 @@ class ProjectedGCN(Stack):
     """A linear projection, ``layers`` graph convolutions, a linear classifier; ReLU and dropout between them."""
 
     stacks = True
+    samples = True
 
     def __init__(self, num_features: int, num_classes: int, *, hidden: int, layers: int, dropout: float):
         super().__init__(num_features, num_classes, Linear, hidden=hidden, layers=layers + 2, dropout=dropout)
@@ -27,6 +28,10 @@ class ProjectedGCN(Stack):
     def plain_layer(self, layer: Any) -> PlainLayer:
         """Return PyG's GCNConv between two linear layers."""
         return plain_linear(layer) if layer is self.layers[0] or layer is self.head else plain_gcn(layer)
+
+    def reads_neighbours(self, index: int) -> bool:
+        """All but the projection and the classifier do."""
+        return 0 < index < len(self.layers)
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """Compute Â H W + b; H W + b in the projection and the classifier."""

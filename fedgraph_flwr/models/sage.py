@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.data.graph import Graph
-from fedgraph_flwr.models.layers import Linear, mean_adjacency
+from fedgraph_flwr.models.layers import Linear, aggregated, mean_adjacency
 from fedgraph_flwr.models.plain import Plain, PlainLayer, plain_linear
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
@@ -32,7 +32,11 @@ class SAGELayer(nn.Module):
 
     def forward(self, h: Any, inputs: Inputs) -> Tensor:
         """Return [N, H]."""
-        return self.itself(h) + inputs.adj @ self.neighbours(h)
+        targets, sources = inputs.adj.shape
+        if targets == sources:
+            return self.itself(h) + inputs.adj @ self.neighbours(h)
+        own = self.itself(h[:targets]) if isinstance(h, Tensor) else self.itself(h)[:targets]
+        return own + aggregated(inputs.adj, h, self.neighbours.weight)
 
 
 class GraphSAGE(Stack):
@@ -49,6 +53,7 @@ class GraphSAGE(Stack):
 
     stacks = True
     one_hop = True
+    samples = True
     adjacency = staticmethod(mean_adjacency)
 
     def __init__(
@@ -91,6 +96,10 @@ class GraphSAGE(Stack):
     def plain_activation(self, index: int) -> str:
         """Name ReLU, or none before a linear classifier."""
         return "none" if self.linear_head and index == len(self.layers) - 1 else super().plain_activation(index)
+
+    def reads_neighbours(self, index: int) -> bool:
+        """All but a linear classifier do."""
+        return not (self.linear_head and index == len(self.layers))
 
     def activate(self, h: Tensor, index: int) -> Tensor:
         """Apply ReLU, or nothing before a linear classifier."""

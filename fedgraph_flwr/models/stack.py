@@ -20,6 +20,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import dropout
 from fedgraph_flwr.models.plain import Plain, PlainLayer, of_modules
+from fedgraph_flwr.numerics.blocks import BatchInputs
 from fedgraph_flwr.numerics.inputs import Inputs
 
 Norm = Literal["none", "batch", "layer"]
@@ -62,6 +63,8 @@ class Stack(Model):
     Attributes:
         one_hop: whether a layer reads only a node's neighbours, and nothing between the layers reads further. A subclass must
             declare it again.
+        samples: whether it trains on sampled batches, where a layer's inputs may have fewer rows than columns. A subclass must
+            declare it again.
         after_hidden: (H^l, l - 1) → its replacement, [N, H], for a method that changes hidden features; None: no change.
             Parameters of a module put here would count among the model's.
 
@@ -70,6 +73,7 @@ class Stack(Model):
     """
 
     one_hop: bool = False
+    samples: bool = False
 
     def __init__(
         self,
@@ -122,6 +126,23 @@ class Stack(Model):
         """Name σ of the hidden layer ``index`` for `export.plain.stack`."""
         return "relu"
 
+    def reads_neighbours(self, index: int) -> bool:
+        """Whether a layer reads neighbours; the index of the head is the number of `layers`."""
+        return True
+
+    @property
+    def sampled_hops(self) -> int | None:
+        """Number of layers that read neighbours; None with batch normalisation or `after_hidden`, which may read all nodes."""
+        if not vars(type(self)).get("samples", False) or self.norm == "batch" or self.after_hidden is not None:
+            return None
+        return sum(map(self.reads_neighbours, range(len(self.layers) + 1)))
+
+    def at(self, inputs: Any, index: int) -> Any:
+        """Return the inputs of a layer: in a sampled batch its own, else those of all layers."""
+        if not isinstance(inputs, BatchInputs) or not self.reads_neighbours(index):
+            return inputs
+        return inputs.layers[sum(map(self.reads_neighbours, range(index)))]
+
     @property
     def hops(self) -> int | None:
         """One hop per layer; None with batch normalisation or `after_hidden`, which may read all nodes."""
@@ -143,7 +164,7 @@ class Stack(Model):
         found: list[Tensor] = []
         h: Any = self.input_norm(inputs.x)
         for index, layer in enumerate(self.layers if layers is None else layers):
-            h = self.between(self.convolve(layer, self.dropped(h) if index else h, inputs), index)
+            h = self.between(self.convolve(layer, self.dropped(h) if index else h, self.at(inputs, index)), index)
             found.append(h)
         return found
 
@@ -179,4 +200,4 @@ class Stack(Model):
 
     def classify(self, h: Tensor, inputs: Any) -> Tensor:
         """Compute logits [N, C]."""
-        return self.convolve(self.head, self.dropped(h) if self.layers else h, inputs)
+        return self.convolve(self.head, self.dropped(h) if self.layers else h, self.at(inputs, len(self.layers)))

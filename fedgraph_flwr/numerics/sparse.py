@@ -180,6 +180,35 @@ def _rows(csr: Any, dtype: torch.dtype) -> Rows:
     )
 
 
+class BlockMatrix(SparseMatrix):
+    """A matrix [R, K] for one step, with as many rows as are read later; its transpose is made only if a gradient needs it."""
+
+    def __init__(self, rows: Rows, columns: int):
+        self.shape = rows.pointer.numel() - 1, columns
+        self.rows = rows
+
+    @classmethod
+    def of(cls, matrix: Any) -> "BlockMatrix":
+        """Return SciPy's CSR matrix with its values' dtype."""
+        return cls(_rows(matrix, torch.from_numpy(matrix.data).dtype), matrix.shape[1])
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "BlockMatrix":
+        """Return a copy on a device with a dtype."""
+        return BlockMatrix(self.rows.to(device, dtype), self.shape[1])
+
+    @cached_property
+    def transposed(self) -> Rows:  # type: ignore[override]
+        """Rows of the transpose."""
+        pointer, col, value = (part.cpu().numpy() for part in self.rows)
+        flipped = sp.csr_matrix((value, col, pointer), self.shape).T.tocsr()
+        return _rows(flipped, self.rows.value.dtype).to(self.rows.value.device)
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and dense.requires_grad):
+            return self.rows.times(dense.detach())
+        return product(self.rows, self.transposed, dense)
+
+
 class _Constant(torch.autograd.Function):
     """X @ D of a constant X [G, K], D [K, H]. Where H is small, (Gᵀ X)ᵀ takes half the time of autograd's Xᵀ G."""
 

@@ -8,6 +8,7 @@ import psutil
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.batches import check_fanout
 from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import locate, method_params, own_keys
@@ -56,6 +57,8 @@ def check_method(cfg: RunConfig) -> None:
     model = probe(cfg)
     _check_released_buffers(cfg, model)
     _check_task(cfg, sides[1])
+    if cfg.train.sampler != "none":
+        _check_sampler(cfg, sides[1], model)
     for side in (*sides, Parts(cfg.strategy)):
         side.check(cfg, model)
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):  # a prefix may belong to a disabled part
@@ -190,6 +193,28 @@ def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
     if models.network(cfg.model).heterogeneous and not task.typed:
         raise FedGraphError(f"task={cfg.task.name} is for graphs of one type of nodes, got model={cfg.model.name}")
     task.check(cfg)
+
+
+def _check_sampler(cfg: RunConfig, client: type[GraphClient], model: models.Model) -> None:
+    """Refuse a sampler that the task, the method, one of its parts or the model cannot train with.
+
+    Raises:
+        FedGraphError: with what is accepted.
+    """
+    what = f"train.sampler={cfg.train.sampler}"
+    if not kind_of(cfg).samples:
+        raise FedGraphError(f"{what} does not support task={cfg.task.name} yet: set train.sampler=none or task=nodes")
+    if not client.samples:
+        raise FedGraphError(
+            f"{what} does not support strategy={cfg.strategy.name}, which needs a client's whole graph in every step: set"
+            " train.sampler=none, or a strategy such as fedavg (docs/big-graphs.md lists those for each sampler)"
+        )
+    if whole := [part.name for part in Parts(cfg.strategy).all if not part.samples]:
+        raise FedGraphError(
+            f"{what} does not support the part '{whole[0]}' of strategy={cfg.strategy.name}, which needs a client's whole graph:"
+            " set train.sampler=none, or leave the part out"
+        )
+    check_fanout(cfg, model)
 
 
 def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:

@@ -45,6 +45,17 @@ class Learner(Protocol):
     def inputs_of(self, graph: Any, **variant: Any) -> Any:
         """Prepare the model's inputs of a graph."""
 
+    @property
+    def sampled(self) -> "Sampled | None":
+        """Makes the batches of ``train.sampler``; None: every step reads the whole graph."""
+
+
+class Sampled(Protocol):
+    """Batches of a client with sampled neighbours."""
+
+    def step(self, server_round: int, exchange: int, index: int) -> Batch:
+        """Return the batch of a step."""
+
 
 Stages = list[tuple[Tensor, Any]]
 """Items that a later stage predicts, as rows of all outputs, and the model's inputs for them."""
@@ -72,6 +83,7 @@ class Task:
         CLASSES: key of a schema with the names of the classes.
         classes: whether every item has one class, so that class weights, confusion matrices and majorities exist.
         targets: whether items have several targets each, numbers or yes and no, instead of a class.
+        samples: whether its steps can be batches with sampled neighbours.
         typed: whether its graphs may have typed nodes and edges.
         reads_edges: whether it reads edge features, whatever the network does.
         graph: what the network may read in training: without the edges of later stages, and without those that are predicted.
@@ -84,6 +96,7 @@ class Task:
     CLASSES: ClassVar[str] = "classes"
     classes: ClassVar[bool] = False
     targets: ClassVar[bool] = False
+    samples: ClassVar[bool] = False
     typed: ClassVar[bool] = False
     reads_edges: ClassVar[bool] = False
 
@@ -147,14 +160,14 @@ class Task:
         return found
 
     def step(self, whole: Batch, index: int, client: Learner) -> Batch:
-        """The batch of a local step; by default all training items.
+        """The batch of a local step; by default all training items, or with ``train.sampler`` some with sampled neighbours.
 
         Args:
             whole: inputs and training items of the client.
             index: the step's number in this local training.
             client: whose step it is.
         """
-        return whole
+        return whole if client.sampled is None else client.sampled.step(client.server_round, client.exchange, index)
 
     def steps_on(self, y: Tensor) -> int:
         """Number of the client's own items behind a step, from the step's targets."""

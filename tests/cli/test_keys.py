@@ -54,7 +54,7 @@ def test_the_command_prints_groups_names_and_all(capsys):
     assert all(f"[{group}]" in told for group in sections())
     assert main(["keys", "train"]) == 0
     assert (
-        "train.local_steps = 3  (an integer, 0 <= value <= 2147483647)\n      full-batch steps"
+        "train.local_steps = 3  (an integer, 0 <= value <= 2147483647)\n      optimiser steps per round"
         in capsys.readouterr().out
     )
     assert main(["keys", "strategy=fedprox"]) == 0

@@ -1,0 +1,122 @@
+"""Batches of training nodes and sampled neighbours (``train.sampler``): which nodes, which neighbours, in memory that is reused.
+
+An epoch deals the training nodes to ceil(V / ``train.batch_size``) batches of nearly equal size, by a permutation of its own.
+Epochs continue over the rounds: step s of round t is step (t - 1) S + s of the client. Both the permutation and the draws are
+functions of the seed, the client and the step, so a resumed run and every engine see the same batches.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.models import Model
+from fedgraph_flwr.numerics.blocks import batch_inputs
+from fedgraph_flwr.numerics.sampler import NeighbourSampler, RowBuffer
+from fedgraph_flwr.numerics.sparse import BlockMatrix, SparseMatrix
+from fedgraph_flwr.tasks import Batch
+from fedgraph_flwr.wire.messages import derive_seed
+
+
+def check_fanout(cfg: RunConfig, model: Model) -> None:
+    """Refuse a model that reads whole graphs, and a fan-out of another length than its layers.
+
+    Raises:
+        FedGraphError: with what is accepted.
+    """
+    hops, fanout = model.sampled_hops, cfg.train.fanout
+    if hops is None:
+        norm = f" with model.norm={model.norm}" if getattr(model, "norm", "none") == "batch" else ""
+        raise FedGraphError(
+            f"train.sampler={cfg.train.sampler} does not support model={cfg.model.name}{norm}, which needs a whole graph in every"
+            " step: set train.sampler=none, or a model such as sage or gcn"
+        )
+    if len(fanout) != hops:
+        raise FedGraphError(
+            f"train.fanout={fanout} has {len(fanout)} numbers, but model={cfg.model.name} with model.layers={cfg.model.layers}"
+            f" reads neighbours in {hops} layers: set train.fanout to {hops} numbers, the first for neighbours of the batch"
+        )
+
+
+class NeighbourBatches:
+    """Batches of one client.
+
+    Args:
+        cfg: the run's configuration.
+        client: index of the client.
+        model: its model.
+        inputs: the model's inputs of the whole graph.
+        nodes: training nodes [V].
+        y: their labels [V].
+
+    Raises:
+        FedGraphError: the model or the number of training nodes does not go with the configuration.
+    """
+
+    def __init__(self, cfg: RunConfig, client: int, model: Model, inputs: Any, nodes: Tensor, y: Tensor):
+        check_fanout(cfg, model)
+        train, count = cfg.train, nodes.numel()
+        if train.batch_size > count > 0:
+            raise FedGraphError(
+                f"train.batch_size={train.batch_size} is larger than the {count} training nodes of client {client}: set it to at"
+                f" most {count}, or to 0 for all training nodes"
+            )
+        self.cfg, self.client, self.inputs, self.y = cfg, client, inputs, y
+        self.nodes = nodes.cpu().numpy()
+        self.device = nodes.device
+        self.per_epoch = max(-(-count // train.batch_size), 1) if train.batch_size else 1
+        self.neighbours = model.neighbours(inputs)
+        self.sampler = NeighbourSampler(
+            self.neighbours.indptr, self.neighbours.indices, train.fanout, stable=train.stable_draws
+        )
+        sparse = isinstance(inputs.x, SparseMatrix)
+        self.dense = None if sparse else RowBuffer(inputs.x.cpu(), inputs.x.dtype)
+        self.sparse = _csr(inputs.x) if sparse else None
+        self._dealt: tuple[int, list[NDArray[np.int64]]] = -1, []
+
+    @property
+    def steps(self) -> int:
+        """Steps per round."""
+        train = self.cfg.train
+        return train.local_epochs * self.per_epoch or train.steps_of(self.client)
+
+    def step(self, server_round: int, exchange: int, index: int) -> Batch:
+        """Return the batch of a step; its features are valid until the next batch.
+
+        Args:
+            server_round: of the current message.
+            exchange: number of earlier exchanges of the same phase in this round.
+            index: of the step in this local training.
+        """
+        epoch, part = divmod((max(server_round, 1) - 1) * self.steps + index, self.per_epoch)
+        places = self._parts(epoch)[part]
+        earlier = [exchange] if exchange else []
+        key = derive_seed(self.cfg.seed, self.client, server_round, "sample", *earlier, index)
+        block = self.sampler.sample(self.nodes[places], key)
+        inputs = batch_inputs(self.features(block.nodes), self.neighbours, block)
+        return Batch(inputs, None, self.y[torch.from_numpy(places).to(self.device)])
+
+    def features(self, nodes: NDArray[np.int64]) -> Tensor | SparseMatrix:
+        """Return the features of some nodes."""
+        if self.dense is not None:
+            return self.dense.take(nodes).to(self.device)
+        assert self.sparse is not None
+        return BlockMatrix.of(self.sparse[nodes]).to(self.device)
+
+    def _parts(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Return the batches of an epoch, as places among the training nodes."""
+        if self._dealt[0] != epoch:
+            random = np.random.default_rng(derive_seed(self.cfg.seed, self.client, "epoch", epoch))
+            self._dealt = epoch, np.array_split(random.permutation(len(self.nodes)), self.per_epoch)
+        return self._dealt[1]
+
+
+def _csr(matrix: SparseMatrix) -> Any:
+    """Return SciPy's form of a matrix, which shares its memory."""
+    pointer, col, value = (part.cpu().numpy() for part in matrix.rows)
+    return sp.csr_matrix((value, col, pointer), matrix.shape, copy=False)

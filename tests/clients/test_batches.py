@@ -1,0 +1,229 @@
+"""Local steps on batches with sampled neighbours: equal to full batches where nothing is left out, and the same everywhere."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr import models
+from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.parts import Parts
+from fedgraph_flwr.config import ModelConfig, compose, group_names
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.numerics.blocks import batch_inputs
+from fedgraph_flwr.numerics.sampler import NeighbourSampler
+from fedgraph_flwr.runs.checks import check_method, client_class
+from tests.methods.small_runs import small_runs
+
+SAMPLED = ["train.sampler=neighbors", "train.batch_size=4"]
+EVERY = [*SAMPLED, "train.fanout=[-1,-1]"]
+
+MODELS = {
+    "gcn": {},
+    "sage": {},
+    "sage head": {"head": True},
+    "acm": {},
+    "projected_gcn": {},
+    "decoupled": {"hops": 2},
+    "mlp": {},
+    "gat": {"heads": 2},
+    "gatv2": {"heads": 2},
+    "transformer": {"heads": 2},
+    "gine": {},
+    "pna": {"residual": True},
+    "fedomd": {},
+    "fedspa": {},
+}
+
+
+@pytest.fixture(scope="module")
+def graph() -> ClientGraph:
+    """Directed edges, some parallel, some loops, a node without any, edge features."""
+    random = np.random.default_rng(0)
+    source, target = random.integers(0, 29, (2, 150))
+    edges = np.concatenate([[source, target], [source[:9], target[:9]], np.tile(np.arange(4), (2, 1))], axis=1)
+    mask = torch.arange(30) % 2 == 0
+    return ClientGraph(
+        client=0,
+        x=torch.from_numpy(random.normal(size=(30, 5))).float(),
+        edge_index=torch.from_numpy(edges),
+        y=torch.from_numpy(random.integers(0, 3, 30)),
+        num_classes=3,
+        train_mask=mask,
+        val_mask=~mask,
+        test_mask=~mask,
+        edge_attr=torch.from_numpy(random.normal(size=(edges.shape[1], 2))).float(),
+    )
+
+
+def built(name, graph, layers=2, **more):
+    torch.manual_seed(1)
+    cfg = ModelConfig(name.split()[0], hidden=8, layers=layers, dropout=0.0, params=MODELS[name] | more)
+    kind = models.network(cfg)
+    return models.build(cfg, 5, 3, 2 if kind.reads_edges else 0).double()
+
+
+def batch(model, graph, seeds, fanout, key=1):
+    inputs = model.prepare(graph, dtype=torch.float64)
+    neighbours = model.neighbours(inputs)
+    block = NeighbourSampler(neighbours.indptr, neighbours.indices, [fanout] * model.sampled_hops).sample(seeds, key)
+    x = inputs.x if isinstance(inputs.x, torch.Tensor) else inputs.x.to_dense()
+    return inputs, batch_inputs(x[torch.from_numpy(block.nodes)], neighbours, block)
+
+
+def grads(logits, model):
+    model.zero_grad()
+    torch.nn.functional.cross_entropy(logits, torch.arange(len(logits)) % 3).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", MODELS)
+def test_full_fanout_equals_the_full_batch(name, layers, graph):
+    """Logits and gradients of the seeds, to 1e-12."""
+    model = built(name, graph, layers)
+    seeds = np.array([5, 29, 0, 17, 3])
+    inputs, sampled = batch(model, graph, seeds, 200)
+    whole, part = model(inputs)[torch.from_numpy(seeds)], model(sampled)
+    torch.testing.assert_close(part, whole, rtol=0, atol=1e-12)
+    expected, found = grads(whole, model), grads(part, model)
+    for parameter, grad in expected.items():
+        torch.testing.assert_close(found[parameter], grad, rtol=0, atol=1e-12, msg=parameter)
+    assert found.keys() == expected.keys() | found.keys()
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "decoupled", "fedspa", "projected_gcn"])
+def test_linear_layers_are_unbiased(name, graph, monkeypatch):
+    """Without ReLU, the mean of sampled logits is that of the whole graph; FedSPA's mixture is linear at α = 1/2."""
+    monkeypatch.setattr(torch, "relu", lambda h: h)
+    model = built(name, graph)
+    if name == "fedspa":
+        for parameter, value in model.named_parameters():
+            if "phi" in parameter:
+                value.data.zero_()
+    seeds = np.arange(10)
+    inputs = model.prepare(graph, dtype=torch.float64)
+    neighbours = model.neighbours(inputs)
+    sampler = NeighbourSampler(neighbours.indptr, neighbours.indices, [2, 3][: model.sampled_hops])
+    x = inputs.x
+    found = []
+    with torch.no_grad():
+        expected = model(inputs)[:10]
+        for key in range(600):
+            block = sampler.sample(seeds, key)
+            found.append(model(batch_inputs(x[torch.from_numpy(block.nodes)], neighbours, block)))
+    made = torch.stack(found)
+    assert ((made.mean(0) - expected).abs() < 4 * made.std(0) / len(made) ** 0.5 + 1e-9).all()
+    assert made.std(0).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["train.batch_size=4"], r"train\.batch_size=4 has no effect with train\.sampler=none"),
+        (["train.local_epochs=1"], r"train\.local_epochs=1 has no effect with train\.sampler=none"),
+        ([*SAMPLED, "train.fanout=[5,0]"], r"numbers >= 1, or -1 for all neighbours, got \[5, 0\]"),
+        (
+            [*SAMPLED, "train.fanout=[5,5,5]"],
+            r"has 3 numbers, but model=gcn with model\.layers=2 reads neighbours in 2 layers",
+        ),
+        (
+            [*SAMPLED, "model.norm=batch"],
+            r"does not support model=gcn with model\.norm=batch, which needs a whole graph",
+        ),
+        ([*SAMPLED, "strategy=moon"], "does not support the part 'moon' of strategy=moon"),
+        (
+            [*SAMPLED, "strategy=fgssl"],
+            "does not support strategy=fgssl, which needs a client's whole graph in every step",
+        ),
+        (
+            [*SAMPLED, "strategy=fedspa", "strategy.folds=2"],
+            r"strategy\.folds=2 changes the edge types of a whole graph",
+        ),
+        ([*SAMPLED, "task=links"], r"train\.sampler=neighbors does not support task=links yet"),
+        ([*SAMPLED, "train.local_epochs=1", "train.local_steps_by_client=[1,2]"], "both set a round's steps"),
+    ],
+)
+def test_what_does_not_fit_is_refused(words, match):
+    with pytest.raises(FedGraphError, match=match):
+        check_method(compose(words))
+
+
+def test_batch_larger_than_the_training_set_is_refused(graph):
+    cfg = compose([*EVERY, "train.batch_size=16"])
+    with pytest.raises(
+        FedGraphError, match=r"batch_size=16 is larger than the 15 training nodes of client 0: set it to at most"
+    ):
+        GraphClient(cfg, graph)
+
+
+def test_epochs_deal_every_training_node_once_over_the_rounds(graph):
+    """15 training nodes in batches of at most 4 are batches of 4, 4, 4 and 3; three steps a round continue the epoch."""
+    client = GraphClient(compose([*EVERY, "train.local_steps=3"]), graph)
+    sizes, order = [], []
+    for server_round in range(1, 5):
+        client.server_round = server_round
+        for made in client.batches():
+            sizes.append(len(made.y))
+            order.append(client.sampled.sampler._nodes[: len(made.y)].copy())
+    assert sizes == [4, 4, 4, 3] * 3
+    train = client.train_nodes.numpy()
+    for epoch in range(3):
+        np.testing.assert_array_equal(np.sort(np.concatenate(order[4 * epoch : 4 * epoch + 4])), train)
+    assert order[0].tolist() != order[4].tolist()
+
+
+def test_epochs_set_the_steps(graph):
+    client = GraphClient(compose([*EVERY, "train.local_epochs=2"]), graph)
+    assert client.local_steps == len(list(client.batches())) == 8
+
+
+def test_all_training_nodes_and_neighbours_in_a_batch_train_as_the_full_batch(graph):
+    """Parameters after three rounds of FedAvg, in float64 and without dropout."""
+    found = []
+    for words in ([], ["train.sampler=neighbors", "train.fanout=[-1,-1]"]):
+        client = GraphClient(compose([*words, "dtype=float64", "model.dropout=0"]), graph)
+        for client.server_round in (1, 2, 3):
+            client.train()
+        found.append([p.detach() for p in client.model.parameters()])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
+
+
+def samples(strategy):
+    """Whether a method declares that it trains on batches, with its own model."""
+    cfg = compose([f"strategy={strategy}"])
+    declared = client_class(cfg).samples and all(part.samples for part in Parts(cfg.strategy).all)
+    return declared and models.probe(cfg.model).sampled_hops is not None
+
+
+NEEDED = {"fedavg", "fedavgm", "fedadam", "fedprox", "scaffold", "ditto", "fedper", "fedomd", "fedspa", "fedgta"}
+
+
+def test_methods_that_sample():
+    """At least those of the specification, and no method with its own client that does not declare it."""
+    assert {name for name in group_names("strategy") if samples(name)} >= NEEDED
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    with small_runs(tmp_path_factory.mktemp("batches")) as run:
+        yield run
+
+
+QUICK = {"fedavg", "fedomd", "fedspa", "fedgta", "scaffold"}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in group_names("strategy")
+        if name != "central" and samples(name)
+    ],
+)
+def test_every_method_that_samples_trains_on_batches(strategy, go):
+    depth = models.probe(compose([f"strategy={strategy}"]).model).sampled_hops
+    run = go(strategy, *SAMPLED, f"train.fanout={[3] * depth}", "rounds=2")
+    assert all(np.isfinite(array).all() for array in run.arrays.values())
+    assert len(run.rounds) == 2
