@@ -22,8 +22,7 @@ from flwr.client import NumPyClient
 from torch import Tensor, nn
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients import parts
-from fedgraph_flwr.clients.batches import NeighbourBatches
+from fedgraph_flwr.clients import batches, parts
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.part import ClientPart, with_parameters
 from fedgraph_flwr.clients.parts import Parts
@@ -161,9 +160,7 @@ class GraphClient(Side, NumPyClient):
         self.y = self.task.y.to(self.device)
         self.train_nodes = self.task.masks["train"].nonzero().view(-1).to(self.device)
         self.batch = Batch(self.inputs, self.train_nodes, self.y[self.train_nodes])
-        self.sampled: NeighbourBatches | None = None
-        if cfg.train.sampler != "none":
-            self.sampled = NeighbourBatches(cfg, graph.client, self.model, self.inputs, self.train_nodes, self.batch.y)
+        self.sampled = batches.of(self)
         weighted = cfg.train.loss == "weighted"
         self.class_weights = class_weights(self.batch.y, self.task.width) if weighted else None
         self.optimizer: Optimizer | None = None

@@ -5,7 +5,7 @@ Epochs continue over the rounds: step s of round t is step (t - 1) S + s of the 
 functions of the seed, the client and the step, so a resumed run and every engine see the same batches.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.blocks import batch_inputs
@@ -114,6 +115,25 @@ class NeighbourBatches:
             random = np.random.default_rng(derive_seed(self.cfg.seed, self.client, "epoch", epoch))
             self._dealt = epoch, np.array_split(random.permutation(len(self.nodes)), self.per_epoch)
         return self._dealt[1]
+
+
+class Owner(Protocol):
+    """What this needs of a client."""
+
+    cfg: RunConfig
+    graph: ClientGraph
+    model: Model
+    inputs: Any
+    train_nodes: Tensor
+    batch: Batch
+
+
+def of(client: Owner) -> NeighbourBatches | None:
+    """Return the batches of a client; None without ``train.sampler``."""
+    if client.cfg.train.sampler == "none":
+        return None
+    data = client.inputs, client.train_nodes, client.batch.y
+    return NeighbourBatches(client.cfg, client.graph.client, client.model, *data)
 
 
 def _csr(matrix: SparseMatrix) -> Any:
