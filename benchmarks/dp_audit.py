@@ -1,11 +1,12 @@
-"""Empirical audit of ε of client-level differential privacy, central and distributed.
+"""Empirical audit of ε of client-level differential privacy, central and distributed, with fixed and adaptive norms.
 
     python -m benchmarks.dp_audit                      # 20,000 trials a world
     python -m benchmarks.dp_audit --trials 2000
 
 In one world a canary client sends an update ten times as long as the clipping norm, in the other it sends zeros. The
 project's own mechanism releases the sum, `RELEASES` times, and the auditor guesses the world from the projection on the canary's
-direction. Half of the trials choose the threshold, the other half count errors. Clopper-Pearson intervals bound both
+direction. With adaptive norms, the auditor also learns the noisy number of clipped clients from the next norm, and adds both by
+their likelihoods. Half of the trials choose the threshold, the other half count errors. Clopper-Pearson intervals bound both
 error rates α and β, which gives two lower bounds on what is lost:
 
     threshold audit    ε ≥ log((1 − δ − β) / α), and the same with α and β exchanged
@@ -26,10 +27,11 @@ from scipy.stats import beta, norm
 
 from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.secure.accounting import cost, epsilon_at
+from fedgraph_flwr.secure.adaptive import bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import clipped
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
-from fedgraph_flwr.wire.messages import MODEL
+from fedgraph_flwr.wire.messages import CLIPPED, MODEL
 
 NOISE, RELEASES, DELTA, NORM = 2 / 3, 1, 1e-5, 0.5
 SIZE, CLIENTS, NEEDED, BITS = 12, 4, 3, 20
@@ -51,7 +53,8 @@ def _canary(present: bool) -> NDArray[np.float64]:
 def central(present: bool, factor: float, releases: int) -> float:
     """`Privacy.release`, where the server clips and adds the noise."""
     private = _privacy()
-    private.cfg = replace(private.cfg, noise_multiplier=NOISE * factor, clipping_norm=NORM)
+    private.cfg = replace(private.cfg, dp="server_fixed", noise_multiplier=NOISE * factor, clipping_norm=NORM)
+    private.norms = {}
     origin = {"w": np.zeros(SIZE)}
     values = [{"w": _canary(present)}, *[origin] * (CLIENTS - 1)]
     terms = {MODEL: Terms(origin, values, [1.0] * CLIENTS, float(CLIENTS))}
@@ -75,7 +78,48 @@ def distributed(present: bool, factor: float, releases: int) -> float:
     return total
 
 
-MECHANISMS: dict[str, Mechanism] = {"central": central, "distributed": distributed}
+def central_adaptive(present: bool, factor: float, releases: int) -> float:
+    """`Privacy.release` with adaptive norms; without the canary, the sum has one client less."""
+    private = _privacy()
+    rules = replace(private.cfg, dp="server_adaptive", noise_multiplier=NOISE * factor, clipping_norm=NORM)
+    private.cfg, private.norms, found = rules, {}, 0.0
+    origin = {"w": np.zeros(SIZE)}
+    values = [{"w": _canary(True)}] * present + [origin] * (CLIENTS - 1)
+    for _ in range(releases):
+        norm = private.norm(MODEL)
+        released = private.release({MODEL: Terms(origin, values, [1.0] * len(values), float(CLIENTS))})
+        share = rules.clipping_quantile - math.log(private.norm(MODEL) / norm) / rules.clipping_rate
+        found += _likelihood(rules, CLIENTS * float(released[MODEL]["w"][0]) / norm, CLIENTS * (share - 0.5))
+    return found
+
+
+def distributed_adaptive(present: bool, factor: float, releases: int) -> float:
+    """`DistributedNoise` of the fewest survivors with adaptive norms: values in units of the norm, and bits."""
+    rules = PrivacyConfig("distributed_adaptive", NOISE * factor, NORM, secagg=True, secagg_bits=BITS)
+    drawn, ratios = DistributedNoise(rules, cohort=CLIENTS), {MODEL: 1 / CLIENTS, CLIPPED: 1 / CLIENTS}
+    found, unit = 0.0, CLIENTS / 2.0**BITS
+    for _ in range(releases):
+        total = np.zeros(SIZE + 1)
+        for client in range(NEEDED):
+            here = present and not client
+            update, own = clipped(_canary(here), NORM) / NORM, bit(10 * NORM if here else 0.0, NORM)
+            groups = {MODEL: {"w": update}, CLIPPED: {MODEL: np.array([own if client or here else 0.0])}}
+            total += unit * drawn.terms(groups, ratios, CLIENTS, NEEDED)
+        found += _likelihood(rules, float(total[0]), float(total[-1]))
+    return found
+
+
+def _likelihood(rules: PrivacyConfig, value: float, count: float) -> float:
+    """The log-likelihood ratio of the canary but for a constant, from its value in units of the norm and the sum of bits."""
+    return value / value_multiplier(rules, 1, CLIENTS) ** 2 - count / (2 * count_noise(rules, 1, CLIENTS) ** 2)
+
+
+MECHANISMS: dict[str, Mechanism] = {
+    "central": central,
+    "distributed": distributed,
+    "central_adaptive": central_adaptive,
+    "distributed_adaptive": distributed_adaptive,
+}
 
 
 def scores(mechanism: Mechanism, trials: int, factor: float = 1.0, releases: int = RELEASES) -> tuple[Scores, Scores]:
@@ -117,11 +161,9 @@ def audited(inside: Scores, outside: Scores, delta: float, confidence: float = 0
 
 def claimed(kind: str, releases: int = RELEASES) -> float:
     """ε that a run would report."""
-    if kind == "central":
+    if kind.startswith("central"):
         return epsilon_at(DELTA, NOISE, releases)
-    return cost(
-        PrivacyConfig("distributed", NOISE, NORM, delta=DELTA, secagg=True, secagg_bits=BITS), CLIENTS, releases
-    )
+    return cost(PrivacyConfig(kind, NOISE, NORM, delta=DELTA, secagg=True, secagg_bits=BITS), CLIENTS, releases)
 
 
 def main() -> None:
@@ -130,12 +172,12 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20_000, help="per world")
     trials = parser.parse_args().trials
     print(f"z = {NOISE:.3g}, {RELEASES} release(s), δ = {DELTA:g}, {trials} trials per world")
-    print(f"{'mechanism':<12} {'noise':>6} {'claimed':>8} {'threshold':>10} {'μ-GDP':>7}")
+    print(f"{'mechanism':<20} {'noise':>6} {'claimed':>8} {'threshold':>10} {'μ-GDP':>7}")
     for kind, mechanism in MECHANISMS.items():
         for factor in (1.0, PLANTED):
             found = audited(*scores(mechanism, trials, factor), DELTA)
             caught = "  caught" if max(found["gdp"], found["threshold"]) > claimed(kind) else ""
-            print(f"{kind:<12} {factor:6g} {claimed(kind):8.2f} {found['threshold']:10.2f} {found['gdp']:7.2f}{caught}")
+            print(f"{kind:<20} {factor:6g} {claimed(kind):8.2f} {found['threshold']:10.2f} {found['gdp']:7.2f}{caught}")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,9 @@ class FedGCNClient(GraphClient):
         sent: dict[str, Arrays] = {ROWS: {}, DEGREES: {}}
         for peer in self.outgoing.peers:
             own = self.outgoing.own(peer)
-            enough = (behind - of_peer[peer])[own] >= self.least
+            # The server relays the peers' rows and could invent them, so enough of this client's own nodes must be behind z.
+            enough = ((behind - of_peer[peer]) >= self.least) & (self.inner.getnnz(axis=1) >= self.policy.min_nodes)
+            enough = enough[own]
             sent[ROWS][str(peer)] = self.packed(z[own] * enough[:, None])
             sent[DEGREES][str(peer)] = (self.degree[own] * enough).astype(np.int64)
         return sent, {}

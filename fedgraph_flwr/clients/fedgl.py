@@ -78,9 +78,12 @@ class FedGLClient(GraphClient):
             return
         n, sizes = self.graph.num_nodes, {received[name].size for name in ("row", "col", "weight")}
         ends = np.concatenate([received["row"], received["col"]])
-        if received["label"].shape != (n,) or len(sizes) > 1 or (ends.size and not 0 <= ends.min() <= ends.max() < n):
+        label, weight = received["label"], received["weight"]
+        fits = label.shape == (n,) and len(sizes) == 1 and (not ends.size or 0 <= ends.min() <= ends.max() < n)
+        if not (fits and label.max(initial=-1) < self.graph.num_classes and ((weight >= 0) & (weight <= 1)).all()):
             raise FedGraphError(
-                f"the server sent {PSEUDO} that does not match the {n} nodes of client {self.graph.client}"
+                f"the server sent {PSEUDO} that does not match the {n} nodes of client {self.graph.client}, its classes, or"
+                " weights from 0 to 1"
             )
         self.memory = {name: torch.from_numpy(array) for name, array in received.items()}
         self.take()
@@ -111,8 +114,9 @@ class FedGLClient(GraphClient):
         entries = entries.tocsr()
         while True:
             both = ((entries + entries.T) / 2).tocsr()
-            total, squares = (np.asarray(part.sum(axis=1)).ravel() for part in (both, both.multiply(both)))
-            few = (squares > 0) & (total**2 < self.policy.min_nodes * squares * (1 - 1e-9))
+            total = np.asarray(both.sum(axis=1)).ravel()
+            share = sp.diags(np.divide(1, total, out=np.zeros_like(total), where=total > 0)) @ both
+            few = np.asarray(share.multiply(share).sum(axis=1)).ravel() * self.policy.min_nodes > 1 + 1e-9
             if not few.any():
                 return entries
             keep = sp.diags((~few).astype(entries.dtype))

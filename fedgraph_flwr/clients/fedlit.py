@@ -96,7 +96,7 @@ class FedLITClient(GraphClient):
         types = assigned(z, pairs, centroids)
         self.behind = torch.zeros(self.model.types, dtype=torch.int64, device=self.device)
         for _ in range(self.params.em_steps):
-            self.behind = self.ends(types).sum(2).min(0).values
+            self.behind = self.nodes_behind(types)
             centroids = means(z, pairs, types, centroids)
             types = assigned(z, pairs, centroids)
         self.memory[CENTROIDS] = centroids
@@ -110,6 +110,17 @@ class FedLITClient(GraphClient):
         for touched, end in zip(found, self.pairs[0], strict=True):
             touched[types, end] = True
         return found
+
+    def nodes_behind(self, types: Tensor) -> Tensor:
+        """Return how many nodes each type's means cover, [k]: 1 / Σ w², so that a hub with most of the links counts as one."""
+        ends, k = self.pairs[0], self.model.types
+        links = torch.zeros(2, k, self.graph.num_nodes, dtype=torch.float64, device=self.device)
+        for counts, end in zip(links, ends, strict=True):
+            counts.index_put_(
+                (types, end), torch.ones(end.numel(), dtype=torch.float64, device=self.device), accumulate=True
+            )
+        total, squares = links.sum(2), links.square().sum(2)
+        return torch.where(squares > 0, (total**2 / squares + 1e-9), 0).long().min(0).values
 
     def send(self) -> ReplyContent:
         """Return centroids and the number of training nodes per type.

@@ -95,6 +95,7 @@ class FedSageClient(GraphClient):
     @phase
     def generate(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Take a step with the peers' last replies, then reply with the current predictions."""
+        self.check_shown()
         if self.exchange:
             self.step(groups.get(APART), self.exchange - 1)
         with torch.no_grad(), self.noise(self.exchange):
@@ -105,12 +106,7 @@ class FedSageClient(GraphClient):
     @phase
     def judge(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Reply with x̃ − x for every client's rows; 0 for its own rows, and if no node has neighbours."""
-        if self.policy.min_nodes > 1 and not self.cfg.privacy.secagg:
-            raise FedGraphError(
-                f"client {self.graph.client} refuses to compare rows with features of single nodes: its node's policy requires at"
-                f" least min_nodes={self.policy.min_nodes} nodes in every statistic; set privacy.secagg=true, or min_nodes: 1 in"
-                " the policy"
-            )
+        self.check_shown()
         differences = {}
         for name, rows in groups.get(PROPOSED, {}).items():
             owners, width = groups[OWNERS][name], self.graph.num_features
@@ -152,6 +148,21 @@ class FedSageClient(GraphClient):
         self.memory = {"x": x, "at": self.impaired.kept[node.cpu()].to(node) if impaired else node}
         self.take()
         return {}, {ADDED: node.numel()}
+
+    def check_shown(self) -> None:
+        """Refuse the generator's exchanges where the server would see values of single nodes.
+
+        A generated row follows from its node's embedding, and a difference x̃ − x from the nearest feature row.
+
+        Raises:
+            FedGraphError: the policy requires several nodes in every statistic.
+        """
+        if self.policy.min_nodes > 1 and not self.cfg.privacy.secagg:
+            raise FedGraphError(
+                f"client {self.graph.client} refuses to compare rows with features of single nodes: its node's policy requires at"
+                f" least min_nodes={self.policy.min_nodes} nodes in every statistic; set privacy.secagg=true, or min_nodes: 1 in"
+                " the policy"
+            )
 
     # --- the generator ------------------------------------------------------------------------------------------------
 

@@ -177,7 +177,9 @@ def _judge_start(
     ledger, received = _ledger(client, context), groups.get(MODEL, {})
     before = ledger.suspect, ledger.loaded
     try:
-        if fresh and not received and ledger.loaded:  # an evaluation brought parameters, which training would keep
+        if (
+            fresh and not received and (ledger.loaded or phase == TRAIN)
+        ):  # an earlier message may have brought parameters
             received = {name: tensor.detach().cpu().numpy() for name, tensor in client.shared.items()}
         if fresh:
             _check_start(client, received)

@@ -1,11 +1,18 @@
 """Requests of a second round of attacks on honest nodes: each succeeded before, by the default policy."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
 
+from fedgraph_flwr.clients import session
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedala import Ala
+from fedgraph_flwr.clients.fedgcn import FedGCNClient
+from fedgraph_flwr.clients.fedgl import FedGLClient
+from fedgraph_flwr.clients.fedlit import FedLITClient
+from fedgraph_flwr.clients.fedsage import FedSageClient
 from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.clients.fedstruct_a import FedStructAClient
 from fedgraph_flwr.config import compose
@@ -15,7 +22,7 @@ from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.models.gcn import GCN
 from tests.conftest import client_graph
-from tests.safety.test_few_nodes import made
+from tests.safety.test_few_nodes import looped, made
 from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
 from tests.safety.test_reading import SGD, binning
 
@@ -48,6 +55,16 @@ def test_no_variate_plants_parameters_in_the_first_round(node, kind):  # noqa: F
     zeros = {name: np.zeros_like(array) for name, array in seeds.items()}
     reply = node(f"strategy.variates={kind}", *WIDE).request("train", 1, {**first, VARIATES: zeros})
     assert not isinstance(reply, str), reply
+
+
+def test_no_encoder_plants_parameters_that_training_keeps(node, monkeypatch):  # noqa: F811
+    """In a process that stays, FedDEP's `prototype` leaves an encoder in the model, under another name than the model's."""
+    monkeypatch.setattr(session, "forget", lambda run_id: None)
+    words = ["strategy=feddep", "strategy.encoder_rounds=1", "model.hidden=64", "train.local_steps=1", *SGD[1:]]
+    asked = node(*words, size=60)
+    planted = {name: array + 1 for name, array in model_of(asked).items()}
+    assert not isinstance(asked.request("prototype", 0, {"encoder": planted}), str)
+    assert "other parameters than its seed=0 gives" in asked.request("train", 1)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +115,61 @@ def test_the_focal_loss_leaves_more_than_one_node():
     """With gamma=1e6 the gradient was that of the worst-predicted node."""
     with pytest.raises(FedGraphError, match=r"train\.focal_gamma must be .*10"):
         compose(["train.loss=focal", "train.focal_gamma=1e6"])
+
+
+# --- statistics of few nodes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200, 2.0, -1.0, float("nan")])
+def test_fedgl_takes_no_weights_beyond_one(scale):
+    """Squares of 1e200 and 1e-200 leave the range of float64, so self-loops of such weights passed the check of rows."""
+    client = made(FedGLClient, "strategy=fedgl", "strategy.graph_weight=1e6")
+    group = looped(client)
+    plain = made(FedGLClient, "strategy=fedgl").predict()
+    with contextlib.suppress(FedGraphError):
+        client.receive({"pseudo": group | {"weight": group["weight"] * scale}})
+    assert torch.equal(client.predict(), plain)
+    if scale != 1e-200:
+        with pytest.raises(FedGraphError, match=r"does not match .* weights from 0 to 1"):
+            client.receive({"pseudo": group | {"weight": group["weight"] * scale}})
+    with pytest.raises(FedGraphError, match=r"does not match .* its classes"):
+        client.receive({"pseudo": group | {"label": group["label"] + 100}})
+
+
+def test_fedlit_counts_a_hub_once():
+    """The hub was nearly all of a mean over its links and four others, which five nodes are behind."""
+    graph = client_graph(0, 60)
+    hub, rest = torch.zeros(50, dtype=torch.long), torch.arange(1, 51)
+    ends = torch.cat([torch.stack([hub, rest]), torch.tensor([[51, 52, 53, 54], [55, 56, 57, 58]])], 1)
+    graph.edge_index = torch.cat([ends, ends.flip(0)], 1)
+    client = made(FedLITClient, "strategy=fedlit", "model=fedlit", "model.types=1", graph=graph)
+    client.train()
+    assert client.ends(client.types).sum(2).min() >= 5
+    assert client.behind.tolist() == [1]
+    assert not client.send()[0]["links"]["centroids"].any()
+
+
+def test_fedsage_proposes_no_row_of_a_single_node():
+    """Before `judge` refused, `generate` had sent rows that follow from single nodes' embeddings."""
+    with pytest.raises(FedGraphError, match=r"features of single nodes.*at least min_nodes=5"):
+        made(FedSageClient, "strategy=fedsage").generate({}, {})
+    assert made(FedSageClient, "strategy=fedsage", min_nodes=1).generate({}, {})[0]["proposed"]["rows"].size
+
+
+def test_fedgcn_counts_no_rows_that_the_server_invents():
+    """With rows of its own making for a peer's, the server read z of a node with no neighbour at its client."""
+    graph = client_graph(0, 30)
+    graph.edge_index = graph.edge_index[:, (graph.edge_index != 3).all(0)]
+    many = torch.arange(1000, 1008)
+    graph.cut_in = torch.stack([torch.full_like(many, 3), many])
+    graph.cut_in_owner = torch.ones_like(many)
+    graph.cut_out, graph.cut_out_owner = torch.tensor([[3], [2000]]), torch.tensor([2])
+    shown = {}
+    for floor in (0, 5):
+        client = made(FedGCNClient, "strategy=fedgcn", "strategy.hops=2", graph=graph, min_nodes=floor)
+        invented = np.ones((len(client.incoming.own(1)), graph.num_features), np.float32)
+        shown[floor] = client.smooth({"sums": {"1": invented}}, {})[0]["rows"]["2"].any()
+    assert shown == {0: True, 5: False}
 
 
 # --- FedStruct --------------------------------------------------------------------------------------------------------
