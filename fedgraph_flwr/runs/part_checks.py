@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Collection
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.phases import phases
 from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.config.lookup import full_name
@@ -15,6 +16,12 @@ from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 OBJECTIVES = {"prox": (), "moon": ("logits", "loss"), "sam": ("parameters",)}
 """Members that a client must have from `GraphClient` for each part of the objective."""
+
+SENDING = ("before_train", "before_evaluate")
+"""Members by which a server sends groups with a model."""
+
+TAKING = ("receive", "fit", "evaluate", "plain_reply", "reply")
+"""Members by which a client can take them."""
 
 PERSONAL = ("parameters", "predict", "personal_parameters", "predict_shared", "save", "load")
 """Those that a second model needs."""
@@ -34,6 +41,7 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
     """
     rules = cfg.strategy
     _check_pair(rules)
+    _check_requests(rules, server, client)
     _check_unused(rules)
     for name in rules.objective:
         if name == "prox":
@@ -65,6 +73,29 @@ def _check_pair(rules: StrategyConfig) -> None:
                 f"strategy.{side}={chosen_sides[side]} and strategy.{other}={chosen_sides[other]} are sides of different methods:"
                 f" expected strategy.{other}={' or '.join(sorted(partners))}"
             )
+
+
+def _check_requests(rules: StrategyConfig, server: type, client: type[GraphClient]) -> None:
+    """Refuse classes of which one sends groups that the other does not take, or waits for groups that it does not send.
+
+    Classes that a file names together are trusted. A client with phases of its own may take what it needs there.
+    """
+    own = group_file("strategy", rules.name) if group_path("strategy", rules.name) else {}
+    usual = vars(StrategyConfig()) | dict(own.items())
+    if own and all(usual[side] == getattr(rules, side) for side in ("server", "client")):
+        return
+    sends = [hook for hook in SENDING if getattr(server, hook) is not getattr(GraphStrategy, hook)]
+    takes = [hook for hook in TAKING if getattr(client, hook) is not getattr(GraphClient, hook)]
+    if sends and not takes and phases(client) == phases(GraphClient):
+        why = f"sends groups by `{sends[0]}`, and {client.__name__} takes none: define its `receive`"
+    elif "receive" in takes and not sends:
+        why = f"sends no groups, and {client.__name__} waits for some in `receive`: define the server's `before_train`"
+    else:
+        return
+    raise FedGraphError(
+        f"strategy.server={rules.server} and strategy.client={rules.client} do not fit: {server.__name__} {why}, or name the two"
+        f" classes together in conf/strategy/{rules.name}.yaml"
+    )
 
 
 def _check_unused(rules: StrategyConfig) -> None:

@@ -188,7 +188,9 @@ def test_sums_over_small_groups_are_left_out(least, by_policy):
                 hidden = sum(
                     len(values[j][v]) for j in range(len(clients)) if j == i or (j != k and len(values[j][v]) >= least)
                 )
-                held = len(values[i][v]) >= least or not by_policy  # the server, which relays rows, could invent the others
+                held = (
+                    len(values[i][v]) >= least or not by_policy
+                )  # the server, which relays rows, could invent the others
                 assert d == (degree[v] if hidden >= least and held else 0)
                 answers.add(bool(d))
         for sender, found in rows[k]["rows"].items():

@@ -282,3 +282,49 @@ def test_the_hooks_of_the_documentation_are_few_and_exist():
         for name in rows[side]:
             assert name == "memory" or all(hasattr(kind, name) for kind in kinds), name
     assert len(re.findall(r"`(\w+)`", table.partition("All of them")[0])) == 5
+
+
+class Sends(GraphStrategy):
+    """Sends a group with the model, which a client must read."""
+
+    def before_train(self, arrays):
+        return {"anchor": {"x": np.ones(3)}}
+
+
+class Receives(GraphClient):
+    """Waits for that group."""
+
+    def receive(self, groups):
+        self.anchor = groups["anchor"]["x"]
+
+
+PLAIN_SERVER, PLAIN_CLIENT = "fedgraph_flwr.strategies.base:GraphStrategy", "fedgraph_flwr.clients.base:GraphClient"
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "message"),
+    [
+        (f"{HERE}:Sends", PLAIN_CLIENT, "Sends sends groups by `before_train`, and GraphClient takes none"),
+        (PLAIN_SERVER, f"{HERE}:Receives", "GraphStrategy sends no groups, and Receives waits for some in `receive`"),
+        (f"{HERE}:Sends", f"{HERE}:Receives", ""),
+        (f"{HERE}:Exchange", f"{HERE}:ExchangeClient", ""),
+        (f"{HERE}:Optimiser", PLAIN_CLIENT, ""),
+    ],
+)
+def test_sides_that_do_not_take_each_others_groups_are_refused_before_any_client_starts(server, client, message):
+    """Their uplinks are equal: only what goes down differs, which one of them ignored or every client failed on."""
+    cfg = compose([f"strategy.server={server}", f"strategy.client={client}"])
+    if not message:
+        check_method(cfg)
+        return
+    with pytest.raises(FedGraphError, match=message):
+        check_method(cfg)
+
+
+def test_sides_that_a_file_names_together_are_trusted(tmp_path, monkeypatch):
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "anchored.yaml").write_text(
+        f"name: anchored\nserver: {HERE}:Sends\nclient: {PLAIN_CLIENT}\n"
+    )
+    monkeypatch.setenv("FEDGRAPH_CONF", str(tmp_path))
+    check_method(compose(["strategy=anchored"]))
