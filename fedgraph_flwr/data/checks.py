@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.mapped import CompressedEdges
 from fedgraph_flwr.errors import FedGraphError
 
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -52,8 +53,11 @@ def _check_plain(graph: Graph) -> None:
     _tensor(graph.x, "x", torch.float32, (n, None))
     _finite(graph.x, "x")
     _whole(graph, "num_edge_classes", 0)
-    _edges(graph.edge_index, "edge_index", n, n)
-    _edge_data(graph, "edge_", graph.edge_index.size(1), graph.num_edge_features)
+    if graph.compressed is None:
+        _edges(graph.edge_index, "edge_index", n, n)
+    else:
+        _compressed(graph.compressed, n)
+    _edge_data(graph, "edge_", graph.num_edges, graph.num_edge_features)
     if graph.targets.numel():
         _tensor(graph.targets, "targets", torch.float32, (n, None))
         if bool(graph.targets.isinf().any()):
@@ -194,6 +198,14 @@ def _edges(index: Any, what: str, sources: int, targets: int) -> None:
     _tensor(index, what, torch.int64, (2, None))
     for row, end in enumerate((sources, targets)):
         _within(index[row], f"{what}, row {row},", end)
+
+
+def _compressed(edges: CompressedEdges, n: int) -> None:
+    """Check the edges of a mapped file without expanding them."""
+    try:
+        edges.check(n)
+    except ValueError as error:
+        raise FedGraphError(f"edge_index: {error}") from error
 
 
 def _finite(x: Tensor, what: str, item: str = "node") -> None:

@@ -16,13 +16,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.mapped import (
+    CompressedEdges,
+    in_neighbours,
+    is_big,
+    is_mapped,
+    is_trusted,
+    own_or_mapped,
+    update_digest,
+    write_blocks,
+)
 from fedgraph_flwr.errors import FedGraphError
 
 FORMAT_VERSION = 2
@@ -148,6 +158,38 @@ class Graph:
     num_edge_classes: int = 0
     target_stats: Tensor = field(default_factory=_no_stats)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Expand the edges of a mapped file when they are read; they stay expanded."""
+            if name == "edge_index" and (edges := vars(self).get("_edges")) is not None:
+                self.edge_index = edges.expanded()
+                return self.edge_index
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    @property
+    def compressed(self) -> CompressedEdges | None:
+        """The edges of a mapped file in CSR; None where they are expanded in memory."""
+        return None if "edge_index" in vars(self) else vars(self).get("_edges")
+
+    @property
+    def num_edges(self) -> int:
+        """E, without expanding the edges of a mapped file."""
+        edges = self.compressed
+        return self.edge_index.size(1) if edges is None else len(edges.indices)
+
+    def in_neighbours(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sources of the edges into each node as CSR: int64 [N + 1], int32 or int64 [E]; mapped where the file is."""
+        edges: CompressedEdges | None = vars(self).get("_edges")
+        if edges is None:
+            source, target = self.edge_index
+            order = target.argsort(stable=True)
+            indptr = torch.cat([torch.zeros(1, dtype=torch.int64), target.bincount(minlength=self.num_nodes).cumsum(0)])
+            edges = CompressedEdges(
+                indptr, source[order].to(torch.int32 if self.num_nodes < 2**31 else torch.int64), "target"
+            )
+        return in_neighbours(edges, self.num_nodes)
+
     @property
     def num_nodes(self) -> int:
         """N."""
@@ -262,7 +304,10 @@ class Graph:
                 f"{path} has field '{unknown[0]}', which this version of fedgraph-flwr does not know: install a newer one, or"
                 " write the file again with this one"
             )
-        return cls(**{**tensors, **values})
+        graph = cls(**{**tensors, **values})
+        if isinstance(graph.edge_index, CompressedEdges):
+            vars(graph)["_edges"] = vars(graph).pop("edge_index")
+        return graph
 
 
 def edge_tensors(data: Any, where: str) -> dict[str, Any]:
@@ -415,6 +460,9 @@ def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], value
             continue
         packed[key] = tensor
     text = json.dumps(values)
+    if isinstance(path, Path | str) and is_big(sum(tensor.nbytes for tensor in packed.values())):
+        write_blocks(path, packed, text, str(FORMAT_VERSION))
+        return
     header = {"format": str(FORMAT_VERSION), "values": text, "digest": _digest(packed, text)}
     content = save(packed, metadata=header)
     if isinstance(path, Path | str):
@@ -426,23 +474,27 @@ def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], value
 def read_tensors(path: Source) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a file of `write_tensors`; nothing is unpickled.
 
+    The tensors of a big file are a memory map, and its edges are `CompressedEdges`.
+
     Raises:
         FedGraphError: the file is missing, truncated, or has another version.
     """
     with _opened(path) as file:
-        # Clone: a view of the file is aligned by the header's length, and sums depend on memory alignment.
-        packed = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
+        mapped = not isinstance(path, Piece) and is_mapped(path)
+        # Not mapped where it is not aligned as in memory: sums depend on memory alignment.
+        packed = {key: own_or_mapped(file.get_tensor(key), mapped) for key in file.keys()}  # noqa: SIM118 (not a dict)
         header = file.metadata()
         values = _values(header)
-        if "digest" in header and header["digest"] != _digest(packed, header["values"]):
+        known = mapped and not isinstance(path, Piece) and is_trusted(path)
+        if "digest" in header and not known and header["digest"] != _digest(packed, header["values"]):
             raise FedGraphError(f"{path} is damaged: its content does not match its digest; restore or write it again")
         tensors: dict[str, Tensor] = {}
         for key, tensor in packed.items():
             name, _, role = key.partition("#")
             if role == "shape":
                 tensors[name] = _dense(*(packed[f"{name}#{part}"] for part in ("shape", "row", "col", "value")))
-            elif role == "indices":
-                tensors[name] = _expanded(packed[f"{name}#indptr"], tensor)
+            elif role in _INDICES:
+                tensors[name] = _edges(packed, name, role, mapped)
             elif not role:
                 tensors[name] = tensor
     return tensors, values
@@ -457,6 +509,22 @@ def _sorted(edge_index: Tensor) -> bool:
     return small and min(int(source[0]), int(target.min())) >= 0 and bool((source[1:] >= source[:-1]).all())
 
 
+_INDICES = {"indices": "source", "in_indices": "target"}
+"""Names of compressed edges in a file, and the nodes of their rows."""
+
+
+def _edges(packed: dict[str, Tensor], name: str, role: str, mapped: bool) -> Any:
+    """Return compressed edges of a file: as they are if it is mapped, else expanded."""
+    indptr = packed[f"{name}#{role.replace('indices', 'indptr')}"]
+    edges = CompressedEdges(
+        indptr, packed[f"{name}#{role}"], "both" if f"{name}#symmetric" in packed else _INDICES[role]
+    )
+    if mapped:
+        return edges
+    edges.check(2**62)
+    return edges.expanded()
+
+
 def _compressed(key: str, edge_index: Tensor) -> dict[str, Tensor]:
     """Return sorted edges [2, E] as CSR: int32 targets where they fit."""
     source, target = edge_index
@@ -464,21 +532,6 @@ def _compressed(key: str, edge_index: Tensor) -> dict[str, Tensor]:
     kind = torch.int32 if int(target.max()) < 2**31 else torch.int64
     indices = torch.empty(len(target), dtype=kind).copy_(target)  # a single edge's target may be a strided view
     return {f"{key}#indptr": indptr, f"{key}#indices": indices}
-
-
-def _expanded(indptr: Tensor, indices: Tensor) -> Tensor:
-    """Return edges [2, E] from CSR."""
-    counts = indptr.diff()
-    if (
-        indptr.dim() != 1
-        or indices.dim() != 1
-        or int(indptr[0])
-        or int(indptr[-1]) != len(indices)
-        or bool((counts < 0).any())
-    ):
-        raise ValueError("compressed edges are inconsistent")
-    source = torch.arange(len(counts)).repeat_interleave(counts)
-    return torch.stack([source, indices.to(torch.int64)])
 
 
 def read_digest(path: Source) -> str:
@@ -498,7 +551,7 @@ def _digest(packed: dict[str, Tensor], values: str) -> str:
     found = hashlib.sha256(values.encode())
     for key in sorted(packed):
         tensor = packed[key]
-        found.update(f"\0{key}\0{tensor.dtype}{list(tensor.shape)}".encode())
+        update_digest(found, key, tensor.dtype, tensor.shape)
         if tensor.numel():
             found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
@@ -535,7 +588,7 @@ def read_header(path: Source) -> tuple[dict[str, tuple[int, ...]], dict[str, Any
         shapes = {}
         for key in file.keys():  # noqa: SIM118 (not a dict)
             name, _, role = key.partition("#")
-            if role == "indices":
+            if role in _INDICES:
                 shapes[name] = (2, *file.get_slice(key).get_shape())
             if role in ("", "shape"):
                 shapes[name] = tuple(file.get_tensor(key).tolist() if role else file.get_slice(key).get_shape())

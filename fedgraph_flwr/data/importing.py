@@ -772,7 +772,7 @@ def client_graph(
         "num_clients": num_clients,
         "num_global_nodes": graph.num_nodes,
     }
-    own = ClientGraph(**{**vars(graph), **place})
+    own = ClientGraph(**{**{f.name: getattr(graph, f.name) for f in fields(graph)}, **place})
     split = split or SplitConfig()
     if split.kind == "temporal" or not bool((own.train_mask | own.val_mask | own.test_mask).any()):
         own = split_graph(own, split, seed)

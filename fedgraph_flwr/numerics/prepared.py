@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.data.graph import Graph, read_tensors, write_tensors
+from fedgraph_flwr.data.graph import Graph, read_digest, read_tensors, write_tensors
+from fedgraph_flwr.data.mapped import is_mapped
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
@@ -45,7 +46,7 @@ def prepared(file: Path, cfg: RunConfig, variant: Mapping[str, Any], graph: Grap
     }
     key = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode()).hexdigest()[:16]
     path = file.with_name(f"{file.stem}.{cfg.model.name.replace(':', '.')}-{key}{SUFFIX}")
-    content = hashlib.blake2b(file.read_bytes()).hexdigest()
+    content = read_digest(file) if is_mapped(file) else hashlib.blake2b(file.read_bytes()).hexdigest()
     if path.is_file():
         with contextlib.suppress(FedGraphError):  # damaged, or another version: prepare it again
             tensors, values = read_tensors(path)

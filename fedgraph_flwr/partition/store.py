@@ -40,6 +40,7 @@ from fedgraph_flwr.data.graph import (
     write_bytes,
 )
 from fedgraph_flwr.data.hetero import load_graph
+from fedgraph_flwr.data.mapped import is_mapped, is_trusted, trust
 from fedgraph_flwr.data.root import cache_dir
 from fedgraph_flwr.data.schema import check_same
 from fedgraph_flwr.data.split import grouping_seed
@@ -185,7 +186,13 @@ def load(path: Source) -> Any:
     """
     graph = load_graph(path)
     _client_kind(path, type(graph).__name__)
-    return check_file(graph, str(path))
+    mapped = not isinstance(path, Piece) and is_mapped(path)
+    if mapped and is_trusted(path):  # type: ignore[arg-type]
+        return graph
+    check_file(graph, str(path))
+    if mapped:
+        trust(path)  # type: ignore[arg-type]
+    return graph
 
 
 def files(folder: Path) -> list[Path | Piece]:
@@ -321,7 +328,8 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 def belongs(path: Path) -> bool:
     """Whether a file was written by `write`, or derived from one by a client."""
-    return path.name == MANIFEST or (path.suffix in (".safetensors", SUFFIX) and path.name.startswith("client_"))
+    derived = path.suffix in (".safetensors", SUFFIX) and path.name.startswith("client_")
+    return path.name == MANIFEST or derived or (path.suffix == ".checked" and path.name.startswith(".client_"))
 
 
 def key(cfg: RunConfig) -> str:
