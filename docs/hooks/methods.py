@@ -12,7 +12,7 @@ from docstrings import markdown, prose
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.parts import KINDS
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import TASKS, compose
 from fedgraph_flwr.config.composition import described, group_path
 from fedgraph_flwr.config.key_docs import own_keys_of
 from fedgraph_flwr.config.parts import chosen
@@ -20,6 +20,7 @@ from fedgraph_flwr.methods.declarations import PURPOSES, declaration
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Once, Public, Relay, Sum
 from fedgraph_flwr.methods.uplink import declared as uplink_of
 from fedgraph_flwr.methods.uplink import shown as shown_uplink
+from fedgraph_flwr.runs.checks import served
 from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
 from fedgraph_flwr.strategies.fedavg import FedAvg
 from fedgraph_flwr.strategies.parts import server_parts
@@ -130,6 +131,18 @@ def table() -> str:
             "\n".join(["| `strategy=` | method | when it helps, and when not |", "|---|---|---|", *rows]),
         ]
     return "\n\n".join(said)
+
+
+def tasks_table() -> str:
+    """Return the table of methods and tasks, from what each method and its parts declare."""
+    rows = []
+    for names in groups().values():
+        for name in names:
+            found = served(compose([f"strategy={name}"]))
+            cells = " | ".join("yes" if task in found else "–" for task in TASKS)
+            rows.append(f"| [`{name}`](methods/{name}.md) | {cells} |")
+    head = " | ".join(f"`{task}`" for task in TASKS)
+    return "\n".join([f"| `strategy=` | {head} |", "|---|" + "---|" * len(TASKS), *rows])
 
 
 def files(of: Method) -> str:

@@ -95,6 +95,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Insert generated parts and pictures, and resolve links out of `docs/`."""
     asked = {
         "methods": methods.table,
+        "tasks": methods.tasks_table,
         "keys": keys,
         "results": results_list,
         "hostile": hostile,

@@ -158,6 +158,12 @@ def tasks_of(cfg: RunConfig, client: type[GraphClient]) -> frozenset[str]:
     return frozenset(name for name in client.serves if task_class(name).ITEMS == Task.ITEMS)
 
 
+def served(cfg: RunConfig) -> frozenset[str]:
+    """Return the tasks that a run's method serves with all of its parts."""
+    parts = [part.serves for part in Parts(cfg.strategy).all]
+    return tasks_of(cfg, client_class(cfg)).intersection(*parts)
+
+
 def _check_task(cfg: RunConfig, client: type[GraphClient]) -> None:
     """Refuse a task that the method does not serve, and keys that the task does not know.
 
