@@ -11,7 +11,10 @@ uses logits as embeddings; here they are hidden features, as in the paper. No N 
 rows, of which the k largest entries are kept. Leaves a client: FedAvg's uploads; once, unprotected, the global ids of its
 nodes; after each training the class probabilities and hidden features of every node, which reveal labels and likely edges to
 the server. The method is for parties that share nodes and trust the server: parts of one graph (partition=overlapping), or
-graphs with equal ``node_id`` for equal nodes.
+graphs with equal ``node_id`` for equal nodes. On a fleet, a node's policy withholds the rows of nodes with fewer than ``min_nodes``
+in-neighbours, itself included. A row of few neighbours is nearly that of the node, and a model of the server's choice reads single
+neighbours from rows of more hops, so no useful rule shows more. With the default of 5, sparse graphs show little: on Cora in 5
+overlapping parts 88 % of the rows are zero, and FedGL has 90.2 % instead of 91.9 (FedAvg 90.0; 20 rounds, seed 0).
 Cost: N (C + D) numbers up a round, N and up to N k down; U² D products on the server, for U nodes in all.
 """
 
@@ -22,6 +25,8 @@ from typing import ClassVar
 import numpy as np
 from flwr.common.logger import log
 
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods import fedgl
 from fedgraph_flwr.methods.fedgl import IDS, NODES, PSEUDO, Params, among, fused, pseudo_graph, pseudo_labels
@@ -37,6 +42,16 @@ class FedGL(GraphStrategy):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgl.uplink)
+
+    @classmethod
+    def startup_note(cls, cfg: RunConfig) -> str:
+        """Warn about nodes' default policy on a fleet."""
+        if cfg.engine in SIMULATIONS:
+            return ""
+        return (
+            f"strategy={cfg.strategy.name}: by the default policy, parties send zeros for nodes with fewer than 5 in-neighbours,"
+            " which are most nodes of a sparse graph; ask parties that trust the server to set min_nodes in their policies"
+        )
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
         """Return the fields of predictions, in rounds that request them."""

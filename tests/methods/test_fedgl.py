@@ -9,7 +9,7 @@ from fedgraph_flwr.clients.fedgl import FedGLClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.fedgl import among, fused, pseudo_graph, pseudo_labels
-from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.runs.checks import check_method, startup_notes
 from fedgraph_flwr.strategies.fedgl import FedGL
 from fedgraph_flwr.wire.messages import MODEL, Reply
 from tests.conftest import client_graph
@@ -190,3 +190,10 @@ def test_wrong_keys_are_refused(word):
     with pytest.raises(FedGraphError, match=word.partition("=")[0]):
         check_method(compose(["strategy=fedgl", word]))
     assert torch.equal(client_of().order, torch.arange(N))
+
+
+def test_a_fleet_is_warned_that_the_default_policy_shows_little():
+    """On Cora in five parts, 88 % of the rows were zero."""
+    assert not startup_notes(compose(["strategy=fedgl"]))
+    (note,) = startup_notes(compose(["strategy=fedgl", "engine=fleet"]))
+    assert "send zeros for nodes with fewer than 5 in-neighbours" in note
