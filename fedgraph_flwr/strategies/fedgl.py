@@ -11,10 +11,11 @@ uses logits as embeddings; here they are hidden features, as in the paper. No N 
 rows, of which the k largest entries are kept. Leaves a client: FedAvg's uploads; once, unprotected, the global ids of its
 nodes; after each training the class probabilities and hidden features of every node, which reveal labels and likely edges to
 the server. The method is for parties that share nodes and trust the server: parts of one graph (partition=overlapping), or
-graphs with equal ``node_id`` for equal nodes. On a fleet, a node's policy withholds the rows of nodes with fewer than ``min_nodes``
-in-neighbours, itself included. A row of few neighbours is nearly that of the node, and a model of the server's choice reads single
-neighbours from rows of more hops, so no useful rule shows more. With the default of 5, sparse graphs show little: on Cora in 5
-overlapping parts 88 % of the rows are zero, and FedGL has 90.2 % instead of 91.9 (FedAvg 90.0; 20 rounds, seed 0).
+graphs with equal ``node_id`` for equal nodes. On a fleet, a node's policy withholds the rows of nodes with fewer than
+``min_nodes`` in-neighbours, itself included. A row of few neighbours is nearly that of the node, and a model of the server's
+choice reads single neighbours from rows of more hops, so no useful rule shows more. With the default of 5, sparse graphs show
+little: on Cora in 5 overlapping parts 88 % of the rows are zero, and FedGL has 90.2 % instead of 91.9 (FedAvg 90.0; 20 rounds,
+seed 0).
 Cost: N (C + D) numbers up a round, N and up to N k down; U² D products on the server, for U nodes in all.
 """
 
