@@ -33,7 +33,7 @@ from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.clients.stages import later_inputs
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.graph import ClientGraph, graph_digest
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import LABELS, shares
@@ -53,6 +53,9 @@ from fedgraph_flwr.wire.trees import Tree, moved
 
 OBJECTIVE = {"loss", "logits", "task_loss"}
 """Client methods that define the objective of local training."""
+
+GRAPH = "graph"
+"""In the state for prediction of a client that needs others: `graph_digest` of the only graph that it can predict alone."""
 
 
 class GraphClient(Side, NumPyClient):
@@ -88,8 +91,9 @@ class GraphClient(Side, NumPyClient):
         keyring: signs the keys that the client publishes and verifies the keys of others.
         repeats: most messages per round, for phases that may come more than once.
         secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
-        predicts_with: names in the result of `save` that `predict` reads.
-        needs_others: what `predict` needs from other clients, as text; empty: nothing.
+        predicts_with: names in the result of `kept_for_prediction` that `predict` reads.
+        needs_others: what predictions of another graph than the client's own need from other clients, as text; empty: nothing.
+            Those of its own graph read what `for_prediction` stored.
         makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
         serves: tasks that the method can train; a subclass serves node classification unless it declares more.
         sampled: makes the batches of ``train.sampler``; None: every step reads the whole graph.
@@ -475,14 +479,29 @@ class GraphClient(Side, NumPyClient):
 
     # --- after the run ------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def lacks(cls, cfg: RunConfig) -> str:
+        """Return `needs_others`, unless this configuration needs nothing from other clients."""
+        return cls.needs_others
+
+    def for_prediction(self) -> Tree:
+        """Return the state that `predict` reads after the run: what `predicts_with` names, and the graph that it belongs to."""
+        kept = (*self.predicts_with, *self.combined.predicts_with)
+        found = {key: tree for key, tree in self.kept_for_prediction().items() if key in kept}
+        return found | ({GRAPH: self._digest} if self.needs_others else {})
+
+    def kept_for_prediction(self) -> Tree:
+        """Return a tree with what `predicts_with` names."""
+        return self.save()
+
+    @cached_property
+    def _digest(self) -> Tensor:
+        return graph_digest(self.graph)
+
     def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
         """Save the scored model if the server names its round."""
         kept = (*self.predicts_with, *self.combined.predicts_with)
-
-        def method() -> Tree:
-            return {key: tree for key, tree in self.save().items() if key in kept}
-
-        parts = self.tensors, self.shared, method if kept else dict
+        parts = self.tensors, self.shared, self.for_prediction if kept or self.needs_others else dict
         self.saved_models.take(scores, config, *parts)
 
 

@@ -44,6 +44,7 @@ class FedDEPClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(feddep.uplink)
+    predicts_with: ClassVar[tuple[str, ...]] = ("z", "at")
     needs_others: ClassVar[str] = "its generator of missing neighbours is not kept"
     model: FusedSAGE
 

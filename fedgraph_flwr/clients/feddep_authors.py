@@ -69,6 +69,7 @@ class FedDEPAuthorsClient(GraphClient):
     Params: ClassVar[type] = Params
     uplink = staticmethod(feddep_authors.uplink)
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("propose", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)
+    predicts_with: ClassVar[tuple[str, ...]] = ("z",)
     needs_others: ClassVar[str] = (
         "the generator of missing neighbours was trained with the other clients, and is not kept"
     )

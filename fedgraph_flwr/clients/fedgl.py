@@ -37,9 +37,8 @@ class FedGLClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgl.uplink)
-    needs_others: ClassVar[str] = (
-        "edges of its graph were found from all clients' predictions in each round, and are not stored"
-    )
+    predicts_with: ClassVar[tuple[str, ...]] = ("row", "col", "weight")
+    needs_others: ClassVar[str] = "edges of its graph were found from all clients' predictions"
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:

@@ -72,6 +72,7 @@ class FedSageClient(GraphClient):
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedsage.uplink)
     repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", PUBLISH, DEAL, UNMASK), _OFTEN)
+    predicts_with: ClassVar[tuple[str, ...]] = ("x", "at")
     needs_others: ClassVar[str] = (
         "the generator of missing neighbours was trained with the other clients, and is not stored"
     )

@@ -33,6 +33,7 @@ class FedSageTrueClient(FedGradClient):
 
     uplink = staticmethod(fedgrad.true_features)
 
+    predicts_with: ClassVar[tuple[str, ...]] = ("external_x",)
     needs_others: ClassVar[str] = "its graph contains features of other clients' nodes"
 
     def __init__(self, *args: Any, **kwargs: Any):

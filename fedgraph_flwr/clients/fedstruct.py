@@ -45,10 +45,12 @@ class FedStructClient(FedGradClient):
         support: global ids of the Q nodes within L_s hops, ascending.
         reached: the support nodes within reach of training nodes, bool [Q]; all others have zero gradients.
         few: the support nodes within reach of fewer training nodes than the policy's ``min_nodes``, bool [Q].
+        structure: the J combinations of Ā^[i] g(S) of the last prediction, [J·N, C]; the party stores them after the run.
     """
 
     Params: ClassVar[type] = FedStructParams
     uplink = staticmethod(fedstruct.uplink)
+    predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
     needs_others: ClassVar[str] = "its rows of the whole graph's powers come from all clients"
     repeats: ClassVar[Mapping[str, int]] = {"acquire": 64 * hops.MAX_BLOCKS}  # one per hop and block, or two per hop
     model: FedStruct
@@ -63,6 +65,7 @@ class FedStructClient(FedGradClient):
         self.support = np.zeros(0, np.int64)
         self.reached = self.few = np.zeros(0, bool)
         self.started: Tensor | None = None
+        self.structure: Tensor | None = None
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -262,11 +265,17 @@ class FedStructClient(FedGradClient):
 
     def predict(self) -> Tensor:
         """Compute logits [N, C], and cache the part of g before any dropout, half of a round's work, for the gradient."""
-        self.started = self.model.g.begin(self.inputs.s)
         self.model.eval()
+        if self.inputs.rows is not None:
+            self.started = self.model.g.begin(self.inputs.s)
+            with torch.no_grad():
+                self.structure = times(self.inputs.rows, self.model.g.finish(self.started))
         with torch.no_grad():
-            embedded = self.model.g.finish(self.started)
-            return self.model.feature_part(self.inputs) + self.model.structure_part(times(self.inputs.rows, embedded))
+            return self.model.feature_part(self.inputs) + self.model.structure_part(self.structure)
+
+    def kept_for_prediction(self) -> Tree:
+        """Return the structure part of the last prediction: neither the rows nor S are needed any more."""
+        return {} if self.structure is None else {STRUCTURE: self.structure}
 
     def loss(self) -> Tensor:
         """Compute Eq. (7) from only the rows of the training nodes."""
@@ -324,7 +333,10 @@ class FedStructClient(FedGradClient):
         return tree
 
     def load(self, tree: Tree) -> None:
-        """Restore what `save` returned."""
+        """Restore what `save` or `kept_for_prediction` returned."""
+        if STRUCTURE in tree:
+            self.structure = tree[STRUCTURE].to(self.device, self.dtype)
+            return
         arrays = as_arrays(tree)
         self.owner = arrays["owner"]
         if not self.sealer.peers:  # a resumed run has exchanged new keys before it restores the old state

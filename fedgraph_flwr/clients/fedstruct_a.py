@@ -20,6 +20,7 @@ from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct, Identity
 from fedgraph_flwr.wire.messages import Arrays
+from fedgraph_flwr.wire.trees import Tree
 
 
 class FedStructAClient(FedGradClient):
@@ -31,8 +32,12 @@ class FedStructAClient(FedGradClient):
 
     Params: ClassVar[type] = FedStructAParams
     uplink = staticmethod(fedstruct.known_uplink)
+    predicts_with: ClassVar[tuple[str, ...]] = (STRUCTURE,)
     needs_others: ClassVar[str] = "the server computes its structure part from the edges of all clients"
-    z: dict[str, Tensor]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.z: dict[str, Tensor] = {}
 
     def build_model(self) -> Model:
         """Build fGNN: the decoupled model without its structure branch."""
@@ -79,6 +84,14 @@ class FedStructAClient(FedGradClient):
     def predict(self) -> Tensor:
         """Compute logits [N, C]."""
         return super().predict() + self.z["scored" if "scored" in self.z else "train"].detach()
+
+    def kept_for_prediction(self) -> Tree:
+        """Return s_v^(L_s) of the last prediction."""
+        return {STRUCTURE: self.z["scored" if "scored" in self.z else "train"].detach()} if self.z else {}
+
+    def load(self, tree: Tree) -> None:
+        """Restore what `kept_for_prediction` returned."""
+        self.z = {"scored": tree[STRUCTURE].to(self.device)} if STRUCTURE in tree else {}
 
     def send(self) -> ReplyContent:
         """Send the residuals of the training nodes, [|V~_i|, C], and their positions among the client's nodes."""

@@ -156,8 +156,9 @@ class PrivateFedStructClient(FedStructClient):
         """Compute logits [N, C]."""
         self.model.eval()
         with torch.no_grad():
-            parts = self.parts["scored" if "scored" in self.parts else "train"]
-            return self.model.feature_part(self.inputs) + self.model.structure_part(parts)
+            if self.parts:
+                self.structure = self.parts["scored" if "scored" in self.parts else "train"].detach()
+            return self.model.feature_part(self.inputs) + self.model.structure_part(self.structure)
 
     def send(self) -> ReplyContent:
         """Send U_i of Eq. (52), for the nodes within reach of training nodes."""
@@ -187,6 +188,8 @@ class PrivateFedStructClient(FedStructClient):
     def load(self, tree: Tree) -> None:
         """Restore what `save` returned."""
         super().load(tree)
+        if STRUCTURE in tree:
+            return
         self.s, self.embedding = tree["own_s"].to(self.device, self.dtype), int(tree["embedding"])
         self.stepper.load(flatten(tree.get("stepper", {})))
         self.parts = moved(tree.get("parts", {}), self.device)

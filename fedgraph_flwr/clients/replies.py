@@ -56,6 +56,7 @@ class Respondent(Protocol):
     server_round: int
     exchange: int
     own_requests: ClassVar[tuple[str, ...]]
+    needs_others: ClassVar[str]
 
     @property
     def num_train(self) -> int: ...
@@ -78,6 +79,8 @@ class Respondent(Protocol):
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]: ...
 
     def plain_reply(self, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent: ...
+
+    def predict(self) -> Tensor: ...
 
     def receive(self, groups: dict[str, Arrays]) -> None: ...
 
@@ -134,6 +137,10 @@ def plain_reply(client: Respondent, name: str, groups: dict[str, Arrays], config
     if name == DESCRIBE:
         if MODEL in groups and config.get("keep"):  # for runs without scores
             client.set_parameters(_parameters(client, groups))
+            if groups:
+                client.receive(groups)
+            if client.needs_others:
+                client.predict()
             client.remember({}, config)
         return {}, {**client.describe(), SPEAKS: PROTOCOL}
     if name in (TRAIN, EVALUATE):

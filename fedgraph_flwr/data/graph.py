@@ -405,6 +405,16 @@ class ClientGraph(Graph):
         return graph
 
 
+def graph_digest(graph: ClientGraph) -> Tensor:
+    """Return a digest, uint8 [32], of a client's nodes and edges, by which a party recognises the graph of an earlier run."""
+    digest = hashlib.sha256()
+    for key in ("ids", "node_id", "x", "edge_index", "cut_out", "cut_in"):
+        tensor = getattr(graph, key).contiguous()
+        digest.update(f"{key} {list(tensor.shape)}".encode())
+        digest.update(tensor.numpy())
+    return torch.tensor(list(digest.digest()), dtype=torch.uint8)
+
+
 @dataclass(frozen=True)
 class Piece:
     """Client file packed with others into one file.

@@ -24,12 +24,12 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.base import GRAPH, GraphClient
 from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
-from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors, unpack_words, write_bytes
+from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words, write_bytes
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.prediction_input import InputSpec, NewNodes, from_pyg
 from fedgraph_flwr.data.schema import Schema, fitted_schema
@@ -335,6 +335,10 @@ class Predictor:
                 f"{self.source} was trained for task={self.cfg.task.name}: only classifiers can be exported"
             )
         with same_process_state():
+            if needed := client_class(self.cfg).lacks(self.cfg):
+                raise FedGraphError(
+                    f"{self.source} cannot be exported: a client of strategy={self.name} cannot predict new graphs alone: {needed}"
+                )
             client = self._ready(self.own if self.own is not None else self.probe())
             client.model.eval()
             if self.client is not None:
@@ -371,8 +375,8 @@ class Predictor:
         """Return a client of the run's method with these parameters; one that tunes itself stays on its graph."""
         kind = client_class(self.cfg)
         name = self.cfg.strategy.name
-        if kind.needs_others:
-            raise FedGraphError(f"{self.source}: a client of strategy={name} cannot predict alone: {kind.needs_others}")
+        if needed := kind.lacks(self.cfg):
+            self._check_own(graph, needed)
         tunes = (kind.tunes or Parts(self.cfg.strategy).tunes) and self.client is not None
         if tunes and self.own is None:
             raise FedGraphError(
@@ -385,6 +389,30 @@ class Predictor:
             client.later = []
         return client
 
+    def _check_own(self, graph: Any, needed: str) -> None:
+        """Refuse graphs whose predictions need other clients: all but the graph whose results the client stored.
+
+        Raises:
+            FedGraphError: names the reason, and what to do.
+        """
+        who = f"{self.source}: a client of strategy={self.cfg.strategy.name}"
+        if self.client is None:
+            raise FedGraphError(f"{who} cannot predict alone: {needed}: pass --client to predict a client's own nodes")
+        if GRAPH not in self.memory:
+            raise FedGraphError(
+                f"{who} cannot predict alone: {needed}, and its run stored no results of them: repeat the run with this release"
+            )
+        if isinstance(graph, ClientGraph) and torch.equal(self.memory[GRAPH], graph_digest(graph)):
+            return
+        if graph is self.own:
+            raise FedGraphError(
+                f"{who} has another graph file than in its run, whose results it stored: restore the file, or repeat the run"
+            )
+        raise FedGraphError(
+            f"{who} cannot predict nodes alone that its run did not contain: {needed}: repeat the run on client files that"
+            " contain them, then predict without --nodes, --edges and --graph"
+        )
+
     def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:
         own = _as_client(graph, self.client)
         typed = models.network(self.cfg.model).heterogeneous
@@ -395,8 +423,8 @@ class Predictor:
             own = replace(own, num_edge_classes=len(self.meaning.classes))
         client = kind(self.task.for_prediction(self.cfg), own)
         client.model.load_state_dict(self._fitting(client.model, own), strict=False)
-        if self.memory:
-            client.load(self.memory)
+        if memory := {key: tree for key, tree in self.memory.items() if key != GRAPH}:
+            client.load(memory)
         return client
 
     def _fitting(self, model: models.Model, graph: Any) -> dict[str, Tensor]:

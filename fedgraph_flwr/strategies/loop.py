@@ -6,7 +6,7 @@ from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -18,6 +18,7 @@ from fedgraph_flwr.strategies import cohorts
 from fedgraph_flwr.strategies.actor_aggregation import ActorAggregation
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.contract import RunnableMethod
+from fedgraph_flwr.strategies.requests import GroupsFor
 from fedgraph_flwr.strategies.scoring import confusion_of, counts_of, scores_of, training_record
 from fedgraph_flwr.strategies.secagg import SecureSums
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, TRAIN, Arrays, Reply, to_record
@@ -351,10 +352,12 @@ class Loop:
             return
         receivers = sorted(self._with_state - method.failed.keys())
         scalars = {"keep": True, "run": recorder.run_name, "best": recorder.best_round}
-        model = None
+        model: ArrayRecord | None = None
+        groups: GroupsFor = {}
         if not self._scores_sent and method.stage().down:
-            scalars, model = scalars | recorder.scoring, to_record(method.arrays)
-        method.collect(DESCRIBE, method.messages(DESCRIBE, receivers, {}, scalars, model))
+            groups, scalars = method.before_evaluate(method.arrays), scalars | recorder.scoring
+            model = to_record(method.arrays)
+        method.collect(DESCRIBE, method.messages(DESCRIBE, receivers, groups, scalars, model))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

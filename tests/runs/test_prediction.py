@@ -42,13 +42,15 @@ def losses(predictor) -> list[float]:
 
 
 @pytest.mark.parametrize("method", sampled(METHODS))
-def test_every_method_predicts_as_it_was_scored_or_says_what_it_needs(go, method):
+def test_every_method_predicts_its_own_nodes_as_they_were_scored(go, method):
     finished = go(method)
     clients = range(1 if finished.cfg.strategy.pooled else 3)
-    if words := locate(finished.cfg.strategy.client).needs_others:
-        with pytest.raises(FedGraphError, match=f"strategy={method} cannot predict alone: {words}"):
-            losses(load_predictor(finished.out, 0))
-        return
+    if needed := locate(finished.cfg.strategy.client).needs_others:
+        predictor = load_predictor(finished.out, 0)
+        with pytest.raises(FedGraphError, match=rf"strategy={method} cannot predict nodes alone .*: {needed}: repeat"):
+            predictor.predict(load_predictor(finished.out, 1).own)
+        with pytest.raises(FedGraphError, match=rf"strategy={method} cannot predict alone: {needed}: pass --client"):
+            load_predictor(finished.out).predict(predictor.own)
     for at, column in (("best", "best_val"), ("last", "last")):
         found = [loss for client in clients for loss in losses(load_predictor(finished.out, client, at))]
         assert np.mean(found) == pytest.approx(finished.summary["metrics"][column]["test_loss"], rel=1e-12), at

@@ -1,0 +1,101 @@
+"""Predictions of methods that read other parties' data: a party's own nodes, from what its node stored."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgraph_flwr import cli, partition
+from fedgraph_flwr.clients import session
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.inline import InlineGrid, run_inline
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.prediction import load_node, load_predictor
+from fedgraph_flwr.runs.prepare import with_folder
+from tests.methods.small_runs import CUT_GRAPH, sampled, small_runs
+
+FORMS = ["fedstruct", "fedstruct_a", "fedstruct_private", "fedgcn", "fedsage_true"]
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    with small_runs(tmp_path_factory.mktemp("between")) as run:
+        yield run
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch):
+    """Make each client of an inline run a party's own node: its file, its state folder, a policy without a minimum."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("min_nodes: 0\n")  # all test nodes are scored, as in a prediction
+
+    def call(self, message):
+        node = message.metadata.dst_node_id
+        graph = tmp_path / f"parts/client_{node - 1:04d}.safetensors"
+        settings = {"graph": graph, "state": tmp_path / f"state_{node - 1}", "policy": policy}
+        self.contexts[node].node_config = {key: str(path) for key, path in settings.items()}
+        session.forget(self.run_id)  # every message reaches another process
+        return self.app(message, self.contexts[node])
+
+    monkeypatch.setattr(InlineGrid, "_call", call)
+    return tmp_path
+
+
+def write_parts(folder):
+    """Write the three client files of `CUT_GRAPH`."""
+    cfg = compose([*CUT_GRAPH, "num_clients=3"])
+    (folder / "parts").mkdir()
+    for client in range(3):
+        partition.load_client(cfg, client).save(folder / f"parts/client_{client:04d}.safetensors")
+
+
+def accuracy_of(predictor) -> float:
+    """Accuracy of the predictions of a party's own test nodes."""
+    graph = predictor.own
+    return float(np.mean(predictor.predict(graph).codes[graph.test_mask] == graph.y[graph.test_mask].numpy()))
+
+
+@pytest.mark.parametrize("method", sampled(FORMS))
+def test_a_party_predicts_its_own_nodes_from_its_state_folder(method, nodes, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(nodes / "root"))
+    write_parts(nodes)
+    overrides = [f"graph={nodes / 'parts'}", f"strategy={method}", "num_clients=3", "rounds=3", "model.hidden=8"]
+    summary = run_inline(with_folder(compose([*overrides, f"out={nodes / 'run'}"])))
+    for at, column in (("best", "best_val"), ("last", "last")):
+        parties = [load_node(nodes / f"state_{client}", at) for client in range(3)]
+        accuracy = [accuracy_of(party) for party in parties]
+        assert np.mean(accuracy) == summary["metrics"][column]["test_accuracy"], at
+
+
+@pytest.mark.parametrize(
+    "method", ["fedstruct", *(pytest.param(form, marks=pytest.mark.slow) for form in ("fedstruct_a", "fedgcn"))]
+)
+def test_a_run_without_scores_stores_the_last_results(method, go):
+    """No client was scored, so the last parameters and what belongs to them arrive at the end."""
+    silent, scored = go(method, "privacy.scores=none"), go(method)
+    for client in range(3):
+        own = load_predictor(silent.out, client).own
+        found = load_predictor(silent.out, client, "last").predict(own).logits
+        expected = load_predictor(scored.out, client, "last")
+        assert torch.equal(found, expected.predict(expected.own).logits)
+
+
+def test_only_the_graph_of_the_run_is_predicted(go, monkeypatch, capsys):
+    finished = go("fedgcn")
+    predictor = load_predictor(finished.out, 1)
+    predictor.own.x[3] += 1
+    with pytest.raises(FedGraphError, match="has another graph file than in its run"):
+        predictor.predict(predictor.own)
+    predictor.memory = {}
+    with pytest.raises(FedGraphError, match="its run stored no results of them"):
+        predictor.predict(predictor.own)
+    with pytest.raises(FedGraphError, match="cannot be exported: a client of strategy=fedgcn"):
+        load_predictor(finished.out, 1).plain()
+    capsys.readouterr()
+    assert cli.main(["predict", str(finished.out), "--client", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + predictor.own.num_nodes
+
+
+def test_fedgcn_without_hops_needs_no_one(go):
+    predictor = load_predictor(go("fedgcn", "strategy.hops=0").out, 0)
+    other = load_predictor(go("fedgcn", "strategy.hops=0").out, 1).own
+    assert len(predictor.predict(other).ids) == other.num_nodes
