@@ -28,12 +28,12 @@ from fedgraph_flwr.clients.part import ClientPart, with_parameters
 from fedgraph_flwr.clients.parts import Parts
 from fedgraph_flwr.clients.phases import ReplyContent, phase
 from fedgraph_flwr.clients.replies import plain_reply, reply
-from fedgraph_flwr.clients.saved_models import SavedModels
+from fedgraph_flwr.clients.saved_models import SavedModels, state_for_prediction
 from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.clients.stages import later_inputs
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.data.graph import ClientGraph, graph_digest
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.methods.labels import LABELS, shares
@@ -53,9 +53,6 @@ from fedgraph_flwr.wire.trees import Tree, moved
 
 OBJECTIVE = {"loss", "logits", "task_loss"}
 """Client methods that define the objective of local training."""
-
-GRAPH = "graph"
-"""In the state for prediction of a client that needs others: `graph_digest` of the only graph that it can predict alone."""
 
 
 class GraphClient(Side, NumPyClient):
@@ -91,7 +88,7 @@ class GraphClient(Side, NumPyClient):
         keyring: signs the keys that the client publishes and verifies the keys of others.
         repeats: most messages per round, for phases that may come more than once.
         secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
-        predicts_with: names in the result of `kept_for_prediction` that `predict` reads.
+        predicts_with: names in the result of `for_prediction` that `predict` reads.
         needs_others: what predictions of another graph than the client's own need from other clients, as text; empty: nothing.
             Those of its own graph read what `for_prediction` stored.
         makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
@@ -485,24 +482,12 @@ class GraphClient(Side, NumPyClient):
         return cls.needs_others
 
     def for_prediction(self) -> Tree:
-        """Return the state that `predict` reads after the run: what `predicts_with` names, and the graph that it belongs to."""
-        kept = (*self.predicts_with, *self.combined.predicts_with)
-        found = {key: tree for key, tree in self.kept_for_prediction().items() if key in kept}
-        return found | ({GRAPH: self._digest} if self.needs_others else {})
-
-    def kept_for_prediction(self) -> Tree:
         """Return a tree with what `predicts_with` names."""
         return self.save()
 
-    @cached_property
-    def _digest(self) -> Tensor:
-        return graph_digest(self.graph)
-
     def remember(self, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
         """Save the scored model if the server names its round."""
-        kept = (*self.predicts_with, *self.combined.predicts_with)
-        parts = self.tensors, self.shared, self.for_prediction if kept or self.needs_others else dict
-        self.saved_models.take(scores, config, *parts)
+        self.saved_models.take(scores, config, self.tensors, self.shared, partial(state_for_prediction, self))
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

@@ -65,7 +65,7 @@ class FedStructClient(FedGradClient):
         self.support = np.zeros(0, np.int64)
         self.reached = self.few = np.zeros(0, bool)
         self.started: Tensor | None = None
-        self.structure: Tensor | None = None
+        self.structure = torch.zeros(0)
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -273,9 +273,9 @@ class FedStructClient(FedGradClient):
         with torch.no_grad():
             return self.model.feature_part(self.inputs) + self.model.structure_part(self.structure)
 
-    def kept_for_prediction(self) -> Tree:
+    def for_prediction(self) -> Tree:
         """Return the structure part of the last prediction: neither the rows nor S are needed any more."""
-        return {} if self.structure is None else {STRUCTURE: self.structure}
+        return {STRUCTURE: self.structure} if self.structure.numel() else {}
 
     def loss(self) -> Tensor:
         """Compute Eq. (7) from only the rows of the training nodes."""
@@ -333,7 +333,7 @@ class FedStructClient(FedGradClient):
         return tree
 
     def load(self, tree: Tree) -> None:
-        """Restore what `save` or `kept_for_prediction` returned."""
+        """Restore what `save` or `for_prediction` returned."""
         if STRUCTURE in tree:
             self.structure = tree[STRUCTURE].to(self.device, self.dtype)
             return

@@ -85,12 +85,12 @@ class FedStructAClient(FedGradClient):
         """Compute logits [N, C]."""
         return super().predict() + self.z["scored" if "scored" in self.z else "train"].detach()
 
-    def kept_for_prediction(self) -> Tree:
+    def for_prediction(self) -> Tree:
         """Return s_v^(L_s) of the last prediction."""
         return {STRUCTURE: self.z["scored" if "scored" in self.z else "train"].detach()} if self.z else {}
 
     def load(self, tree: Tree) -> None:
-        """Restore what `kept_for_prediction` returned."""
+        """Restore what `for_prediction` returned."""
         self.z = {"scored": tree[STRUCTURE].to(self.device)} if STRUCTURE in tree else {}
 
     def send(self) -> ReplyContent:

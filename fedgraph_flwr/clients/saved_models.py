@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import EvaluationConfig
+from fedgraph_flwr.data.graph import ClientGraph, graph_digest
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 
 LAST, BEST = "last", "best"
@@ -21,6 +22,19 @@ NOTHING, PRIVATE, WHOLE = "", "private", "whole"
 
 BY_VALIDATION = ("best_val", "own_best_val")
 """Values of ``evaluation.select`` that report the score of a best round."""
+
+
+GRAPH = "graph"
+"""In the state for prediction of a client that needs others: `graph_digest` of the only graph that it can predict alone."""
+
+
+def state_for_prediction(client: Any) -> Tree:
+    """Return what a client's prediction reads: what ``predicts_with`` names, and the graph that it belongs to."""
+    kept = (*client.predicts_with, *client.combined.predicts_with)
+    found = {key: tree for key, tree in client.for_prediction().items() if key in kept} if kept else {}
+    if client.needs_others:
+        found[GRAPH] = client.saved_models.digest_of(client.graph)
+    return found
 
 
 class SavedModels:
@@ -38,6 +52,7 @@ class SavedModels:
         self.rules = rules
         self.what = NOTHING
         self.state: Tree = {}
+        self._digest: Tensor | None = None
 
     @property
     def own_choice(self) -> bool:
@@ -83,6 +98,11 @@ class SavedModels:
         }
         if self.own_choice and self._better(scored, score):
             self.state[BEST] = self.state[LAST]
+
+    def digest_of(self, graph: ClientGraph) -> Tensor:
+        """Return `graph_digest` of the client's graph, computed once."""
+        self._digest = graph_digest(graph) if self._digest is None else self._digest
+        return self._digest
 
     def update_best(self, best: int) -> None:
         """Make the last scored model the best one if the server names its round."""

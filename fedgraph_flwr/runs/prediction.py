@@ -24,9 +24,9 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients.base import GRAPH, GraphClient
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.parts import Parts
-from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, LAST
+from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, GRAPH, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
 from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tensors, unpack_words, write_bytes
@@ -337,7 +337,7 @@ class Predictor:
         with same_process_state():
             if needed := client_class(self.cfg).lacks(self.cfg):
                 raise FedGraphError(
-                    f"{self.source} cannot be exported: a client of strategy={self.name} cannot predict new graphs alone: {needed}"
+                    f"{self.source} cannot be exported: a client of strategy={self.name} cannot predict new graphs: {needed}"
                 )
             client = self._ready(self.own if self.own is not None else self.probe())
             client.model.eval()
