@@ -104,6 +104,7 @@ class PaymentsSpec:
     causal: bool = True  # counts look back only, not ahead too
     counts: str = "bank"  # bank: of payments that touch the sender's bank | all: of all payments
     ports: bool = False  # whether port numbers are edge features
+    features: str = "constant"  # of accounts: constant | activity, counts of their own payments
     seed: int | None = None  # null: the run's seed
 
     def __post_init__(self) -> None:
@@ -111,6 +112,7 @@ class PaymentsSpec:
             if kind not in KINDS:
                 raise unknown("dataset.kinds", kind, KINDS)
         one_of(self.counts, ("bank", "all"), "dataset.counts")
+        one_of(self.features, ("constant", "activity"), "dataset.features")
         low, high = self.sizes
         if not 2 <= low <= high:
             raise FedGraphError(f"dataset.size must be [low, high] with 2 <= low <= high, got {self.size}")
@@ -125,7 +127,7 @@ class PaymentsSpec:
 
 
 def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 5) -> Graph:
-    """Generate the graph that ``cfg.params`` describes: accounts with a constant feature, payments with `edge_features`.
+    """Generate the graph that ``cfg.params`` describes: accounts, payments with `edge_features`.
 
     An account's label is 1 if a laundering payment leaves or reaches it; a payment's label is in ``edge_y``.
 
@@ -142,7 +144,7 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 5) -> Graph:
     y[np.concatenate([p.source[p.label], p.target[p.label]])] = 1
     none = torch.zeros(n, dtype=torch.bool)
     return Graph(
-        x=torch.ones(n, 1),
+        x=torch.from_numpy(activity(p, spec)) if spec.features == "activity" else torch.ones(n, 1),
         edge_index=torch.from_numpy(np.stack([p.source, p.target])),
         y=torch.from_numpy(y),
         train_mask=none,
@@ -165,6 +167,24 @@ def edge_features(p: Payments, spec: PaymentsSpec) -> NDArray[np.float64]:
     if spec.ports:
         columns.append(np.log1p(ports(p.source, p.target, p.time)))
     return np.concatenate(columns, axis=1)
+
+
+def activity(p: Payments, spec: PaymentsSpec) -> NDArray[np.float32]:
+    """Return features of accounts [N, 4 + 3 W], as ln(1 + count), which each account's bank computes from its own table.
+
+    The first are payments out and in, and distinct receivers and senders. For each of W windows (``windows``, else ``window``)
+    follow the most payments out and in within it, and the most payments in before one out.
+    """
+    n = p.bank.size
+    pairs = np.unique(np.stack([p.source, p.target]), axis=1)
+    columns = [np.bincount(ends, minlength=n) for ends in (p.source, p.target, *pairs)]
+    for days in spec.windows or [spec.window]:
+        out, before, _, into = window_counts(p.source, p.target, p.time, n, round(days * DAY)).T
+        for ends, counts in ((p.source, out), (p.target, into), (p.source, before)):
+            most = np.zeros(n, dtype=np.int64)
+            np.maximum.at(most, ends, counts)
+            columns.append(most)
+    return np.log1p(np.stack(columns, axis=1)).astype(np.float32)
 
 
 def _counts(p: Payments, spec: PaymentsSpec, window: int) -> Ints:

@@ -18,6 +18,7 @@ from fedgraph_flwr.data.payments import (
     TIME_DECOY,
     Payments,
     PaymentsSpec,
+    activity,
     generate,
     skeleton,
 )
@@ -242,3 +243,15 @@ def test_ceilings(columns, sees):
         assert auc(TIME_DECOY) > 0.85
     else:
         assert auc(TIME_DECOY) == pytest.approx(0.5, abs=0.05)
+
+
+def test_activity_by_hand():
+    """Account 0 pays 1 three times, twice within a day; 1 passes the first two payments on to 2 within the same day."""
+    source, target, hour = np.array([0, 0, 1, 0]), np.array([1, 1, 2, 1]), np.array([0, 5, 9, 60])
+    none = np.zeros(4, dtype=np.int64)
+    p = Payments(
+        np.zeros(3, dtype=np.int64), none[:3], source, target, hour * 3600, none + 1.0, none, none > 0, none, none
+    )
+    found = np.expm1(activity(p, PaymentsSpec(windows=[1.0]))).round().astype(int)
+    assert found.tolist() == [[3, 0, 1, 0, 2, 0, 0], [1, 3, 1, 1, 1, 2, 2], [0, 1, 0, 1, 0, 1, 0]]
+    np.testing.assert_array_equal(activity(p, PaymentsSpec(window=1.0)), activity(p, PaymentsSpec(windows=[1.0])))
