@@ -111,7 +111,7 @@ def compose(
     given = _named(laid_over(file.overrides, given))
     if file.base:
         resolved = load(file.base)
-        for key in ("out", "overwrite", "resume"):  # keys of the repeated run
+        for key in ("out", "overwrite", "resume", "evaluate"):  # keys of the repeated run
             resolved.pop(key, None)
         chosen = _chooses(given)
         return _fitting(_build(_upon(resolved, str(file.base), given), places, chosen), given)
@@ -162,7 +162,7 @@ def _upon(resolved: DictConfig, source: str, given: dict[str, Any]) -> list[tupl
 def configuration(
     words: Sequence[str], keys: Mapping[str, Any] | None = None, defaults: Sequence[str] = ()
 ) -> RunConfig:
-    """Compose the configuration of a command line, including ``config=`` and ``resume=``.
+    """Compose the configuration of a command line, including ``config=``, ``resume=`` and ``evaluate=``.
 
     Args:
         words: ``key=value`` overrides.
@@ -173,8 +173,10 @@ def configuration(
         FedGraphError: as for `compose`.
     """
     keys = keys or {}
-    given = dict(word.partition("=")[::2] for word in words) | {k: keys[k] for k in ("config", "resume") if k in keys}
-    base = given.get("config") or (str(Path(given["resume"]) / "config.yaml") if given.get("resume") else None)
+    named = ("config", "resume", "evaluate")
+    given = dict(word.partition("=")[::2] for word in words) | {k: keys[k] for k in named if k in keys}
+    earlier = given.get("resume") or given.get("evaluate")
+    base = given.get("config") or (str(Path(earlier) / "config.yaml") if earlier else None)
     words = [word for word in words if not word.startswith("config=")]
     cfg = compose(words, base, defaults, {key: value for key, value in keys.items() if key != "config"})
     if cfg.resume and cfg.out and Path(cfg.out).absolute() != Path(cfg.resume).absolute():

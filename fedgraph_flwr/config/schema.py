@@ -842,6 +842,9 @@ class RunConfig(Section):
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
     overwrite: bool = False  # replace the finished run in `out`
     resume: str = ""  # result folder of a run to resume
+    evaluate: str = (
+        ""  # result folder of a finished run, whose model this run scores and stores at the clients, without training
+    )
     checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run can resume; 0: none
     # trackers that receive the scores during the run: tensorboard, mlflow, wandb
     tracking: list[str] = field(default_factory=list)

@@ -52,6 +52,11 @@ def check_method(cfg: RunConfig) -> None:
     protections.check(cfg, uplink)
     model_group = uplink[TRAIN].get(MODEL)
     adversaries.check(cfg, model_group is not None and not isinstance(model_group, Sum))
+    if cfg.evaluate and not sides[0].rebuilds(cfg):
+        raise FedGraphError(
+            f"evaluate={cfg.evaluate}: strategy={cfg.strategy.name} with this configuration cannot predict new nodes by another"
+            " set-up: use `fedgraph-flwr predict` with its run, or repeat the run"
+        )
     if cfg.privacy.secagg:
         _check_secagg(cfg)
     model = probe(cfg)
@@ -100,6 +105,12 @@ def client_class(cfg: RunConfig) -> type[GraphClient]:
     """
     side: type[GraphClient] = _side(cfg, "client", GraphClient)
     return side
+
+
+def rebuilds(cfg: RunConfig) -> bool:
+    """Return whether a run with ``evaluate`` predicts new nodes of this method."""
+    side: type[GraphStrategy] = _side(cfg, "server", GraphStrategy)
+    return side.rebuilds(cfg)
 
 
 def _side(cfg: RunConfig, key: str, base: type) -> Any:

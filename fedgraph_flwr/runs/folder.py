@@ -301,6 +301,19 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
         )
 
 
+def headline_model(folder: Path) -> Path:
+    """Return the file of a finished run's shared parameters, of the round of its headline score.
+
+    Raises:
+        FedGraphError: the folder holds no finished run.
+    """
+    if not (folder / SUMMARY).is_file():
+        raise FedGraphError(f"evaluate={folder} holds no finished run: expected a folder with {SUMMARY}")
+    best = folder / "model_best.safetensors"
+    selected = " at best_val" in json.loads((folder / SUMMARY).read_bytes())["headline"]
+    return best if selected and best.is_file() else folder / "model_final.safetensors"
+
+
 def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folder: str) -> None:
     """Check that the clients' descriptions are those of the resumed run.
 

@@ -38,7 +38,7 @@ from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.moved import FILES
-from fedgraph_flwr.runs.checks import client_class
+from fedgraph_flwr.runs.checks import client_class, rebuilds
 from fedgraph_flwr.runs.folder import CONFIG, INPUT_SPEC, SUMMARY
 from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.tasks.edges import Edges
@@ -408,9 +408,10 @@ class Predictor:
             raise FedGraphError(
                 f"{who} has another graph file than in its run, whose results it stored: restore the file, or repeat the run"
             )
+        again = "evaluate the run (`run evaluate=RUN`)" if rebuilds(self.cfg) else "repeat the run"
         raise FedGraphError(
-            f"{who} cannot predict nodes alone that its run did not contain: {needed}: repeat the run on client files that"
-            " contain them, then predict without --nodes, --edges and --graph"
+            f"{who} cannot predict nodes alone that its run did not contain: {needed}: {again} on client files that contain them,"
+            " then predict without --nodes, --edges and --graph"
         )
 
     def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:

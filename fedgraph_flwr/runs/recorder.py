@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from fedgraph_flwr.config import RunConfig, to_yaml
-from fedgraph_flwr.data.graph import leftovers, write_bytes, write_tensors
+from fedgraph_flwr.data.graph import leftovers, read_tensors, write_bytes, write_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.runs.folder import (
@@ -30,6 +30,7 @@ from fedgraph_flwr.runs.folder import (
     check_resumable,
     clear,
     fingerprint,
+    headline_model,
     read_checkpoint,
 )
 from fedgraph_flwr.wire.messages import Arrays
@@ -239,6 +240,15 @@ class Recorder:
                 path.unlink(missing_ok=True)
         self.final_arrays = as_arrays(found.tree.get("arrays", {}))
         return found.round, self.final_arrays, found.tree.get("server", {})
+
+    def finished_model(self) -> tuple[Arrays, str]:
+        """Return the shared parameters of the run in ``cfg.evaluate``, at the round of its headline score, and their file.
+
+        Raises:
+            FedGraphError: it holds no finished run.
+        """
+        path = headline_model(Path(self.cfg.evaluate))
+        return as_arrays(read_tensors(path)[0]), f"{path}:"
 
     def finish(self, models: Mapping[int, Arrays] | None = None) -> dict[str, Any]:
         """Write summary and parameters, and return the summary.

@@ -179,6 +179,11 @@ class GraphStrategy(Side, FlowerFedAvg):
         """
         return {}
 
+    @classmethod
+    def rebuilds(cls, cfg: RunConfig) -> bool:
+        """Return whether set-up and shared parameters give predictions of new nodes, which a client cannot predict alone."""
+        return False
+
     def before_evaluate(self, arrays: Arrays) -> GroupsFor:
         """Return groups that travel with a model that is scored in a separate exchange."""
         return {}

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from flwr.common.logger import log
 
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fedgcn
 from fedgraph_flwr.methods.fedgcn import DEGREES, ROWS, SUMS, Params
 from fedgraph_flwr.strategies.base import GraphStrategy
@@ -28,6 +29,11 @@ class FedGCN(GraphStrategy):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(fedgcn.uplink)
+
+    @classmethod
+    def rebuilds(cls, cfg: RunConfig) -> bool:
+        """The sums are exchanged again."""
+        return True
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
         """Return rows for any other client, or degrees of as many nodes."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
@@ -28,6 +29,11 @@ class FedSageTrue(FedGrad):
     requested: dict[int, Arrays]
 
     uplink = staticmethod(fedgrad.true_features)
+
+    @classmethod
+    def rebuilds(cls, cfg: RunConfig) -> bool:
+        """The features are exchanged again."""
+        return True
 
     def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField]:
         """Return requested ids, by owner; or features [b, F], by requesting client."""

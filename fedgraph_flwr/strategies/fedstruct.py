@@ -67,6 +67,11 @@ class FedStruct(FedGrad):
         self.reached: dict[int, np.ndarray] = {}
 
     @classmethod
+    def rebuilds(cls, cfg: RunConfig) -> bool:
+        """Rows of Ā are exchanged again; a learned s_u exists only for nodes of the training run."""
+        return bool(method_params(cls, cfg).features != "hop2vec")
+
+    @classmethod
     def needs(cls, cfg: RunConfig, graphs: Callable[[], Iterable[ClientGraph]]) -> tuple[float, str]:
         """Estimate the bytes of the rows of Ā during their exchange."""
         params, network = method_params(cls, cfg), probe(cfg.model)

@@ -44,6 +44,9 @@ class Stage:
         return ({"stage": self.name} if self.name else {}) | ({} if self.up else {"keep_model": True})
 
 
+_SAME_CONFIGURATION = "resume with the configuration that wrote the checkpoint"
+
+
 class StopRequest:
     """Request to stop the run of this process after the current round and save a checkpoint.
 
@@ -81,6 +84,8 @@ class Loop:
         if self.cfg.train.class_weights == "federated":
             method.class_weights = self._class_weights()
         method.setup()
+        if self.cfg.evaluate:
+            return self._evaluate_finished()
         first = self._resume() + 1
         recorder.setup_done()
         STOP.requested, STOP.enabled = False, bool(self.cfg.checkpoint_every)
@@ -88,6 +93,22 @@ class Loop:
             self._rounds(first)
         finally:
             STOP.enabled = False
+        return self._finish()
+
+    def _evaluate_finished(self) -> Result:
+        """Score the model of a finished run, which clients store with what they received in the set-up."""
+        method, recorder = self.strategy, self.recorder
+        given, where = recorder.finished_model()
+        method.arrays = self._fitting(given, where, "evaluate the run with its own strategy, model and schema")
+        recorder.setup_done()
+        method.next_round(1)
+        recorder.begin_round(1, [])
+        recorder.end_round({}, method.arrays)
+        return self._finish()
+
+    def _finish(self) -> Result:
+        """Score the last model, and end the run."""
+        method, recorder = self.strategy, self.recorder
         if recorder.pending and not recorder.should_stop and self._scores_sent:
             self._evaluate(self._judges())
         self._keep()
@@ -166,9 +187,10 @@ class Loop:
             return 0
         done, arrays, tree = found
         self._rule = int(as_arrays(tree).get("cohorts", cohorts.CHOICE))
-        method.arrays = self._fitting(arrays, "the shared parameters")
+        where, fix = f"resume={self.cfg.resume}: in %s of its checkpoint", _SAME_CONFIGURATION
+        method.arrays = self._fitting(arrays, where % "the shared parameters", fix)
         method.models = {
-            int(client): self._fitting(own, f"the parameters of client {client}")
+            int(client): self._fitting(own, where % f"the parameters of client {client}", fix)
             for client, own in as_arrays(tree.get("models", {})).items()
         }
         try:
@@ -196,18 +218,15 @@ class Loop:
         )  # without rounds left, the final scores count as requests of this round, as at the clients
         return done
 
-    def _fitting(self, arrays: Arrays, what: str) -> Arrays:
-        """Return the arrays of a checkpoint in the model's order, which files do not preserve."""
+    def _fitting(self, arrays: Arrays, where: str, fix: str) -> Arrays:
+        """Return the arrays of a file in the model's order, which files do not preserve."""
         model = self.strategy.arrays
         for name in sorted(model.keys() | arrays.keys()):
             expected, found = (
                 (a.dtype, a.shape) if (a := of.get(name)) is not None else None for of in (model, arrays)
             )
             if expected != found:
-                raise FedGraphError(
-                    f"resume={self.cfg.resume}: in {what} of its checkpoint {name} is {_text(found)}, the model's is"
-                    f" {_text(expected)}: resume with the configuration that wrote the checkpoint"
-                )
+                raise FedGraphError(f"{where} {name} is {_text(found)}, the model's is {_text(expected)}: {fix}")
         return {name: arrays[name] for name in model}
 
     # --- a round ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Predictions of methods that read other parties' data: a party's own nodes, from what its node stored."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.runs.checks import check_method
 from fedgraph_flwr.runs.prediction import load_node, load_predictor
 from fedgraph_flwr.runs.prepare import with_folder
 from tests.methods.small_runs import CUT_GRAPH, sampled, small_runs
@@ -99,3 +102,56 @@ def test_fedgcn_without_hops_needs_no_one(go):
     predictor = load_predictor(go("fedgcn", "strategy.hops=0").out, 0)
     other = load_predictor(go("fedgcn", "strategy.hops=0").out, 1).own
     assert len(predictor.predict(other).ids) == other.num_nodes
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ["fedgcn"],
+        pytest.param(["fedsage_true"], marks=pytest.mark.slow),
+        pytest.param(["fedstruct", "strategy.features=degree", "model.structure_hops=2"], marks=pytest.mark.slow),
+    ],
+    ids=lambda form: form[0],
+)
+def test_new_nodes_are_predicted_after_another_setup(form, go, tmp_path):
+    """The trained model on graphs with new nodes and edges gives what it gives where they were part of the run."""
+    trained = go(*form, "rounds=2")
+    grown = [*CUT_GRAPH, "dataset.nodes_per_client=[68,90]", "num_clients=3"]
+    later = with_folder(
+        compose([f"evaluate={trained.out}", *grown, f"out={tmp_path / 'later'}"], trained.out / "config.yaml")
+    )
+    summary = run_inline(later)
+    assert summary["rounds"] == 1
+    assert "train" not in summary["bytes_by_phase"]
+    found = [load_predictor(Path(later.out), client) for client in range(3)]
+    assert sum(party.own.num_nodes for party in found) > sum(
+        load_predictor(trained.out, k).own.num_nodes for k in range(3)
+    )
+    accuracy = [accuracy_of(party) for party in found]
+    assert np.mean(accuracy) == summary["metrics"]["last"]["test_accuracy"]
+    same = with_folder(compose([f"evaluate={trained.out}", f"out={tmp_path / 'same'}"], trained.out / "config.yaml"))
+    run_inline(same)
+    for client in range(3):
+        before, after = load_predictor(trained.out, client), load_predictor(Path(same.out), client)
+        assert torch.equal(before.predict(before.own).logits, after.predict(after.own).logits)
+
+
+def test_a_run_is_evaluated_only_where_its_shared_parameters_suffice(go, tmp_path):
+    trained = go("fedgcn")
+    with pytest.raises(
+        FedGraphError, match=r"evaluate=.*: strategy=fedavg .* cannot predict new nodes by another set-up"
+    ):
+        check_method(compose([f"evaluate={trained.out}", "strategy=fedavg"]))
+    with pytest.raises(FedGraphError, match=f"evaluate={tmp_path} holds no finished run"):
+        run_inline(
+            with_folder(
+                compose([f"evaluate={tmp_path}", *CUT_GRAPH, "strategy=fedgcn", "num_clients=3", f"out={tmp_path}/x"])
+            )
+        )
+    wide = compose(
+        [f"evaluate={trained.out}", "model.hidden=9", f"out={tmp_path / 'wide'}"], trained.out / "config.yaml"
+    )
+    with pytest.raises(
+        FedGraphError, match=r"model_best.safetensors: .* the model's is .*: evaluate the run with its own"
+    ):
+        run_inline(with_folder(wide))
