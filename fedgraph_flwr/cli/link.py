@@ -133,11 +133,7 @@ def _fleet(overrides: list[str], rules: Any) -> int:
     if not cfg.on_fleet:
         raise FedGraphError(f"engine={cfg.engine} is no fleet: pass engine=CONNECTION, or link files with --simulate")
     train(cfg)
-    done = (
-        "every node logged its numbers"
-        if rules.dry_run
-        else "every node wrote FILE.linked.safetensors next to its graph FILE"
-    )
+    done = "every node logged its numbers" if rules.dry_run else "every node wrote linked_FILE next to its graph FILE"
     print(f"{done} and its report; the server saw sizes of envelopes only ({cfg.out})")
     return 0
 

@@ -4,13 +4,13 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.data.schema import fingerprint
+from fedgraph_flwr.data.schema import fingerprint, link_number
 from fedgraph_flwr.models import network
 from fedgraph_flwr.tasks import kind_of
 
 
 def describe(cfg: RunConfig, graph: ClientGraph, num_train: int, width: int) -> dict[str, Any]:
-    """The client's index, the sizes of its graph, and the fingerprint of its schema."""
+    """The client's index, the sizes of its graph, the fingerprint of its schema, and the name of its link run."""
     nodes = graph.part.bincount().tolist() if graph.part.numel() else graph.num_nodes
     sizes = {"num_train": num_train, "num_features": graph.num_features, "num_classes": width}
     if network(cfg.model).reads_edges or kind_of(cfg).reads_edges:
@@ -20,6 +20,7 @@ def describe(cfg: RunConfig, graph: ClientGraph, num_train: int, width: int) -> 
         "client": graph.client,
         **client_description(cfg, nodes, sizes),
         **({"schema": schema} if schema != [0] else {}),
+        **({"link": link} if (link := link_number(getattr(graph, "linking", {}))) else {}),
     }
 
 

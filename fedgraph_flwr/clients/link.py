@@ -109,7 +109,7 @@ class LinkClient(GraphClient):
             return
         if self.file is None:  # in a simulation, where `link --simulate` writes files
             return
-        path = self.file.with_name(f"{self.file.stem}.linked{self.file.suffix}")
+        path = self.file.with_name(f"linked_{self.file.name}")
         self.party.result().save(path)
         log(INFO, "link: wrote %s; restart this node with --graph %s", path, path)
 

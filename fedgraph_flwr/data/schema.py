@@ -355,6 +355,30 @@ def fingerprint(graph: Any) -> list[int]:
     return [int.from_bytes(digest[:6]) for digest in digests]
 
 
+def link_number(linking: Mapping[str, Any]) -> int:
+    """Return a 48-bit number of the link run that wrote a file, from its field ``linking``: the same for all files of the run.
+
+    It is 0 for other files.
+    """
+    return int(str(linking.get("link", "0"))[:12], 16)
+
+
+def check_links(numbers: Mapping[int, int]) -> None:
+    """Check that the clients' files are of one link run (`link_number`): global ids of two runs do not fit.
+
+    Raises:
+        FedGraphError: two differ.
+    """
+    first, *others = sorted(numbers)
+    for client in others:
+        if numbers[client] != numbers[first]:
+            what = "an unlinked file" if 0 in (numbers[client], numbers[first]) else "the file of another link run"
+            raise FedGraphError(
+                f"clients {first} and {client} have files that do not fit, one has {what}: run `fedgraph-flwr link` for all"
+                " parties, and give each node the file that it wrote"
+            )
+
+
 def check_fingerprints(fingerprints: Mapping[int, Sequence[int]]) -> None:
     """Check that the clients' schema fingerprints (`fingerprint`) are equal.
 

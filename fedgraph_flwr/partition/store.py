@@ -42,7 +42,7 @@ from fedgraph_flwr.data.graph import (
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.mapped import is_mapped, is_trusted, trust
 from fedgraph_flwr.data.root import cache_dir
-from fedgraph_flwr.data.schema import check_same
+from fedgraph_flwr.data.schema import check_links, check_same, link_number
 from fedgraph_flwr.data.split import grouping_seed
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.prepared import SUFFIX
@@ -226,6 +226,7 @@ def check(folder: Path) -> None:
     first: dict[str, Any] = {}
     headers = [read_header(path) for path in paths]
     check_same((str(path), values.get("schema", {})) for path, (_, values) in zip(paths, headers, strict=True))
+    check_links({index: link_number(values.get("linking", {})) for index, (_, values) in enumerate(headers)})
     for index, (path, (shapes, values)) in enumerate(zip(paths, headers, strict=True)):
         _client_kind(path, values.get("kind"))
         check_client_fields(str(values.get("kind")), values, str(path))

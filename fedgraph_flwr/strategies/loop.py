@@ -11,7 +11,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedgraph_flwr.data.schema import check_fingerprints
+from fedgraph_flwr.data.schema import check_fingerprints, check_links
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.strategies import cohorts
@@ -151,6 +151,7 @@ class Loop:
         method.clients = self.connection.wait(wanted, rules.timeout, self.recorder.nodes)
         self._bind()
         check_fingerprints({index: info.description.get("schema", [0]) for index, info in method.clients.items()})
+        check_links({index: int(info.description.get("link", 0)) for index, info in method.clients.items()})
         if rules.min_clients > wanted:
             raise FedGraphError(
                 f"strategy.min_clients={rules.min_clients} exceeds the {wanted} clients of this run: lower it or add clients"

@@ -202,7 +202,7 @@ def test_three_nodes_link_their_files(tmp_path):
         fleet.stop()
     assert cli.main(["link", "--simulate", *map(str, files), "--out", str(tmp_path / "linked")]) == 0
     for client, file in enumerate(files):
-        found = ClientGraph.load(file.with_name(f"client_{client:04d}.linked.safetensors"))
+        found = ClientGraph.load(file.with_name(f"linked_{file.name}"))
         expected = ClientGraph.load(tmp_path / "linked" / f"client_{client:04d}.safetensors")
         assert found.cut_out.size(1) > 5
         assert found.linking == expected.linking

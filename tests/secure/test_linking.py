@@ -12,9 +12,12 @@ from safetensors.numpy import load
 from torch import Tensor
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.clients.description import describe
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import read_digest, unpack_words
 from fedgraph_flwr.data.importing import client_graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.partition import client_files
 from fedgraph_flwr.partition.clients import cut
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.link_rules import LinkRules
@@ -344,6 +347,22 @@ def test_all_linked_files_have_one_name(files):
     other = replace(files[0], x=files[0].x + 1)
     assert link([other, *files[1:]])[1].result().linking["link"] not in names
     assert not names & {""}
+
+
+def test_files_of_two_link_runs_do_not_fit(files, tmp_path):
+    """Such as after one party imported its tables again."""
+    other = replace(files[0], x=files[0].x + 1)
+    for party in link(files):
+        party.result().save(tmp_path / f"client_{party.client:04d}.safetensors")
+    link([other, *files[1:]])[0].result().save(tmp_path / "client_0000.safetensors")
+    with pytest.raises(
+        FedGraphError, match="clients 0 and 1 have files that do not fit, one has the file of another link run"
+    ):
+        client_files(compose([f"graph={tmp_path}"]))
+    files[0].save(tmp_path / "client_0000.safetensors")
+    with pytest.raises(FedGraphError, match="clients 0 and 1 have files that do not fit, one has an unlinked file"):
+        client_files(compose([f"graph={tmp_path}"]))
+    assert "link" in describe(compose(), link(files)[0].result(), 1, 2)
 
 
 def test_a_party_resumes_from_its_state(files):
