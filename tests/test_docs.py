@@ -148,6 +148,7 @@ AFTERWARDS = {  # what a page's commands tell, or the files that they leave
         "again.csv",
         "new_again.csv",
     ],
+    "docs/between-parties.md": ["one-sided (drop)", "wrote 3 files to linked", "fedgcn on linked"],
     "docs/python.md": ["p_keeps", "local-and-fedavg.png", "MODEL_CARD.md"],
     "docs/extend.md": [
         "near_mean on csbm",

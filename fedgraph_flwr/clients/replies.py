@@ -213,5 +213,5 @@ def _bounded(
 def _framework_numbers(client: Respondent, name: str) -> set[str]:
     """Return the names of the numbers that the framework itself sends in a reply."""
     if name == DESCRIBE:
-        return {"num_train", "num_nodes", "num_features", "num_edge_features", "num_classes", "schema", SPEAKS}
+        return {"num_train", "num_nodes", "num_features", "num_edge_features", "num_classes", "schema", "link", SPEAKS}
     return client.score_names | {"num_train", "train-loss"} if name in (TRAIN, EVALUATE) else set()

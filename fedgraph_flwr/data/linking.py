@@ -213,6 +213,8 @@ def _cut(
     ends, other = np.concatenate(near), torch.from_numpy(np.concatenate(far))
     gid, local, who = torch.from_numpy(numbers.ids[ends]), place[ends], torch.from_numpy(np.concatenate(owner))
     values = {key: torch.cat(parts) for key, parts in data.items() if parts}
+    if graph.edge_split.numel() and "edge_time" in values:
+        values["edge_split"] = _stages(graph, values["edge_time"])
     empty = {key: getattr(graph, key)[:0] for key in EDGE_FIELDS}
     held: dict[str, Any] = {f"{cut}_{key}": values.get(key, empty[key]) for key in EDGE_FIELDS}
     carrier = _Carrier(**{key: held[f"{cut}_{key}"] for key in DATA})
@@ -228,6 +230,13 @@ def _cut(
         f"{cut}_owner": who[order],
         **held,
     }
+
+
+def _stages(graph: ClientGraph, time: Tensor) -> Tensor:
+    """Return the first stage that may read a cut edge, by the times of the party's own edges; between two stages the later."""
+    last = [graph.edge_time[graph.edge_split <= stage] for stage in (0, 1)]
+    first, second = (int(own.max()) if own.numel() else torch.iinfo(torch.int64).min for own in last)
+    return (time > first).to(torch.int8) + (time > second).to(torch.int8)
 
 
 @dataclass(frozen=True)

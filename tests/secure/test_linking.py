@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.clients.description import describe
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import SplitConfig, compose
 from fedgraph_flwr.data.graph import read_digest, unpack_words
 from fedgraph_flwr.data.importing import client_graph
 from fedgraph_flwr.errors import FedGraphError, RunFailed
@@ -63,6 +63,24 @@ def test_linked_files_equal_the_partition_of_the_whole_graph(tmp_path, match, da
             expected.num_global_nodes,
         )
     print("\n".join(parties[0].report()))
+
+
+def test_cut_edges_follow_the_temporal_split_of_their_party(tmp_path):
+    made = banks(tmp_path)
+    split = SplitConfig(kind="temporal")
+    graphs = [
+        client_graph(made.read(*write(made, bank), own=bank), client, 3, split) for client, bank in enumerate(BANKS)
+    ]
+    for party in link(graphs):
+        graph = party.result()
+        for cut_edges in ("cut_out", "cut_in"):
+            time, stage = (getattr(graph, f"{cut_edges}_edge_{key}") for key in ("time", "split"))
+            assert set(stage.tolist()) == {0, 1, 2}
+            for limit in (0, 1):
+                last = graph.edge_time[graph.edge_split <= limit].max()
+                assert bool((time[stage <= limit] <= last).all())
+                assert bool((time[stage > limit] > last).all())
+        assert graph.until(0).cut_in.size(1) < graph.cut_in.size(1)
 
 
 @pytest.fixture
@@ -534,6 +552,9 @@ def test_the_command_links_files(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "wrote 3 files" in said
     assert "client 1 ('b')" in said
+    small = ["rounds=1", "model.hidden=4", f"out={tmp_path / 'run'}", "--quiet", "--no-report"]
+    assert cli.main(["run", f"graph={tmp_path / 'linked'}", "strategy=fedgcn", *small]) == 0
+    capsys.readouterr()
     again = ["link", "--simulate", *paths[::-1], "--out", str(tmp_path / "again"), "--match", "routed"]
     assert cli.main(again) == 0
     for client in range(3):
