@@ -41,6 +41,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.clients.part import assign, copied
+from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import adafgl
@@ -83,11 +84,7 @@ class AdaFGLClient(GraphClient):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require nodes and edges of one type."""
-        if model.heterogeneous:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} does not support heterogeneous graphs, got model={cfg.model.name}:"
-                " set a model for one type of nodes, such as model=gcn"
-            )
+        one_type(cfg, model)
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

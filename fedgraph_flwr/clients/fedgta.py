@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgta
 from fedgraph_flwr.methods.fedgta import CONFIDENCE, SMOOTHED, Params
 from fedgraph_flwr.methods.labels import large_enough
@@ -61,11 +61,7 @@ class FedGTAClient(GraphClient):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require nodes and edges of one type."""
-        if model.heterogeneous:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} smooths labels along edges of one type, model={cfg.model.name} has several: set"
-                " another model"
-            )
+        one_type(cfg, model)
 
     @cached_property
     def smoother(self) -> SparseMatrix:

@@ -23,8 +23,8 @@ from torch.func import functional_call
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.part import assign
+from fedgraph_flwr.clients.requirements import hidden_features
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedpub
 from fedgraph_flwr.methods.fedpub import EMBEDDING, Params, random_graph
 from fedgraph_flwr.methods.prototypes import WIDTH
@@ -50,16 +50,7 @@ class FedPUBClient(GraphClient):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require a model that computes hidden features of the random graph."""
-        if model.heterogeneous:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} probes the model with a random graph of one type of nodes, model={cfg.model.name}"
-                " has several: set another model"
-            )
-        if cfg.model.layers < 2:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} compares hidden features, which model={cfg.model.name} with"
-                f" model.layers={cfg.model.layers} does not have: set model.layers to at least 2"
-            )
+        hidden_features(cfg, model, "compares")
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import Batch, GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.part import assign
+from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedsage
@@ -82,10 +83,7 @@ class FedSageClient(GraphClient):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require nodes and edges of one type."""
-        if model.heterogeneous:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} generates nodes of one type, model={cfg.model.name} has several: set another model"
-            )
+        one_type(cfg, model)
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedtad
 from fedgraph_flwr.methods.fedtad import RELIABILITY, Params, reliability
 from fedgraph_flwr.models import Model
@@ -27,11 +27,7 @@ class FedTADClient(GraphClient):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Require nodes and edges of one type."""
-        if model.heterogeneous:
-            raise FedGraphError(
-                f"strategy={cfg.strategy.name} does not support heterogeneous graphs, got model={cfg.model.name}:"
-                " set a model for one type of nodes, such as model=gcn"
-            )
+        one_type(cfg, model)
 
     def describe(self) -> dict[str, Any]:
         """Add Ψ_i."""

@@ -8,6 +8,19 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.inputs import Inputs
 
 
+def one_type(cfg: RunConfig, model: Model) -> None:
+    """Require nodes and edges of one type.
+
+    Raises:
+        FedGraphError: the model is for typed graphs.
+    """
+    if model.heterogeneous:
+        raise FedGraphError(
+            f"strategy={cfg.strategy.name} needs nodes and edges of one type, model={cfg.model.name} reads several: set a model"
+            " for one type, such as model=gcn"
+        )
+
+
 def hidden_features(cfg: RunConfig, model: Model, does: str, layers: int = 2) -> None:
     """Require hidden features, and nodes of one type.
 

@@ -326,25 +326,13 @@ class PNA(EdgeNetwork):
 
     def __init__(
         self,
-        num_features: int,
-        num_classes: int,
-        num_edge_features: int = 0,
-        *,
-        hidden: int,
-        layers: int,
-        dropout: float,
-        norm: Norm = "none",
-        reverse: bool = False,
-        residual: bool = False,
-        edge_updates: bool = False,
+        *sizes: int,
         # δ: mean of ln(in-degree + 1), agreed between the parties, so that parameters mean the same for all
         delta: Annotated[float, Range(0, without_low=True)] = 1.5,
+        **common: Any,
     ):
         self.delta = delta
-        options: dict[str, Any] = {"norm": norm, "reverse": reverse, "residual": residual, "edge_updates": edge_updates}
-        super().__init__(
-            num_features, num_classes, num_edge_features, hidden=hidden, layers=layers, dropout=dropout, **options
-        )
+        super().__init__(*sizes, **common)
 
     def convolution(self, num_in: int, num_out: int, num_edge_features: int) -> nn.Module:
         """`PNAConv`."""
@@ -361,26 +349,14 @@ class Attention(EdgeNetwork):
 
     def __init__(
         self,
-        num_features: int,
-        num_classes: int,
-        num_edge_features: int = 0,
-        *,
-        hidden: int,
-        layers: int,
-        dropout: float,
-        norm: Norm = "none",
-        reverse: bool = False,
-        residual: bool = False,
-        edge_updates: bool = False,
+        *sizes: int,
         heads: int = 8,  # hidden is their total width
+        **common: Any,
     ):
-        if heads < 1 or hidden % heads:
-            raise FedGraphError(f"model.heads must divide model.hidden ({hidden}), got {heads}")
-        self.attention: dict[str, Any] = {"heads": heads, "dropout": dropout}
-        options: dict[str, Any] = {"norm": norm, "reverse": reverse, "residual": residual, "edge_updates": edge_updates}
-        super().__init__(
-            num_features, num_classes, num_edge_features, hidden=hidden, layers=layers, dropout=dropout, **options
-        )
+        if heads < 1 or common["hidden"] % heads:
+            raise FedGraphError(f"model.heads must divide model.hidden ({common['hidden']}), got {heads}")
+        self.attention: dict[str, Any] = {"heads": heads, "dropout": common["dropout"]}
+        super().__init__(*sizes, **common)
 
 
 class GATv2(Attention):
