@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 SMALL_MEAN = 10.0
 """Poisson variates of smaller means come from the inverse of the distribution function."""
@@ -60,7 +60,7 @@ class SecureNoise:
     def poisson(self, lam: float, size: int) -> NDArray[np.int64]:
         """Poisson variates of mean ``lam``, [size]."""
         if lam < SMALL_MEAN:
-            steps = stats.poisson.cdf(np.arange(100), lam)
+            steps = special.pdtr(np.arange(100), lam)
             return np.searchsorted(steps, self.uniform(size)).astype(np.int64)
         found, left = np.empty(size, np.int64), np.arange(size)
         while left.size:
