@@ -15,7 +15,8 @@ with run_identity(1):
     content = RecordDict({"config": ConfigRecord({"phase": "describe", "round": 0, "protocol": 2})})
     answer = app(Message(content, dst_node_id=2, message_type="query"), context)
 assert answer.content["metrics"]["num_features"] == 5
-print(sorted({"torch", "torch_geometric", "scipy.stats", "sklearn", "networkx", "pandas", "matplotlib", "ray"} & set(sys.modules)))
+heavy = {"torch", "torch_geometric", "scipy.stats", "sklearn", "networkx", "pandas", "matplotlib", "ray"}
+print(sorted(heavy & set(sys.modules)))
 """
 
 
