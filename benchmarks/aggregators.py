@@ -1,8 +1,8 @@
-"""What each rule of `strategy.aggregator` costs beside the weighted mean, in one process of one thread.
+"""Cost of each rule of `strategy.aggregator`, compared with the weighted mean, in one process with one thread.
 
     python benchmarks/aggregators.py
 
-Models are of 100,000 float32 parameters in four tensors; a figure is the least time over the repetitions.
+Models have 100,000 float32 parameters in four tensors. Times are the minimum over the repetitions.
 """
 
 import sys

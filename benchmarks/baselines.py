@@ -1,14 +1,14 @@
-"""What the graph baselines cost on Cora with 10 clients: a table of docs/big-graphs.md.
+"""Cost of the graph baselines on Cora with 10 clients: a table of docs/big-graphs.md.
 
-    python -m benchmarks.baselines                  # every row: three runs in turns, in processes of their own, one thread
+    python -m benchmarks.baselines                  # every row: three runs in separate processes, one thread
     python -m benchmarks.baselines --only FedSage+  # one row
-    python -m benchmarks.baselines --write          # run nothing; put the rows there are into the text
+    python -m benchmarks.baselines --write          # run nothing; write the stored rows to the text
 
-The protocol is the one that OpenFGL was measured under (GCN-2 where a method brings no network of its own, hidden 64,
-Adam 0.01, three local steps, Louvain, 20/40/40 % of each client), each method as its YAML has it. Seconds are medians over
-rounds and then over runs, scores, messages and records in them; memory is the process's largest. OpenFGL's figures were taken
-on a slower machine, so they stand beside its own FedAvg's there: what compares is how many of its FedAvg rounds a method
-takes. ``simulations/results/baselines.csv`` holds the rows.
+The protocol is the one OpenFGL was measured with: two-layer GCN unless a method has its own model, hidden 64, Adam 0.01, three
+local steps, Louvain, 20/40/40 % of each client. Each method uses the settings in its YAML. Seconds are medians over rounds and
+then over runs, including scoring, messages and records; memory is the process's maximum. OpenFGL was measured on a slower
+machine, so its times are listed next to its own FedAvg there. Compare how many FedAvg rounds a method takes.
+``simulations/results/baselines.csv`` contains the rows.
 """
 
 import argparse
@@ -66,7 +66,7 @@ OPENFGL = {
 
 
 def measured(words: list[str]) -> dict[str, float]:
-    """One run, in a process of its own."""
+    """Measure one run in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         asked = [*CORA, *words, f"rounds={ROUNDS}", "checkpoint_every=0", f"out={out}", "--quiet"]
@@ -86,7 +86,7 @@ def measured(words: list[str]) -> dict[str, float]:
 
 
 def stored() -> dict[str, dict[str, str]]:
-    """The rows there are, by name."""
+    """Return the stored rows by name."""
     if not PATH.exists():
         return {}
     with PATH.open() as file:
@@ -94,7 +94,7 @@ def stored() -> dict[str, dict[str, str]]:
 
 
 def keep(found: dict[str, dict[str, str]]) -> None:
-    """Write the rows, in the order of `ROWS`."""
+    """Write the rows in the order of `ROWS`."""
     with PATH.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
@@ -102,7 +102,7 @@ def keep(found: dict[str, dict[str, str]]) -> None:
 
 
 def table() -> str:
-    """The stored rows as Markdown."""
+    """Return the stored rows as Markdown."""
     rows = stored()
     heads = [
         "method",
@@ -132,12 +132,12 @@ def _peer(name: str) -> str:
 
 
 def written(text: str) -> str:
-    """A text whose table is that of the present rows."""
+    """Return a text whose table has the current rows."""
     return MARKS.sub(lambda match: f"{match[1]}{table()}\n", text)
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description="What the graph baselines cost.")
     parser.add_argument("--only", default="", choices=["", *ROWS], help="the row of this name")
     parser.add_argument("--write", action="store_true", help="run nothing, put the rows into the text")

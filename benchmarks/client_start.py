@@ -1,9 +1,9 @@
-"""How long a client process needs before it can work: its imports, and its network's inputs, made or read.
+"""Start-up time of a client process: imports, and the model's inputs, prepared or read from the cache.
 
     python -m benchmarks.client_start [key=value ...]
 
-On a fleet each message meets a new process, so both count in every exchange. CPU seconds of fresh processes, the least of
-``REPEATS``, one after the other.
+On a fleet each message starts a new process, so both count in every exchange. Results are CPU seconds of new processes, the
+minimum of ``REPEATS`` sequential runs.
 """
 
 import json
@@ -59,13 +59,13 @@ def main() -> None:
 
 
 def once(program: str, *words: str) -> float:
-    """The number that a fresh process prints."""
+    """Return the number that a new process prints."""
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout.split()[-1]))
 
 
 def least(program: str, *words: str) -> float:
-    """The least of some runs."""
+    """Return the minimum over several runs."""
     return min(once(program, *words) for _ in range(REPEATS))
 
 

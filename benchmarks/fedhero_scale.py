@@ -1,8 +1,8 @@
 """FedHERO on a graph of Flickr's size: ``python benchmarks/fedhero_scale.py [key=value ...]``.
 
 A CSBM graph of 89,250 nodes, about 900,000 directed edges and 500 features, cut by METIS into 30 clients; three rounds in this
-process, and the largest resident memory. Then, in CPU time of one thread, one client step (forward, backward, Adam) by N_i,
-and the top-k search by row blocks beside a dense ``torch.topk`` at N = 3000 on the same factors.
+process, and the largest resident memory. Then CPU times with one thread: one client step (forward, backward, Adam) by N_i, and
+the top-k search by row blocks compared with a dense ``torch.topk`` at N = 3000 on the same factors.
 """
 
 import resource
@@ -65,14 +65,14 @@ def main(words: list[str]) -> None:
 
 
 def _step(size: int) -> float:
-    """Seconds of one local step of a client of so many nodes."""
+    """Return the seconds of one local step of a client with this number of nodes."""
     whole = ["partition=planted", "num_clients=1", "dataset.clients=1", "dataset.gap=0", f"dataset.nodes={size}"]
     cfg = compose(["protocol=fedhero", "strategy=fedhero", *GRAPH, *whole])
     return _least(FedHEROClient(cfg, partition.load_client(cfg, 0)).train)
 
 
 def _least(call: Callable[[], object]) -> float:
-    """CPU seconds of the fastest of some repetitions."""
+    """Return the CPU seconds of the fastest repetition."""
     call()
     taken = []
     for _ in range(REPETITIONS):

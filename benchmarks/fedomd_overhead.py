@@ -1,8 +1,8 @@
-"""What FedOMD costs beyond FedAvg with the same stack: ``python benchmarks/fedomd_overhead.py [key=value ...]``.
+"""Cost of FedOMD compared with FedAvg on the same layers: ``python benchmarks/fedomd_overhead.py [key=value ...]``.
 
-All variants run in this process under the paper's protocol, in turns. Prints, for each, the milliseconds of CPU that a round
-takes in server and clients together (median of the rounds, best of the turns; other programs on the machine do not count),
-its ratio to FedAvg, the exchanges of a round, and the floats a client sends in one.
+All variants run alternately in this process under the paper's protocol. For each the command prints: CPU milliseconds per round
+of server and clients together (median over rounds, best turn), the ratio to FedAvg, exchanges per round, and floats that a
+client sends per round.
 """
 
 import statistics

@@ -1,9 +1,9 @@
-"""Seconds a round of FedSPA takes beside FedAvg, in this process: ``python benchmarks/fedspa_round.py [key=value ...]``.
+"""Seconds per round of FedSPA and FedAvg, in this process: ``python benchmarks/fedspa_round.py [key=value ...]``.
 
-Cora, 10 Louvain clients and the rest of the paper's protocol, one thread; words are added to every run (``dataset=cs``, say).
-The variants run in turns, so that a busy machine slows them alike. Prints, for each, the median and the least seconds of a
-round, evaluation included, the exchanges of a round, and the bytes a client sends in one. The authors' program takes
-4.07 s a round there, on a machine of this size.
+The runs use Cora, 10 Louvain clients and the paper's protocol, with one thread. Overrides such as ``dataset=cs`` apply to every
+run. The variants run alternately, so that other load affects them equally. For each the command prints the median and minimum
+seconds per round, including evaluation, the exchanges per round, and the bytes that a client sends per round. The authors' code
+takes 4.07 s per round on a machine of this size.
 """
 
 import json
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.runs.runner import run
 
-AUTHORS = 4.07  # seconds a round of the authors' program
+AUTHORS = 4.07  # seconds per round of the authors' code
 ROUNDS = 20
 TURNS = 3
 VARIANTS = {

@@ -1,9 +1,9 @@
 """FedStruct-B on a large graph: ``python benchmarks/fedstruct_scale.py [--full] [key=value ...]``.
 
-A CSBM graph of 90,000 nodes and 900,000 directed edges, dealt to 30 clients at random, so that nearly every edge is cut;
-L_s = 10, p = 30 entries a row. With ``--full`` a graph of PubMed's size and Table 4's network for it, L_s = 20, 10 clients:
-nothing is pruned and rows become full. Acquires Ā and trains three rounds of Hop2Vec in this process. Prints seconds and bytes
-of each phase, and the largest resident memory.
+A CSBM graph of 90,000 nodes and 900,000 directed edges is split at random over 30 clients, so that nearly every edge is cut;
+L_s = 10, p = 30 entries per row. With ``--full`` a graph of PubMed's size with Table 4's model, L_s = 20 and 10 clients:
+nothing is pruned and rows become dense. The command acquires Ā and trains three rounds of Hop2Vec in this process. It prints
+seconds and bytes per phase, and the largest resident memory.
 """
 
 import resource

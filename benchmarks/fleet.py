@@ -1,11 +1,10 @@
-"""Seconds a round takes on a fleet on loopback, and what its processes cost: `fedgraph-flwr node` beside Flower as it is.
+"""Seconds per round on a local fleet, and cost of its processes: `fedgraph-flwr node` compared with unpatched Flower.
 
     python -m benchmarks.fleet [rounds=8]
 
-A server with a database, TLS and node keys, and three nodes; the same run first with `--plain` (a new Python for each message,
-Flower's sleeps), then as it is. The work itself is next to nothing, tiny graphs, so that a round costs what its exchanges cost.
-Both runs end with the same parameters, or the script says that they do not. CPU seconds are those of rounds alone, from the first
-finished one on.
+The fleet has a server with a database, TLS and node keys, and three nodes. The same run is measured first with `--plain` (a new
+Python process per message, Flower's sleeps), then without. The graphs are tiny, so a round costs what its exchanges cost. The
+script reports if the two runs end with different parameters. CPU seconds count only rounds after the first one.
 """
 
 import json
@@ -18,11 +17,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-CASES = {"Flower as it is (--plain)": "1", "fedgraph-flwr node": "0"}
+CASES = {"unpatched Flower (--plain)": "1", "fedgraph-flwr node": "0"}
 
 
 def main() -> None:
-    """Print a table: a line a case."""
+    """Print a table with one line per case."""
     from tests.conftest import client_graph
     from tests.engine.fleet import Fleet
     from tests.support import wait_for
@@ -76,7 +75,7 @@ def _family(fleet: Any, name: str) -> list[psutil.Process]:
 
 
 def _cost(fleet: Any) -> dict[str, float]:
-    """CPU seconds so far of all nodes, and of the server, those of their ended children included."""
+    """Return the CPU seconds so far of all nodes, and of the server, including finished child processes."""
     cost = {"nodes": 0.0, "server": 0.0}
     for name in fleet.processes:
         part = "nodes" if name.startswith("node") else "server" if name == "superlink" else ""
@@ -89,7 +88,7 @@ def _cost(fleet: Any) -> dict[str, float]:
 
 
 def _memory(fleet: Any) -> str:
-    """Resident megabytes of node 0's processes, the command's own left out."""
+    """Return the resident megabytes of node 0's processes, without the command itself."""
     sizes = [process.memory_info().rss >> 20 for process in _family(fleet, "node_0")[1:]]
     return ", ".join(map(str, sizes))
 

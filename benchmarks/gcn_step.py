@@ -1,12 +1,11 @@
-"""What a local training step of a 2-layer GCN costs here, beside a bare loop over PyG's ``GCNConv``, in one run.
+"""Cost of a local training step of a 2-layer GCN here and in a bare loop over PyG's ``GCNConv``, in one run.
 
     python benchmarks/gcn_step.py                              # Cora, 10 Louvain clients
     python benchmarks/gcn_step.py dataset=csbm num_clients=20
 
-Both take full-batch steps (forward, cross-entropy on the training nodes, backward, Adam) on the same client graphs with one
-thread, alternately; a figure is CPU time, the least over the repetitions of the mean over clients and steps. The bare loop
-is PyG as its examples have it: dense features, normalisation cached after the first step, torch's dropout, and torch's
-default Adam.
+Both take full-batch steps (forward, cross-entropy on the training nodes, backward, Adam) on the same client graphs, alternately
+and with one thread. Results are CPU times: the mean over clients and steps, minimum over repetitions. The bare loop follows
+PyG's examples: dense features, normalisation cached after the first step, torch's dropout, and torch's default Adam.
 """
 
 import sys
@@ -30,7 +29,7 @@ ROUNDS = 3  # of local training by every client, in each repetition
 
 
 class BareGCN(nn.Module):
-    """The same network from PyG's layers."""
+    """The same model from PyG's layers."""
 
     def __init__(self, num_features: int, hidden: int, num_classes: int, dropout: float):
         from torch_geometric.nn import GCNConv
@@ -41,13 +40,13 @@ class BareGCN(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Logits [N, C]."""
+        """Return logits [N, C]."""
         h = torch.relu(self.first(x, edge_index))
         return self.second(F.dropout(h, self.dropout, self.training), edge_index)
 
 
 def bare_loop(cfg: RunConfig, graph: ClientGraph) -> Callable[[], object]:
-    """Local training of one client with PyG alone."""
+    """Return a function that trains one client using only PyG."""
     model = BareGCN(graph.num_features, cfg.model.hidden, graph.num_classes, cfg.model.dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=cfg.train.lr, weight_decay=cfg.train.weight_decay)
 
@@ -62,7 +61,7 @@ def bare_loop(cfg: RunConfig, graph: ClientGraph) -> Callable[[], object]:
 
 
 def seconds(trainings: Sequence[Callable[[], object]], steps: int) -> float:
-    """CPU seconds a step, over `ROUNDS` rounds of all clients."""
+    """Return CPU seconds per step, over `ROUNDS` rounds of all clients."""
     start = time.process_time()
     for _ in range(ROUNDS):
         for train in trainings:

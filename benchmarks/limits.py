@@ -1,13 +1,13 @@
-"""Where a round's time goes: what no Python could save, and what messages, replies, scores and clients take beside it.
+"""Profile of a round: time in torch's and NumPy's own code, and in messages, replies, scores and clients.
 
     python -m benchmarks.limits                       # Cora with 10 clients, and 1,000 CSBM clients stacked, inline
     python -m benchmarks.limits --only "1000, inline, stack=auto"
-    python -m benchmarks.limits dataset=csbm num_clients=100     # any other run's words
+    python -m benchmarks.limits dataset=csbm num_clients=100     # overrides of another run
 
-A run by itself gives a round's CPU seconds (median). The same run under cProfile tells the calls that leave Python for torch's
-and NumPy's own code: their seconds are the round's as they stand, since a profile adds next to nothing to them. What is left of
-a round, Python, is divided as the profile divides it among the places that spend it; operators on tensors (``@``) are no calls to
-it, and count where they stand, most of them in the networks. ``simulations/results/limits.csv`` holds the rows.
+A run without a profiler gives the CPU seconds per round (median). The same run under cProfile gives the calls from Python to
+torch's and NumPy's own code; the profiler adds almost nothing to their seconds. The remaining Python time is divided among its
+callers in the proportions of the profile. cProfile does not record operators on tensors (``@``); they count where they are
+written, mostly in the models. ``simulations/results/limits.csv`` contains the rows.
 """
 
 import argparse
@@ -40,7 +40,7 @@ PLACES = {
 
 
 def rounds_of(words: list[str], rounds: int, profile: cProfile.Profile | None = None) -> float:
-    """CPU seconds of a round after the first, the median; a profile is of all rounds after it."""
+    """Return the median CPU seconds of rounds after the first; a profile covers all rounds after it."""
     marks: list[float] = []
 
     def mark(record: object) -> None:
@@ -56,7 +56,7 @@ def rounds_of(words: list[str], rounds: int, profile: cProfile.Profile | None = 
 
 
 def divided(profile: cProfile.Profile, rounds: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a round in torch's and NumPy's own code, and by place what Python spends under the profile."""
+    """Return the seconds per round in torch's and NumPy's own code, and Python's seconds by caller under the profile."""
     kernels, places = 0.0, Counter[str]()
     for (file, _, name), (_, _, own, _, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         if file != "~":
@@ -74,7 +74,7 @@ def _place(file: str) -> str:
 
 
 def measured(row: str, words: list[str]) -> dict[str, object]:
-    """A row: milliseconds of a round, and of each part of it."""
+    """Return a row: milliseconds per round, and per part of it."""
     rounds = 8 if "1000" in row else 60
     whole, profile = rounds_of(words, rounds), cProfile.Profile()
     rounds_of(words, rounds, profile)
@@ -86,7 +86,7 @@ def measured(row: str, words: list[str]) -> dict[str, object]:
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description="Where a round's time goes.")
     parser.add_argument("words", nargs="*", help="of another run, which is printed and not kept")
     parser.add_argument("--only", default="", help="the row of this name")

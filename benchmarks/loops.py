@@ -1,22 +1,22 @@
-"""Our whole round of FedHERO, FedHGN and FedOMD beside a plain PyTorch loop: ``python -m benchmarks.loops [METHOD ...]``.
+"""Cost of a round of FedHERO, FedHGN and FedOMD compared with a plain PyTorch loop: ``python -m benchmarks.loops [METHOD ...]``.
 
-Each paper's protocol: FedHERO on Chameleon (METIS, 5 clients), FedHGN on the published AIFB client graphs (Random Edges, 3),
-FedOMD on Cora (Louvain, 3). *Ours* is all of a round in this process: scores, training, messages, averaging, records and
-checkpoints. *Loop* is what a script has: each client's model, of PyG's layers on dense features, is evaluated on the
-validation and test nodes and trained by ``torch.optim`` for as many steps with the same loss, and the shared part of the
-state dicts is averaged; no messages, files or checks. That both networks give the same logits for the same weights is checked
-first. They run in turns, on one thread; a figure is CPU time a round, a ratio the median over turns.
+Each method runs under its paper's protocol: FedHERO on Chameleon (METIS, 5 clients), FedHGN on the published AIFB client graphs
+(Random Edges, 3), FedOMD on Cora (Louvain, 3). *Ours* is a whole round in this process: scores, training, messages, averaging,
+records and checkpoints. *Loop* is what a script would run, without messages, files or checks: each client's model of PyG's layers
+on dense features is evaluated on the validation and test nodes and trained by ``torch.optim`` for as many steps with the same
+loss, and the shared part of the state dicts is averaged. Both models must give the same logits for the same weights, which is
+checked first. They run alternately, on one thread. Times are CPU time per round; the ratio is the median over turns.
 
-What the loop does as such programs do, and what it does not, so that nobody reads more into a ratio:
+Limits of the comparison:
 
-- FedHERO, whose program we have not found: scores, top-k and latent graph are dense, N x N (ours keeps N k entries), and the
-  search is done anew for training and for evaluation (ours searches once for one model). All heads are one product, not a
-  matrix each as in GraphGLOW, and distances between features are computed once, before round 1: both spare the loop work.
-- FedHGN: the network is computed on all nodes, with PyG's ``RGCNConv``, whose loop over relations is nearly all of the time.
-  The authors' program has DGL's, at 2.0 s of CPU a round: not what is run here. Ours computes what reaches the target nodes.
-- FedOMD, whose program we have not found: Newton's iteration as in Ortho-GCN, layer by layer (no QR, no matrix exponential, and
-  no N x N matrix of Eq. (8)), and three passes a round: for the statistics of both exchanges, to evaluate, to train. Ours
-  needs one for all.
+- FedHERO, whose code we have not found: scores, top-k and latent graph are dense, N x N (ours keeps N k entries), and the search
+  is repeated for training and for evaluation (ours searches once per model). Two choices save work in the loop: all heads are one
+  product instead of one matrix each as in GraphGLOW, and distances between features are computed once, before round 1.
+- FedHGN: the model is computed on all nodes, with PyG's ``RGCNConv``, whose loop over relations takes nearly all of the time. The
+  authors' code uses DGL and takes 2.0 s of CPU per round; it is not run here. Ours computes only what reaches the target nodes.
+- FedOMD, whose code we have not found: Newton's iteration as in Ortho-GCN, layer by layer (without QR, matrix exponential, and
+  the N x N matrix of Eq. (8)), and three passes per round: for the statistics of both exchanges, to evaluate, to train. Ours
+  needs one pass for all three.
 """
 
 import argparse
@@ -61,33 +61,33 @@ class Loop:
         self.average()
 
     def model(self, graph: Any) -> Any:
-        """The network of one client, which holds its graph."""
+        """Return the model of one client, which contains its graph."""
         raise NotImplementedError
 
     def weight(self, graph: Any) -> int:
-        """How much a client counts in the mean."""
+        """Return a client's weight in the mean."""
         return int(graph.num_nodes)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The protocol's."""
+        """Return the protocol's optimiser."""
         train = self.cfg.train
         kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.SGD
         return kind(model.parameters(), lr=train.lr, weight_decay=train.weight_decay)
 
     def loss(self, index: int) -> Tensor:
-        """A client's objective."""
+        """Return a client's objective."""
         raise NotImplementedError
 
     def exchange(self) -> None:
-        """What goes round before training."""
+        """Exchange values between clients before training."""
 
     def entropy(self, logits: Tensor, index: int) -> Tensor:
-        """Cross entropy on the training nodes."""
+        """Return the cross-entropy on the training nodes."""
         graph = self.graphs[index]
         return F.cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask])
 
     def round(self) -> list[float]:
-        """Evaluate and train every client, and average; the accuracies."""
+        """Evaluate and train every client, average the models, and return the accuracies."""
         self.exchange()
         accuracies = []
         for index, (model, graph, optimizer) in enumerate(zip(self.models, self.graphs, self.optimizers, strict=True)):
@@ -104,7 +104,7 @@ class Loop:
         return accuracies
 
     def average(self) -> None:
-        """The mean of the shared part of all state dicts, into each."""
+        """Set the shared part of each state dict to the mean."""
         states = [model.state_dict() for model in self.models]
         names = [name for name in states[0] if name.startswith(self.shared)]
         total = sum(self.weights)
@@ -113,18 +113,18 @@ class Loop:
             model.load_state_dict(mean, strict=False)
 
     def check(self) -> None:
-        """Raise unless both networks give the same logits for the same weights."""
+        """Raise unless both models give the same logits for the same weights."""
         bare, graph = self.models[0].eval(), self.graphs[0]
         ours = models.build(self.cfg.model, graph.num_features, graph.num_classes).eval()
         inputs = ours.prepare(graph)
         with torch.no_grad():
-            for mine, theirs in bare.pairs(ours):
-                mine.copy_(theirs)
+            for local, remote in bare.pairs(ours):
+                local.copy_(remote)
             torch.testing.assert_close(ours(inputs), bare()[0], rtol=1e-4, atol=1e-4)
 
 
 class DualChannel(nn.Module):
-    """FedHERO's network, its latent graph a dense matrix."""
+    """FedHERO's model with a dense latent graph."""
 
     def __init__(self, graph: Any, cfg: RunConfig):
         super().__init__()
@@ -140,7 +140,7 @@ class DualChannel(nn.Module):
         self.classifier = nn.Linear(wide + (cfg.model.layers + 1) * h, graph.num_classes)
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Logits [N, C] and the latent graph [N, N]."""
+        """Return logits [N, C] and the latent graph [N, N]."""
         z = torch.relu(self.learner(self.x, self.edge_index))
         left, right = (F.normalize(z.unsqueeze(1) * w, dim=-1).flatten(1) for w in (self.left, self.right))
         scores = (left @ right.T / len(self.left)).masked_fill(self.eye.bool(), -torch.inf)
@@ -162,32 +162,32 @@ class DualChannel(nn.Module):
         yield from ((learner.metric.left, self.left), (learner.metric.right, self.right))
         yield from _linear(ours.projection, self.projection)
         yield from _linear(ours.classifier, self.classifier)
-        for mine, theirs in zip(ours.global_convs, self.shared, strict=True):
-            assert isinstance(theirs, nn.Linear)
-            yield from _linear(mine, theirs)
-        for mine, theirs in zip(ours.local_convs, self.local, strict=True):
-            yield from _convolution(mine, theirs)
+        for conv, shared in zip(ours.global_convs, self.shared, strict=True):
+            assert isinstance(shared, nn.Linear)
+            yield from _linear(conv, shared)
+        for conv, local in zip(ours.local_convs, self.local, strict=True):
+            yield from _convolution(conv, local)
 
 
 class FedHERO(Loop):
-    """Shares the learner and the convolutions on the latent graph."""
+    """FedHERO, which shares the learner and the convolutions on the latent graph."""
 
     shared = ("learner.", "left", "right", "shared.")
 
     def model(self, graph: Any) -> DualChannel:
-        """The dual-channel network."""
+        """Return the dual-channel model."""
         return DualChannel(graph, self.cfg)
 
     def loss(self, index: int) -> Tensor:
-        """Equation (8), the smoothness term over N^2."""
-        model, told = self.models[index], self.cfg.strategy.params
+        """Return equation (8), with the smoothness term over N^2."""
+        model, params = self.models[index], self.cfg.strategy.params
         logits, latent = model()
-        smooth = told["lam"] * (latent * model.distance).sum() + told["mu"] * latent.square().sum()
+        smooth = params["lam"] * (latent * model.distance).sum() + params["mu"] * latent.square().sum()
         return self.entropy(logits, index) + smooth / latent.numel()
 
 
 class Relational(nn.Module):
-    """FedHGN's network on all nodes."""
+    """FedHGN's model on all nodes."""
 
     def __init__(self, graph: Any, cfg: RunConfig):
         super().__init__()
@@ -204,13 +204,13 @@ class Relational(nn.Module):
         self.decoder = nn.Linear(h, graph.num_classes)
 
     def forward(self) -> tuple[Tensor]:
-        """Logits of the target nodes."""
+        """Return logits of the target nodes."""
         h = torch.relu(self.first(self.table, self.edge_index, self.weight) + self.bias)
         h = self.second(h, self.edge_index, self.edge_type)
         return (self.decoder(torch.relu(h[self.targets])),)
 
     def pairs(self, ours: Any) -> Pairs:
-        """Biases are zero at first, on both sides."""
+        """Yield corresponding tensors; initial biases are zero on both sides."""
         yield from ((ours.entities["table"], self.table), (ours.bases["edge_1"], self.second.weight))
         yield ours.coefficients["edge_1"], self.second.comp
         yield from (
@@ -220,32 +220,32 @@ class Relational(nn.Module):
 
 
 class FedHGN(Loop):
-    """Shares bases, bias and decoder; coefficients go round."""
+    """FedHGN, which shares bases, bias and decoder, and forwards coefficients."""
 
     shared = ("bias", "second.weight", "second.bias", "decoder.")
 
     def model(self, graph: Any) -> Relational:
-        """The relational network."""
+        """Return the relational model."""
         return Relational(graph, self.cfg)
 
     def weight(self, graph: Any) -> int:
-        """Training nodes."""
+        """Return the number of training nodes."""
         return int(graph.train_mask.sum())
 
     def exchange(self) -> None:
-        """Of each client the others' coefficients."""
+        """Send each client the other clients' coefficients."""
         known = [model.second.comp.detach().clone() for model in self.models]
         self.pools = [torch.cat(known[:index] + known[index + 1 :]) for index in range(len(known))]
 
     def loss(self, index: int) -> Tensor:
-        """L_task + λ L_align."""
+        """Return L_task + λ L_align."""
         model = self.models[index]
         pull = self.cfg.strategy.params["align"] * alignment(model.second.comp, self.pools[index])
         return self.entropy(model()[0], index) + pull
 
 
 class Orthogonal(nn.Module):
-    """FedOMD's network."""
+    """FedOMD's model."""
 
     def __init__(self, graph: Any, cfg: RunConfig):
         super().__init__()
@@ -260,7 +260,7 @@ class Orthogonal(nn.Module):
         self.spread = SimpleConv(aggr="sum")
 
     def forward(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Logits [N, C], the hidden features [N, H] of each layer, and the orthogonal weights."""
+        """Return logits [N, C], the hidden features [N, H] of each layer, and the orthogonal weights."""
         hidden, weights = [torch.relu(self.first(self.x, self.edge_index))], []
         for raw in self.middle:
             weights.append(self.orthogonal(raw))
@@ -268,7 +268,7 @@ class Orthogonal(nn.Module):
         return self.last(hidden[-1], self.edge_index), hidden, weights
 
     def orthogonal(self, raw: Tensor) -> Tensor:
-        """Newton's iteration."""
+        """Orthogonalise a weight by Newton's iteration."""
         w = self.mix * raw + (1 - self.mix) * self.eye
         gram = w @ w.T + 1e-5 * self.eye
         bound = gram.norm()
@@ -279,22 +279,22 @@ class Orthogonal(nn.Module):
         return b @ w / bound.sqrt()
 
     def pairs(self, ours: Any) -> Pairs:
-        """By layer."""
+        """Yield corresponding tensors by layer."""
         yield from _convolution(ours.layers[0], self.first)
-        for mine, theirs in zip(ours.layers[1:], self.middle, strict=True):
-            yield mine.weight, theirs
+        for layer, weight in zip(ours.layers[1:], self.middle, strict=True):
+            yield layer.weight, weight
         yield from _convolution(ours.head, self.last)
 
 
 class FedOMD(Loop):
-    """Shares all parameters; means and moments go round."""
+    """FedOMD, which shares all parameters, and exchanges means and moments."""
 
     def model(self, graph: Any) -> Orthogonal:
-        """The orthogonal network."""
+        """Return the orthogonal model."""
         return Orthogonal(graph, self.cfg)
 
     def exchange(self) -> None:
-        """Pooled means, moments about them, and the range of each layer (Algorithm 1, lines 3 to 16)."""
+        """Pool means, moments about them, and the range of each layer (Algorithm 1, lines 3 to 16)."""
         with torch.no_grad():
             found = [model()[1] for model in self.models]
         self.target, self.span = [], []
@@ -307,17 +307,17 @@ class FedOMD(Loop):
             self.span.append(max(z.max() for z in layer) - min(z.min() for z in layer))
 
     def loss(self, index: int) -> Tensor:
-        """Equation (12)."""
-        told = self.cfg.strategy.params
+        """Return equation (12)."""
+        params = self.cfg.strategy.params
         logits, hidden, weights = self.models[index]()
         loss = self.entropy(logits, index)
         for w in weights:
-            loss = loss + told["alpha"] * torch.norm(w @ w.T - self.models[index].eye)
+            loss = loss + params["alpha"] * torch.norm(w @ w.T - self.models[index].eye)
         for z, target, span in zip(hidden, self.target, self.span, strict=True):
             mean = z.mean(0)
             own = [mean, *(((z - mean) ** j).mean(0) for j in range(2, 6))]
-            for j, (mine, pooled) in enumerate(zip(own, target, strict=True), 1):
-                loss = loss + told["beta"] * torch.norm(mine - pooled) / span**j
+            for j, (moment, pooled) in enumerate(zip(own, target, strict=True), 1):
+                loss = loss + params["beta"] * torch.norm(moment - pooled) / span**j
         return loss
 
 
@@ -333,7 +333,7 @@ LOOPS: dict[str, type[Loop]] = {"fedhero": FedHERO, "fedhgn": FedHGN, "fedomd": 
 
 
 def ours(words: list[str]) -> float:
-    """CPU seconds of one of our rounds."""
+    """Return the CPU seconds of one of our rounds."""
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as out:
         run(compose([*words, f"out={out}"]), lambda record: ends.append(time.process_time()))
@@ -341,35 +341,41 @@ def ours(words: list[str]) -> float:
 
 
 def bare(loop: Loop) -> float:
-    """CPU seconds of one of the loop's."""
-    began = time.process_time()
+    """Return the CPU seconds of one round of the loop."""
+    started = time.process_time()
     for _ in range(LOOPED):
         loop.round()
-    return (time.process_time() - began) / LOOPED
+    return (time.process_time() - started) / LOOPED
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description="Our round beside a plain loop.")
+    parser = argparse.ArgumentParser(description="Compare the cost of a round with a plain PyTorch loop.")
     parser.add_argument(
-        "methods", nargs="*", metavar="METHOD", help=f"of {', '.join(LOOPS)}; all of them if none is named"
+        "methods", nargs="*", metavar="METHOD", help=f"methods out of {', '.join(LOOPS)} (default: all)"
     )
     methods = parser.parse_args().methods or list(LOOPS)
     if unknown := set(methods) - set(LOOPS):
-        parser.error(f"no loop for {', '.join(sorted(unknown))}; there are: {', '.join(LOOPS)}")
+        parser.error(f"no loop for {', '.join(sorted(unknown))}, expected {', '.join(LOOPS)}")
     torch.set_num_threads(1)
     print("| method | data | clients | our round, ms | loop, ms | ratio |\n|---|---|---|---|---|---|")
     for method in methods:
-        words = [f"protocol={method}", f"strategy={method}", f"rounds={ROUNDS}", "evaluation.patience=0", "device=cpu"]
-        cfg = compose(words)
+        overrides = [
+            f"protocol={method}",
+            f"strategy={method}",
+            f"rounds={ROUNDS}",
+            "evaluation.patience=0",
+            "device=cpu",
+        ]
+        cfg = compose(overrides)
         torch.manual_seed(cfg.seed)
         loop = LOOPS[method](cfg)
         loop.round()
-        pairs = [(ours(words), bare(loop)) for _ in range(TURNS)]
-        mine, theirs = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+        pairs = [(ours(overrides), bare(loop)) for _ in range(TURNS)]
+        package, plain = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
         ratio = statistics.median(one / other for one, other in pairs)
-        told = f"{cfg.dataset.name} | {len(loop.graphs)}"
-        print(f"| {method} | {told} | {mine:.0f} | {theirs:.0f} | {ratio:.2g} |", flush=True)
+        data = f"{cfg.dataset.name} | {len(loop.graphs)}"
+        print(f"| {method} | {data} | {package:.0f} | {plain:.0f} | {ratio:.2g} |", flush=True)
 
 
 if __name__ == "__main__":

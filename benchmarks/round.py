@@ -1,11 +1,11 @@
-"""What a whole round costs, beside a bare PyG loop that does its local steps alone, and how runs start and scale.
+"""Cost of a whole round compared with a bare PyG loop of only its local steps, and start and scaling of runs.
 
     python benchmarks/round.py                     # the ratio and the start, on Cora with 10 Louvain clients
     python benchmarks/round.py --scale             # also 100 and 1000 clients on CSBM, on every engine that simulates
 
-The ratio is taken within one process: rounds of the in-process engine (3 local steps of 10 clients, scoring, messages,
-aggregation, records) and the same local steps by a loop over PyG's ``GCNConv``, alternately; medians. The start is the time
-from launching ``fedgraph-flwr run`` to its first finished round, the partition being there.
+The ratio compares medians within one process: rounds of the in-process engine (3 local steps of 10 clients, scoring, messages,
+aggregation, records), alternating with the same local steps in a loop over PyG's ``GCNConv``. The start is the time from
+launching ``fedgraph-flwr run`` to its first finished round, with an existing partition.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CORA = ["dataset=cora", "num_clients=10", "split.train=0.2", "split.val=0.4", "s
 
 
 def ratio(words: list[str], blocks: int = 7, rounds: int = 12) -> tuple[float, float]:
-    """Median seconds of our round and of the bare loop's local steps, by turns: so many rounds, five loops."""
+    """Return median seconds of our round and of the bare loop's local steps, alternating ``rounds`` rounds and five loops."""
     torch.set_num_threads(1)
     words = [*words, f"rounds={rounds}"]
     cfg = compose(words)
@@ -46,15 +46,15 @@ def ratio(words: list[str], blocks: int = 7, rounds: int = 12) -> tuple[float, f
             summary = run(compose([*words, f"out={out}"]))
         ours.append(summary["seconds_per_round"])
         for _ in range(5):
-            began = time.perf_counter()
+            started = time.perf_counter()
             for train in loops:
                 train()
-            bare.append(time.perf_counter() - began)
+            bare.append(time.perf_counter() - started)
     return statistics.median(ours), statistics.median(bare)
 
 
 def start(words: list[str]) -> float:
-    """Seconds from launching the command to its first finished round."""
+    """Return the seconds from launching the command to its first finished round."""
     with tempfile.TemporaryDirectory() as out:
         command = [
             sys.executable,
@@ -67,17 +67,17 @@ def start(words: list[str]) -> float:
             "--quiet",
             "--no-report",
         ]
-        began = time.perf_counter()
+        started = time.perf_counter()
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         while not (Path(out) / "rounds.jsonl").exists() and process.poll() is None:
             time.sleep(0.005)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         process.wait()
     return seconds
 
 
 def scale(clients: int, engine: str) -> dict[str, Any]:
-    """The summary of a short run of many clients, in a process of its own, and the megabytes that all its processes held."""
+    """Return the summary of a short run of many clients in a separate process, and the megabytes of all its processes."""
     words = [
         "dataset=csbm",
         "dataset.nodes_per_client=[100,200]",
@@ -87,11 +87,11 @@ def scale(clients: int, engine: str) -> dict[str, Any]:
     ]
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "fedgraph_flwr", "run", *words, f"out={out}", "--quiet", "--no-report"]
-        began = time.perf_counter()
+        started = time.perf_counter()
         process, held, begun = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL), 0, 0.0
         while process.poll() is None:
             if not begun and (Path(out) / "rounds.jsonl").exists():
-                begun = time.perf_counter() - began
+                begun = time.perf_counter() - started
             held = max(held, held_by(process.pid))
             time.sleep(0.2)
         if process.returncode:
@@ -101,7 +101,7 @@ def scale(clients: int, engine: str) -> dict[str, Any]:
 
 
 def held_by(pid: int) -> int:
-    """Bytes that a process and all that came of it hold, pages shared by several counted once among them."""
+    """Return the memory of a process and its descendants in bytes, counting shared pages once."""
     held = 0
     with contextlib.suppress(psutil.Error):
         family = psutil.Process(pid)
@@ -112,7 +112,7 @@ def held_by(pid: int) -> int:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description="Cost of a round, of the start, and of many clients.")
     parser.add_argument("--scale", action="store_true")
     args = parser.parse_args()

@@ -5,7 +5,7 @@
 Each checkout runs in one process per scenario, on the embedded graph (heterogeneous methods on a small generated one). The
 command prints, for each method and scenario, ``same bits``, ``refused by both``, or what differs, and exits with 1 where any
 line differs that the file of expected differences does not list (``method scenario reason`` per line, ``*`` for any).
-Arrays are compared in the order of their values' hashes, so that renaming a parameter is no difference.
+Arrays are compared in the order of their values' hashes, so that a renamed parameter does not count as a difference.
 
 Scenarios: plain; partial (2 of 3 clients a round); secagg; dp (noise from a fixed stream); median; ray (few methods).
 """
@@ -46,7 +46,7 @@ Result = str | list[np.ndarray]
 
 
 def typed_graph(folder: Path) -> Path:
-    """A small graph with two node types, as a file to import."""
+    """Write a small graph with two node types, as a file to import."""
     from torch_geometric.data import HeteroData
 
     rng, data = np.random.default_rng(0), HeteroData()
@@ -64,7 +64,7 @@ def typed_graph(folder: Path) -> Path:
 def child(
     checkout: Path, folder: Path, scenario: str, methods: list[str], rounds: int, cache: Path | None
 ) -> dict[str, Result]:
-    """Run methods in a process whose code is a checkout's; results that ``cache`` holds are not computed again."""
+    """Run methods with a checkout's code in a separate process; results in ``cache`` are not computed again."""
     kept = cache / f"{scenario}-{rounds}.pickle" if cache else None
     known: dict[str, Result] = pickle.loads(kept.read_bytes()) if kept and kept.is_file() else {}
     missing = [method for method in methods if method not in known]
@@ -77,7 +77,7 @@ def child(
 
 
 def computed(checkout: Path, folder: Path, scenario: str, methods: list[str], rounds: int) -> dict[str, Result]:
-    """The results of a process whose code is a checkout's."""
+    """Return the results of a process with a checkout's code."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(checkout),
@@ -93,7 +93,7 @@ def computed(checkout: Path, folder: Path, scenario: str, methods: list[str], ro
 
 
 def run_all(out: Path, scenario: str, rounds: int, methods: list[str]) -> None:
-    """Run methods in this process, and write what came of each."""
+    """Run methods in this process, and write their results."""
     try:
         from fedgraph_flwr.cli.app import main as command
     except ModuleNotFoundError:  # before modules moved into rooms
@@ -123,7 +123,7 @@ def run_all(out: Path, scenario: str, rounds: int, methods: list[str]) -> None:
 
 
 def arrays(out: Path) -> list[np.ndarray]:
-    """The shared parameters after the last round, and the training losses of all rounds."""
+    """Return the shared parameters after the last round, and the training losses of all rounds."""
     from safetensors.numpy import load_file
 
     lines = (out / "rounds.jsonl").read_text().splitlines()
@@ -133,7 +133,7 @@ def arrays(out: Path) -> list[np.ndarray]:
 
 
 def compare(first: Result, second: Result) -> str:
-    """What differs; empty: nothing."""
+    """Return the differences; empty if there are none."""
     if isinstance(first, str) and isinstance(second, str):
         return ""
     if isinstance(first, str) or isinstance(second, str):
@@ -151,7 +151,7 @@ def compare(first: Result, second: Result) -> str:
 
 
 def read_expected(path: Path) -> list[list[str]]:
-    """The listed differences: method, scenario and reason."""
+    """Return the listed differences: method, scenario and reason."""
     lines = path.read_text().splitlines() if path.is_file() else []
     return [line.split(None, 2) for line in lines if line.strip() and not line.startswith("#")]
 

@@ -1,15 +1,15 @@
-"""What a round costs: the table of README and docs/big-graphs.md, and how it grows from 10 to 100,000 clients.
+"""Cost of a round: the table of README and docs/big-graphs.md, and its growth from 10 to 100,000 clients.
 
     python -m benchmarks.scale                   # the rows of the table (half an hour; partitions are made first)
-    python -m benchmarks.scale --growth          # the curve: at most 1,000 of 10 ... 100,000 clients a round
+    python -m benchmarks.scale --growth          # the curve: at most 1,000 of 10 ... 100,000 clients per round
     python -m benchmarks.scale --only "1000, ray"     # the row of this name
-    python -m benchmarks.scale --write           # run nothing; put the rows there are into the two texts
+    python -m benchmarks.scale --write           # run nothing; write the stored rows to the two texts
 
-Each row is a run in a process of its own. Its seconds are medians over rounds after the first (`WARM`: after more), as
-measured, and CPU seconds of the server's process and of the busiest actor, which together are what a round takes where each has
-a core of its own. ``of_bare`` is the round's part of what a bare loop over PyG's ``GCNConv`` takes for the local steps alone, by
-turns in one process (`benchmarks.round.ratio`). Memory is what all processes of the run hold at most, shared pages once.
-``simulations/results/scale.csv`` and ``growth.csv`` hold the rows, and ``growth.png`` the curve.
+Each row is a run in a separate process. Its seconds are medians over rounds after the first (`WARM`: after more): elapsed time,
+and CPU seconds of the server's process and of the busiest actor. The sum of the two CPU times is the duration of a round if
+each has its own core. ``of_bare`` divides the round's time by that of a bare loop over PyG's ``GCNConv`` for only the local
+steps, measured alternately in one process (`benchmarks.round.ratio`). Memory is the maximum of all processes of the run,
+counting shared pages once. ``simulations/results/scale.csv`` and ``growth.csv`` contain the rows, and ``growth.png`` the curve.
 """
 
 import argparse
@@ -112,7 +112,7 @@ MARKS = re.compile(r"(<!-- cost: made by python -m benchmarks.scale --write -->\
 
 
 def growth() -> dict[str, list[str]]:
-    """The rows of the curve: at most 1,000 clients a round, of ever more."""
+    """Return the rows of the curve: at most 1,000 clients per round, out of growing numbers."""
     sizes = (10, 100, 1000, 10_000, 100_000)
     fraction = {size: min(1.0, 1000 / size) for size in sizes}
     return {
@@ -129,7 +129,7 @@ def growth() -> dict[str, list[str]]:
 
 
 def child(words: list[str]) -> None:
-    """Run it, and print as JSON when each round ended and what CPU each process had had by then."""
+    """Run it, and print as JSON the end time of each round and the CPU time of each process by then."""
     began = time.time()
     from fedgraph_flwr import partition
     from fedgraph_flwr.config import compose
@@ -155,7 +155,7 @@ def child(words: list[str]) -> None:
 
 
 def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
-    """A row, from a run in a process of its own; of fewer than 1,000 clients ten times as many rounds."""
+    """Return a row from a run in a separate process; with fewer than 1,000 clients it has ten times as many rounds."""
     clients, cohort = _sizes(words)
     skipped = WARM.get(row, 1)
     rounds = rounds * (10 if clients < 1000 else 1) + skipped - 1
@@ -199,7 +199,7 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
 
 
 def _of_bare(words: list[str], rounds: int) -> float:
-    """In a process of its own."""
+    """Measure the ratio in a separate process."""
     code = f"from benchmarks.round import ratio; ours, bare = ratio({words!r}, 3, {rounds}); print(ours / bare)"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     told = subprocess.run(
@@ -215,7 +215,7 @@ def _sizes(words: list[str]) -> tuple[int, int]:
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Keep rows, those of the same name in the place of the older."""
+    """Store rows; they replace older rows of the same name."""
     kept = {}
     if path.exists():
         with path.open() as file:
@@ -228,7 +228,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def table(columns: Sequence[str]) -> str:
-    """The stored rows as Markdown."""
+    """Return the stored rows as Markdown."""
     with (RESULTS / "scale.csv").open() as file:
         kept = {row["row"]: row for row in csv.DictReader(file)}
     lines = [
@@ -248,12 +248,12 @@ def _told(key: str, value: str) -> str:
 
 
 def written(name: str, text: str) -> str:
-    """A text whose table is that of the present rows."""
+    """Return a text whose table has the current rows."""
     return MARKS.sub(lambda match: f"{match[1]}{table(TEXTS[name])}\n", text)
 
 
 def draw(path: Path) -> None:
-    """CPU seconds a round, start and memory, over clients registered."""
+    """Draw CPU seconds per round, start and memory, over registered clients."""
     from matplotlib.figure import Figure
 
     with path.open() as file:
@@ -272,7 +272,7 @@ def draw(path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(description="What many clients cost.")
     parser.add_argument("--growth", action="store_true", help="the curve instead of the table")
     parser.add_argument("--only", default="", help="the row of this name")

@@ -1,10 +1,10 @@
-"""What secure aggregation costs: bytes, seconds and exchanges a round, with and without it.
+"""Cost of secure aggregation: bytes, seconds and exchanges per round, with and without it.
 
     python benchmarks/secagg.py [rounds=3] [--clients 3 10 100] [--methods fedavg fedomd fedhero fedhgn]
 
-All clients and the server take turns in one process, so that seconds are those of all of them together; on a fleet clients work
-side by side. CPU seconds are of the whole run, a part of which is its start, and do not grow where others use the machine. FedHGN
-runs on AIFB, which is downloaded on first use; the others on made graphs.
+All clients and the server run in one process, so seconds are their sum; on a fleet clients work in parallel. CPU seconds cover
+the whole run including its start, and do not depend on other load. FedHGN runs on AIFB, which is downloaded on first use; the
+other methods run on generated graphs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ CSBM = ["dataset=csbm", "dataset.nodes_per_client=[100,200]"]
 
 
 def measure(method: str, clients: int, secure: str, words: list[str]) -> str:
-    """What a run cost, or the sentence that refuses it."""
+    """Return the cost of a run, or the error message that refuses it."""
     chosen = [f"strategy={method}", *GRAPHS.get(method, CSBM), f"num_clients={clients}", "rounds=3", *words]
     with tempfile.TemporaryDirectory() as out:
         start = time.process_time()
@@ -41,7 +41,7 @@ def measure(method: str, clients: int, secure: str, words: list[str]) -> str:
 
 
 def main() -> None:
-    """Print a line for each method and number of clients."""
+    """Print one line per method and number of clients."""
     parser = argparse.ArgumentParser(description="Cost of secure aggregation.")
     parser.add_argument("--clients", type=int, nargs="+", default=[3, 10, 100])
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fedomd", "fedhero", "fedhgn"])

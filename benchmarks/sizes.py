@@ -1,13 +1,13 @@
-"""Lines of code per room of the repository against a baseline, and per method; without docstrings, comments and blank lines.
+"""Lines of code per folder of the repository against a baseline, and per method, without docstrings, comments and blank lines.
 
     python benchmarks/sizes.py                      # compare with the baseline in benchmarks/sizes.json
     python benchmarks/sizes.py --baseline COMMIT    # count that commit, and store it as the baseline
 
-A room is a folder of the package, or a folder at the top; ``docs`` are its hooks and the files for servers. Python, JavaScript,
-CSS, YAML and templates count; prose, notebooks, results and minified files do not.
+A folder is a folder of the package or of the repository's root; ``docs`` covers its hooks and the files for servers. Python,
+JavaScript, CSS, YAML and templates count; prose, notebooks, results and minified files do not.
 
-A method's lines are those of its files in `strategies/` and `clients/`. A file is counted for each method whose YAML names a
-class of it; the bases are not. What a method has in `methods/` or `models/` is not counted.
+A method's lines are those of its files in `strategies/` and `clients/`. A file is counted for each method whose YAML names one of
+its classes; base classes, `methods/` and `models/` are not counted.
 """
 
 import argparse
@@ -48,7 +48,7 @@ COMMENTS = {
 
 
 def python_lines(text: str) -> int:
-    """Lines of Python that hold code."""
+    """Return the number of Python lines with code."""
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
@@ -59,14 +59,14 @@ def python_lines(text: str) -> int:
 
 
 def kind_of(path: str) -> str | None:
-    """The kind of a file, None if it is not code."""
+    """Return the kind of a file; None if it is not code."""
     if path.endswith(".min.js"):
         return None
     return next((kind for kind, endings in KINDS.items() if path.endswith(endings)), None)
 
 
 def lines(path: str, text: str) -> int:
-    """Lines of one file that hold code."""
+    """Return the number of lines with code in one file."""
     kind = kind_of(path)
     if kind == "Python":
         return python_lines(text)
@@ -75,7 +75,7 @@ def lines(path: str, text: str) -> int:
 
 
 def room(path: str) -> str:
-    """The room of a file; of a module that moved since, its room of today."""
+    """Return the folder of a file; for a moved module its current folder."""
     if path.startswith("fedgraph_flwr/") and path.endswith(".py"):
         path = successor(path.removesuffix(".py").replace("/", ".")).replace(".", "/") + ".py"
     parts = PurePosixPath(path).parts
@@ -86,12 +86,12 @@ def room(path: str) -> str:
 
 
 def count(files: dict[str, str]) -> dict[str, int]:
-    """Lines of code by path, of texts by path."""
+    """Return lines of code by path, from texts by path."""
     return {path: lines(path, text) for path, text in sorted(files.items())}
 
 
 def by(key: Callable[[str], str | None], sizes: dict[str, int]) -> Counter[str]:
-    """Lines of code summed by a property of their paths."""
+    """Sum lines of code by a property of their paths."""
     sums: Counter[str] = Counter()
     for path, size in sizes.items():
         sums[key(path) or ""] += size
@@ -99,7 +99,7 @@ def by(key: Callable[[str], str | None], sizes: dict[str, int]) -> Counter[str]:
 
 
 def here() -> dict[str, str]:
-    """Files of the working tree, by path."""
+    """Return the files of the working tree by path."""
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     found = {name: ROOT / name for name in names if kind_of(name)}
@@ -107,14 +107,14 @@ def here() -> dict[str, str]:
 
 
 def at(commit: str) -> dict[str, str]:
-    """Files of a commit, by path."""
+    """Return the files of a commit by path."""
     packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         return {m.name: archive.extractfile(m).read().decode() for m in archive if m.isfile() and kind_of(m.name)}  # type: ignore[union-attr]
 
 
 def table(before: dict[str, int], now: dict[str, int]) -> list[str]:
-    """A row per room, then the sums by kind, of the package, and of all."""
+    """Return one row per folder, then sums by kind, of the package, and of everything."""
     both = before, now
     shown = [f"{'':30} baseline    now   change"]
     for key in (
@@ -132,7 +132,7 @@ def table(before: dict[str, int], now: dict[str, int]) -> list[str]:
 
 
 def methods() -> list[str]:
-    """A row per method, the median of those that have code of their own, and the two bases."""
+    """Return one row per method, the median of methods with code, and the two base classes."""
 
     def of(module: str) -> int:
         return python_lines((ROOT / f"{module.replace('.', '/')}.py").read_text())
@@ -144,9 +144,7 @@ def methods() -> list[str]:
         sizes[name] = sum(map(of, modules))
     own = [size for size in sizes.values() if size]
     shown = [f"{size:4d}  {name}" for name, size in sorted(sizes.items(), key=lambda item: item[::-1])]
-    shown.append(
-        f"median of the {len(own)} methods with code of their own: {statistics.median(own):g}, most: {max(own)}"
-    )
+    shown.append(f"median of the {len(own)} methods with code: {statistics.median(own):g}, most: {max(own)}")
     return [*shown, *(f"{of(module):4d}  {module}" for module in sorted(BASES))]
 
 

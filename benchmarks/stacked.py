@@ -1,10 +1,9 @@
-"""What `stack` saves: CPU seconds of a FedAvg round with each client by itself and with many computed as one, alternately.
+"""Savings by `stack`: CPU seconds of a FedAvg round with unstacked and with stacked clients, alternately.
 
     python benchmarks/stacked.py [--clients 300] [--stack 32] [key=value ...]
 
-CSBM with 100 to 200 nodes a client unless words say otherwise, in this process, one thread. CPU seconds, so that other work on
-the machine counts little; the median over rounds and blocks, without each run's first round and its last, which has an
-evaluation of its own.
+The default is CSBM with 100 to 200 nodes per client, in this process, with one thread. Results are medians of CPU seconds over
+rounds and blocks, without each run's first round, and its last, which has a separate evaluation.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from fedgraph_flwr.runs.runner import run
 
 
 def rounds(words: list[str]) -> list[float]:
-    """CPU seconds of each round but the first, from one record to the next."""
+    """Return the CPU seconds of each round except the first, from one record to the next."""
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as out:
         run(compose([*words, f"out={out}"]), on_round=lambda record: ends.append(time.process_time()))

@@ -1,7 +1,8 @@
-"""What every method sends: bytes of each exchange, to and from a client, in a short run: ``python -m benchmarks.travels``.
+"""Bytes of each exchange to and from a client, per method, in a short run: ``python -m benchmarks.travels``.
 
-Made CSBM clients; methods for typed graphs run on AIFB (found in ``FEDGRAPH_DATA``, or left out). No byte depends on the machine.
-``simulations/results/travels.csv`` holds a row a phase, which the documentation shows on each method's page.
+Methods run on generated CSBM clients, methods for heterogeneous graphs on AIFB (skipped if it is not in ``FEDGRAPH_DATA``).
+Bytes do not depend on the machine. ``simulations/results/travels.csv`` has one row per phase, which the documentation shows on
+each method's page.
 """
 
 import argparse
