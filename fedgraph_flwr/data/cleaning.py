@@ -27,20 +27,19 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
         raise FedGraphError(f"{where} has no nodes")
     if graph.x.dim() != 2 or graph.x.size(0) != n or graph.x.size(1) == 0:
         raise FedGraphError(f"{where}: x must be [{n}, F] with F >= 1, got {list(graph.x.shape)}")
-    if graph.edge_index.dim() != 2 or graph.edge_index.size(0) != 2:
+    in_memory = graph.compressed is None  # compressed edges were checked when their file was read
+    if in_memory and (graph.edge_index.dim() != 2 or graph.edge_index.size(0) != 2):
         raise FedGraphError(f"{where}: edge_index must be [2, E], got {list(graph.edge_index.shape)}")
     for key in ("train_mask", "val_mask", "test_mask"):
         if getattr(graph, key).shape != (n,):
             raise FedGraphError(f"{where}: {key} must be [{n}], got {list(getattr(graph, key).shape)}")
-    if not bool(torch.isfinite(graph.x).all()):
+    # A finite sum proves that all entries are finite, without a second matrix.
+    if not bool(torch.isfinite(graph.x.sum())) and not bool(torch.isfinite(graph.x).all()):
         row, column = (~torch.isfinite(graph.x)).nonzero()[0].tolist()
         value = float(graph.x[row, column])
         raise FedGraphError(f"{where}: features must be finite; node {row} has {value} in column {column}")
-    nowhere = ((graph.edge_index < 0) | (graph.edge_index >= n)).any(dim=0)
-    if bool(nowhere.any()):
-        edge = int(nowhere.nonzero()[0])
-        source, target = graph.edge_index[:, edge].tolist()
-        raise FedGraphError(f"{where}: edge {edge} joins nodes {source} and {target}, expected nodes in 0..{n - 1}")
+    if in_memory:
+        _check_ends(graph.edge_index, n, where)
     wrong = (graph.y < -1) | (graph.y >= graph.num_classes)
     if bool(wrong.any()):
         node = int(wrong.nonzero()[0])
@@ -51,6 +50,14 @@ def check(graph: Graph, where: str, labelled: bool = True) -> Graph:
     if labelled and not bool(graph.labelled.any()):
         raise FedGraphError(f"{where} has no labelled node")
     return graph
+
+
+def _check_ends(edge_index: Tensor, n: int, where: str) -> None:
+    nowhere = ((edge_index < 0) | (edge_index >= n)).any(dim=0)
+    if bool(nowhere.any()):
+        edge = int(nowhere.nonzero()[0])
+        source, target = edge_index[:, edge].tolist()
+        raise FedGraphError(f"{where}: edge {edge} joins nodes {source} and {target}, expected nodes in 0..{n - 1}")
 
 
 def clean(graph: Graph, cfg: DatasetConfig) -> Graph:

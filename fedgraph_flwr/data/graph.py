@@ -170,7 +170,12 @@ class Graph:
     @property
     def compressed(self) -> CompressedEdges | None:
         """The edges of a mapped file in CSR; None where they are expanded in memory."""
-        return None if "edge_index" in vars(self) else vars(self).get("_edges")
+        return None if "edge_index" in vars(self) else self.stored_edges
+
+    @property
+    def stored_edges(self) -> CompressedEdges | None:
+        """The edges of a mapped file in CSR, expanded or not."""
+        return vars(self).get("_edges")
 
     @property
     def num_edges(self) -> int:
@@ -178,9 +183,19 @@ class Graph:
         edges = self.compressed
         return self.edge_index.size(1) if edges is None else len(edges.indices)
 
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the edges as CSR, by source unless a file stores them by target: int64 [N + 1] and [E]."""
+        edges = self.stored_edges
+        if edges is None:
+            source, target = self.edge_index
+            order = source.argsort(stable=True)
+            indptr = torch.cat([torch.zeros(1, dtype=torch.int64), source.bincount(minlength=self.num_nodes).cumsum(0)])
+            return indptr.numpy(), target[order].numpy()
+        return edges.whole_indptr(self.num_nodes).numpy(), edges.indices.numpy()
+
     def in_neighbours(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the sources of the edges into each node as CSR: int64 [N + 1], int32 or int64 [E]; mapped where the file is."""
-        edges: CompressedEdges | None = vars(self).get("_edges")
+        edges = self.stored_edges
         if edges is None:
             source, target = self.edge_index
             order = target.argsort(stable=True)

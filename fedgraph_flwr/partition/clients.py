@@ -24,22 +24,11 @@ def make(graph: Graph, cfg: RunConfig) -> list[ClientGraph]:
     Raises:
         FedGraphError: as `assign` and `split_graph`, or a client without a training node.
     """
-    whole = cfg.split.scope == "global" or cfg.split.kind in ("public", "temporal")
+    whole = splits_whole(cfg)
     if whole:
         graph = split_graph(graph, cfg.split, cfg.seed)
     clients = cut(graph, assign(graph, cfg.partition, cfg.num_clients, grouping_seed(cfg.split, cfg.seed)))
-    if whole:
-        clients = [ensure_train(client, cfg.split.min_train, cfg.seed) for client in clients]
-    else:
-        clients = [split_graph(client, cfg.split, cfg.seed) for client in clients]
-    for client in clients:
-        if cfg.task.name != "edges" and not client.train_mask.any():
-            raise FedGraphError(
-                f"client {client.client} has {client.num_nodes} nodes, none for training: lower num_clients"
-                f" ({len(clients)}), use another partition, or set split.min_train=1"
-                + (" or split.kind=ratio" if cfg.split.kind in ("public", "temporal") else "")
-            )
-    clients = with_target_stats(clients)
+    clients = with_target_stats([split_client(client, cfg) for client in clients])
     return [flip_edges(client, cfg.dataset.edge_flip, cfg.seed) for client in clients]
 
 
@@ -62,6 +51,28 @@ def center_and_spread(known: np.ndarray) -> tuple[float, float]:
         return 0.0, 1.0
     spread = float(known.std())
     return float(known.mean()), spread if spread > 1e-12 * max(1.0, float(np.abs(known).max())) else 1.0
+
+
+def splits_whole(cfg: RunConfig) -> bool:
+    """Return whether the whole graph is split, before the partition."""
+    return cfg.split.scope == "global" or cfg.split.kind in ("public", "temporal")
+
+
+def split_client(client: ClientGraph, cfg: RunConfig) -> ClientGraph:
+    """Return a client of a partition with its masks.
+
+    Raises:
+        FedGraphError: it has no training node.
+    """
+    whole = splits_whole(cfg)
+    client = ensure_train(client, cfg.split.min_train, cfg.seed) if whole else split_graph(client, cfg.split, cfg.seed)
+    if cfg.task.name != "edges" and not client.train_mask.any():
+        raise FedGraphError(
+            f"client {client.client} has {client.num_nodes} nodes, none for training: lower num_clients"
+            f" ({client.num_clients}), use another partition, or set split.min_train=1"
+            + (" or split.kind=ratio" if cfg.split.kind in ("public", "temporal") else "")
+        )
+    return client
 
 
 def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> list[Tensor]:

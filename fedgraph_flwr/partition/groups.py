@@ -12,6 +12,7 @@ from scipy import sparse
 from fedgraph_flwr.config import PartitionConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition.stream import stream
 
 Groups = list[np.ndarray]
 """Global node ids of each group, int64, ascending."""
@@ -120,6 +121,7 @@ GROUPINGS: dict[str, Callable[[Graph, PartitionConfig, int, int], Groups]] = {
     "kmeans": kmeans,
     "overlapping": overlapping,
     "planted": planted,
+    "stream": stream,
 }
 
 FREE = ("louvain", "planted")

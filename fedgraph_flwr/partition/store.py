@@ -46,6 +46,7 @@ from fedgraph_flwr.data.schema import check_links, check_same, link_number
 from fedgraph_flwr.data.split import grouping_seed
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.prepared import SUFFIX
+from fedgraph_flwr.partition import out_of_core
 
 VERSION = 1
 """Version of the partition code; a change of any partition's result increases it."""
@@ -98,8 +99,23 @@ def client_files(cfg: RunConfig) -> Path:
     if not _whole(folder):
         with FileLock(folder.with_suffix(".lock")):
             if not _whole(folder):
-                write(folder, clients := _make(cfg), cfg, packed=len(clients) > MANY)
+                _fill(folder, cfg)
     return folder
+
+
+def _fill(folder: Path, cfg: RunConfig) -> None:
+    """Make a partition's folder: out of core where the graph is mapped, else in memory."""
+    if cfg.graph or _pooled(cfg):
+        clients = _make(cfg)
+    else:
+        graph = _source(cfg)
+        if out_of_core.applies(graph, cfg):
+            partial = folder.with_suffix(".partial")
+            nodes = out_of_core.make_files(graph, cfg, partial)
+            out_of_core.finish(partial, folder, _description(partial, nodes, {}, cfg), MANIFEST)
+            return
+        clients = make(graph, cfg)
+    write(folder, clients, cfg, packed=len(clients) > MANY)
 
 
 def _given(cfg: RunConfig) -> Path:
@@ -250,21 +266,29 @@ def write(folder: Path, clients: Sequence[Any], cfg: RunConfig, packed: bool = F
     """
     with replacing(folder) as temporary:
         if packed:
-            sizes, descriptions = _pack(temporary, clients), _told(clients)
+            sizes: list[int] | None = _pack(temporary, clients)
+            descriptions = _told(clients)
         else:
             for client in clients:
                 client.save(temporary / f"client_{client.client:04d}.safetensors")
-            sizes, descriptions = [path.stat().st_size for path in _single(temporary)], {}
-        manifest = {
-            "version": VERSION,
-            "num_clients": len(clients),
-            "nodes": [client.num_nodes for client in clients],
-            "bytes": sizes,
-            "told": descriptions,
-            "key": key(cfg),
-            "config": _relevant(cfg),
-        }
+            sizes, descriptions = None, {}
+        manifest = _description(temporary, [client.num_nodes for client in clients], descriptions, cfg, sizes)
         write_bytes(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+
+def _description(
+    folder: Path, nodes: list[int], descriptions: dict[str, Any], cfg: RunConfig, sizes: list[int] | None = None
+) -> dict[str, Any]:
+    """Return the content of ``partition.json``; ``sizes`` are those of packed files."""
+    return {
+        "version": VERSION,
+        "num_clients": len(nodes),
+        "nodes": nodes,
+        "bytes": [path.stat().st_size for path in _single(folder)] if sizes is None else sizes,
+        "told": descriptions,
+        "key": key(cfg),
+        "config": _relevant(cfg),
+    }
 
 
 def _pack(folder: Path, clients: Sequence[Any]) -> list[int]:
@@ -297,12 +321,21 @@ def _told(clients: Sequence[Any]) -> dict[str, Any]:
 def copy(folder: Path, out: Path) -> None:
     """Copy a written partition to a new folder, with one file per client."""
     if not _packed(folder):
-        shutil.copytree(folder, out)
+        shutil.copytree(folder, out, copy_function=_link_or_copy)
         return
     out.mkdir(parents=True)
     shutil.copy(folder / MANIFEST, out)
     for piece in files(folder):
         (out / piece.name).write_bytes(piece.read_bytes())
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Copy a file; a big one shares its content on disk, which is never changed in place."""
+    if is_mapped(source):
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
 
 
 @contextlib.contextmanager
@@ -452,9 +485,14 @@ def _make(cfg: RunConfig) -> Sequence[Any]:
         clients: Sequence[Any] = [load(path) for path in files(Path(cfg.graph).expanduser())]
         module = _module(clients[0])
     else:
-        graph = datasets.load(cfg.dataset, seed=grouping_seed(cfg.split, cfg.seed), num_clients=cfg.num_clients)
+        graph = _source(cfg)
         module, clients = _module(graph), make(graph, cfg)
     return [module.pool(clients)] if _pooled(cfg) else clients
+
+
+def _source(cfg: RunConfig) -> Any:
+    """Load the graph that is partitioned."""
+    return datasets.load(cfg.dataset, seed=grouping_seed(cfg.split, cfg.seed), num_clients=cfg.num_clients)
 
 
 def make(graph: Any, cfg: RunConfig) -> Sequence[Any]:
