@@ -36,10 +36,12 @@ class LinkClient(GraphClient):
     uplink = staticmethod(link.uplink)
     repeats: ClassVar[Mapping[str, int]] = {STEP: 8}
     needs_others: ClassVar[str] = "it matches records with other parties"
+    secrets: ClassVar[tuple[str, ...]] = ("link",)
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.stored: dict[str, Any] = {}
+        self.finished = False
 
     @cached_property
     def party(self) -> LinkParty:
@@ -77,6 +79,7 @@ class LinkClient(GraphClient):
         sent = self.party.step(step, received, before)
         if step in (WRITE, COUNT):
             self.finish(step)
+            self.finished = True
         return ({ENVELOPES: {str(peer): envelope for peer, envelope in sent.items()}} if sent else {}), {}
 
     def meet(self, groups: dict[str, Arrays]) -> None:
@@ -118,8 +121,8 @@ class LinkClient(GraphClient):
         return [], self.num_train, {}
 
     def save(self) -> Tree:
-        """Return the party's state between steps."""
-        return {"link": self.party.state()} if "party" in vars(self) else {}
+        """Return the party's state between steps; after the last one, nothing: scalars and keys are forgotten."""
+        return {"link": self.party.state()} if "party" in vars(self) and not self.finished else {}
 
     def load(self, tree: Tree) -> None:
         """Restore what `save` returned."""

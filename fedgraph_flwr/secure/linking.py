@@ -375,12 +375,12 @@ class LinkParty:
         pair["found"] = np.array([records, found])
         if 0 < found < self.rules.min_shared:
             raise RunFailed(
-                f"clients {self.client} and {peer} share fewer than {self.rules.min_shared} (min_shared): nothing is revealed"
+                f"clients {self.client} and {peer} share fewer than {self.rules.min_shared} (min_shared): no rows are sent"
             )
         if found > self.rules.max_shared * max(records, 1):
             raise RunFailed(
                 f"clients {self.client} and {peer} share more than {self.rules.max_shared:g} of the set of client"
-                f" {self.client} (max_shared): nothing is revealed"
+                f" {self.client} (max_shared): no rows are sent"
             )
 
     # --- match --------------------------------------------------------------------------------------------------------

@@ -130,7 +130,11 @@ def test_a_client_file_keeps_the_records(read, tmp_path):
     assert torch.equal(again.foreign, graph.foreign)
     assert torch.equal(again.foreign_out, graph.foreign_out)
     assert again.linking == graph.linking
-    assert not [key for key in own.to_pyg().to_dict() if key.startswith("foreign")]
+
+
+@pytest.mark.slow
+def test_a_pyg_object_has_no_records(read):
+    assert not [key for key in client_graph(read()[0], 0, 3).to_pyg().to_dict() if key.startswith("foreign")]
 
 
 def test_a_file_without_records_has_no_field_of_them(read, tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from safetensors.numpy import load
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.config import SplitConfig, compose
 from fedgraph_flwr.data.graph import read_digest, unpack_words
 from fedgraph_flwr.data.importing import client_graph
+from fedgraph_flwr.data.linking import canonical
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.partition import client_files
 from fedgraph_flwr.partition.clients import cut
@@ -25,6 +27,7 @@ from fedgraph_flwr.secure.linking import LinkParty, simulate
 from fedgraph_flwr.secure.matching import Mask
 from fedgraph_flwr.secure.sealed import Sealer
 from tests.data.linked_banks import BANKS, KEY, banks
+from tests.support import assert_same_arrays
 
 PAYMENTS = LinkRules()
 
@@ -83,10 +86,16 @@ def test_cut_edges_follow_the_temporal_split_of_their_party(tmp_path):
         assert graph.until(0).cut_in.size(1) < graph.cut_in.size(1)
 
 
-@pytest.fixture
-def files(tmp_path):
-    made = banks(tmp_path, accounts=12, payments=40)
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    made = banks(tmp_path_factory.mktemp("tables"), accounts=12, payments=40)
     return [made.client(bank) for bank in BANKS]
+
+
+@pytest.fixture
+def files(imported):
+    """The three client files, which a test may change."""
+    return [replace(graph) for graph in imported]
 
 
 def content(messages):
@@ -223,6 +232,28 @@ def test_a_replaced_key_is_refused(files):
         link(files, relay=wrong_key)
 
 
+def test_a_key_that_its_party_did_not_sign_is_refused(files):
+    """A server in the middle, against pinned keys: it can replace key and signature, not sign as the party."""
+    keys = [generate_private_key(SECP384R1()) for _ in files]
+    rings = [
+        Keyring(k, 7, key, {j: other.public_key() for j, other in enumerate(keys) if j != k})
+        for k, key in enumerate(keys)
+    ]
+    parties = [LinkParty(graph, PAYMENTS, ring) for graph, ring in zip(files, rings, strict=True)]
+    announced = {party.client: party.announcement() for party in parties}
+    signed = {str(k): arrays["signature"] for k, arrays in announced.items()}
+    parties[1].meet(announced, signed)
+    server = LinkParty(files[0], PAYMENTS, Keyring(0, 7, generate_private_key(SECP384R1()))).announcement()
+    more = {**announced[0], "nodes": announced[0]["nodes"] + 1}
+    old = LinkParty(files[0], PAYMENTS, Keyring(0, 6, keys[0])).announcement()  # of another run
+    for first in (server, more, old):
+        with pytest.raises(RunFailed, match=r"public key of client 0 \(announce\) that is not signed for this"):
+            parties[1].meet({**announced, 0: first}, {**signed, "0": first["signature"]})
+    with pytest.raises(RunFailed, match="that is not signed"):
+        parties[1].meet(announced, {k: v for k, v in signed.items() if k != "0"})
+    simulate(parties)
+
+
 def test_a_missing_message_is_refused(files):
     def relay(phase, messages):
         if phase == "mask":
@@ -328,7 +359,7 @@ def test_a_point_of_small_order_is_refused():
     ("limits", "message"),
     [
         ({"max_ids": 10}, "records for client 1, at most 10 are accepted"),
-        ({"min_shared": 10_000}, "clients 0 and 1 share fewer than 10000 .min_shared.: nothing is revealed"),
+        ({"min_shared": 10_000}, "clients 0 and 1 share fewer than 10000 .min_shared.: no rows are sent"),
         ({"max_shared": 0.1}, "clients 0 and 1 share more than 0.1 of the set of client 0 .max_shared."),
     ],
 )
@@ -472,14 +503,20 @@ def test_an_undirected_edge_is_booked_by_either_side(tmp_path):
         assert torch.equal(graph.cut_out.unique(dim=1), graph.cut_in.unique(dim=1))
 
 
-def test_identities_become_edges_or_one_node(tmp_path):
-    made = banks(tmp_path, accounts=12, payments=40, data=False)
+def customers(folder, renamed):
+    """Tables without payments between parties, in which some nodes of a bank are those of another one."""
+    made = banks(folder, accounts=12, payments=40, data=False)
     made.books = {bank: book[(book.from_bank == bank) & (book.to_bank == bank)] for bank, book in made.books.items()}
     made.columns = replace(made.columns, party_columns="", match_columns="")
-    renamed = {"B": {"B0001": "A0001", "B0002": "A0002"}, "C": {"C0001": "A0001", "C0005": "B0005"}}
     for bank, names in renamed.items():
         made.nodes[bank]["id"] = made.nodes[bank]["id"].replace(names)
         made.books[bank] = made.books[bank].replace(names)
+    return made
+
+
+def test_identities_become_edges_or_one_node(tmp_path):
+    renamed = {"B": {"B0001": "A0001", "B0002": "A0002"}, "C": {"C0001": "A0001", "C0005": "B0005"}}
+    made = customers(tmp_path, renamed)
     files = [client_graph(made.read(*write(made, bank)), BANKS.index(bank), 3) for bank in BANKS]
     for party in link(files, LinkRules(match="ids")):
         graph = party.result()
@@ -494,6 +531,34 @@ def test_identities_become_edges_or_one_node(tmp_path):
         assert len(set(one.values()) & set(other.values())) == len(one.keys() & other.keys())
     assert sorted(set().union(*(g.values() for g in gids))) == list(range(overlapping[0].num_global_nodes))
     assert all(bool((g.node_id.diff() > 0).all()) for g in overlapping)
+
+
+def test_shared_customers_are_those_of_an_overlapping_partition(tmp_path, run):
+    """Nodes and edges of the files are those of `cut`, and FedGL, which exchanges over shared nodes, has the same bits."""
+    made = customers(tmp_path, {"B": {f"B{i:04d}": f"A{i:04d}" for i in range(5)}, "C": {"C0001": "A0001"}})
+    whole_nodes = pd.concat(made.nodes.values()).drop_duplicates("id").set_index("id")
+    for bank in BANKS:  # a customer's columns are the same at both banks
+        made.nodes[bank] = whole_nodes.loc[made.nodes[bank]["id"]].reset_index()
+        shared = made.books[bank][["source", "target"]].isin([f"A{i:04d}" for i in range(5)]).all(axis=1)
+        made.books[bank] = made.books[bank][~shared]  # an edge of two shared customers would be in one book only
+    files = [client_graph(made.read(*write(made, bank)), BANKS.index(bank), 3) for bank in BANKS]
+    linked = [party.result() for party in link(files, LinkRules(match="ids", entities="overlap"))]
+    names = {
+        gid: word for g in linked for gid, word in zip(g.node_id.tolist(), unpack_words(g.ids).tolist(), strict=True)
+    }
+    whole_nodes.loc[[names[gid] for gid in range(len(names))]].reset_index().to_csv(tmp_path / "n.csv", index=False)
+    pd.concat(made.books.values()).to_csv(tmp_path / "e.csv", index=False)
+    whole = canonical(made.read(tmp_path / "n.csv", tmp_path / "e.csv"))
+    expected = cut(whole, [g.node_id for g in linked])
+    for actual, other in zip(linked, expected, strict=True):
+        assert_equal(actual, other, skip=("cut_out", "cut_in", "cut_out_owner", "cut_in_owner"))
+        assert actual.num_global_nodes == other.num_global_nodes
+    models = []
+    for name, graphs in (("linked", linked), ("parts", expected)):
+        for graph in graphs:
+            graph.save(tmp_path / name / f"client_{graph.client:04d}.safetensors")
+        models.append(run(f"graph={tmp_path / name}", "strategy=fedgl", "rounds=3", "model.hidden=4").arrays)
+    assert_same_arrays(*models)
 
 
 def write(made, bank):
