@@ -16,8 +16,8 @@ from fedgraph_flwr.config.schema import Range, check, choice
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import own_defaults as network_defaults
 from fedgraph_flwr.runs.checks import check_method
+from tests.methods.small_runs import METHODS, sampled
 
-METHODS = group_names("strategy")
 NETWORKS = group_names("model")
 
 everything = functools.cache(described)
@@ -111,7 +111,7 @@ def test_both_sides_have_one_class_of_keys_or_share_none(name):
         assert not server & client
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sampled(METHODS))
 def test_every_own_key_has_a_meaning_and_refuses_what_it_does_not_accept(name):
     keys = own_keys_of("strategy", group_path("strategy", name))
     assert [key.name for key in keys if not key.meaning] == []
@@ -132,7 +132,7 @@ def test_every_own_key_has_a_meaning_and_refuses_what_it_does_not_accept(name):
                     check_method(compose([f"strategy={name}", f"strategy.{f.name}={above}"]))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sampled(METHODS))
 def test_the_resolved_configuration_holds_every_own_key(name):
     body = group_file("strategy", name)
     expected = own_defaults(body["server"], body["client"])

@@ -23,7 +23,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.runs.checks import not_stacked
 from fedgraph_flwr.wire.messages import from_record
-from tests.methods.small_runs import FEATURES, METHODS, Go, by_default, is_typed, sampled, small_runs
+from tests.methods.small_runs import FEATURES, METHODS, Go, by_default, is_typed, representatives, sampled, small_runs
 from tests.support import Finished, call_fresh, recorded_messages, same_result
 
 FORMS = [(method, *words) for method in METHODS for words in [[], *declaration(method).variants]]
@@ -190,7 +190,12 @@ def test_a_part_of_the_clients_trains_in_a_round(method, go):
 
 
 LIMITS = [
-    pytest.param(method, limit, id=f"{method}-{' '.join(limit.words) or 'as it is'}")
+    pytest.param(
+        method,
+        limit,
+        id=f"{method}-{' '.join(limit.words) or 'as it is'}",
+        marks=() if method in representatives() else pytest.mark.slow,
+    )
     for method in METHODS
     for limit in declaration(method).limits
 ]

@@ -113,11 +113,11 @@ def test_one_client_is_the_central_decoupled_network(train, name):
 
 
 VARIANTS = [
-    (),
-    ("model.beta=uniform",),
+    pytest.param((), marks=pytest.mark.slow),
+    pytest.param(("model.beta=uniform",), marks=pytest.mark.slow),
     ("model.beta=learned",),
     ("model.structure_mlp=false",),
-    ("strategy.double_softmax=true",),
+    pytest.param(("strategy.double_softmax=true",), marks=pytest.mark.slow),
 ]
 
 
@@ -152,10 +152,11 @@ def test_fixed_features_agree_in_a_and_b_and_stay_fixed(train):
     [
         ("fedstruct", "last"),
         ("fedstruct_private", "learned"),
-        pytest.param("fedstruct", "learned", marks=pytest.mark.slow),
-        pytest.param("fedstruct_private", "last", marks=pytest.mark.slow),
+        ("fedstruct", "learned"),
+        ("fedstruct_private", "last"),
     ],
 )
+@pytest.mark.slow
 def test_blocks_of_columns_and_the_form_of_the_rows_change_nothing(train, monkeypatch, name, beta):
     """Several blocks, rows dense or never, clients that live for one message: as one block does."""
     words = [f"strategy={name}", f"model.beta={beta}", "checkpoint_every=3"]
@@ -313,7 +314,9 @@ def test_local_epochs_sum_gradients_along_the_way(train):
         np.testing.assert_allclose(both, 2 * first, rtol=1e-4, atol=1e-13, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["fedstruct", "fedstruct_a", "fedstruct_private"])
+@pytest.mark.parametrize(
+    "name", ["fedstruct_private", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedstruct", "fedstruct_a"))]
+)
 def test_resuming_goes_on_as_if_nothing_had_happened(train, name):
     words = [f"strategy={name}", "checkpoint_every=2", "model.dropout=0.5", "model.beta=learned"]
     whole = train(*words, "rounds=4")
