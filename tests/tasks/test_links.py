@@ -327,3 +327,12 @@ def test_the_report_names_scores_of_links(inline, tmp_path):
     assert "test edges" in page
     assert "has no classes" in page
     assert "Confusion matrix" not in page
+
+
+def test_cached_inputs_of_another_seed_are_not_read(tmp_path):
+    """They would show edges that this seed hides."""
+    graph = random_graph()
+    graph.save(file := tmp_path / "client_0000.safetensors")
+    for seed in (0, 1):
+        made = GraphClient(compose([*WORDS, f"seed={seed}"]), graph, file=file)
+        assert torch.equal(made.inputs.adj.to_dense(), made.model.prepare(made.graph).adj.to_dense())
