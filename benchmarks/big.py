@@ -34,8 +34,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "simulations" / "results" / "big.csv"
 ROWS: dict[str, list[str]] = {
     "one client": ["--nodes", "2400000", "--edges", "60000000"],
-    "one of 20": ["--nodes", "500000", "--edges", "12500000"],
-    "20 clients": ["--nodes", "500000", "--edges", "12500000", "--clients", "20"],
+    "one of 20": ["--nodes", "500000", "--edges", "12500000", "--rounds", "1"],
+    "20 clients": [
+        *("--nodes", "500000", "--edges", "12500000", "--clients", "20"),
+        *("--cohort", "4", "--rounds", "1"),
+    ],
     "100 clients": [
         *("--nodes", "1110000", "--edges", "16000000", "--features", "128", "--half", "--clients", "100"),
         *("--cohort", "10", "--rounds", "1", "--labelled", "0.01"),
@@ -227,7 +230,7 @@ def measured(row: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
         "cohort": args.cohort or args.clients,
         "rounds": args.rounds,
         "gigabytes": round(size / 1e9, 2),
-        "write_seconds": round(wrote, 1),
+        "write_seconds": "" if present else round(wrote, 1),
         "setup_seconds": round(found["setup_seconds"], 1),
         "seconds_per_round": round(found["seconds_per_round"], 1),
         "resident_megabytes": found["resident"],

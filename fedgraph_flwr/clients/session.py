@@ -123,6 +123,13 @@ def give_state(context: Context, state: Mapping[str, torch.Tensor]) -> None:
         context.state[STATE] = to_record({name: t.detach().cpu().numpy() for name, t in state.items()})
 
 
+def release_mapped(context: Context) -> None:
+    """Drop a live client whose graph is a mapped file, so that many of them need the memory of one; its state stays."""
+    live = _live.get((context.run_id, context.node_id))
+    if live and getattr(live[0].graph, "stored_edges", None) is not None:
+        give_state(context, private_state(context))
+
+
 def _answer(message: Message, context: Context) -> RecordDict:
     config = _config(message)
     phase, server_round, earlier = config["phase"], config["round"], config["exchange"]

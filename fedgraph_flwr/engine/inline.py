@@ -57,7 +57,13 @@ class InlineGrid(BaseGrid):
         return [self._replies.pop(identifier) for identifier in list(message_ids) if identifier in self._replies]
 
     def _call(self, message: Message) -> Message:
-        return get_reply(self.app, message, self.contexts[message.metadata.dst_node_id])
+        from fedgraph_flwr.clients.session import release_mapped
+
+        context = self.contexts[message.metadata.dst_node_id]
+        reply = get_reply(self.app, message, context)
+        if len(self.contexts) > 1:
+            release_mapped(context)
+        return reply
 
 
 def run_inline(
