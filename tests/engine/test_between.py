@@ -1,0 +1,162 @@
+"""Tables of three banks, linked, train to the same bits as the partition of the whole graph: inline, on Ray and on a fleet."""
+
+import itertools
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedgraph_flwr import cli
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.engine.inline import run_inline
+from fedgraph_flwr.engine.ray import run_ray
+from fedgraph_flwr.partition.clients import cut, pool
+from fedgraph_flwr.runs.prediction import load_node, load_predictor
+from fedgraph_flwr.runs.prepare import with_folder
+from tests.data.linked_banks import BANKS, banks
+from tests.engine.fleet import Fleet
+from tests.support import Finished
+
+FORMS = [
+    ["fedgcn"],
+    ["fedstruct", "strategy.features=degree"],
+    ["fedstruct"],
+    ["fedstruct", "strategy.prune=5"],
+    ["fedstruct_a"],
+    ["fedstruct_private"],
+    ["fedsage_true"],
+]
+forms = pytest.mark.parametrize(
+    "form",
+    [pytest.param(form, marks=() if form == ["fedgcn"] else pytest.mark.slow, id=" ".join(form)) for form in FORMS],
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of client files: from the banks' CSV files by `import` and `link`, and cut from the whole graph."""
+    place = tmp_path_factory.mktemp("between")
+    made = banks(place, accounts=60, payments=500, data=False)
+    names = [str(place / f"{bank}.safetensors") for bank in BANKS]
+    for bank, name in zip(BANKS, names, strict=True):
+        made.client(bank).save(name)
+    assert cli.main(["link", "--simulate", *names, "--out", str(place / "linked")]) == 0
+    linked = [ClientGraph.load(place / f"linked/client_{client:04d}.safetensors") for client in range(3)]
+    starts = [0, *np.cumsum([graph.num_nodes for graph in linked]).tolist()]
+    parts = [torch.arange(a, b) for a, b in itertools.pairwise(starts)]
+    (place / "partitioned").mkdir()
+    for graph in cut(made.whole(linked), parts):
+        graph.save(place / f"partitioned/client_{graph.client:04d}.safetensors")
+    return place
+
+
+@pytest.fixture
+def train(folders, tmp_path, monkeypatch):
+    """``train("linked", "strategy", "key=value", ...)``: a short run on one of the folders."""
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
+
+    def run(folder, method, *overrides, engine=run_inline):
+        words = [f"graph={folders / folder}", f"strategy={method}", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+        words += ["engine=ray", "ray.actors=2"] if engine is run_ray else []
+        cfg = with_folder(compose([*words, *overrides, f"out={tmp_path / folder}-{engine.__name__}"]))
+        return Finished(cfg, engine(cfg))
+
+    return run
+
+
+def assert_same_run(actual, expected):
+    """The same parameters, scores and predictions of every client, bit for bit."""
+    assert actual.arrays.keys() == expected.arrays.keys()
+    for name, array in expected.arrays.items():
+        assert np.array_equal(actual.arrays[name], array), name
+    assert actual.summary["metrics"] == expected.summary["metrics"]
+    for client in range(3):
+        found, wanted = (load_predictor(run.out, client) for run in (actual, expected))
+        assert torch.equal(found.predict(found.own).logits, wanted.predict(wanted.own).logits)
+
+
+def test_linked_files_are_the_partition(folders):
+    for client in range(3):
+        name = f"client_{client:04d}.safetensors"
+        found, wanted = (ClientGraph.load(folders / folder / name) for folder in ("linked", "partitioned"))
+        assert found.cut_out.size(1) > 50
+        for f in fields(wanted):
+            if isinstance(tensor := getattr(wanted, f.name), Tensor):
+                assert torch.equal(getattr(found, f.name), tensor), f.name
+
+
+@forms
+def test_a_run_on_linked_files_is_that_of_the_partition(form, train):
+    assert_same_run(train("linked", *form), train("partitioned", *form))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS, ids=" ".join)
+def test_ray_gives_the_bits_of_the_inline_engine(form, train):
+    assert_same_run(train("linked", *form, engine=run_ray), train("partitioned", *form))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Files of banks that share customers, which `link` made one node of several clients."""
+    place = tmp_path_factory.mktemp("shared")
+    made = banks(place, accounts=60, payments=0, data=False)
+    rng, first = np.random.default_rng(0), made.nodes[BANKS[0]].head(10).assign(id=[f"S{i}" for i in range(10)])
+    for bank, table in made.nodes.items():  # the first ten customers are at all banks; payments join others of one bank
+        table.loc[table.index[:10]] = first.to_numpy()
+        source, target = np.unique(rng.integers(10, len(table), size=(2, 240)), axis=1)
+        ids = table["id"].to_numpy()
+        made.books[bank] = _book(made.books[bank], bank, ids[source], ids[target])
+    names = [str(place / f"{bank}.safetensors") for bank in BANKS]
+    for bank, name in zip(BANKS, names, strict=True):
+        made.client(bank).save(name)
+    words = ["link", "--simulate", *names, "--match", "ids", "--entities", "overlap", "--min-shared", "1"]
+    assert cli.main([*words, "--out", str(place / "linked")]) == 0
+    return place
+
+
+def _book(like, bank, source, target):
+    """Payments within one bank, with the columns of its book."""
+    import pandas as pd
+
+    values = {"from_bank": bank, "to_bank": bank, "source": source, "target": target}
+    defaults = {"date": "2026-01-01", "amount": "1", "ref": [f"{bank}{i}" for i in range(len(source))]}
+    table = pd.DataFrame({**defaults, **values})
+    return table.reindex(columns=like.columns, fill_value="1")
+
+
+@pytest.mark.slow
+def test_fedgl_shares_nodes_on_linked_files_to_the_same_bits(shared, train, monkeypatch):
+    linked = [ClientGraph.load(shared / f"linked/client_{client:04d}.safetensors") for client in range(3)]
+    assert sum(graph.num_nodes for graph in linked) == linked[0].num_global_nodes + 20
+    (shared / "partitioned").mkdir()
+    for graph in cut(pool(linked), [graph.node_id for graph in linked]):
+        graph.save(shared / f"partitioned/client_{graph.client:04d}.safetensors")
+    overrides = ["strategy.every=1"]
+    runs = [train(shared / folder, "fedgl", *overrides) for folder in ("linked", "partitioned")]
+    assert_same_run(*runs)
+    assert_same_run(train(shared / "linked", "fedgl", *overrides, engine=run_ray), runs[0])
+
+
+@pytest.mark.slow
+def test_a_fleet_gives_the_bits_of_the_inline_engine_and_its_parties_predict(folders, train, tmp_path):
+    """Three SuperNodes with linked files; then each party predicts its own nodes from its state folder alone."""
+    machines = Fleet(tmp_path, folders / "linked")
+    try:
+        machines.start()
+        for number, form in enumerate(FORMS):
+            fixed = ["num_clients=3", "rounds=3", "model.hidden=8", "checkpoint_every=0"]
+            run = machines.run(tmp_path / f"fleet{number}", f"strategy={form[0]}", *fixed, *form[1:])
+            inline = train("partitioned", *form, *fixed)
+            for name, array in inline.arrays.items():
+                assert np.array_equal(run.arrays[name], array), (form, name)
+            assert run.summary["metrics"] == inline.summary["metrics"], form
+            for client in range(3):
+                found, wanted = load_node(tmp_path / f"state_{client}"), load_predictor(inline.out, client)
+                assert found.name == form[0]
+                assert torch.equal(found.predict(found.own).logits, wanted.predict(wanted.own).logits), form
+    finally:
+        machines.stop()
