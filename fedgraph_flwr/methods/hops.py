@@ -473,7 +473,10 @@ class HopExchange:
             FedGraphError: a message is missing, comes from a client without edges to this one, or holds foreign rows.
         """
         if set(messages) != self.expected:
-            raise FedGraphError(f"client {self.client} expects rows from clients {self.expected}, got {set(messages)}")
+            raise FedGraphError(
+                f"client {self.client} expects rows from clients {sorted(self.expected)}, got {sorted(messages)}: their graphs"
+                " differ in the edges between them; link or import them again"
+            )
         for peer, message in messages.items():
             nodes = message.nodes
             known = (np.diff(nodes) > 0).all() and np.isin(nodes, self.nodes).all()

@@ -326,6 +326,11 @@ def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folde
         for key in sorted(now.keys() | before.keys()):
             if key == "num_train" and key not in now:  # older versions reported it under differential privacy, too
                 continue
+            if key == "link" and now.get(key) != before.get(key):
+                raise FedGraphError(
+                    f"resume={folder}: client {client} has the file of another link run than in that run, with other ids:"
+                    " restore the file, or start a new run"
+                )
             if now.get(key) != before.get(key):
                 raise FedGraphError(
                     f"resume={folder}: client {client} has {key} {now.get(key)}, in that run it had {before.get(key)}:"

@@ -1,5 +1,6 @@
 """Predictions of methods that read other parties' data: a party's own nodes, from what its node stored."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 from fedgraph_flwr import cli, partition
 from fedgraph_flwr.clients import session
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.engine.inline import InlineGrid, run_inline
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.runs.checks import check_method
+from fedgraph_flwr.runs.folder import Checkpoint, check_descriptions
 from fedgraph_flwr.runs.prediction import load_node, load_predictor
 from fedgraph_flwr.runs.prepare import with_folder
 from tests.methods.small_runs import CUT_GRAPH, sampled, small_runs
@@ -155,3 +158,35 @@ def test_a_run_is_evaluated_only_where_its_shared_parameters_suffice(go, tmp_pat
         FedGraphError, match=r"model_best.safetensors: .* the model's is .*: evaluate the run with its own"
     ):
         run_inline(with_folder(wide))
+
+
+@pytest.mark.parametrize("method", [pytest.param("fedgcn", marks=pytest.mark.slow), "fedstruct"])
+def test_an_edge_that_the_other_party_denies_names_both(method, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
+    write_parts(tmp_path)
+    denied = ClientGraph.load(tmp_path / "parts/client_0001.safetensors")
+    kept = denied.cut_out_owner != 0
+    denied.cut_out, denied.cut_out_owner = denied.cut_out[:, kept], denied.cut_out_owner[kept]
+    denied.save(tmp_path / "parts/client_0001.safetensors")
+    overrides = [
+        f"graph={tmp_path / 'parts'}",
+        f"strategy={method}",
+        "num_clients=3",
+        "rounds=1",
+        f"out={tmp_path / 'run'}",
+    ]
+    with pytest.raises(
+        RunFailed, match=r"client (0|1) .*client(s \[)?.*differ in the edges between them.*(link|import) "
+    ):
+        run_inline(with_folder(compose(overrides)))
+
+
+def test_a_run_is_not_resumed_on_files_of_another_link_run():
+    before = Checkpoint(
+        **dict.fromkeys([f.name for f in dataclasses.fields(Checkpoint)]) | {"told": {"0": {"link": 5}}}
+    )
+    check_descriptions({"0": {"link": 5}}, before, "runs/mine")
+    with pytest.raises(
+        FedGraphError, match=r"resume=runs/mine: client 0 has the file of another link run .* restore the file"
+    ):
+        check_descriptions({"0": {"link": 6}}, before, "runs/mine")
