@@ -206,7 +206,9 @@ def _bounded(
     if rules.side not in ("client", "distributed"):
         return sent
     summed = [group for group in sums(declared) if group in sent]
-    norms = received_norms(clipping, summed) if rules.adaptive else {group: rules.norm(group) for group in summed}
+    norms = (
+        received_norms(clipping, summed, rules) if rules.adaptive else {group: rules.norm(group) for group in summed}
+    )
     return clipped_groups(sent, declared, received, rules, norms)
 
 

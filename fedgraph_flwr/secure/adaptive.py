@@ -87,17 +87,21 @@ def bit(norm: float, bound: float) -> float:
     return 0.5 if norm <= bound else -0.5
 
 
-def received_norms(arrays: Arrays, groups: Iterable[str]) -> Mapping[str, float]:
+def received_norms(arrays: Arrays, groups: Iterable[str], rules: PrivacyConfig) -> Mapping[str, float]:
     """C of each group, as a client received them.
 
     Raises:
-        FedGraphError: one is missing, or is not a positive finite number.
+        FedGraphError: one is missing, or outside of the range of `NORM_RANGE`.
     """
     found = {}
     for group in groups:
         value = arrays.get(group, np.empty(0))
         norm = float(value.reshape(-1)[0]) if value.size == 1 and value.dtype == np.float64 else 0.0
-        if not 0 < norm < math.inf:
-            raise FedGraphError(f"the server sent no clipping norm > 0 for group '{group}', which privacy.dp needs")
+        first = rules.norm(group)
+        if not first / NORM_RANGE <= norm <= first * NORM_RANGE:
+            raise FedGraphError(
+                f"the server sent no clipping norm > 0 for group '{group}' within a factor of {NORM_RANGE:g} of the first,"
+                f" {first:g}, which privacy.dp needs"
+            )
         found[group] = norm
     return found

@@ -21,6 +21,7 @@ from fedgraph_flwr.methods.hops import nodes_behind
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.models.gcn import GCN
+from fedgraph_flwr.wire.messages import CLIPPING
 from tests.conftest import client_graph
 from tests.safety.test_few_nodes import looped, made
 from tests.safety.test_policy import model_of, node  # noqa: F401 (a fixture)
@@ -115,6 +116,18 @@ def test_the_focal_loss_leaves_more_than_one_node():
     """With gamma=1e6 the gradient was that of the worst-predicted node."""
     with pytest.raises(FedGraphError, match=r"train\.focal_gamma must be .*10"):
         compose(["train.loss=focal", "train.focal_gamma=1e6"])
+
+
+@pytest.mark.parametrize("norm", [float("nan"), -1.0, float("inf"), 1e300, 2e6, 1e-300])
+def test_adaptive_norms_stay_in_the_range_of_an_honest_server(node, norm):  # noqa: F811
+    """With C = 1e300 a client's update left it unclipped, and with 1e-300 as zeros."""
+    words = ["strategy.weighting=uniform", "privacy.noise_multiplier=1", "privacy.dp=client_adaptive"]
+    asked = node(*words, "privacy.clipping_norm=1")
+    groups = {"model": model_of(asked), CLIPPING: {"model": np.array([norm])}}
+    assert "no clipping norm > 0 for group 'model' within a factor of 1e+06 of the first, 1" in asked.request(
+        "train", 1, groups
+    )
+    assert not isinstance(node(*words).request("train", 1, {**groups, CLIPPING: {"model": np.array([1.0])}}), str)
 
 
 # --- statistics of few nodes ------------------------------------------------------------------------------------------
