@@ -192,11 +192,12 @@ class LinkParty:
         return [k for k in range(self.graph.num_clients) if k != self.client]
 
     def _opened(self, peer: int, step: str, envelope: NDArray[np.uint8]) -> Arrays:
-        content = self.sealer.open(peer, f"link {step}", envelope)["content"].tobytes()
-        size = int.from_bytes(content[:8], "little")
+        opened = self.sealer.open(peer, f"link {step}", envelope)
         try:
+            content = opened["content"].tobytes()
+            size = int.from_bytes(content[:8], "little")
             return load(content[8 : 8 + size])
-        except SafetensorError as error:
+        except (KeyError, SafetensorError) as error:
             raise RunFailed(
                 f"client {peer} sealed an invalid message for client {self.client} in phase '{step}'"
             ) from error
@@ -221,7 +222,9 @@ class LinkParty:
             "schema": schema.to_dict() if schema else {},
             "undirected": undirected(graph),
             "consent": self.consent.hex(),
-            "data": [key for key in DATA if _has(graph, key)],
+            "data": [key for key in DATA if _has(graph, key)]
+            if graph.edge_index.numel() or graph.foreign.numel()
+            else None,
         }
 
     def _make_introduce(self, peer: int) -> Arrays:
@@ -235,12 +238,14 @@ class LinkParty:
         own = self.introduction()
         found = {k: json.loads(arrays["introduction"].tobytes()) for k, arrays in inbox.items()}
         for peer, other in found.items():
-            for key in ("rules", "form", "undirected", "consent"):
-                if other[key] != own[key] and not (key == "form" and self.rules.match == "ids"):
+            for key in ("rules", "form", "undirected", "consent", "data"):
+                if self.rules.match == "ids" and key in ("form", "data"):
+                    continue
+                if other[key] != own[key] and None not in (other[key], own[key]):
                     raise RunFailed(
                         f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
                         f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, --id-form,"
-                        " --undirected), and link with the same"
+                        " --undirected, --time-column, --edge-label-column), and link with the same"
                     )
             if own["schema"] and other["schema"]:
                 schemas = (
@@ -426,22 +431,22 @@ class LinkParty:
         own, remote = self.intersection(peer)
         order = np.argsort(remote)
         own, remote = own[order], remote[order]
-        told: Arrays = {"count": np.array([count]), "position": remote}
+        content: Arrays = {"count": np.array([count]), "position": remote}
         if self.rules.match == "ids":
-            return told | {"row": places[own]}
+            return content | {"row": places[own]}
         rows = self.values(peer)[0][own]
         node = self.graph.foreign[0].numpy()[rows]
-        told |= {"row": places[node], **self._data(rows[self._sends_data(peer, rows)], "")}
+        content |= {"row": places[node], **self._data(rows[self._sends_data(peer, rows)], "")}
         if self.rules.discloses:
             alone = np.setdiff1d(self.values(peer)[0], rows)
             ids = normal_ids(unpack_words(self.graph.foreign_id)[alone], id_form(self.graph))
-            told |= {
+            content |= {
                 "alone_id": as_rows([self._account(peer, str(word)) for word in ids], REPLY),
                 "alone_row": places[self.graph.foreign[0].numpy()[alone]],
                 "alone_out": self.graph.foreign_out.numpy()[alone],
                 **self._data(alone, "alone_"),
             }
-        return told
+        return content
 
     def _account(self, peer: int, word: str) -> bytes:
         return hashlib.sha256(self._purpose(peer) + b"account" + word.encode()).digest()[:REPLY]
@@ -460,13 +465,37 @@ class LinkParty:
                 raise RunFailed(
                     f"clients {self.client} and {peer} matched different records: one replied to the masks in another order"
                 )
-            count = int(arrays["count"][0])
-            _shape(arrays["row"], (positions.size,))
-            rows = np.concatenate([arrays["row"], arrays.get("alone_row", arrays["row"][:0])])
+            count = int(_shape(arrays["count"], (1,))[0])
+            rows = _shape(arrays["row"], (positions.size,), "i")
+            if self.rules.discloses:
+                rows = np.concatenate([rows, self._checked_alone(peer, arrays)])
             least = -1 if self._overlaps else 0
             if not 0 <= count < 2**40 or (rows.size and not least <= rows.min() <= rows.max() < max(count, 1)):
                 raise RunFailed(f"client {peer} sent rows of nodes that it does not have")
             self.pairs[peer]["match"] = arrays
+
+    def _checked_alone(self, peer: int, arrays: Arrays) -> Ints:
+        """Return the rows of a peer's one-sided records, whose arrays must fit together.
+
+        Raises:
+            RunFailed: there are more than ``max_ids``, or their data are not finite.
+            ValueError: two arrays do not fit.
+        """
+        rows = arrays["alone_row"]
+        size = rows.shape[0]
+        _shape(rows, (size,), "i")
+        _shape(arrays["alone_out"], (size,), "b")
+        _shape(arrays["alone_id"], (size, REPLY), "u")
+        for key in (key for key in DATA if _has(self.graph, key)):
+            own = getattr(self.graph, f"foreign_{key}").numpy()
+            values = _shape(arrays[f"alone_{key}"], (size, *own.shape[1:]), own.dtype.kind)
+            if values.dtype != own.dtype or not np.isfinite(values).all():
+                raise RunFailed(f"client {peer} sent {key} of another type, or not finite")
+        if size > self.rules.max_ids:
+            raise RunFailed(
+                f"client {peer} disclosed {size} records, at most {self.rules.max_ids} are accepted (max_ids)"
+            )
+        return rows
 
     def _make_resolve(self, peer: int) -> Arrays:
         _, places, _ = self._prepare()
@@ -483,7 +512,7 @@ class LinkParty:
         for peer, arrays in inbox.items():
             own, _ = self.intersection(peer)
             alone = len(self.values(peer)[0]) - own.size
-            rows = _shape(arrays["row"], (alone,))
+            rows = _shape(arrays["row"], (alone,), "i")
             if rows.size and not -1 <= rows.min() <= rows.max() < int(self.pairs[peer]["match"]["count"][0]):
                 raise RunFailed(f"client {peer} sent rows of nodes that it does not have")
             self.pairs[peer]["resolve"] = {"row": rows}
@@ -669,10 +698,10 @@ def _bytes(content: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8)
 
 
-def _shape(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return an array of a message if it has the expected shape."""
-    if array.shape != shape:
-        raise ValueError(f"expected shape {shape}, got {array.shape}")
+def _shape(array: NDArray[Any], shape: tuple[int, ...], kinds: str = "iu") -> NDArray[Any]:
+    """Return an array of a message if it has the expected shape, and a type of one of NumPy's ``kinds``."""
+    if array.shape != shape or array.dtype.kind not in kinds:
+        raise ValueError(f"expected {shape} of kind {kinds}, got {array.dtype} {array.shape}")
     return array
 
 

@@ -52,13 +52,13 @@ class Link(GraphStrategy):
             raise RunFailed(f"link needs clients 0 to {self.cfg.num_clients - 1}, got {sorted(self.clients)}")
         replies = self.request_all("announce")
         announced = [reply.groups[ANNOUNCED] for reply in replies]
-        told: Groups = {
+        common: Groups = {
             ANNOUNCED: {
                 "keys": np.stack([arrays["key"] for arrays in announced]),
                 "nodes": np.concatenate([arrays["nodes"] for arrays in announced]),
             },
             **signatures(replies.replies, ANNOUNCED),
         }
-        inbox: dict[int, Groups] = dict.fromkeys(self.clients, told)
+        inbox: dict[int, Groups] = dict.fromkeys(self.clients, common)
         for _ in self.params.phases[1:]:
             inbox = relayed(self.request_all(STEP, inbox), ENVELOPES)

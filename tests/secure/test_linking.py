@@ -317,6 +317,26 @@ def not_finite(arrays):
     return arrays | {"edge_attr": arrays["edge_attr"] * np.float32("nan")}
 
 
+def fractions(arrays):
+    return arrays | {"row": arrays["row"] + 0.5}
+
+
+def no_rows(arrays):
+    return {key: value for key, value in arrays.items() if key != "row"}
+
+
+def fewer_alone(arrays):
+    return arrays | {"alone_out": arrays["alone_out"][1:]}
+
+
+def odd_alone(arrays):
+    return arrays | {"alone_edge_attr": arrays["alone_edge_attr"] * np.float32("inf")}
+
+
+def wide_alone(arrays):
+    return arrays | {"alone_edge_time": arrays["alone_edge_time"].astype(np.int32)}
+
+
 def fewer_edges(arrays):
     return arrays | {"edge_time": arrays["edge_time"][1:]}
 
@@ -339,13 +359,19 @@ def fewer_edges(arrays):
         ("match", other_row, "clients . and . have different edges between them: nothing is written"),
         ("match", other_count, "have different edges between them: nothing is written"),
         ("match", not_finite, "client 0 sent edge_attr that are not finite"),
+        ("match", fractions, "received an invalid message in phase 'match'"),
+        ("match", no_rows, "received an invalid message in phase 'match'"),
+        ("match", fewer_alone, "received an invalid message in phase 'match'"),
+        ("match", odd_alone, "client 0 sent edge_attr of another type, or not finite"),
+        ("match", wide_alone, "client 0 sent edge_time of another type, or not finite"),
         ("match", fewer_edges, "client 0 sent edge_time of other edges than those that start there"),
     ],
 )
 def test_a_malicious_party_is_named(files, phase, change, message):
-    first = Malicious(files[0], LinkRules(), Keyring(0))
+    rules = LinkRules(one_sided="disclose" if "alone" in change.__name__ else "drop")
+    first = Malicious(files[0], rules, Keyring(0))
     first.phase, first.change = phase, change
-    parties = [first, *(LinkParty(graph, LinkRules(), Keyring(graph.client)) for graph in files[1:])]
+    parties = [first, *(LinkParty(graph, rules, Keyring(graph.client)) for graph in files[1:])]
     with pytest.raises(RunFailed, match=message):
         simulate(parties)
 
@@ -589,6 +615,15 @@ def test_a_differing_label_is_counted_and_the_sources_counts(tmp_path):
 )
 def test_parties_that_disagree_are_named(files, change, message):
     files[1].linking = files[1].linking | change
+    with pytest.raises(RunFailed, match=message):
+        link(files)
+
+
+def test_parties_with_other_data_of_edges_are_named(files):
+    files[1] = replace(files[1], edge_y=files[1].edge_y[:0], foreign_edge_y=files[1].foreign_edge_y[:0])
+    message = (
+        "clients 0 and 1 differ in data: .'edge_attr', 'edge_time', 'edge_y'. here, .'edge_attr', 'edge_time'. there"
+    )
     with pytest.raises(RunFailed, match=message):
         link(files)
 
