@@ -306,6 +306,11 @@ class ValuedMatrix:
     def __init__(self, pattern: Pattern, values: Tensor):
         self.pattern, self.values = pattern, values
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, N)."""
+        return self.pattern.num_nodes, self.pattern.num_nodes
+
     def __matmul__(self, dense: Tensor) -> Tensor:
         return self.pattern.product(self.values, dense)
 
